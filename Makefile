@@ -1,0 +1,92 @@
+# `make quickstart` and `make test` need nothing but Python 3.11+, make and git: each sets itself up in .venv.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# Another build for a GPU: make quickstart TORCH="torch==2.9.1"; any torch >= 2.8 works.
+TORCH  ?= torch==2.13.0
+SEED   ?= 0
+RUN    ?= runs/quickstart
+NAME   ?=
+PYTEST_ARGS ?=
+SAMPLE ?= 0
+
+.PHONY: help quickstart test test-all mutants check format bench docs reference clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make quickstart [SEED=n] [RUN=dir]  set up and train a tiny real model on this machine (minutes)"
+	@echo "make test                           set up and run all tests but gpu and long ones"
+	@echo "make test-all                       all tests: chaos, gallery, real vLLM, GPU where there is one"
+	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
+	@echo "make check                          format, lint, types, layers, size budget, generated docs"
+	@echo "make bench [NAME=x]                 run benchmarks/x.py, or all"
+	@echo "make docs                           regenerate the generated pages and build the site in docs/site"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("AstraFlow needs Python >= 3.11, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and by exact version: a range would let the resolver pick a build with gigabytes of CUDA.
+$(VENV)/.torch: $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	@touch $@
+
+$(VENV)/.quickstart: $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.quickstart
+
+# A server of the S3 protocol for tests/system/test_weights_stores.py, in an environment of its own: its
+# dependencies and ours exclude each other (python-dateutil).
+.venv-s3:
+	$(PYTHON) -m venv .venv-s3
+	.venv-s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'
+
+quickstart: $(VENV)/.quickstart
+	$(BIN)/astraflow model init recipes/models/quickstart.yaml --out models/quickstart
+	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.dev .venv-s3
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+$(VENV)/.mutants: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,mutants]'
+	@touch $@
+
+mutants: $(VENV)/.mutants
+	$(BIN)/python tools/mutants.py --sample $(SAMPLE)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python tools/size_budget.py
+	$(BIN)/python tools/recipe_reference.py --check
+	$(BIN)/python tools/command_reference.py --check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	@for file in $(if $(NAME),benchmarks/$(NAME).py,$(filter-out benchmarks/harness.py,$(wildcard benchmarks/*.py))); do \
+	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+docs reference: $(VENV)/.dev
+	$(BIN)/python tools/recipe_reference.py
+	$(BIN)/python tools/command_reference.py
+	$(BIN)/python -m astraflow.dataflow.openapi > docs/openapi.json
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
+	@echo "docs/site/index.html"
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants
