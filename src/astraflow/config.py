@@ -1,0 +1,354 @@
+"""Base of all config classes, and how a recipe becomes one: YAML, `extends`, dotted overrides, clear errors.
+
+A recipe is data: nothing here imports a component. Unknown keys and choices are errors that name the path
+and the
+nearest valid name. Variants are discriminated unions on `name`; a component of the user's own is `{use:
+"module:attr",
+args: {...}}` and stands wherever a built-in may (`Use`). Components are built by `load_attr` in the process
+that runs them.
+"""
+
+import difflib
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from astraflow.errors import ConfigError
+
+__all__ = [
+    "Config",
+    "Use",
+    "check_args",
+    "dump_yaml",
+    "load_attr",
+    "load_mapping",
+    "parse_config",
+]
+
+JsonMap = dict[str, Any]
+_ConfigT = TypeVar("_ConfigT", bound="Config")
+_USE_PATTERN = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+class Config(BaseModel):
+    """A frozen, strictly validated section of a recipe; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Use(Config):
+    """A component of the user's own. Example: `{use: "my_agents:exact", args: {clip: 0.2}}`."""
+
+    name: Literal["use"] = "use"
+    use: str
+    """`module:attr`, importable where the component runs."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments, checked against the component's signature."""
+
+    @field_validator("use")
+    @classmethod
+    def _has_module_and_attr(cls, value: str) -> str:
+        if not _USE_PATTERN.match(value):
+            raise ValueError(f'{value!r} is not of the form "module:attr"')
+        return value
+
+
+# --- from files to a mapping ----------------------------------------------------------------------
+
+_SHORT_FLOAT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+"""`1e-4`: a number in YAML 1.2 and to everyone who writes recipes, a text in the 1.1 that PyYAML reads."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `1e-4` as a number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that `_Loader` would read as numbers."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
+
+
+def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
+    """The recipe's raw mapping: `extends` merged in, dotted overrides (`a.b=value`) applied, `use`
+    variants named.
+
+    A relative `extends` and every `{use: ...}` stay as written; only `extends` is resolved against the
+    file's folder.
+    Raises: ConfigError if a file is missing, no mapping, extends itself, or an override is malformed.
+    """
+    mapping = _load_extended(path, seen=())
+    items = overrides.items() if isinstance(overrides, Mapping) else [_split_override(o) for o in overrides]
+    for dotted, value in items:
+        _set_dotted(mapping, dotted, value)
+    _extend_policies(mapping)
+    return cast("JsonMap", _name_uses(mapping))
+
+
+def _load_extended(path: Path, seen: tuple[Path, ...]) -> JsonMap:
+    path = path.resolve()
+    if path in seen:
+        raise ConfigError(f"{path} extends itself: {' -> '.join(str(p) for p in (*seen, path))}")
+    if not path.is_file():
+        raise ConfigError(f"recipe {path} does not exist; pass the path of a YAML file")
+    try:
+        loaded = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path} is not valid YAML: {err}") from err
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} holds a {type(loaded).__name__}; a recipe is a mapping of sections")
+    mapping = cast("JsonMap", loaded)
+    base = mapping.pop("extends", None)
+    if base is None:
+        return mapping
+    return _merge(_load_extended(path.parent / str(base), (*seen, path)), mapping)
+
+
+def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
+    """`top` over `base`, key by key; a section whose variant changes is replaced whole."""
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        both = _both_maps(old, value) and not _changes_variant(cast("JsonMap", old), cast("JsonMap", value))
+        merged[key] = _merge(cast("JsonMap", old), cast("JsonMap", value)) if both else value
+    return merged
+
+
+def _changes_variant(old: JsonMap, new: JsonMap) -> bool:
+    return any(key in new and new[key] != old.get(key) for key in ("name", "use"))
+
+
+def _both_maps(a: object, b: object) -> bool:
+    return isinstance(a, dict) and isinstance(b, dict)
+
+
+def _split_override(text: str) -> tuple[str, Any]:
+    dotted, eq, value = text.partition("=")
+    if not eq or not dotted:
+        raise ConfigError(f"override {text!r} is not of the form a.b=value")
+    try:
+        return dotted, yaml.load(value, _Loader)
+    except yaml.YAMLError as err:
+        raise ConfigError(f"override {text!r}: the value is not valid YAML: {err}") from err
+
+
+def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    node: Any = mapping
+    for depth, key in enumerate(parents):
+        if isinstance(node, list):
+            node = _list_item(cast("list[Any]", node), key, dotted)
+            continue
+        child = node.setdefault(key, {})
+        if not isinstance(child, dict | list):
+            where = ".".join(parents[: depth + 1])
+            raise ConfigError(
+                f"override {dotted}: {where} = {child!r} is no section, so it has no key below it"
+            )
+        node = cast("Any", child)
+    if isinstance(node, list):
+        items = cast("list[Any]", node)
+        _list_item(items, last, dotted)
+        items[int(last)] = value
+        return
+    if parents and _changes_variant(node, {last: value}):
+        node.clear()
+    node.update(_merge(node, {last: value}))
+
+
+def _list_item(items: list[Any], key: str, dotted: str) -> Any:
+    if not key.isdigit() or int(key) >= len(items):
+        raise ConfigError(f"override {dotted}: {key!r} is no position in a list of {len(items)}")
+    return items[int(key)]
+
+
+def _extend_policies(mapping: JsonMap) -> None:
+    """Resolves `extends` between policies of one recipe."""
+    policies = mapping.get("policies")
+    if not isinstance(policies, dict):
+        return
+    table = cast("dict[str, Any]", policies)
+
+    def resolve(name: str, seen: tuple[str, ...]) -> Any:
+        entry = table[name]
+        if not isinstance(entry, dict) or "extends" not in entry:
+            return cast("Any", entry)
+        own = dict(cast("JsonMap", entry))
+        base = str(own.pop("extends"))
+        if base not in table:
+            raise ConfigError(f"policies.{name}.extends = {base!r} is not a policy{_hint(base, list(table))}")
+        if base in (*seen, name):
+            raise ConfigError(f"policies.{name} extends itself")
+        return _merge(resolve(base, (*seen, name)), own)
+
+    mapping["policies"] = {name: resolve(name, ()) for name in table}
+
+
+def _name_uses(node: Any) -> Any:
+    """`{use: ...}` gets `name: use`, the tag that discriminates it from the built-in variants."""
+    if isinstance(node, list):
+        return [_name_uses(item) for item in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    named = {key: _name_uses(value) for key, value in cast("JsonMap", node).items()}
+    return {"name": "use", **named} if "use" in named and "name" not in named else named
+
+
+# --- from a mapping to a config -------------------------------------------------------------------
+
+
+def parse_config(
+    mapping: Mapping[str, Any], config_type: type[_ConfigT], *, where: str = "recipe"
+) -> _ConfigT:
+    """A validated config. Validated as JSON, so that lists become tuples and nothing else is coerced.
+
+    Raises: ConfigError with one line a problem: path, value, and the nearest valid choice.
+    """
+    try:
+        text = json.dumps(_with_default_names(mapping, config_type), allow_nan=False)
+    except (TypeError, ValueError) as err:
+        raise ConfigError(f"{where}: a value is not plain data (text, number, list, mapping): {err}") from err
+    try:
+        return config_type.model_validate_json(text)
+    except ValidationError as err:
+        lines = [_explain(cast("JsonMap", e), config_type) for e in err.errors(include_url=False)]
+        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
+
+
+def _with_default_names(mapping: Mapping[str, Any], config_type: type[Config]) -> JsonMap:
+    """The mapping with the default variant's `name` where a section says other keys but none: so
+    `train.backend.device=cuda:0` changes the default backend."""
+    named = dict(mapping)
+    for key, field in config_type.model_fields.items():
+        if not isinstance(named.get(key), dict):
+            continue
+        value, choices = cast("JsonMap", named[key]), _configs_in(field.annotation)
+        if get_origin(field.annotation) is dict and len(choices) == 1:
+            named[key] = {
+                name: _with_default_names(cast("JsonMap", entry), choices[0])
+                if isinstance(entry, dict)
+                else entry
+                for name, entry in value.items()
+            }
+            continue
+        if len(choices) > 1 and isinstance(field.default, Config) and "name" not in value:
+            value = {"name": _tag_of(type(field.default)), **value}
+        chosen = [c for c in choices if len(choices) == 1 or _tag_of(c) == value.get("name")]
+        named[key] = _with_default_names(value, chosen[0]) if len(chosen) == 1 else value
+    return named
+
+
+def _explain(error: JsonMap, config_type: type[Config]) -> str:
+    loc = tuple(error["loc"])
+    path = _dotted_path(loc, config_type)
+    kind, ctx = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        choices = _fields_at(loc[:-1], config_type)
+        return f"{path} is not a key{_hint(str(loc[-1]), choices)}"
+    if kind == "union_tag_invalid":
+        choices = [c.strip(" '") for c in str(ctx["expected_tags"]).split(",")]
+        thing = str(loc[-1]) if loc else "name"
+        article = "an" if thing[:1] in "aeiou" else "a"
+        return f'{path}.name = "{ctx["tag"]}" is not {article} {thing}{_hint(str(ctx["tag"]), choices)}'
+    if kind == "union_tag_not_found":
+        return f"{path} needs a `name` (a built-in) or a `use` (module:attr); got {error['input']!r}"
+    if kind == "missing":
+        return f"{path} is required and missing"
+    if kind == "literal_error":
+        return f"{path} = {error['input']!r} is not valid; expected {ctx['expected']}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{path} = {error['input']!r}: {message}" if path else message
+
+
+def _hint(given: str, choices: list[str]) -> str:
+    listed = ", ".join(sorted(choices))
+    swapped = [choice for choice in choices if sorted(choice) == sorted(given)]
+    near = swapped or difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
+    return f'; did you mean "{near[0]}"? (choices: {listed})' if near else f" (choices: {listed})"
+
+
+def _dotted_path(loc: tuple[Any, ...], config_type: type[Config]) -> str:
+    """The path as the user wrote it: pydantic's own variant tags are left out."""
+    return ".".join(str(part) for part in _walk(loc, config_type)[0])
+
+
+def _walk(loc: tuple[Any, ...], config_type: type[Config]) -> tuple[list[Any], list[type[Config]]]:
+    """The keys and positions of a pydantic location, and the config classes at its end."""
+    parts: list[Any] = []
+    current: list[type[Config]] = [config_type]
+    for part in loc:
+        tagged = [c for c in current if _tag_of(c) == part] if len(current) > 1 else []
+        if tagged:
+            current = tagged
+            continue
+        parts.append(part)
+        fields = [c.model_fields[part] for c in current if isinstance(part, str) and part in c.model_fields]
+        if fields:
+            current = [c for f in fields for c in _configs_in(f.annotation)]
+    return parts, current
+
+
+def _tag_of(config: type[Config]) -> Any:
+    field = config.model_fields.get("name")
+    return field.default if field is not None else None
+
+
+def _configs_in(annotation: Any) -> list[type[Config]]:
+    """All config classes inside an annotation (unions, tuples, mappings, Annotated)."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    inner = get_args(annotation)
+    return [c for arg in inner for c in _configs_in(arg)]
+
+
+def _fields_at(loc: tuple[Any, ...], config_type: type[Config]) -> list[str]:
+    return sorted({name for c in _walk(loc, config_type)[1] for name in c.model_fields})
+
+
+def dump_yaml(config: Config) -> str:
+    """The resolved config as YAML; it parses back to an equal object."""
+    data = config.model_dump(mode="json")
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+# --- components of the user's own -----------------------------------------------------------------
+
+
+def load_attr(use: str, *, where: str = "use") -> Any:
+    """The object named `module:attr`.
+
+    Raises: ConfigError if the module does not import or lacks the attribute.
+    """
+    module_name, _, attr = use.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as err:
+        raise ConfigError(f"{where} = {use!r}: module {module_name!r} does not import here: {err}") from err
+    try:
+        return getattr(module, attr)
+    except AttributeError as err:
+        names = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(f"{where} = {use!r}: no {attr!r} in {module_name}{_hint(attr, names)}") from err
+
+
+def check_args(target: Callable[..., Any], args: Mapping[str, Any], *, where: str) -> None:
+    """Checks that `args` are keyword arguments of `target`.
+
+    Raises: ConfigError naming the unknown argument and the nearest one.
+    """
+    parameters = inspect.signature(target).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    allowed = [n for n, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for name in args:
+        if name not in allowed:
+            raise ConfigError(f"{where}.{name} is not an argument{_hint(name, allowed)}")

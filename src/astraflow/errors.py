@@ -1,0 +1,116 @@
+"""Every exception that AstraFlow raises on purpose.
+
+    Error
+    +-- ConfigError (ValueError)          the recipe or a command-line value is wrong; the user mends it
+    +-- DataError (ValueError)            a task file, model folder or saved run is broken or missing
+    +-- WireError (ValueError)            a message is malformed, too large, or disagrees with itself
+    |   +-- VersionMismatchError          the peer speaks another schema version
+    +-- RefusedError                      a service understood the request and says no; carries `code`
+    |   +-- FencedError                   a newer session of the same trainer exists; the caller must stop
+    +-- UnavailableError (ConnectionError) a service did not answer within the retries
+    +-- DeadlineError (TimeoutError)      something that was waited for did not happen in time
+    +-- JournalError (OSError)            the journal cannot be written or read back
+    +-- WeightsError (ValueError)         a version failed verification or does not fit the model
+    +-- RolloutError                      one episode failed; `is_retryable` says whether another try may help
+    +-- HistoryRewrittenError             a chat template does not extend what was sampled; the episode forks
+    +-- ServiceError (RuntimeError)       a supervised process failed for good; names its log
+    +-- ShapeError (ValueError)           arrays or tensors that belong together differ in length
+    +-- TrainingError (ArithmeticError)   a loss or gradient is not finite; names the groups
+
+Messages say what failed, the value, what was expected, and what to do next.
+"""
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DeadlineError",
+    "Error",
+    "FencedError",
+    "HistoryRewrittenError",
+    "JournalError",
+    "RefusedError",
+    "RolloutError",
+    "ServiceError",
+    "ShapeError",
+    "TrainingError",
+    "UnavailableError",
+    "VersionMismatchError",
+    "WeightsError",
+    "WireError",
+]
+
+
+class Error(Exception):
+    """Root of the tree; `except Error` catches everything that AstraFlow raises on purpose."""
+
+
+class ConfigError(Error, ValueError):
+    """A recipe or a command-line value is wrong."""
+
+
+class DataError(Error, ValueError):
+    """A task file, a model folder or a saved run is broken or missing."""
+
+
+class WireError(Error, ValueError):
+    """A message is malformed, too large, or disagrees with itself."""
+
+
+class VersionMismatchError(WireError):
+    """The peer speaks another version of the protocol."""
+
+
+class RefusedError(Error):
+    """A service understood the request and refused it; `code` is a stable machine-readable word."""
+
+    def __init__(self, message: str, *, code: str = "refused", status: int = 409) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+
+class FencedError(RefusedError):
+    """A newer session of the same trainer holds the policy; this one must stop."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="fenced", status=409)
+
+
+class UnavailableError(Error, ConnectionError):
+    """A service did not answer within the retries."""
+
+
+class DeadlineError(Error, TimeoutError):
+    """Something that was waited for did not happen in time."""
+
+
+class JournalError(Error, OSError):
+    """The journal cannot be written or read back."""
+
+
+class WeightsError(Error, ValueError):
+    """A version failed verification or does not fit the model."""
+
+
+class RolloutError(Error):
+    """One episode failed; recorded as data, never as a reward of 0."""
+
+    def __init__(self, message: str, *, is_retryable: bool = True) -> None:
+        super().__init__(message)
+        self.is_retryable = is_retryable
+
+
+class HistoryRewrittenError(Error):
+    """A chat template renders an earlier turn differently once messages follow; the recorder forks."""
+
+
+class ServiceError(Error, RuntimeError):
+    """A supervised process failed for good; the message names its log and its last lines."""
+
+
+class ShapeError(Error, ValueError):
+    """Arrays or tensors that belong together differ in length."""
+
+
+class TrainingError(Error, ArithmeticError):
+    """A loss or gradient is not finite; the message names the groups."""

@@ -1,0 +1,531 @@
+"""How a service of AstraFlow runs, listens and is called.
+
+Server side: `run_service` owns a process's life (signals, death of the parent, logging), `HttpServer` serves
+an ASGI app inside the running loop, `read_item`, `item_response`, `error_response` convert between requests
+and items, `TokenAuth` checks bearer tokens. Client side: `ServiceClient` calls routes with typed items over a
+`Transport`: HTTP, or `MemoryTransport` for the same app in the same process.
+
+Retries live in the client only: connection failures and 5xx are tried again with backoff until the client's
+patience ends; refusals are not.
+"""
+# size: both sides of one HTTP convention, which would drift apart in two files
+
+import asyncio
+import contextlib
+import gc
+import hmac
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, cast, overload
+from urllib.parse import urlencode
+
+import aiohttp
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from astraflow import wire
+from astraflow.errors import (
+    ConfigError,
+    DataError,
+    Error,
+    FencedError,
+    JournalError,
+    RefusedError,
+    UnavailableError,
+    VersionMismatchError,
+    WeightsError,
+    WireError,
+)
+from astraflow.types import ErrorReply, Item
+
+__all__ = [
+    "PARENT_FD_VARIABLE",
+    "HttpServer",
+    "HttpTransport",
+    "MemoryTransport",
+    "Reply",
+    "ServiceClient",
+    "TokenAuth",
+    "Transport",
+    "error_response",
+    "is_loopback",
+    "item_response",
+    "read_item",
+    "run_service",
+    "settle_memory",
+]
+
+_log = logging.getLogger(__name__)
+_ItemT = TypeVar("_ItemT", bound=Item)
+
+PARENT_FD_VARIABLE = "ASTRAFLOW_PARENT_FD"
+"""Environment variable with the read end of a pipe that closes when the launcher dies."""
+
+_GC_THRESHOLD = 10_000
+"""New containers between two collections of the youngest: a service makes hundreds for each request."""
+_BODY_PATIENCE_S = 20.0
+_SLOWEST_BYTES_PER_S = 100_000
+"""A link of 1 Mbit/s still carries a body."""
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 2.0
+
+
+# --- calling a service ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a transport brings back."""
+
+    status: int
+    media_type: str
+    body: bytes
+
+
+class Transport(Protocol):
+    """Carries one request; raises ConnectionError or TimeoutError when no answer came."""
+
+    async def request(
+        self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> Reply: ...
+
+    async def close(self) -> None: ...
+
+
+class HttpTransport:
+    """HTTP/1.1 with kept-alive connections. Opened at the first request, in the loop that makes it."""
+
+    def __init__(self, base_url: str, *, num_connections: int = 64) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._num_connections = num_connections
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(
+        self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> Reply:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self._num_connections)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._session.request(
+                method, self._base_url + target, data=body or None, headers=headers, timeout=timeout
+            ) as answer:
+                return Reply(answer.status, answer.content_type, await answer.read())
+        except aiohttp.ClientError as err:
+            raise ConnectionError(f"{type(err).__name__}: {err}") from err
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+class MemoryTransport:
+    """Calls an ASGI app in the same process: same routes, same bytes, no socket."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def request(
+        self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> Reply:
+        path, _, query = target.partition("?")
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
+            "client": ("memory", 0),
+            "server": ("memory", 0),
+        }
+        sent: list[Message] = []
+        requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        never = asyncio.Event()
+
+        async def receive() -> Message:
+            if not requests:
+                await never.wait()
+            return requests.pop()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async with asyncio.timeout(timeout_s):
+            await self._app(scope, receive, send)
+        start = next(m for m in sent if m["type"] == "http.response.start")
+        names = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+        chunks = [m.get("body", b"") for m in sent if m["type"] == "http.response.body"]
+        return Reply(start["status"], names.get("content-type", "").split(";")[0], b"".join(chunks))
+
+    async def close(self) -> None:
+        return None
+
+
+class ServiceClient:
+    """Calls one service with typed items.
+
+    Example: `await ServiceClient("http://127.0.0.1:8000").call("GET", "/v1/status", StatusReply)`.
+    Owns its transport; `close` it.
+    """
+
+    def __init__(
+        self, base_url: str, *, token: str = "", patience_s: float = 60.0, transport: Transport | None = None
+    ) -> None:
+        self.base_url = base_url
+        self._patience_s = patience_s
+        self._transport: Transport = transport or HttpTransport(base_url)
+        self._headers = {"Accept": wire.MSGPACK}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._jitter = random.Random(os.getpid())
+
+    @overload
+    async def call(
+        self,
+        method: str,
+        path: str,
+        reply_type: type[_ItemT],
+        *,
+        body: Item | None = None,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = 35.0,
+    ) -> _ItemT: ...
+
+    @overload
+    async def call(
+        self,
+        method: str,
+        path: str,
+        reply_type: None,
+        *,
+        body: Item | None = None,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = 35.0,
+    ) -> None: ...
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        reply_type: type[_ItemT] | None,
+        *,
+        body: Item | None = None,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = 35.0,
+    ) -> _ItemT | None:
+        """Sends `body`, returns the decoded answer.
+
+        Raises: RefusedError, FencedError or WireError as the service answered; UnavailableError when it did
+        not within the client's patience.
+        """
+        target = f"{path}?{urlencode(params)}" if params else path
+        headers = {**self._headers, "Content-Type": wire.MSGPACK}
+        payload = wire.encode(body) if body is not None else b""
+        reply = await self._send(method, target, headers=headers, body=payload, timeout_s=timeout_s)
+        if reply_type is None:
+            return None
+        return wire.decode(reply.body, reply_type, reply.media_type)
+
+    async def fetch(self, path: str, *, start: int, end: int, timeout_s: float = 60.0) -> bytes:
+        """Bytes `[start, end)` of a resource. Raises as `call`; WireError if the length is off."""
+        headers = {**self._headers, "Range": f"bytes={start}-{end - 1}"}
+        reply = await self._send("GET", path, headers=headers, body=b"", timeout_s=timeout_s)
+        if len(reply.body) != end - start:
+            got = len(reply.body)
+            raise WireError(
+                f"{self.base_url}{path}: {got} bytes for range {start}-{end - 1}, expected {end - start}"
+            )
+        return reply.body
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._transport.close()
+
+    async def _send(
+        self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> Reply:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._patience_s
+        backoff_s, tries = _FIRST_BACKOFF_S, 0
+        while True:
+            tries += 1
+            try:
+                reply = await self._transport.request(
+                    method, target, headers=headers, body=body, timeout_s=timeout_s
+                )
+                problem = _decode_error(reply) if reply.status >= 500 else None
+            except (ConnectionError, TimeoutError, OSError) as err:
+                reply, problem = None, err
+            if reply is not None and problem is None:
+                if reply.status >= 400:
+                    raise _decode_error(reply)
+                return reply
+            if loop.time() + backoff_s > give_up_at:
+                where = f"{method} {self.base_url}{target.partition('?')[0]}"
+                reason = str(problem) or type(problem).__name__
+                raise UnavailableError(
+                    f"{where}: no answer after {tries} tries in {self._patience_s:.0f} s; last: {reason}. "
+                    "Is the service running and reachable?"
+                ) from problem
+            await asyncio.sleep(backoff_s * self._jitter.uniform(0.5, 1.0))
+            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+
+def _decode_error(reply: Reply) -> Error:
+    try:
+        error = wire.decode(reply.body, ErrorReply, reply.media_type)
+    except WireError:
+        text = reply.body[:200].decode("utf-8", "replace")
+        return RefusedError(f"HTTP {reply.status}: {text}", code="unknown", status=reply.status)
+    if error.code == "fenced":
+        return FencedError(error.message)
+    if error.code == "protocol_version":
+        return VersionMismatchError(error.message)
+    if reply.status in {400, 413}:
+        return WireError(error.message)
+    return RefusedError(error.message, code=error.code, status=reply.status)
+
+
+# --- answering -----------------------------------------------------------------------------------
+
+
+async def read_item(
+    request: Request,
+    item_type: type[_ItemT],
+    *,
+    limit: int = wire.MAX_BODY_BYTES,
+    patience_s: float = _BODY_PATIENCE_S,
+) -> _ItemT:
+    """The item in a request's body, by its Content-Type.
+
+    A body must arrive within `patience_s`, plus the time that its bytes take at the slowest accepted rate: a
+    client that sends byte by byte, or nothing, is refused.
+    Raises: WireError if the body is too large or does not fit the type; RefusedError if it comes too slowly.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    give_up_s = asyncio.get_running_loop().time() + patience_s
+    try:
+        async with asyncio.timeout_at(give_up_s) as deadline:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise WireError(f"{item_type.__name__}: body over the limit of {limit} bytes")
+                if chunks:
+                    deadline.reschedule(give_up_s + size / _SLOWEST_BYTES_PER_S)
+                chunks.append(chunk)
+    except TimeoutError as err:
+        raise RefusedError(
+            f"{item_type.__name__}: {size} bytes of the body came within {patience_s:.0f} s; send it at once",
+            code="slow_body",
+            status=408,
+        ) from err
+    media_type = request.headers.get("content-type", wire.MSGPACK)
+    return wire.decode(b"".join(chunks), item_type, media_type)
+
+
+def item_response(item: Item, request: Request, status: int = 200) -> Response:
+    """An item as the answer, in the media type that the caller accepts (JSON unless it names msgpack)."""
+    wanted = request.headers.get("accept", "")
+    media_type = wire.MSGPACK if wire.MSGPACK in wanted else wire.JSON
+    return Response(wire.encode(item, media_type), status_code=status, media_type=media_type)
+
+
+def error_response(error: Error, request: Request) -> Response:
+    """An error of ours as the answer: its status and code, and its message."""
+    status, code = _status_and_code(error)
+    return item_response(ErrorReply(code=code, message=str(error)), request, status)
+
+
+def _status_and_code(error: Error) -> tuple[int, str]:
+    if isinstance(error, RefusedError):
+        return error.status, error.code
+    if isinstance(error, VersionMismatchError):
+        return 400, "protocol_version"
+    if isinstance(error, JournalError):
+        return 503, "journal"
+    if isinstance(error, WireError):
+        return (413, "too_large") if "over the limit" in str(error) else (400, "malformed")
+    if isinstance(error, ConfigError | DataError | WeightsError):
+        return 400, "invalid"
+    return 503, "unavailable"
+
+
+@dataclass(frozen=True)
+class TokenAuth:
+    """ASGI middleware: a bearer token names its role; without tokens everything is open (loopback only).
+
+    `tokens` maps a token to a role; the role is left in `scope["role"]`. `open_paths` need no token.
+    """
+
+    app: ASGIApp
+    tokens: Mapping[str, str] = field(default_factory=dict[str, str])
+    open_paths: frozenset[str] = frozenset({"/v1/health"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self.tokens or scope["path"] in self.open_paths:
+            scope["role"] = "admin"
+            await self.app(scope, receive, send)
+            return
+        headers = cast("list[tuple[bytes, bytes]]", scope["headers"])
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        role = self._role_of(given.removeprefix(b"Bearer "))
+        if role is None:
+            remedy = "missing or wrong token; pass --token-file, or set ASTRAFLOW_TOKEN"
+            error = RefusedError(remedy, code="unauthorized", status=401)
+            await error_response(error, Request(scope))(scope, receive, send)
+            return
+        scope["role"] = role
+        await self.app(scope, receive, send)
+
+    def _role_of(self, given: bytes) -> str | None:
+        """The role of a token; every known token is compared, in constant time."""
+        found: str | None = None
+        for token, role in self.tokens.items():
+            if hmac.compare_digest(token.encode(), given):
+                found = role
+        return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine only."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+class HttpServer:
+    """Serves an ASGI app inside the running loop. `start` binds before it returns."""
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, name: str) -> None:
+        self._host, self._port, self._name = host, port, name
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=75,
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+        )
+        self._server = _QuietServer(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Binds and serves; returns the base URL. Raises: ConfigError if the port is taken."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._host, self._port))
+        except OSError as err:
+            listener.close()
+            raise ConfigError(
+                f"{self._name}: cannot listen on {self._host}:{self._port}: {err.strerror}; choose another "
+                "port, or 0 for a free one"
+            ) from err
+        listener.listen(2048)
+        listener.setblocking(False)
+        port = cast("tuple[str, int]", listener.getsockname())[1]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http:{self._name}")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{port}"
+
+    async def stop(self, *, grace_s: float = 1.0) -> None:
+        """Stops accepting, lets running answers finish for `grace_s`, then cuts them."""
+        if self._task is None:
+            return
+        self._server.config.timeout_graceful_shutdown = grace_s  # pyright: ignore[reportAttributeAccessIssue] (seconds)
+        self._server.should_exit = True
+        await self._task
+        self._task = None
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: `run_service` owns the process's signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+# --- a service's process ------------------------------------------------------------------------
+
+
+def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name: str) -> int:
+    """Runs `main(stop)` until it returns; `stop` is set by SIGTERM, SIGINT, or the launcher's death.
+
+    Returns the process's exit code: 0, what `main` returned, or 1 after an error of ours, which is logged.
+    """
+    logging.basicConfig(
+        level=os.environ.get("ASTRAFLOW_LOG", "INFO"),
+        format=f"%(asctime)s %(levelname)s {name} %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    for client in ("httpx", "httpx2"):  # of agents in this process: a line a request
+        logging.getLogger(client).setLevel(logging.WARNING)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_guarded(main, name))
+    except Error as err:
+        _log.error("%s stopped: %s", name, err)
+        return 1
+
+
+def settle_memory() -> None:
+    """Spares the garbage collector everything that lives now; call once a service's process is ready.
+
+    The objects of imported libraries (half a million with transformers) live as long as the process; going
+    through them over and over took a quarter of a rollout service's event loop.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 10, 10)
+
+
+async def _guarded(main: Callable[[asyncio.Event], Awaitable[int | None]], name: str) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    _watch_parent(loop, stop, name)
+    return await main(stop) or 0
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: str) -> None:
+    """Sets `stop` when the launcher's end of the pipe closes; 10 s later the process ends in any case."""
+    text = os.environ.get(PARENT_FD_VARIABLE, "")
+    if not text:
+        return
+    fd = int(text)
+
+    def parent_died() -> None:
+        loop.remove_reader(fd)
+        _log.warning("%s: the launcher is gone; stopping", name)
+        stop.set()
+        loop.call_later(10.0, os._exit, 1)
+
+    loop.add_reader(fd, parent_died)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop

@@ -1,0 +1,151 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from astraflow.config import Use, check_args, dump_yaml, load_attr, load_mapping, parse_config
+from astraflow.errors import ConfigError
+from astraflow.launch.config import Recipe, load_recipe
+
+BASE: dict[str, Any] = {
+    "name": "base",
+    "tasks": {"sources": {"train": {"name": "reasoning_gym", "dataset": "basic_arithmetic"}}},
+    "policies": {"actor": {"model": "m", "train": {"lr": 0.1}}},
+}
+
+
+def write(folder: Path, mapping: dict[str, Any], name: str = "recipe.yaml") -> Path:
+    path = folder / name
+    path.write_text(yaml.safe_dump(mapping))
+    return path
+
+
+def test_a_recipe_reloads_from_its_own_dump_to_an_equal_object(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, BASE), ["policies.actor.train.lr=0.5", "seed=3"])
+    (tmp_path / "dump.yaml").write_text(dump_yaml(recipe))
+    assert load_recipe(tmp_path / "dump.yaml") == recipe
+    assert recipe.policies["actor"].train.lr == 0.5
+    assert recipe.seed == 3
+
+
+def test_extends_merges_key_by_key_and_the_child_wins(tmp_path: Path) -> None:
+    write(tmp_path, BASE, "base.yaml")
+    child = {"extends": "base.yaml", "name": "child", "policies": {"actor": {"train": {"steps": 7}}}}
+    recipe = load_recipe(write(tmp_path, child))
+    assert (recipe.name, recipe.policies["actor"].train.steps, recipe.policies["actor"].train.lr) == (
+        "child",
+        7,
+        0.1,
+    )
+
+
+def test_a_changed_variant_replaces_the_whole_section_instead_of_mixing_fields(tmp_path: Path) -> None:
+    base = {
+        **BASE,
+        "policies": {"actor": {"model": "m", "train": {"loss": {"name": "grpo", "clip_low": 0.1}}}},
+    }
+    write(tmp_path, base, "base.yaml")
+    child = {"extends": "base.yaml", "policies": {"actor": {"train": {"loss": {"name": "m2po"}}}}}
+    assert load_recipe(write(tmp_path, child)).policies["actor"].train.loss.name == "m2po"
+    override = "policies.actor.train.loss.name=m2po"
+    assert load_recipe(tmp_path / "base.yaml", [override]).policies["actor"].train.loss.name == "m2po"
+
+
+def test_a_policy_may_extend_another_policy(tmp_path: Path) -> None:
+    mapping = {**BASE, "policies": {**BASE["policies"], "critic": {"extends": "actor", "model": "n"}}}
+    critic = load_recipe(write(tmp_path, mapping)).policies["critic"]
+    assert (critic.model, critic.train.lr) == ("n", 0.1)
+
+
+def test_extending_itself_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"extends": "b.yaml"}, "a.yaml")
+    write(tmp_path, {"extends": "a.yaml"}, "b.yaml")
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_mapping(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "policies.actor.train.loss.name=gpro",
+            r'policies\.actor\.train\.loss\.name = "gpro" is not a loss; did you mean "grpo"\?',
+        ),
+        ("policies.actor.train.lrr=1", r'policies\.actor\.train\.lrr is not a key; did you mean "lr"\?'),
+        ("policis={}", r'policis is not a key; did you mean "policies"\?'),
+        ("policies.actor.train.steps=many", r"policies\.actor\.train\.steps = 'many': .*valid integer"),
+        ("policies.actor.train.minibatches=0", r"minibatches = 0: .*greater than or equal to 1"),
+        ("policies.actor.table.engine_lag=9", r"engine_lag \(9\) must not exceed max_staleness \(2\)"),
+        ("policies.actor.sampling.top_p=0.5", r"top_p must be 1 and top_k 0"),
+        ("policies.actor.extends=acto", r'"actor"'),
+        ("seed", r"not of the form a\.b=value"),
+        ("name.x=1", r"name = 'base' is no section"),
+    ],
+)
+def test_a_wrong_key_or_value_names_path_and_remedy(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(write(tmp_path, BASE), [override])
+
+
+def test_several_problems_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(tmp_path, BASE), ["sede=1", "policies.actor.train.lrr=1"])
+    assert "sede" in str(caught.value)
+    assert "lrr" in str(caught.value)
+
+
+def test_a_missing_file_and_broken_yaml_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_recipe(tmp_path / "no.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1,")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_recipe(tmp_path / "bad.yaml")
+
+
+def test_use_stands_where_a_built_in_may_stand() -> None:
+    mapping = {**BASE, "workflow": {"name": "use", "use": "my.module:fn", "args": {"rounds": 2}}}
+    assert parse_config(mapping, Recipe).workflow == Use(use="my.module:fn", args={"rounds": 2})
+
+
+def test_use_must_name_module_and_attribute(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="module:attr"):
+        load_recipe(write(tmp_path, BASE), ["workflow={use: nonsense}"])
+
+
+def test_policies_of_one_recipe_share_their_group_size(tmp_path: Path) -> None:
+    mapping = {**BASE, "policies": {**BASE["policies"], "b": {"model": "m", "table": {"group_size": 4}}}}
+    with pytest.raises(ConfigError, match="group_size must be equal"):
+        load_recipe(write(tmp_path, mapping))
+
+
+def test_load_attr_names_the_nearest_attribute() -> None:
+    assert load_attr("json:dumps")([1]) == "[1]"
+    with pytest.raises(ConfigError, match='did you mean "dumps"'):
+        load_attr("json:dumpss")
+    with pytest.raises(ConfigError, match="does not import"):
+        load_attr("no_such_module_here:x")
+
+
+def test_check_args_names_the_nearest_argument() -> None:
+    def component(*, clip_low: float, clip_high: float = 0.2) -> None: ...
+
+    check_args(component, {"clip_low": 0.1}, where="loss.args")
+    with pytest.raises(
+        ConfigError, match=r"loss\.args\.clip_lo is not an argument; did you mean \"clip_low\""
+    ):
+        check_args(component, {"clip_lo": 0.1}, where="loss.args")
+
+
+def test_a_key_of_a_section_left_at_its_default_changes_the_default_variant(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        write(tmp_path, BASE), ["policies.actor.train.backend.device=cuda:0", "rollout.engine.num_slots=7"]
+    )
+    backend, engine = recipe.policies["actor"].train.backend, recipe.rollout.engine
+    assert (backend.name, engine.name) == ("torch", "torch")
+    assert backend.model_dump()["device"] == "cuda:0"
+    assert engine.model_dump()["num_slots"] == 7
+    with pytest.raises(
+        ConfigError, match=r'rollout\.engine\.num_slot is not a key; did you mean "num_slots"'
+    ):
+        load_recipe(tmp_path / "recipe.yaml", ["rollout.engine.num_slot=7"])

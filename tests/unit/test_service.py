@@ -1,0 +1,163 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from astraflow.errors import ConfigError, Error, FencedError, RefusedError, UnavailableError, WireError
+from astraflow.service import (
+    HttpServer,
+    MemoryTransport,
+    Reply,
+    ServiceClient,
+    TokenAuth,
+    error_response,
+    item_response,
+    read_item,
+)
+from astraflow.types import ErrorReply, Message, Task
+from astraflow.wire import encode
+
+
+async def echo(request: Request) -> Response:
+    try:
+        item = await read_item(request, Message, limit=10_000)
+        if item.content == "fence":
+            raise FencedError("epoch 1 is over; epoch 2 holds the policy")
+        if item.content == "refuse":
+            raise RefusedError("no such worker", code="unknown_worker", status=404)
+        return item_response(item, request)
+    except Error as error:
+        return error_response(error, request)
+
+
+async def numbers(request: Request) -> Response:
+    start, end = (int(n) for n in request.headers["range"].removeprefix("bytes=").split("-"))
+    return Response(bytes(range(256))[start : end + 1], status_code=206)
+
+
+APP = Starlette(routes=[Route("/echo", echo, methods=["POST"]), Route("/bytes", numbers)])
+
+
+@pytest.fixture(params=["memory", "http"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[ServiceClient]:
+    if request.param == "memory":
+        yield ServiceClient("memory", transport=MemoryTransport(APP))
+        return
+    server = HttpServer(APP, host="127.0.0.1", port=0, name="echo")
+    http = ServiceClient(await server.start())
+    yield http
+    await http.close()
+    await server.stop()
+
+
+async def test_a_call_carries_typed_items_both_ways(client: ServiceClient) -> None:
+    message = Message(role="user", content="hi")
+    assert await client.call("POST", "/echo", Message, body=message) == message
+
+
+async def test_refusals_come_back_as_the_error_that_was_raised(client: ServiceClient) -> None:
+    with pytest.raises(FencedError, match="epoch 2 holds"):
+        await client.call("POST", "/echo", Message, body=Message(role="user", content="fence"))
+    with pytest.raises(RefusedError) as caught:
+        await client.call("POST", "/echo", Message, body=Message(role="user", content="refuse"))
+    assert (caught.value.code, caught.value.status) == ("unknown_worker", 404)
+
+
+async def test_an_item_of_the_wrong_type_or_size_is_a_wire_error(client: ServiceClient) -> None:
+    with pytest.raises(WireError, match="unknown field"):
+        await client.call("POST", "/echo", Message, body=Task(id="a", source="b", prompt="c"))
+    with pytest.raises(WireError, match="over the limit"):
+        await client.call("POST", "/echo", Message, body=Message(role="user", content="x" * 20_000))
+
+
+async def test_fetch_reads_a_range_and_checks_its_length(client: ServiceClient) -> None:
+    assert await client.fetch("/bytes", start=3, end=6) == b"\x03\x04\x05"
+    with pytest.raises(WireError, match="expected 20"):
+        await client.fetch("/bytes", start=250, end=270)
+
+
+async def test_a_taken_port_is_told_by_name() -> None:
+    first = HttpServer(APP, host="127.0.0.1", port=0, name="first")
+    port = int((await first.start()).rsplit(":", 1)[1])
+    with pytest.raises(ConfigError, match=f"second: cannot listen on 127.0.0.1:{port}"):
+        await HttpServer(APP, host="127.0.0.1", port=port, name="second").start()
+    await first.stop()
+
+
+class Flaky:
+    """Fails in a given way before it answers."""
+
+    def __init__(self, failures: list[Reply | Exception]) -> None:
+        self.failures = failures
+        self.num_requests = 0
+
+    async def request(self, method: str, target: str, **_: object) -> Reply:
+        self.num_requests += 1
+        if self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, Exception):
+                raise failure
+            return failure
+        return Reply(200, "application/msgpack", encode(Message(role="user", content="late")))
+
+    async def close(self) -> None:
+        return None
+
+
+async def test_connection_failures_and_503_are_tried_again() -> None:
+    busy = Reply(503, "application/msgpack", encode(ErrorReply(code="journal", message="disk full")))
+    flaky = Flaky([ConnectionError("refused"), busy, TimeoutError()])
+    client = ServiceClient("x", transport=flaky, patience_s=10.0)
+    assert (await client.call("GET", "/", Message)).content == "late"
+    assert flaky.num_requests == 4
+
+
+async def test_when_patience_ends_the_error_counts_the_tries_and_keeps_the_last_reason() -> None:
+    flaky = Flaky([ConnectionError("refused")] * 99)
+    client = ServiceClient("http://there", transport=flaky, patience_s=0.1)
+    with pytest.raises(
+        UnavailableError, match=r"GET http://there/v1/x: no answer after \d+ tries .* last: refused"
+    ):
+        await client.call("GET", "/v1/x", Message)
+
+
+async def test_a_refusal_is_not_tried_again() -> None:
+    flaky = Flaky([Reply(409, "application/msgpack", encode(ErrorReply(code="refused", message="no")))])
+    with pytest.raises(RefusedError, match="no"):
+        await ServiceClient("x", transport=flaky).call("GET", "/", Message)
+    assert flaky.num_requests == 1
+
+
+async def test_a_token_is_needed_and_its_role_is_known() -> None:
+    async def role(request: Request) -> Response:
+        return item_response(Message(role="user", content=request.scope["role"]), request)
+
+    app = TokenAuth(Starlette(routes=[Route("/role", role)]), {"s3cret": "worker", "other": "viewer"})
+    for token, expected in (("s3cret", "worker"), ("other", "viewer")):
+        client = ServiceClient("m", token=token, transport=MemoryTransport(app))
+        assert (await client.call("GET", "/role", Message)).content == expected
+    for token in ("", "wrong", "s3cre", "s3cret "):
+        client = ServiceClient("m", token=token, transport=MemoryTransport(app))
+        with pytest.raises(RefusedError) as caught:
+            await client.call("GET", "/role", Message)
+        assert caught.value.status == 401
+
+
+async def test_stop_ends_a_waiting_answer_within_its_grace() -> None:
+    async def hang(_: Request) -> Response:
+        await asyncio.Event().wait()
+        return Response()
+
+    server = HttpServer(Starlette(routes=[Route("/hang", hang)]), host="127.0.0.1", port=0, name="hang")
+    client = ServiceClient(await server.start(), patience_s=0.0)
+    waiting = asyncio.create_task(client.call("GET", "/hang", None))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(5.0):
+        await server.stop(grace_s=0.1)
+        with pytest.raises(UnavailableError):
+            await waiting
+    await client.close()
