@@ -1,0 +1,164 @@
+"""The protocol's route table: the app is built from it, and so are the OpenAPI document and its test."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from astraflow.types import (
+    BatchReply,
+    Commit,
+    EpisodeResults,
+    EvalsReply,
+    Health,
+    Heartbeat,
+    HeartbeatReply,
+    Item,
+    LeaseReply,
+    LeaseRequest,
+    Publication,
+    PublicationReply,
+    PushTasks,
+    PushTasksReply,
+    Receipts,
+    RegisterWorker,
+    Registration,
+    Release,
+    RunInfo,
+    Session,
+    SessionRequest,
+    StatusReply,
+    StepsReply,
+    StopRequest,
+    VersionsReply,
+)
+
+__all__ = ["MAX_WAIT_S", "ROUTES", "Param", "Role", "Route"]
+
+MAX_WAIT_S = 25.0
+"""Longest long-poll; below the 30 s after which common proxies cut an idle connection."""
+
+Role = Literal["worker", "trainer", "viewer", "admin"]
+_ALL: tuple[Role, ...] = ("worker", "trainer", "viewer", "admin")
+_WORKER: tuple[Role, ...] = ("worker", "admin")
+_TRAINER: tuple[Role, ...] = ("trainer", "admin")
+_ADMIN: tuple[Role, ...] = ("admin",)
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A query parameter."""
+
+    kind: Literal["integer", "number", "string"]
+    text: str
+    default: int | float | str | None = None
+    """None: required."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route: what it takes, what it answers, and who may call it."""
+
+    name: str
+    method: Literal["GET", "POST"]
+    path: str
+    """Path parameters in braces; `{step:int}` is a whole number."""
+    text: str
+    roles: tuple[Role, ...]
+    body: type[Item] | None = None
+    reply: type[Item] | None = None
+    """None: 204 without a body, or `media_type` text."""
+    params: Mapping[str, Param] = field(default_factory=dict[str, Param])
+    media_type: str = ""
+
+
+_WAIT = Param("number", f"Long-poll: wait up to this many seconds (at most {MAX_WAIT_S:.0f}).", 0.0)
+
+ROUTES: tuple[Route, ...] = (
+    Route("run", "GET", "/v1/run", "What a joining service must know.", _ALL, reply=RunInfo),
+    Route("health", "GET", "/v1/health", "200 if the journal can be written, else 503.", _ALL, reply=Health),
+    Route(
+        "register", "POST", "/v1/workers", "A rollout service joins.", _WORKER,
+        body=RegisterWorker, reply=Registration,
+    ),
+    Route(
+        "heartbeat", "POST", "/v1/workers/{worker_id}/heartbeat",
+        "Extends leases, reports load. 404 `unknown_worker`: register again.", _WORKER,
+        body=Heartbeat, reply=HeartbeatReply,
+    ),
+    Route(
+        "drain", "POST", "/v1/workers/{worker_id}/drain",
+        "The service takes no further leases; it leaves once its leases have results.", _WORKER,
+    ),
+    Route(
+        "leases", "POST", "/v1/leases", "Asks for leases; waits `wait_s` when there are none.", _WORKER,
+        body=LeaseRequest, reply=LeaseReply,
+    ),
+    Route(
+        "episodes", "POST", "/v1/episodes", "Results of leases. Idempotent by lease.", _WORKER,
+        body=EpisodeResults, reply=Receipts,
+    ),
+    Route(
+        "push_tasks", "POST", "/v1/tasks", "Tasks from outside; drawn before the sources' own.", _WORKER,
+        body=PushTasks, reply=PushTasksReply,
+    ),
+    Route(
+        "attach", "POST", "/v1/policies/{policy}/session", "A trainer attaches; older sessions are fenced.",
+        _TRAINER, body=SessionRequest, reply=Session,
+    ),
+    Route(
+        "batch", "GET", "/v1/policies/{policy}/batches/{step:int}",
+        "One rank's slice of a step; the same for ever. `batch` is null while there is none.", _TRAINER,
+        reply=BatchReply,
+        params={
+            "epoch": Param("integer", "Of the caller's session."),
+            "rank": Param("integer", "Which slice.", 0),
+            "world": Param("integer", "Number of slices.", 1),
+            "wait_s": _WAIT,
+        },
+    ),
+    Route(
+        "publish", "POST", "/v1/policies/{policy}/versions", "A version's chunks are downloadable.", _TRAINER,
+        body=Publication, reply=PublicationReply,
+    ),
+    Route(
+        "versions", "GET", "/v1/policies/{policy}/versions",
+        "Manifests newer than `after`. Returns early when `pinned` of the answer would differ from the "
+        "parameter.", _ALL,
+        reply=VersionsReply,
+        params={
+            "after": Param("integer", "Newest version that the caller has.", -1),
+            "wait_s": _WAIT,
+            "pinned": Param("string", "The pinned versions that the caller knows, comma separated.", ""),
+        },
+    ),
+    Route(
+        "commit", "POST", "/v1/policies/{policy}/commit", "A step is trained and published.", _TRAINER,
+        body=Commit,
+    ),
+    Route(
+        "release", "POST", "/v1/policies/{policy}/release", "A checkpoint of the first steps is durable.",
+        _TRAINER, body=Release,
+    ),
+    Route(
+        "steps", "GET", "/v1/policies/{policy}/steps", "Committed steps above `after`.", _ALL,
+        reply=StepsReply,
+        params={"after": Param("integer", "Newest step that the caller has.", -1), "wait_s": _WAIT},
+    ),
+    Route(
+        "evals", "GET", "/v1/evals", "Finished evaluation rounds without the first `after`.", _ALL,
+        reply=EvalsReply,
+        params={"after": Param("integer", "Rounds that the caller has.", 0), "wait_s": _WAIT},
+    ),
+    Route("status", "GET", "/v1/status", "Who waits for whom, since when.", _ALL, reply=StatusReply),
+    Route(
+        "stop", "POST", "/v1/stop", "Ends the run: live groups are cancelled.", _ADMIN, body=StopRequest
+    ),
+    Route(
+        "metrics", "GET", "/metrics", "Prometheus text format.", _ALL,
+        media_type="text/plain; version=0.0.4; charset=utf-8",
+    ),
+    Route(
+        "openapi", "GET", "/openapi.json", "This document.", _ALL, media_type="application/json",
+    ),
+)  # fmt: skip
+"""Every route of the dataflow."""

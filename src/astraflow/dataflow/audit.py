@@ -1,0 +1,316 @@
+"""Recomputes a run's accounting from its journal alone, and says where it does not hold.
+
+Nothing of the core is used: records are read in order, their chain is checked, events are booked
+(`ledger`), and then every rule is checked: each drawn group ends in exactly one way for each policy; a
+trained group is in exactly one batch; batches are whole, in order and within the staleness bound; payloads
+are intact; no result counts twice. Works on a live run (one consistent moment, read only) and on a finished
+one.
+
+Where records were compacted, it begins with the books of that moment, and checks the fates that were closed
+by then in their table: all are there, once and unchanged, and they give the figures of their steps.
+"""
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from astraflow.dataflow.books import Replayed
+from astraflow.dataflow.compaction import carried_ledger
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.records import ClosedFates, FateRow, JournalReader
+from astraflow.dataflow.rules import batch_problems, commit_problems, record_problems
+from astraflow.dataflow.segments import SegmentReader
+from astraflow.errors import JournalError
+from astraflow.types import FateCounts, StepRecord
+
+__all__ = ["AuditReport", "PolicyAudit", "audit"]
+
+_MAX_PROBLEMS = 200
+"""Problems that a report lists; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAudit:
+    """One policy's accounting, recomputed."""
+
+    name: str
+    fates: FateCounts
+    steps: int
+    redone_steps: int
+    replayed: int
+    """Groups in batches beside the fresh ones."""
+    staleness_mean: float
+    """Over trained groups."""
+    staleness_max: int
+    """Over trained and replayed groups."""
+    staleness_bound: int
+    generated_tokens: int
+    """Sampled tokens of accepted training episodes."""
+    trained_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What an audit found. `ok` is True if every rule holds."""
+
+    run_id: str
+    policies: tuple[PolicyAudit, ...]
+    is_over: bool
+    num_records: int
+    num_results: int
+    """Accepted results, evaluation included."""
+    num_dropped: int
+    """Results that came late or again."""
+    num_failed_attempts: int
+    num_evals: int
+    num_pushed: int
+    """Tasks from outside, or from workflows, that were accepted."""
+    num_pushed_drawn: int
+    num_push_refused: int
+    """Over the run's limits."""
+    num_payloads: int
+    """Payloads of batches that were read back and checked."""
+    first_lease_s: float
+    """Unix time of the first training lease; 0 if there was none."""
+    last_commit_s: float
+    """Unix time of the last committed step; 0 if there was none."""
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rule holds."""
+        return not self.problems
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row a figure: its name, then its value for each policy."""
+        columns: list[tuple[str, ...]] = [
+            *((fate, *(f"{getattr(p.fates, fate):,}" for p in self.policies)) for fate in _FATE_ROWS),
+            ("steps", *(f"{p.steps:,}" for p in self.policies)),
+            ("redone steps", *(f"{p.redone_steps:,}" for p in self.policies)),
+            ("replayed", *(f"{p.replayed:,}" for p in self.policies)),
+            ("staleness mean", *(f"{p.staleness_mean:.2f}" for p in self.policies)),
+            ("staleness max / bound", *(f"{p.staleness_max} / {p.staleness_bound}" for p in self.policies)),
+            ("tokens generated", *(f"{p.generated_tokens:,}" for p in self.policies)),
+            ("tokens trained", *(f"{p.trained_tokens:,}" for p in self.policies)),
+        ]
+        return columns
+
+    def table(self) -> Table:
+        """The figures as a table, one column a policy; problems are not in it."""
+        table = Table(title=f"audit: {'holds' if self.ok else 'DOES NOT HOLD'} ({self.num_records} records)")
+        if self.num_pushed or self.num_push_refused:
+            drawn, refused = self.num_pushed_drawn, self.num_push_refused
+            table.caption = f"pushed tasks: {self.num_pushed} accepted, {drawn} drawn, {refused} refused"
+        table.add_column("groups and tokens")
+        for policy in self.policies:
+            table.add_column(policy.name, justify="right")
+        for row in self.rows():
+            table.add_row(*row)
+        return table
+
+
+_FATE_ROWS = FateCounts.__struct_fields__
+
+
+def audit(folder: Path) -> AuditReport:
+    """The accounting of a journal folder. Raises: JournalError if there is no readable journal."""
+    with JournalReader(folder) as reader:
+        run_id = reader.meta("run_id")
+        ledger = carried_ledger(reader)
+        problems: list[str] = []
+        for record in reader.records():
+            try:
+                ledger.book(record)
+            except JournalError as err:
+                problems.append(str(err))
+        closed = {name: _Closed() for name in ledger.policies}
+        problems += ledger.problems
+        problems += _fate_rows_differ(reader, ledger, closed)
+        steps = reader.steps()
+        refs = [(name, group, ref) for name, group, refs in reader.payloads() for ref in refs]
+    for name in ledger.policies:
+        own = [record for record in steps if record.policy == name]
+        problems += _policy_problems(name, ledger)
+        problems += _closed_problems(name, ledger, closed[name], own)
+    refs += _open_payloads(ledger)
+    problems += _damaged(folder, refs)
+    if len(problems) > _MAX_PROBLEMS:
+        problems = [*problems[:_MAX_PROBLEMS], f"... and {len(problems) - _MAX_PROBLEMS} more"]
+    books = ledger.books
+    return AuditReport(
+        run_id=run_id,
+        policies=tuple(_policy_audit(name, ledger, closed[name]) for name in ledger.policies),
+        is_over=books.ended is not None,
+        num_records=books.num_records,
+        num_results=books.num_results,
+        num_dropped=books.num_dropped,
+        num_failed_attempts=books.num_failed_attempts,
+        num_evals=books.num_evals,
+        num_pushed=len(books.pushed),
+        num_pushed_drawn=len(books.pushed) - len(books.pushed_waiting),
+        num_push_refused=books.num_push_refused,
+        num_payloads=len(refs),
+        first_lease_s=books.first_lease_s,
+        last_commit_s=books.last_commit_s,
+        problems=tuple(problems),
+    )
+
+
+@dataclass(slots=True)
+class _Closed:
+    """The closed fates of a policy as their table has them."""
+
+    fates: ClosedFates = field(default_factory=ClosedFates)
+    by_step: dict[int, list[FateRow]] = field(default_factory=dict[int, "list[FateRow]"])
+    """Trained ones."""
+    counts: Counter[str] = field(default_factory=Counter[str])
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    """Of committed steps."""
+
+    def add(self, row: FateRow) -> None:
+        self.fates.add(row)
+        self.counts[row.fate] += 1
+        self.generated_tokens += row.trained_tokens
+        if row.fate == "trained":
+            self.by_step.setdefault(row.step, []).append(row)
+
+
+def _fate_rows_differ(reader: JournalReader, ledger: Ledger, closed: dict[str, _Closed]) -> list[str]:
+    """The table of fates against the events; rows of groups that are not open are put to the closed."""
+    problems: list[str] = []
+    missing = {(name, idx) for idx, group in ledger.groups.items() for name in group.fates}
+    for row in reader.fates():
+        if row.group_id not in ledger.groups and row.policy in closed and reader.compacted:
+            closed[row.policy].add(row)
+            continue
+        event = ledger.group(row.group_id).fates.get(row.policy)
+        if event is None:
+            problems.append(f"{row.policy}: the table says group {row.group_id} is {row.fate}; no event does")
+            continue
+        missing.discard((row.policy, row.group_id))
+        said = (row.fate, row.step, row.staleness, row.tokens)
+        if said != (event.fate, event.step, event.staleness, event.num_tokens):
+            problems.append(
+                f"{row.policy}: the table says group {row.group_id} is {said}, the event {event.fate}, step "
+                f"{event.step}, staleness {event.staleness}, {event.num_tokens} tokens"
+            )
+    problems += [f"{name}: the fate of group {group} is not in the table" for name, group in sorted(missing)]
+    return problems
+
+
+# --- rules of one policy --------------------------------------------------------------------------
+
+
+def _policy_problems(name: str, ledger: Ledger) -> list[str]:
+    """What is open, and what came since the last compaction."""
+    books, problems = ledger.policies[name], list[str]()
+    live = ledger.live(name)
+    if ledger.books.ended is not None and live:
+        problems.append(f"{name}: the run is over and {len(live)} groups have no fate, e.g. {min(live)}")
+    step_of: dict[int, int] = {}
+    for step, taken in sorted(books.batches.items()):
+        step_of |= dict.fromkeys(taken.event.group_ids, step)
+        problems += batch_problems(name, step, ledger)
+    for idx, group in ledger.groups.items():
+        event = group.fates.get(name)
+        if event and event.fate not in {"trained", "cancelled"} and idx in step_of:
+            problems.append(f"{name}: group {idx} is {event.fate}, but in the batch of {step_of[idx]}")
+    for record in books.committed.values():
+        problems += commit_problems(name, record, ledger)
+    return problems
+
+
+def _closed_problems(name: str, ledger: Ledger, closed: _Closed, steps: list[StepRecord]) -> list[str]:
+    """Closed fates are those that were closed, and give the figures of their steps."""
+    books, problems = ledger.policies[name], list[str]()
+    if closed.fates != books.closed:
+        problems.append(
+            f"{name}: the table holds {closed.fates.num} fates of closed groups, {books.closed.num} were "
+            "closed, and a sum over them differs: rows were deleted, added or changed"
+        )
+    ours = [record for record in steps if record.step not in books.committed]
+    by_step = _trained_in_closed_steps(name, ledger, closed)
+    if sorted(by_step) != sorted(record.step for record in ours):
+        problems.append(f"{name}: {len(ours)} steps are closed, groups are trained in {len(by_step)} others")
+    if len(ours) != books.num_closed_steps:
+        problems.append(f"{name}: {books.num_closed_steps} steps were closed, {len(ours)} are in their table")
+    for record in ours:
+        rows = by_step.get(record.step, [])
+        again = books.replayed.get(record.step) or Replayed()
+        problems += record_problems(
+            record,
+            (*(row.staleness for row in rows), *again.staleness),
+            num_replayed=len(again.staleness),
+            num_samples=sum(row.samples for row in rows) + again.num_samples,
+            num_trained_tokens=sum(row.trained_tokens for row in rows) + again.num_trained_tokens,
+        )
+        closed.trained_tokens += record.num_trained_tokens
+    return problems
+
+
+def _trained_in_closed_steps(name: str, ledger: Ledger, closed: _Closed) -> dict[int, list[FateRow]]:
+    """Fates by step; some of the groups may still be open: for another policy, or to be replayed."""
+    by_step = {step: list(rows) for step, rows in closed.by_step.items()}
+    for idx, group in ledger.groups.items():
+        event = group.fates.get(name)
+        if event and event.fate == "trained" and event.step not in ledger.policies[name].batches:
+            by_step.setdefault(event.step, []).append(group.fate_row(name, idx))
+    return by_step
+
+
+# --- payloads and figures -------------------------------------------------------------------------
+
+
+def _open_payloads(ledger: Ledger) -> list[tuple[str, int, PayloadRef]]:
+    """Those of open groups that are in batches."""
+    return [
+        (name, idx, ref)
+        for idx, group in ledger.groups.items()
+        for name, brought in group.brought.items()
+        if brought.num_uses
+        for ref in brought.payloads
+    ]
+
+
+def _damaged(folder: Path, refs: list[tuple[str, int, PayloadRef]]) -> list[str]:
+    """Reads payloads back; the problems."""
+    problems: list[str] = []
+    with contextlib.closing(SegmentReader(folder / "segments")) as reader:
+        for name, group, ref in refs:
+            try:
+                reader.read(ref)
+            except JournalError as err:
+                problems.append(f"{name}: group {group}: {err}")
+    return problems
+
+
+def _policy_audit(name: str, ledger: Ledger, closed: _Closed) -> PolicyAudit:
+    books = ledger.policies[name]
+    drawn = [group for group in ledger.groups.values() if name in group.drawn]
+    events = [group.fates[name] for group in ledger.groups.values() if name in group.fates]
+    counts = closed.counts + Counter(event.fate for event in events)
+    staleness = [event.staleness for event in events if event.fate == "trained"]
+    staleness += [row.staleness for rows in closed.by_step.values() for row in rows]
+    replayed = [s for taken in books.batches.values() for s in taken.event.replayed_staleness]
+    replayed += [s for again in books.replayed.values() for s in again.staleness]
+    plan = ledger.plan_at(1 << 62)
+    facts = plan.policies.get(name) if plan else None
+    generated = sum(group.of(name).num_trained_tokens for group in ledger.groups.values())
+    trained = sum(record.num_trained_tokens for record in books.committed.values())
+    return PolicyAudit(
+        name=name,
+        fates=FateCounts(drawn=closed.fates.num + len(drawn), live=len(ledger.live(name)), **counts),
+        steps=books.num_committed,
+        redone_steps=books.num_redone,
+        replayed=len(replayed),
+        staleness_mean=sum(staleness) / len(staleness) if staleness else 0.0,
+        staleness_max=max([*staleness, *replayed], default=0),
+        staleness_bound=facts.staleness_bound if facts else 0,
+        generated_tokens=closed.generated_tokens + generated,
+        trained_tokens=closed.trained_tokens + trained,
+    )

@@ -1,0 +1,167 @@
+"""The dataflow's client: `WorkerLink` and `TrainerLink` over HTTP or in memory, and what a viewer reads."""
+
+from astraflow.dataflow.api import MAX_WAIT_S
+from astraflow.service import ServiceClient
+from astraflow.types import (
+    Batch,
+    BatchReply,
+    Commit,
+    EpisodeResults,
+    EvalRecord,
+    EvalsReply,
+    Health,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    Publication,
+    PublicationReply,
+    PushTasks,
+    PushTasksReply,
+    Receipts,
+    RegisterWorker,
+    Registration,
+    Release,
+    RunInfo,
+    Session,
+    SessionRequest,
+    StatusReply,
+    StepRecord,
+    StepsReply,
+    StopRequest,
+    VersionsReply,
+)
+
+__all__ = ["DataflowClient"]
+
+_ANSWER_S = 10.0
+"""Time beyond the long-poll itself that an answer may take."""
+_BATCH_ANSWER_S = 120.0
+"""A batch may be hundreds of megabytes."""
+
+
+class DataflowClient:
+    """Calls a dataflow service. Implements `WorkerLink` and `TrainerLink`.
+
+    Example: `DataflowClient(ServiceClient("http://127.0.0.1:8000", token="..."))`. The caller closes
+    the `ServiceClient`. Calls retry until its patience ends (UnavailableError); a refusal is RefusedError.
+    """
+
+    def __init__(self, client: ServiceClient) -> None:
+        self._client = client
+        self._pinned: dict[str, tuple[int, ...]] = {}
+        """Policy -> pinned versions last heard of, so that a change ends the next long-poll at once."""
+
+    # --- rollout services ---
+
+    async def register(self, request: RegisterWorker) -> Registration:
+        """Joins. Raises: RefusedError naming what differs if model, tokenizer or recipe are not the run's."""
+        return await self._client.call("POST", "/v1/workers", Registration, body=request)
+
+    async def heartbeat(self, worker_id: str, beat: Heartbeat) -> HeartbeatReply:
+        """Extends leases. Raises: RefusedError with code `unknown_worker`: register again."""
+        return await self._client.call(
+            "POST", f"/v1/workers/{worker_id}/heartbeat", HeartbeatReply, body=beat
+        )
+
+    async def drain(self, worker_id: str) -> None:
+        """Announces that the service leaves once its leases have results."""
+        await self._client.call("POST", f"/v1/workers/{worker_id}/drain", None)
+
+    async def leases(self, request: LeaseRequest) -> LeaseReply:
+        """Leases, or none after `request.wait_s`."""
+        timeout_s = min(request.wait_s, MAX_WAIT_S) + _ANSWER_S
+        return await self._client.call("POST", "/v1/leases", LeaseReply, body=request, timeout_s=timeout_s)
+
+    async def episodes(self, results: EpisodeResults) -> Receipts:
+        """Sends results; safe to repeat."""
+        return await self._client.call(
+            "POST", "/v1/episodes", Receipts, body=results, timeout_s=_BATCH_ANSWER_S
+        )
+
+    async def push_tasks(self, tasks: PushTasks) -> PushTasksReply:
+        """Adds tasks that are drawn before the sources' own."""
+        return await self._client.call("POST", "/v1/tasks", PushTasksReply, body=tasks)
+
+    async def versions(self, policy: str, *, after: int, wait_s: float = MAX_WAIT_S) -> VersionsReply:
+        """Newer manifests; returns early when the pinned versions change or the run ends."""
+        pinned = ",".join(str(version) for version in self._pinned.get(policy, ()))
+        reply = await self._client.call(
+            "GET",
+            f"/v1/policies/{policy}/versions",
+            VersionsReply,
+            params={"after": str(after), "wait_s": str(wait_s), "pinned": pinned},
+            timeout_s=min(wait_s, MAX_WAIT_S) + _ANSWER_S,
+        )
+        self._pinned[policy] = reply.pinned
+        return reply
+
+    # --- trainers ---
+
+    async def attach(self, policy: str, request: SessionRequest) -> Session:
+        """Opens a session; older ones of the policy are fenced."""
+        return await self._client.call("POST", f"/v1/policies/{policy}/session", Session, body=request)
+
+    async def batch(
+        self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
+    ) -> Batch | None:
+        """The slice of a step, waiting for it; None if the run ended first. Raises: FencedError."""
+        params = {"epoch": str(epoch), "rank": str(rank), "world": str(world), "wait_s": str(MAX_WAIT_S)}
+        while True:
+            reply = await self._client.call(
+                "GET",
+                f"/v1/policies/{policy}/batches/{step}",
+                BatchReply,
+                params=params,
+                timeout_s=MAX_WAIT_S + _BATCH_ANSWER_S,
+            )
+            if reply.batch is not None or reply.state in {"finished", "failed"}:
+                return reply.batch
+
+    async def publish(self, policy: str, publication: Publication) -> PublicationReply:
+        """Announces a version; the answer lists the versions that someone still needs."""
+        return await self._client.call(
+            "POST", f"/v1/policies/{policy}/versions", PublicationReply, body=publication
+        )
+
+    async def commit(self, policy: str, commit: Commit) -> None:
+        """The step is trained and published."""
+        await self._client.call("POST", f"/v1/policies/{policy}/commit", None, body=commit)
+
+    async def release(self, policy: str, release: Release) -> None:
+        """A checkpoint of the first steps is durable."""
+        await self._client.call("POST", f"/v1/policies/{policy}/release", None, body=release)
+
+    # --- viewers ---
+
+    async def run(self) -> RunInfo:
+        """What a joiner must know."""
+        return await self._client.call("GET", "/v1/run", RunInfo)
+
+    async def health(self) -> Health:
+        """Answers if the service can take commands. Raises: UnavailableError after the patience."""
+        return await self._client.call("GET", "/v1/health", Health)
+
+    async def steps(self, policy: str, after: int = -1, wait_s: float = MAX_WAIT_S) -> tuple[StepRecord, ...]:
+        """Committed steps above `after`; empty after `wait_s` or when the run ended."""
+        params = {"after": str(after), "wait_s": str(wait_s)}
+        path = f"/v1/policies/{policy}/steps"
+        reply = await self._client.call("GET", path, StepsReply, params=params, timeout_s=wait_s + _ANSWER_S)
+        return reply.steps
+
+    async def evals(self, after: int = 0, wait_s: float = MAX_WAIT_S) -> tuple[EvalRecord, ...]:
+        """Finished evaluation rounds without the first `after` of them."""
+        params = {"after": str(after), "wait_s": str(wait_s)}
+        reply = await self._client.call(
+            "GET", "/v1/evals", EvalsReply, params=params, timeout_s=wait_s + _ANSWER_S
+        )
+        return reply.evals
+
+    async def status(self) -> StatusReply:
+        """Who waits for whom, since when."""
+        return await self._client.call("GET", "/v1/status", StatusReply)
+
+    async def stop(self, reason: str, is_failure: bool = False) -> None:
+        """Ends the run: live groups are cancelled."""
+        request = StopRequest(reason=reason, is_failure=is_failure)
+        await self._client.call("POST", "/v1/stop", None, body=request)

@@ -1,0 +1,290 @@
+"""Writes a snapshot and takes out of the journal what nobody needs then, in pieces, while the run goes on.
+
+After a snapshot no older record is needed to restart, but the audit needs what they say. So they are booked
+as the audit books them (`ledger`); what is *closed* is checked and becomes part of its fate rows and of a sum
+over them; the rest, what is open, is kept as the new books. Then the records go, and segments without
+anything that may still be asked for.
+
+A step is closed when it is committed; a group when it is decided for all policies, in no open batch, and not
+kept for replay; an evaluation round when it is over.
+
+Nothing is thrown away that does not hold: at the first problem compaction stops, and the audit shows it.
+
+Each piece takes a few milliseconds in the journal's thread, with one transaction at most, so flushes go on in
+between. A crash between any two is harmless: pieces before the switch (one row of `meta`) write what nobody
+reads yet, and the next compaction writes it again; those after it delete what nobody reads any more.
+"""
+
+import sqlite3
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from astraflow.dataflow.books import Books, GroupBooks, Replayed
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.records import JournalReader
+from astraflow.dataflow.rules import batch_problems, commit_problems
+from astraflow.dataflow.segments import SegmentStore
+from astraflow.errors import Error, JournalError
+
+__all__ = ["Compaction", "CompactionPlan", "carried_ledger"]
+
+_CHUNK = 128
+"""Records, rows or groups of a piece: a few milliseconds of work."""
+_DIGEST_BYTES = 16
+_GROUPS = msgspec.msgpack.Decoder(dict[int, GroupBooks])
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """What to compact: known when the snapshot of record `seq` is made."""
+
+    seq: int
+    snapshot: Iterator[bytes]
+    """Parts of it that are not written yet; none if it is in the journal."""
+    open_rounds: frozenset[int]
+    replayable: frozenset[int]
+    """Groups that later batches may hold again; no other group that was in a batch can be in one."""
+    segment: int
+    """The one that was written to then; later records refer to no older payload."""
+    retained_steps: int
+    """Committed steps of each policy whose payloads are kept besides those that are not released."""
+
+
+def carried_ledger(reader: JournalReader) -> Ledger:
+    """The books as the last compaction left them; empty ones if there was none. Raises: JournalError."""
+    parts = [_unsealed(part) for part in reader.books()]
+    if not parts:
+        if reader.compacted:
+            raise JournalError(f"the books up to record {reader.compacted} are missing from the journal")
+        return Ledger(reader.plans())
+    groups: dict[int, GroupBooks] = {}
+    for part in parts[1:]:
+        groups |= _GROUPS.decode(part)
+    return Ledger(reader.plans(), msgspec.msgpack.decode(parts[0], type=Books), groups)
+
+
+class Compaction:
+    """One pass. Call `step` in the journal's thread until `is_done`, or `close` to leave it."""
+
+    def __init__(
+        self, folder: Path, database: sqlite3.Connection, segments: SegmentStore, plan: CompactionPlan
+    ) -> None:
+        self._folder, self._db, self._segments, self._plan = folder, database, segments, plan
+        self._pieces = self._run()
+        self.is_done = False
+
+    def step(self) -> Exception | None:
+        """Does one piece; its error, if it failed: the journal is then as good as before."""
+        try:
+            self.is_done = next(self._pieces, True) is True
+        except (OSError, sqlite3.Error, Error, msgspec.DecodeError) as err:
+            return err
+        return None
+
+    def close(self) -> None:
+        """Leaves the rest undone."""
+        self._pieces.close()
+
+    def _run(self) -> Generator[None]:
+        yield from self._write_snapshot()
+        with JournalReader(self._folder) as reader:
+            ledger = carried_ledger(reader)
+            is_new = self._plan.seq > ledger.books.seq
+            yield
+            yield from self._booked(reader, ledger)
+        if is_new:
+            closed: list[tuple[int, GroupBooks]] = []
+            yield from self._closed(ledger, closed)
+            yield from self._write_rows(ledger, closed)
+            yield from self._write_books(ledger)
+            with self._transaction():
+                self._set_meta("compacted", ledger.books.seq)
+            yield
+        yield from self._delete_records(ledger.books.seq)
+        yield from self._drop_segments(self._first_needed(ledger))
+
+    def _write_snapshot(self) -> Iterator[None]:
+        parts: list[bytes] = []
+        for part in self._plan.snapshot:
+            parts.append(part)
+            yield
+        if parts:
+            with self._transaction():
+                row = (self._plan.seq, b"".join(parts))
+                self._db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
+                self._db.execute("DELETE FROM snapshots WHERE seq < ?", (self._plan.seq,))
+
+    # --- booking ---
+
+    def _booked(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
+        rows = reader.records(ledger.books.seq)
+        while ledger.books.seq < self._plan.seq:
+            for record in islice(rows, min(_CHUNK, self._plan.seq - ledger.books.seq)):
+                ledger.book(record)
+            _refuse(ledger.problems)
+            yield
+
+    def _closed(self, ledger: Ledger, closed: list[tuple[int, GroupBooks]]) -> Iterator[None]:
+        """Moves what is closed out of the ledger, checked."""
+        for name, books in ledger.policies.items():
+            for step, record in sorted(books.committed.items()):
+                _refuse(commit_problems(name, record, ledger))
+                _refuse(batch_problems(name, step, ledger))
+                _close_step(name, step, ledger)
+                yield
+        closing = _closing(ledger, self._plan.replayable)
+        yield
+        closed += [(group, ledger.groups.pop(group)) for group in sorted(closing)]
+        rounds = ledger.books.rounds
+        ledger.books.rounds = {idx: rounds[idx] for idx in rounds.keys() & self._plan.open_rounds}
+
+    # --- writing ---
+
+    def _write_rows(self, ledger: Ledger, closed: list[tuple[int, GroupBooks]]) -> Iterator[None]:
+        """Completes the fates of closed groups, and keeps where their trained trajectories lie."""
+        for chunk in _chunks(closed):
+            ended = [
+                (g.fate_row(policy, idx), g.of(policy).payloads) for idx, g in chunk for policy in g.drawn
+            ]
+            rows = [row for row, _ in ended]
+            refs = [
+                (row.policy, row.group_id, min(ref.segment for ref in refs), msgspec.msgpack.encode(refs))
+                for row, refs in ended
+                if row.fate == "trained" and refs
+            ]
+            with self._transaction():
+                done = self._db.executemany(
+                    "UPDATE fates SET samples = ?, trained_tokens = ? WHERE policy = ? AND group_id = ?",
+                    [(row.samples, row.trained_tokens, row.policy, row.group_id) for row in rows],
+                )
+                self._db.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?, ?, ?)", refs)
+            _refuse([] if done.rowcount == len(rows) else ["fates are missing from their table"])
+            for row in rows:
+                ledger.policies[row.policy].closed.add(row)
+            yield
+
+    def _write_books(self, ledger: Ledger) -> Iterator[None]:
+        ledger.books.drawn_below = max([ledger.books.drawn_below, *(idx + 1 for idx in ledger.groups)])
+        self._first_needed(ledger)
+        with self._transaction():
+            self._db.execute("DELETE FROM books WHERE at_seq = ?", (ledger.books.seq,))
+        parts = (
+            msgspec.msgpack.encode(part)
+            for part in (ledger.books, *(dict(chunk) for chunk in _chunks(list(ledger.groups.items()))))
+        )
+        for number, part in enumerate(parts):
+            with self._transaction():
+                row = (ledger.books.seq, number, _sealed(part))
+                self._db.execute("INSERT INTO books VALUES (?, ?, ?)", row)
+            yield
+
+    def _delete_records(self, seq: int) -> Iterator[None]:
+        with self._transaction():
+            self._db.execute("DELETE FROM books WHERE at_seq <> ?", (seq,))
+        query = "DELETE FROM records WHERE seq IN (SELECT seq FROM records WHERE seq < ? LIMIT ?)"
+        while True:
+            yield
+            with self._transaction():
+                if not self._db.execute(query, (seq, _CHUNK)).rowcount:
+                    return
+
+    # --- segments ---
+
+    def _first_needed(self, ledger: Ledger) -> int:
+        """The first segment with a payload that may still be asked for; forgets steps that may not."""
+        needed = [self._plan.segment]
+        for group in ledger.groups.values():
+            needed += (ref.segment for brought in group.brought.values() for ref in brought.payloads)
+        for books in ledger.policies.values():
+            first_step = min(books.released, books.num_committed - self._plan.retained_steps)
+            for step in [step for step in books.first_segments if step < first_step]:
+                del books.first_segments[step]
+            needed += books.first_segments.values()
+        return min(needed)
+
+    def _drop_segments(self, first: int) -> Iterator[None]:
+        """Saves the messages in the segments before `first`, then deletes them."""
+        query = "SELECT rowid, segment, offset, length FROM samples WHERE segment < ? AND data IS NULL"
+        for chunk in _chunks(self._db.execute(query, (first,)).fetchall()):
+            messages = self._segments.read_all([PayloadRef(*row[1:]) for row in chunk])
+            with self._transaction():
+                rows = [(bytes(data), row[0]) for row, data in zip(chunk, messages, strict=True)]
+                self._db.executemany("UPDATE samples SET data = ? WHERE rowid = ?", rows)
+            yield
+        # Synced: a power loss must not bring back a database that refers to the deleted files.
+        self._db.execute("PRAGMA synchronous=FULL")
+        try:
+            with self._transaction():
+                self._db.execute("DELETE FROM payloads WHERE segment < ?", (first,))
+                self._set_meta("first_segment", first)
+        finally:
+            self._db.execute("PRAGMA synchronous=NORMAL")
+        yield
+        self._segments.drop(first)
+
+    def _set_meta(self, key: str, value: int) -> None:
+        self._db.execute("UPDATE meta SET value = ? WHERE key = ?", (str(value), key))
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+
+def _close_step(name: str, step: int, ledger: Ledger) -> None:
+    """Its batch leaves the books; what later checks of its record need besides the fates stays."""
+    books = ledger.policies[name]
+    taken = books.batches.pop(step)
+    del books.committed[step]
+    books.num_closed_steps += 1
+    brought = [ledger.group(group).of(name) for group in taken.all_ids]
+    books.first_segments[step] = min(ref.segment for b in brought for ref in b.payloads)
+    if again := brought[len(taken.event.group_ids) :]:
+        books.replayed[step] = Replayed(
+            taken.event.replayed_staleness,
+            sum(b.num_samples for b in again),
+            sum(b.num_trained_tokens for b in again),
+        )
+
+
+def _closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:
+    """Groups that are decided for all policies, in no batch that is open, and will be in none."""
+    closing = {idx for idx, group in ledger.groups.items() if group.is_decided} - replayable
+    for books in ledger.policies.values():
+        for taken in books.batches.values():
+            closing.difference_update(taken.all_ids)
+    return closing
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise JournalError(f"the journal is not compacted, for it does not hold: {problems[0]}")
+
+
+def _chunks(items: Sequence[_T]) -> Iterable[Sequence[_T]]:
+    return (items[first : first + _CHUNK] for first in range(0, len(items), _CHUNK))
+
+
+def _sealed(part: bytes) -> bytes:
+    return xxhash.xxh3_128_digest(part) + part
+
+
+def _unsealed(data: bytes) -> bytes:
+    part = data[_DIGEST_BYTES:]
+    if _sealed(part) != data:
+        raise JournalError("the journal's books were changed; restore the journal folder from a copy")
+    return part

@@ -1,0 +1,368 @@
+"""What goes into the core, and what comes out: the journal's records.
+
+A command is everything that may change the run's state, with time and ids as arguments; a decision is what
+the core
+answers, the events that the accounting is made of, and which waiters to wake. The journal stores both:
+replaying the
+commands must give the same events again, and the audit counts the events alone.
+"""
+
+from typing import Any
+
+from astraflow.types import (
+    BatchTotals,
+    BusySpan,
+    EvalRecord,
+    Failure,
+    Fate,
+    FinishReason,
+    Item,
+    LeaseKind,
+    Manifest,
+    MetricItem,
+    ServedVersions,
+    StepRecord,
+    Task,
+)  # fmt: skip
+
+__all__ = [
+    "AddWorker", "AttachTrainer", "AttemptFailed", "BatchTaken", "BatchView", "Command", "CommitStep",
+    "Decision",
+    "DropWorker", "EpisodeFacts", "EvalFinished", "Event", "ExpireEval", "ExpireLeases", "FateDecided",
+    "GroupDrawn",
+    "IssueLeases", "LeaseIssued", "LeaseView", "PayloadRef", "PublishFrozen",
+    "PublishVersion", "PushTaskIds", "RecordResult",
+    "ReleaseSteps", "ResultDropped", "RunEnded", "SampleView", "StepCommitted", "StepRedone", "StopRun",
+    "Stored",
+    "TakeBatch",
+    "TasksPushed",
+    "TrajectoryMeta", "VersionPublished",
+]  # fmt: skip
+
+
+class Stored(Item, frozen=True, array_like=True, gc=False):
+    """Base of what journal and snapshots hold: fields by position, without their names.
+
+    Frozen, so never part of a cycle: the collector, which would stop the service for it, passes them over.
+    """
+
+
+class PayloadRef(Stored, frozen=True):
+    """Where an encoded `Trajectory` lies in the journal's segments."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+class TrajectoryMeta(Stored, frozen=True, kw_only=True):
+    """What the core knows of a trajectory: about 1 KB, no tokens."""
+
+    policy: str
+    role: str
+    reward: float
+    num_tokens: int
+    num_trained_tokens: int
+    oldest_version: int
+    newest_version: int
+    finish_reason: FinishReason
+    turn_spans: tuple[tuple[int, int], ...]
+    turn_rewards: tuple[float, ...]
+    num_trained_by_turn: tuple[int, ...]
+    """Tokens with mask 1 in each turn: what an advantage of that turn weighs."""
+    payload: PayloadRef
+    state_keys: tuple[int, ...] = ()
+    repeated_frac: float = 0.0
+
+
+class EpisodeFacts(Item, frozen=True, kw_only=True, tag="episode", gc=False):
+    """What the core knows of an episode."""
+
+    trajectories: tuple[TrajectoryMeta, ...]
+    score: float
+    metrics: tuple[MetricItem, ...]
+    duration_s: float
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+class AddWorker(Stored, frozen=True, kw_only=True, tag=True):
+    """A rollout service joins; its id is chosen by the service layer."""
+
+    worker_id: str
+    name: str
+    hosts: tuple[str, ...]
+
+
+class DropWorker(Stored, frozen=True, kw_only=True, tag=True):
+    """A rollout service left or vanished; its leases go out again."""
+
+    worker_id: str
+    reason: str
+
+
+class IssueLeases(Stored, frozen=True, kw_only=True, tag=True):
+    """A service asks for leases. Journaled only if it got some."""
+
+    worker_id: str
+    num_free: int
+    served: tuple[ServedVersions, ...]
+
+
+class ExpireLeases(Stored, frozen=True, kw_only=True, tag=True):
+    """Heartbeats of these leases stopped."""
+
+    lease_ids: tuple[str, ...]
+
+
+class RecordResult(Stored, frozen=True, kw_only=True, tag=True):
+    """The result of a lease, already checked and its payloads written."""
+
+    lease_id: str
+    worker_id: str
+    outcome: EpisodeFacts | Failure
+
+
+class PushTaskIds(Stored, frozen=True, kw_only=True, tag=True):
+    """Tasks from outside; the core keeps them, for they are in no source."""
+
+    tasks: tuple[Task, ...]
+
+
+class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
+    """A trainer opens a session: new epoch, older ones fenced."""
+
+    policy: str
+    trainer_id: str
+    durable_step: int
+
+
+class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):
+    """The trainer takes step `step`. Journaled only when it decides something new."""
+
+    policy: str
+    epoch: int
+    step: int
+
+
+class PublishVersion(Stored, frozen=True, kw_only=True, tag=True):
+    """A version is downloadable."""
+
+    policy: str
+    epoch: int
+    step: int
+    manifest: Manifest
+
+
+class PublishFrozen(Stored, frozen=True, kw_only=True, tag=True):
+    """The one version of a frozen policy is downloadable."""
+
+    policy: str
+    manifest: Manifest
+
+
+class CommitStep(Stored, frozen=True, kw_only=True, tag=True):
+    """Step trained, version published: tickets come back, groups are trained for ever."""
+
+    policy: str
+    epoch: int
+    step: int
+    version: int
+    metrics: tuple[MetricItem, ...]
+    spans: tuple[BusySpan, ...] = ()
+
+
+class ReleaseSteps(Stored, frozen=True, kw_only=True, tag=True):
+    """The first `step` steps are in a durable checkpoint."""
+
+    policy: str
+    epoch: int
+    step: int
+
+
+class ExpireEval(Stored, frozen=True, kw_only=True, tag=True):
+    """An evaluation round passed its deadline and is reported with what it has."""
+
+    round_id: int
+
+
+class StopRun(Stored, frozen=True, kw_only=True, tag=True):
+    """Ends the run early: live groups are cancelled."""
+
+    reason: str
+    is_failure: bool
+
+
+Command = (
+    AddWorker | DropWorker | IssueLeases | ExpireLeases | RecordResult | PushTaskIds | AttachTrainer |
+    TakeBatch
+    | PublishFrozen | PublishVersion | CommitStep | ReleaseSteps | ExpireEval | StopRun
+)  # fmt: skip
+
+
+# --- events: what the audit counts ----------------------------------------------------------------
+
+
+class GroupDrawn(Stored, frozen=True, kw_only=True, tag=True):
+    """A task draw charged these policies; those in `unadmitted` had no ticket."""
+
+    group_id: int
+    task_id: str
+    task_idx: int
+    """Position in all sources joined; -1 for a pushed task."""
+    admitted: tuple[str, ...]
+    unadmitted: tuple[str, ...]
+
+
+class TasksPushed(Stored, frozen=True, kw_only=True, tag=True):
+    """Tasks came from outside, or from a workflow."""
+
+    accepted: tuple[str, ...]
+    """Ids."""
+    num_known: int
+    num_refused: int
+
+
+class LeaseIssued(Stored, frozen=True, kw_only=True, tag=True):
+    """An attempt at an episode began."""
+
+    lease_id: str
+    kind: LeaseKind
+    group_id: int
+    worker_id: str
+
+
+class AttemptFailed(Stored, frozen=True, kw_only=True, tag=True):
+    """An attempt ended without a result; `is_final` if there will be no other."""
+
+    lease_id: str
+    error_class: str
+    is_final: bool
+
+
+class ResultDropped(Stored, frozen=True, kw_only=True, tag=True):
+    """A result came late or again."""
+
+    lease_id: str
+    reason: str
+
+
+class FateDecided(Stored, frozen=True, kw_only=True, tag=True):
+    """A group ended for a policy, in exactly one way. `step` only for `trained`."""
+
+    policy: str
+    group_id: int
+    fate: Fate
+    step: int = -1
+    num_tokens: int = 0
+    staleness: int = 0
+
+
+class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
+    """A step has its batch, for ever."""
+
+    policy: str
+    step: int
+    trainer_version: int
+    group_ids: tuple[int, ...]
+    staleness: tuple[int, ...]
+    replayed_ids: tuple[int, ...] = ()
+    """Groups of earlier steps that are trained on again; their fate is that of their first step."""
+    replayed_staleness: tuple[int, ...] = ()
+
+
+class VersionPublished(Stored, frozen=True, kw_only=True, tag=True):
+    """A version became the newest."""
+
+    policy: str
+    version: int
+    step: int
+    epoch: int
+
+
+class StepCommitted(Stored, frozen=True, kw_only=True, tag=True):
+    """First commit of a step."""
+
+    record: StepRecord
+
+
+class StepRedone(Stored, frozen=True, kw_only=True, tag=True):
+    """A commit of a step that was committed before; changes no fate."""
+
+    policy: str
+    step: int
+    version: int
+
+
+class EvalFinished(Stored, frozen=True, kw_only=True, tag=True):
+    """An evaluation round is over."""
+
+    record: EvalRecord
+
+
+class RunEnded(Stored, frozen=True, kw_only=True, tag=True):
+    """The run is over."""
+
+    reason: str
+    is_failure: bool
+
+
+Event = (
+    TasksPushed
+    | GroupDrawn | LeaseIssued | AttemptFailed | ResultDropped | FateDecided | BatchTaken | VersionPublished
+    | StepCommitted | StepRedone | EvalFinished | RunEnded
+)  # fmt: skip
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+class LeaseView(Stored, frozen=True, kw_only=True):
+    """A lease before the service layer adds the task itself."""
+
+    id: str
+    kind: LeaseKind
+    group_id: int
+    episode_idx: int
+    attempt: int
+    source: str
+    """Task source or evaluation set; empty for a pushed task."""
+    task_idx: int
+    """Position in that source; position among pushed tasks for a pushed one."""
+    seed: int
+    pinned: tuple[ServedVersions, ...] = ()
+    eval_set: str = ""
+
+
+class SampleView(Stored, frozen=True, kw_only=True):
+    """A sample before the service layer adds the tokens."""
+
+    group_id: int
+    episode_idx: int
+    task_id: str
+    payload: PayloadRef
+    advantages: tuple[tuple[int, int, float], ...]
+    num_tokens: int
+
+
+class BatchView(Stored, frozen=True, kw_only=True):
+    """A batch before the service layer adds the tokens and slices it by rank."""
+
+    policy: str
+    step: int
+    trainer_version: int
+    samples: tuple[SampleView, ...]
+    totals: BatchTotals
+    staleness_mean: float
+    staleness_max: int
+    is_redo: bool
+
+
+class Decision(Item, frozen=True, kw_only=True):
+    """What a command led to. `answer` is of the command's own answer type; `wakes` are topics of waiters:
+    `leases`, `batch/POLICY`, `versions/POLICY`, `steps/POLICY`, `evals`, `run`."""
+
+    answer: Any = None
+    events: tuple[Event, ...] = ()
+    wakes: tuple[str, ...] = ()

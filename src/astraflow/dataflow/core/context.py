@@ -1,0 +1,103 @@
+"""What every rule of the core works on: the plan, the state, the algorithms, and the decision in the making.
+
+The rules are functions `(ctx, command) -> answer`, one file a subject; `Context` is their only shared object.
+"""
+
+import hashlib
+from typing import NoReturn
+
+from astraflow.algorithms.config import RepetitionConfig
+from astraflow.algorithms.curators import make_curation
+from astraflow.algorithms.removers import make_remover
+from astraflow.algorithms.samplers import make_sampler
+from astraflow.config import Use
+from astraflow.dataflow.core.commands import Event
+from astraflow.dataflow.core.judge import Judge
+from astraflow.dataflow.core.plan import PolicyPlan, RunPlan
+from astraflow.dataflow.core.state import PolicyState, RunStateData
+from astraflow.errors import RefusedError
+
+__all__ = ["Context", "derived_seed", "refuse"]
+
+_NUM_SEED_BITS = 53
+"""Seeds stay exact in JSON readers that hold numbers as doubles."""
+
+
+class Context:
+    """The core's insides. `begin` opens a command; `emit` and `wake` collect its decision."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = plan
+        self.state = RunStateData(policies={name: PolicyState() for name in plan.policies})
+        self.samplers = {name: make_sampler(p.table.sampler) for name, p in plan.policies.items()}
+        self.removers = {name: make_remover(p.table.remover) for name, p in plan.policies.items()}
+        self.judges = {name: Judge(p.table) for name, p in plan.policies.items()}
+        tables = {name: p.table for name, p in plan.policies.items()}
+        self.repetition_of = frozenset(
+            name
+            for name, t in tables.items()
+            if any(isinstance(f, RepetitionConfig | Use) for f in t.filters)
+        )
+        self.num_tasks = sum(plan.sources.values())
+        self.curation = make_curation(plan.curators, sources=plan.sources, seed=plan.seed)
+        self.fresh_at: dict[str, dict[int, None]] = {}
+        """`state.fresh` by the groups' homes, each in the same order; derived, in no snapshot."""
+        self.now_s = 0.0
+        self.events: list[Event] = []
+        self.wakes: dict[str, None] = {}
+
+    def begin(self, now_s: float) -> None:
+        """Starts the decision of one command."""
+        self.now_s = now_s
+        self.events = []
+        self.wakes = {}
+
+    def add_fresh(self, group_id: int) -> None:
+        """Notes that a group has episodes that were never leased."""
+        self.state.fresh[group_id] = None
+        self.fresh_at.setdefault(self.state.groups[group_id].home, {})[group_id] = None
+
+    def drop_fresh(self, group_id: int, home: str) -> None:
+        """Notes that it has none."""
+        if group_id in self.state.fresh:
+            del self.state.fresh[group_id]
+            del self.fresh_at[home][group_id]
+            if not self.fresh_at[home]:
+                del self.fresh_at[home]
+
+    def emit(self, event: Event) -> None:
+        """Adds an event to the decision."""
+        self.events.append(event)
+
+    def wake(self, topic: str) -> None:
+        """Adds a topic whose waiters should ask again."""
+        self.wakes[topic] = None
+
+    @property
+    def is_running(self) -> bool:
+        """False once the run is over."""
+        return self.state.run_state == "running"
+
+    def policy(self, name: str) -> PolicyState:
+        """The state of a trained policy. Raises: RefusedError for another name."""
+        policy = self.state.policies.get(name)
+        if policy is None:
+            choices = ", ".join(self.state.policies)
+            refuse("unknown_policy", f"policy {name!r} is not trained in this run (trained: {choices})", 404)
+        return policy
+
+    def policy_plan(self, name: str) -> PolicyPlan:
+        """The plan of a trained policy."""
+        return self.plan.policies[name]
+
+
+def refuse(code: str, message: str, status: int = 409) -> NoReturn:
+    """Raises RefusedError with a stable code."""
+    raise RefusedError(message, code=code, status=status)
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed in `[0, 2**53)` that depends on nothing but `parts`."""
+    text = "/".join(str(part) for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - _NUM_SEED_BITS)

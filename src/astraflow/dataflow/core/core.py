@@ -1,0 +1,216 @@
+"""The dataflow's state machine: commands in, decisions out.
+
+Owns all metadata of a run: draws, leases, groups, tables, versions, evaluation rounds, fates. It opens no
+socket, reads no clock and draws no random number; the same commands at the same times give the same
+decisions, so the journal's commands rebuild it. A refused command raises and changes nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from astraflow.dataflow.core import evals, groups, leases, policies, snapshot, status, tables
+from astraflow.dataflow.core.commands import (
+    AddWorker,
+    AttachTrainer,
+    Command,
+    CommitStep,
+    Decision,
+    DropWorker,
+    ExpireEval,
+    ExpireLeases,
+    IssueLeases,
+    LeaseView,
+    PayloadRef,
+    PublishFrozen,
+    PublishVersion,
+    PushTaskIds,
+    RecordResult,
+    ReleaseSteps,
+    StopRun,
+    TakeBatch,
+)
+from astraflow.dataflow.core.context import Context
+from astraflow.dataflow.core.fates import end_run
+from astraflow.dataflow.core.plan import RunPlan
+from astraflow.types import (
+    EvalRecord,
+    MetricItem,
+    PolicyStatus,
+    PushedTasks,
+    RunState,
+    ServedVersions,
+    StepRecord,
+    Task,
+    VersionsReply,
+    Wait,
+)
+
+__all__ = ["Core"]
+
+
+class Core:
+    """The whole run as one deterministic object.
+
+    Example::
+
+        core = Core(plan)
+        core.apply(AddWorker(worker_id="w0", name="w0", hosts=("actor",)), now_s=0.0)
+        decision = core.apply(IssueLeases(worker_id="w0", num_free=8, served=served), now_s=1.0)
+        leases = decision.answer        # () until version 0 is published
+    """
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._ctx = Context(plan)
+
+    def apply(self, command: Command, now_s: float) -> Decision:
+        """What one command leads to; the state changes accordingly.
+
+        `now_s` is Unix time, as are all times of the core's records and deadlines.
+
+        Answers: IssueLeases -> tuple[LeaseView, ...]; RecordResult -> EpisodeReceipt; PushTaskIds ->
+        PushTasksReply; AttachTrainer -> Session; TakeBatch -> BatchView | None (not there yet);
+        PublishVersion -> PublicationReply; all others -> None.
+
+        IssueLeases and TakeBatch change state only if the decision has events; every other accepted command
+        must be journaled always.
+        Raises: RefusedError, FencedError; the state is then as before.
+        """
+        ctx = self._ctx
+        ctx.begin(now_s)
+        answer = _HANDLERS[type(command)](ctx, command)
+        return Decision(answer=answer, events=tuple(ctx.events), wakes=tuple(ctx.wakes))
+
+    # --- snapshot ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """The full state. `Core.restored(plan, data)` goes on exactly as this core would."""
+        return b"".join(self.snapshot_parts())
+
+    def snapshot_parts(self) -> Iterator[bytes]:
+        """The same in parts; the later ones are made when asked for, and are still of this moment."""
+        return snapshot.snapshot_parts(self._ctx)
+
+    @classmethod
+    def restored(cls, plan: RunPlan, data: bytes) -> "Core":
+        """The core whose `snapshot` this is. Raises: DataError if it does not fit the plan."""
+        core = cls(plan)
+        snapshot.restore_state(core._ctx, data)
+        return core
+
+    # --- queries: none of them changes anything ---------------------------------------------------
+
+    @property
+    def state(self) -> RunState:
+        """`running`, `finished` or `failed`."""
+        return self._ctx.state.run_state
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended; empty while it runs."""
+        return self._ctx.state.reason
+
+    def policy_status(self) -> tuple[PolicyStatus, ...]:
+        """One entry a trained policy, in the plan's order."""
+        return tuple(status.policy_status(self._ctx, name) for name in self._ctx.plan.policies)
+
+    @property
+    def repetition_of(self) -> frozenset[str]:
+        """Policies whose trajectories' repetition is to be measured: a filter asks for it."""
+        return self._ctx.repetition_of
+
+    def curation(self) -> tuple[MetricItem, ...]:
+        """What the curators did so far; nothing for a plain order."""
+        return self._ctx.curation.metrics()
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Who waits for whom, since when, as far as the core can tell."""
+        return status.waits(self._ctx)
+
+    def steps(self, policy: str, after: int = -1) -> tuple[StepRecord, ...]:
+        """Records of the policy's committed steps with a number above `after`."""
+        return tuple(self._ctx.policy(policy).records[max(0, after + 1) :])
+
+    def evals(self, after: int = 0) -> tuple[EvalRecord, ...]:
+        """Finished evaluation rounds in the order in which they finished, without the first `after`."""
+        return tuple(self._ctx.state.eval_records[max(0, after) :])
+
+    def versions(self, policy: str, after: int = -1) -> VersionsReply:
+        """The policy's kept manifests newer than `after`, and the versions that evaluation needs now."""
+        return policies.versions_reply(self._ctx, policy, after)
+
+    def newest_version(self, policy: str) -> int:
+        """The policy's newest published version; -1 if there is none yet."""
+        return self._ctx.policy(policy).newest
+
+    def why_no_lease(self, served: Sequence[ServedVersions]) -> str:
+        """Whom a service that serves these versions waits for; empty if nothing keeps it from a lease."""
+        return leases.why_none(self._ctx, served)
+
+    def lease(self, lease_id: str) -> LeaseView | None:
+        """A lease that is out now, as it was issued; None for any other."""
+        return leases.view_of(self._ctx, lease_id)
+
+    def workers(self) -> tuple[AddWorker, ...]:
+        """The rollout services that joined and were not dropped, as they joined."""
+        known = self._ctx.state.workers.values()
+        return tuple(AddWorker(worker_id=w.id, name=w.name, hosts=w.hosts) for w in known)
+
+    def worker_leases(self, worker_id: str) -> tuple[str, ...]:
+        """Ids of the leases that a worker holds now."""
+        worker = self._ctx.state.workers.get(worker_id)
+        return tuple(worker.leases) if worker else ()
+
+    def revoked(self, worker_id: str, lease_ids: Sequence[str]) -> tuple[str, ...]:
+        """Those of a worker's leases that are no longer worth finishing."""
+        held = self._ctx.state.workers.get(worker_id)
+        return tuple(i for i in lease_ids if held is None or i not in held.leases)
+
+    @property
+    def pushed(self) -> PushedTasks:
+        """What became of the tasks that were pushed."""
+        state = self._ctx.state
+        return PushedTasks(
+            num_accepted=state.num_pushed,
+            num_waiting=len(state.pushed_queue),
+            num_known=state.num_pushed_again,
+            num_refused=state.num_push_refused,
+        )
+
+    def pushed_task(self, task_idx: int) -> Task:
+        """A pushed task by its position; kept while a group of it is undecided."""
+        return self._ctx.state.pushed[task_idx]
+
+    def eval_deadlines(self) -> tuple[tuple[int, float], ...]:
+        """(round id, deadline in the commands' time) of the open evaluation rounds."""
+        return tuple((r.id, r.deadline_s) for r in self._ctx.state.rounds.values())
+
+    def groups_for_replay(self) -> frozenset[int]:
+        """Groups that a later batch of some policy may hold again."""
+        return status.groups_for_replay(self._ctx)
+
+    def retained_payloads(self) -> Iterator[PayloadRef]:
+        """Every trajectory that may still be served."""
+        return status.retained_payloads(self._ctx)
+
+
+def _stop(ctx: Context, command: StopRun) -> None:
+    end_run(ctx, command.reason, is_failure=command.is_failure)
+
+
+_HANDLERS: dict[type[Any], Callable[[Context, Any], Any]] = {
+    AddWorker: leases.add_worker,
+    DropWorker: leases.drop_worker,
+    IssueLeases: leases.issue,
+    ExpireLeases: leases.expire,
+    RecordResult: groups.record_result,
+    PushTaskIds: groups.push_tasks,
+    AttachTrainer: policies.attach,
+    TakeBatch: tables.take_batch,
+    PublishFrozen: policies.publish_frozen,
+    PublishVersion: policies.publish,
+    CommitStep: policies.commit,
+    ReleaseSteps: policies.release,
+    ExpireEval: evals.expire,
+    StopRun: _stop,
+}
+"""One handler a command."""

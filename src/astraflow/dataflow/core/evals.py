@@ -1,0 +1,218 @@
+"""Evaluation rounds: which are due, which versions they pin, how their results add up.
+
+A round is one set at exact versions of all policies. It takes no ticket and decides no fate; its episodes
+have attempts as training episodes do, and a deadline after which it is reported with what it has.
+"""
+
+import math
+from collections.abc import Sequence
+
+from astraflow.algorithms.pass_at_k import pass_estimates
+from astraflow.dataflow.core.commands import EpisodeFacts, EvalFinished, ExpireEval, LeaseView
+from astraflow.dataflow.core.context import Context, derived_seed
+from astraflow.dataflow.core.fates import check_finished
+from astraflow.dataflow.core.state import EvalRound, LeaseState, MetricSum, Slot
+from astraflow.types import EvalRecord, MetricItem, ServedVersions
+
+__all__ = [
+    "can_serve",
+    "close_slot",
+    "expire",
+    "next_slot",
+    "pinned_versions",
+    "plan_rounds",
+    "view",
+]
+
+
+def plan_rounds(ctx: Context, name: str, version: int, step: int) -> None:
+    """Opens the rounds that are due now that `version`, which holds `step` steps, is published.
+
+    Due: 0 steps, each multiple of `every`, and the last step; each number of steps once. A round that needs
+    another policy's first version waits for it.
+    """
+    state, plan = ctx.state, ctx.plan.eval
+    policy = state.policies[name]
+    num_steps = ctx.plan.policies[name].num_steps
+    is_due = step % plan.every == 0 or step == num_steps
+    if plan.sets and is_due and step > policy.evaluated_step:
+        policy.evaluated_step = step
+        state.rounds_to_open.append((name, version, step))
+    if any(other.newest < 0 for other in state.policies.values()):
+        return
+    for due in state.rounds_to_open:
+        for eval_set in plan.sets:
+            _open_round(ctx, due, eval_set)
+    state.rounds_to_open.clear()
+
+
+def _open_round(ctx: Context, due: tuple[str, int, int], eval_set: str) -> None:
+    state, size = ctx.state, ctx.plan.eval.sets[eval_set]
+    name, version, step = due
+    pinned = {other: policy.newest for other, policy in state.policies.items()} | {name: version}
+    num_slots = size.num_tasks * size.samples
+    round_ = EvalRound(
+        id=state.next_round_id,
+        policy=name,
+        version=version,
+        step=step,
+        eval_set=eval_set,
+        pinned=pinned,
+        samples=size.samples,
+        slots=[Slot() for _ in range(num_slots)],
+        num_open=num_slots,
+        opened_s=ctx.now_s,
+        deadline_s=ctx.now_s + ctx.plan.eval.deadline_s,
+    )
+    state.next_round_id += 1
+    state.rounds[round_.id] = round_
+    ctx.wake("leases")
+    for other in pinned:
+        ctx.wake(f"versions/{other}")
+
+
+def pinned_versions(ctx: Context, name: str) -> tuple[int, ...]:
+    """Versions of a policy that open rounds, and rounds about to open, generate with."""
+    pinned = {round_.pinned[name] for round_ in ctx.state.rounds.values()}
+    pinned.update(version for due, version, _ in ctx.state.rounds_to_open if due == name)
+    return tuple(sorted(pinned))
+
+
+def can_serve(round_: EvalRound, served: dict[str, frozenset[int]]) -> bool:
+    """Does a service with these versions serve all that the round pins?"""
+    return all(version in served.get(name, ()) for name, version in round_.pinned.items())
+
+
+def next_slot(round_: EvalRound) -> int:
+    """The next episode to lease, retries first; -1 if all are out or done."""
+    if round_.retries:
+        episode_idx = next(iter(round_.retries))
+        del round_.retries[episode_idx]
+        return episode_idx
+    if round_.next_fresh < len(round_.slots):
+        round_.next_fresh += 1
+        return round_.next_fresh - 1
+    return -1
+
+
+def view(ctx: Context, lease: LeaseState) -> LeaseView:
+    """The lease as its service sees it. The seed depends on set, task and sample only, so that all versions
+    are judged with the same draws."""
+    round_ = ctx.state.rounds[lease.group_id]
+    task_idx, sample = divmod(lease.episode_idx, round_.samples)
+    return LeaseView(
+        id=lease.id,
+        kind="eval",
+        group_id=round_.id,
+        episode_idx=lease.episode_idx,
+        attempt=lease.attempt,
+        source=round_.eval_set,
+        task_idx=task_idx,
+        seed=derived_seed(ctx.plan.seed, "eval", round_.eval_set, task_idx, sample),
+        pinned=tuple(ServedVersions(policy=name, versions=(v,)) for name, v in round_.pinned.items()),
+        eval_set=round_.eval_set,
+    )
+
+
+def close_slot(ctx: Context, round_: EvalRound, episode_idx: int, facts: EpisodeFacts | None) -> None:
+    """An episode of the round is done, or failed for good (`facts` None); the last one ends the round."""
+    slot = round_.slots[episode_idx]
+    round_.retries.pop(episode_idx, None)
+    round_.num_open -= 1
+    if facts is None:
+        slot.status = "failed"
+    else:
+        slot.status, slot.score = "good", facts.score
+        _add_metrics(round_.metrics, facts.metrics)
+    if round_.num_open == 0:
+        _finish(ctx, round_)
+
+
+def expire(ctx: Context, command: ExpireEval) -> None:
+    """Reports a round with what it has; a round that is over stays as it is."""
+    round_ = ctx.state.rounds.get(command.round_id)
+    if round_ is not None:
+        _finish(ctx, round_)
+
+
+def _finish(ctx: Context, round_: EvalRound) -> None:
+    state = ctx.state
+    del state.rounds[round_.id]
+    for lease in [i for i in state.leases.values() if i.kind == "eval" and i.group_id == round_.id]:
+        del state.leases[lease.id]
+        state.workers[lease.worker_id].leases.pop(lease.id, None)
+    mean, stderr, num_samples = _scores(round_.slots, round_.samples)
+    record = EvalRecord(
+        policy=round_.policy,
+        version=round_.version,
+        step=round_.step,
+        eval_set=round_.eval_set,
+        num_tasks=len(round_.slots) // round_.samples,
+        num_samples=num_samples,
+        num_failed=len(round_.slots) - num_samples,
+        score_mean=mean,
+        score_stderr=stderr,
+        at_s=ctx.now_s,
+        metrics=(
+            *(
+                MetricItem(name, s.value / s.num if s.reduction == "mean" else s.value, s.reduction)
+                for name, s in round_.metrics.items()
+            ),
+            *_passes(round_.slots, round_.samples),
+        ),
+    )
+    state.eval_records.append(record)
+    ctx.emit(EvalFinished(record=record))
+    ctx.wake("evals")
+    for name in round_.pinned:
+        ctx.wake(f"versions/{name}")
+    check_finished(ctx)
+
+
+def _scores(slots: Sequence[Slot], samples: int) -> tuple[float, float, int]:
+    """Mean over tasks of the mean over good samples, its standard error over tasks, and the good samples.
+
+    A task without a good sample is left out; without any, mean and error are 0 and the number says so.
+    """
+    tasks = _scored_tasks(slots, samples)
+    num_good = sum(len(scores) for scores in tasks)
+    means = [sum(scores) / len(scores) for scores in tasks]
+    if not means:
+        return 0.0, 0.0, 0
+    mean = sum(means) / len(means)
+    if len(means) == 1:
+        return mean, 0.0, num_good
+    variance = sum((m - mean) ** 2 for m in means) / (len(means) - 1)
+    return mean, math.sqrt(variance / len(means)), num_good
+
+
+def _scored_tasks(slots: Sequence[Slot], samples: int) -> list[list[float]]:
+    """The scores of the good samples of each task that has any."""
+    tasks = (slots[first : first + samples] for first in range(0, len(slots), samples))
+    scored = ([slot.score for slot in task if slot.status == "good"] for task in tasks)
+    return [scores for scores in scored if scores]
+
+
+def _passes(slots: Sequence[Slot], samples: int) -> tuple[MetricItem, ...]:
+    """`pass@k` with its 95 % interval (`_low`, `_high`), for 1, 2, 4, ... and all samples."""
+    found = pass_estimates(_scored_tasks(slots, samples), samples=samples)
+    return tuple(
+        MetricItem(f"pass@{k}{end}", value)
+        for k, estimate in found.items()
+        for end, value in (("", estimate.mean), ("_low", estimate.low), ("_high", estimate.high))
+    )
+
+
+def _add_metrics(sums: dict[str, MetricSum], metrics: Sequence[MetricItem]) -> None:
+    for item in metrics:
+        total = sums.get(item.name)
+        if total is None:
+            sums[item.name] = MetricSum(value=item.value, num=1, reduction=item.reduction)
+            continue
+        total.num += 1
+        if total.reduction in {"mean", "sum"}:
+            total.value += item.value
+        elif total.reduction == "last":
+            total.value = item.value
+        else:
+            total.value = (max if total.reduction == "max" else min)(total.value, item.value)

@@ -1,0 +1,347 @@
+"""Draws and results: a group from its first lease until all its episodes are done, then its verdicts.
+
+The first valid result of any attempt of an episode counts; a failed, expired or lost attempt is followed by
+the next one until `max_attempts`; a group that cannot reach `min_group_size` good episodes fails whole.
+"""
+
+import re
+from typing import Literal, NamedTuple, NoReturn
+
+from astraflow.dataflow.core import evals
+from astraflow.dataflow.core.commands import (
+    AttemptFailed,
+    EpisodeFacts,
+    GroupDrawn,
+    PushTaskIds,
+    RecordResult,
+    ResultDropped,
+    TasksPushed,
+)
+from astraflow.dataflow.core.context import Context, refuse
+from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run
+from astraflow.dataflow.core.judge import ComponentError, Discarded, called, outcome_of
+from astraflow.dataflow.core.state import GroupState, LeaseState, Slot
+from astraflow.dataflow.core.tables import has_room
+from astraflow.types import EpisodeReceipt, Failure, PushTasksReply
+
+__all__ = ["draw", "drop_lease", "fail_attempt", "push_tasks", "record_result", "requeue"]
+
+_LEASE_ID = re.compile(r"(e?)(\d+)\.(\d+)\.(\d+)")
+
+
+class _LeaseRef(NamedTuple):
+    kind: Literal["train", "eval"]
+    group_id: int
+    episode_idx: int
+    attempt: int
+
+
+# --- draws ----------------------------------------------------------------------------------------
+
+
+def push_tasks(ctx: Context, command: PushTaskIds) -> PushTasksReply:
+    """Keeps tasks from outside, up to the plan's limits; they are drawn before the sources' own. A known id
+    is taken once."""
+    if not ctx.is_running:
+        refuse("finished", f"the run is over: {ctx.state.reason}")
+    state, plan = ctx.state, ctx.plan
+    accepted: list[str] = []
+    num_known = num_refused = 0
+    for task in command.tasks:
+        if task.id in state.pushed_ids:
+            num_known += 1
+            continue
+        if state.num_pushed >= plan.max_pushed or len(state.pushed_queue) >= plan.max_waiting_pushed:
+            num_refused += 1
+            continue
+        state.pushed_ids[task.id] = None
+        state.pushed[state.num_pushed] = task
+        state.pushed_queue[state.num_pushed] = None
+        state.num_pushed += 1
+        accepted.append(task.id)
+    state.num_pushed_again += num_known
+    state.num_push_refused += num_refused
+    ctx.emit(TasksPushed(accepted=tuple(accepted), num_known=num_known, num_refused=num_refused))
+    if accepted:
+        ctx.wake("leases")
+    return PushTasksReply(num_accepted=len(accepted), num_known=num_known, num_refused=num_refused)
+
+
+def draw(ctx: Context, worker_id: str) -> GroupState | None:
+    """A new group, charged to every policy with room and `unadmitted` for the others; None if none has
+    room."""
+    state = ctx.state
+    admitted = [name for name in ctx.plan.policies if has_room(ctx, name)]
+    if not admitted:
+        return None
+    if not state.pushed_queue and ctx.num_tasks == 0:
+        if not state.groups:
+            reason = f"there are no tasks to draw: sources {', '.join(ctx.plan.sources)} are empty"
+            end_run(ctx, reason, is_failure=True)
+        return None
+    try:
+        task_idx, task_id, source, source_idx = _next_task(ctx)
+    except ComponentError as err:
+        end_run(ctx, str(err), is_failure=True)
+        return None
+    group = GroupState(
+        id=state.next_group_id,
+        task_id=task_id,
+        task_idx=task_idx,
+        source=source,
+        source_idx=source_idx,
+        undecided=admitted,
+        home=worker_id,
+        slots=[Slot() for _ in range(ctx.plan.group_size)],
+        num_open=ctx.plan.group_size,
+    )
+    state.next_group_id += 1
+    state.groups[group.id] = group
+    ctx.add_fresh(group.id)
+    _charge(ctx, group)
+    return group
+
+
+def _charge(ctx: Context, group: GroupState) -> None:
+    unadmitted = tuple(name for name in ctx.plan.policies if name not in group.undecided)
+    ctx.emit(
+        GroupDrawn(
+            group_id=group.id,
+            task_id=group.task_id,
+            task_idx=group.task_idx,
+            admitted=tuple(group.undecided),
+            unadmitted=unadmitted,
+        )
+    )
+    for policy in ctx.state.policies.values():
+        policy.drawn += 1
+        policy.changed_s = ctx.now_s
+    for name in group.undecided:
+        ctx.state.policies[name].waiting[group.id] = None
+    for name in unadmitted:
+        decide_fate(ctx, name, group.id, "unadmitted")
+
+
+def _next_task(ctx: Context) -> tuple[int, str, str, int]:
+    """(position in all sources, task id, source, position in it) of the next draw."""
+    state = ctx.state
+    if state.pushed_queue:
+        position = next(iter(state.pushed_queue))
+        del state.pushed_queue[position]
+        return -1, state.pushed[position].id, "", position
+    task_idx = called("curator.next()", ctx.curation.next)
+    if not 0 <= task_idx < ctx.num_tasks:
+        raise ComponentError(f"curator.next() gave {task_idx!r}; there are {ctx.num_tasks} tasks")
+    rest = task_idx
+    for source, size in ctx.plan.sources.items():
+        if rest < size:
+            return task_idx, f"{source}/{rest}", source, rest
+        rest -= size
+    raise AssertionError("the sources' sizes do not add up")
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
+    """Takes the result of a lease, expired or not, if its episode is still open. Idempotent by lease."""
+    ref = _parsed(ctx, command.lease_id)
+    slot = _slot(ctx, ref)
+    if slot is None:
+        return _dropped(ctx, command, "its group is complete or was given up")
+    if ref.attempt > slot.attempt or (ref.attempt == slot.attempt and slot.status == "pending"):
+        _refuse_unknown(command.lease_id)
+    if slot.status == "good" and slot.winner == ref.attempt:
+        return EpisodeReceipt(lease_id=command.lease_id, status="accepted", reason="recorded before")
+    if slot.status == "good":
+        return _dropped(ctx, command, f"attempt {slot.winner} of the episode won")
+    if slot.status == "failed":
+        return _dropped(ctx, command, "the episode was given up")
+    if isinstance(command.outcome, Failure):
+        lease = ctx.state.leases.get(command.lease_id)
+        if lease is None:
+            return _dropped(ctx, command, "the lease had expired before it failed")
+        fail_attempt(ctx, lease, command.outcome)
+    else:
+        _check_versions(ctx, command.lease_id, command.outcome)
+        _accept(ctx, ref, slot, command.outcome)
+    if ctx.events:
+        check_starved(ctx)
+    return EpisodeReceipt(lease_id=command.lease_id, status="accepted")
+
+
+def _parsed(ctx: Context, lease_id: str) -> _LeaseRef:
+    match = _LEASE_ID.fullmatch(lease_id)
+    if match is None:
+        _refuse_unknown(lease_id)
+    group_id, episode_idx, attempt = (int(match[i]) for i in (2, 3, 4))
+    kind: Literal["train", "eval"] = "eval" if match[1] else "train"
+    next_id = ctx.state.next_round_id if kind == "eval" else ctx.state.next_group_id
+    if group_id >= next_id or attempt >= ctx.plan.max_attempts:
+        _refuse_unknown(lease_id)
+    if kind == "train" and episode_idx >= ctx.plan.group_size:
+        _refuse_unknown(lease_id)
+    return _LeaseRef(kind, group_id, episode_idx, attempt)
+
+
+def _refuse_unknown(lease_id: str) -> NoReturn:
+    refuse("unknown_lease", f"lease {lease_id!r} was never issued by this run", 404)
+
+
+def _slot(ctx: Context, ref: _LeaseRef) -> Slot | None:
+    """The episode, or None if its group or round is over."""
+    owner = (ctx.state.rounds if ref.kind == "eval" else ctx.state.groups).get(ref.group_id)
+    if owner is None:
+        return None
+    if ref.episode_idx >= len(owner.slots):
+        _refuse_unknown(f"e{ref.group_id}.{ref.episode_idx}.{ref.attempt}")
+    return owner.slots[ref.episode_idx]
+
+
+def _dropped(ctx: Context, command: RecordResult, reason: str) -> EpisodeReceipt:
+    ctx.emit(ResultDropped(lease_id=command.lease_id, reason=reason))
+    return EpisodeReceipt(lease_id=command.lease_id, status="dropped", reason=reason)
+
+
+def _check_versions(ctx: Context, lease_id: str, facts: EpisodeFacts) -> None:
+    for number, meta in enumerate(facts.trajectories):
+        policy = ctx.state.policies.get(meta.policy)
+        if policy is None or meta.num_trained_tokens == 0:
+            continue
+        if not 0 <= meta.oldest_version <= meta.newest_version <= policy.newest:
+            refuse(
+                "invalid",
+                f"lease {lease_id!r}, trajectory {number}: tokens of versions {meta.oldest_version} to "
+                f"{meta.newest_version} of policy {meta.policy!r}, whose newest version is {policy.newest}",
+                422,
+            )
+
+
+def _accept(ctx: Context, ref: _LeaseRef, slot: Slot, facts: EpisodeFacts) -> None:
+    prefix = "e" if ref.kind == "eval" else ""
+    drop_lease(ctx, f"{prefix}{ref.group_id}.{ref.episode_idx}.{slot.attempt}")
+    was_pending = slot.status == "pending"
+    slot.status, slot.winner, slot.score = "good", ref.attempt, facts.score
+    if ref.kind == "eval":
+        evals.close_slot(ctx, ctx.state.rounds[ref.group_id], ref.episode_idx, facts)
+        return
+    slot.facts = facts
+    group = ctx.state.groups[ref.group_id]
+    group.num_open -= 1
+    if was_pending:
+        requeue(ctx, group)
+    if group.num_open == 0:
+        _complete(ctx, group)
+
+
+# --- attempts that fail ---------------------------------------------------------------------------
+
+
+def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure) -> None:
+    """Ends a lease without a result: another attempt follows, or the episode failed for good."""
+    drop_lease(ctx, lease.id)
+    is_eval = lease.kind == "eval"
+    owner = ctx.state.rounds[lease.group_id] if is_eval else ctx.state.groups[lease.group_id]
+    slot = owner.slots[lease.episode_idx]
+    is_final = not failure.is_retryable or slot.attempt + 1 >= ctx.plan.max_attempts
+    ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
+    ctx.emit(AttemptFailed(lease_id=lease.id, error_class=failure.error_class, is_final=is_final))
+    if not is_final:
+        slot.attempt += 1
+        slot.status = "pending"
+        ctx.wake("leases")
+    if isinstance(owner, GroupState):
+        if is_final:
+            _fail_episode(ctx, owner, slot)
+        else:
+            requeue(ctx, owner)
+    elif is_final:
+        evals.close_slot(ctx, owner, lease.episode_idx, None)
+    else:
+        owner.retries[lease.episode_idx] = None
+
+
+def _fail_episode(ctx: Context, group: GroupState, slot: Slot) -> None:
+    slot.status = "failed"
+    group.num_failed += 1
+    group.num_open -= 1
+    num_possible = len(group.slots) - group.num_failed
+    for name in tuple(group.undecided):
+        if num_possible < ctx.plan.policies[name].table.min_group_size:
+            group.undecided.remove(name)
+            decide_fate(ctx, name, group.id, "failed", num_tokens=_num_tokens(group, name))
+    if not group.undecided:
+        _drop_group(ctx, group)
+    elif group.num_open == 0:
+        _complete(ctx, group)
+    else:
+        requeue(ctx, group)
+
+
+# --- the end of a group ---------------------------------------------------------------------------
+
+
+def _complete(ctx: Context, group: GroupState) -> None:
+    """Judges the group for each policy that it may serve."""
+    _drop_group(ctx, group)
+    try:
+        if group.task_idx >= 0:
+            versions = {name: policy.newest for name, policy in ctx.state.policies.items()}
+            called("curator.observe()", ctx.curation.observe, outcome_of(group, versions))
+        for name in group.undecided:
+            _judge(ctx, name, group)
+    except ComponentError as err:
+        end_run(ctx, str(err), is_failure=True)
+
+
+def _judge(ctx: Context, name: str, group: GroupState) -> None:
+    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    verdict = ctx.judges[name].judge(name, group)
+    if isinstance(verdict, Discarded):
+        if verdict.by:
+            policy.filtered_by[verdict.by] = policy.filtered_by.get(verdict.by, 0) + 1
+        decide_fate(ctx, name, group.id, verdict.fate, num_tokens=_num_tokens(group, name))
+        return
+    policy.ready[group.id] = verdict
+    policy.lost_in_a_row = policy.failed_in_a_row = 0
+    for evicted in ctx.removers[name](policy.ready):
+        decide_fate(ctx, name, evicted, "evicted", num_tokens=policy.ready[evicted].num_tokens)
+    if len(policy.ready) >= table.groups_per_batch:
+        ctx.wake(f"batch/{name}")
+
+
+def _num_tokens(group: GroupState, name: str) -> int:
+    facts = [slot.facts for slot in group.slots if slot.facts is not None]
+    return sum(meta.num_tokens for f in facts for meta in f.trajectories if meta.policy == name)
+
+
+def _drop_group(ctx: Context, group: GroupState) -> None:
+    state = ctx.state
+    del state.groups[group.id]
+    ctx.drop_fresh(group.id, group.home)
+    state.retries.pop(group.id, None)
+    for episode_idx, slot in enumerate(group.slots):
+        if slot.status == "running":
+            drop_lease(ctx, f"{group.id}.{episode_idx}.{slot.attempt}")
+    if group.task_idx < 0:
+        state.pushed.pop(group.source_idx, None)
+
+
+def drop_lease(ctx: Context, lease_id: str) -> None:
+    """Takes a lease out of the books; one that is not out stays so."""
+    lease = ctx.state.leases.pop(lease_id, None)
+    if lease is not None and lease.worker_id in ctx.state.workers:
+        ctx.state.workers[lease.worker_id].leases.pop(lease_id, None)
+
+
+def requeue(ctx: Context, group: GroupState) -> None:
+    """Brings the queues of pending episodes up to date with the group."""
+    pending = [slot.attempt for slot in group.slots if slot.status == "pending"]
+    if 0 in pending:
+        ctx.add_fresh(group.id)
+    else:
+        ctx.drop_fresh(group.id, group.home)
+    if any(pending):
+        ctx.state.retries[group.id] = None
+    else:
+        ctx.state.retries.pop(group.id, None)

@@ -1,0 +1,198 @@
+"""What a completed group is worth to one policy: filters, then credit; pure but for the user's own functions.
+
+A filter or credit function of the user's own that raises, or returns something else than it should, is a
+`ComponentError`: the run ends with its message, since training on a guess would be worse.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
+
+from astraflow.algorithms.credit import Advantages, make_credit
+from astraflow.algorithms.filters import make_filter
+from astraflow.algorithms.shaping import make_shaping
+from astraflow.dataflow.config import TableConfig
+from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
+from astraflow.dataflow.core.state import GroupState, ReadyGroup
+from astraflow.errors import Error
+from astraflow.protocols import GroupFacts, Outcome, TrajectoryFacts
+
+__all__ = ["ComponentError", "Discarded", "Judge", "called", "outcome_of"]
+
+_Params = ParamSpec("_Params")
+_ResultT = TypeVar("_ResultT")
+
+
+class ComponentError(Error):
+    """A curator, filter or credit function failed or broke its contract."""
+
+
+def called(
+    what: str, function: Callable[_Params, _ResultT], *args: _Params.args, **kwargs: _Params.kwargs
+) -> _ResultT:
+    """The function's result. Raises: ComponentError that names `what`, whatever the function raised."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as err:  # the one place where the user's own functions may fail
+        raise ComponentError(f"{what} raised {type(err).__name__}: {err}") from err
+
+
+class Discarded(NamedTuple):
+    """The fate of a group that gives nothing to train on, and the filter that decided it."""
+
+    fate: Literal["unused", "filtered"]
+    by: str = ""
+
+
+class Judge:
+    """Filters and credit of one policy's table.
+
+    Example: `Judge(table).judge("actor", group)` is a `ReadyGroup`, or the fate of a group that has none.
+    """
+
+    def __init__(self, table: TableConfig) -> None:
+        self._masks_truncated = table.masks_truncated
+        self._shaping = tuple((config.name, make_shaping(config)) for config in table.shaping)
+        self._filters = tuple((config.name, make_filter(config)) for config in table.filters)
+        self._credit = make_credit(table.credit)
+
+    def judge(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
+        """The group as the policy trains on it; `unused` if the policy sampled no token, or `filtered`.
+
+        Raises: ComponentError.
+        """
+        metas = _metas(policy, group)
+        if not metas:
+            return Discarded("unused")
+        facts = _group_facts(policy, group, metas)
+        for name, keep in self._filters:
+            kept = called(f"policy {policy!r}, group {group.id}: filter {name!r}", keep, facts)
+            if kept is not True:
+                return Discarded("filtered", name)
+        at = f"policy {policy!r}, group {group.id}"
+        for name, shape in self._shaping:
+            facts = _with_rewards(facts, called(f"{at}: shaping {name!r}", shape, facts), at)
+        return _credited(group, metas, self._advantages(facts, f"{at}: credit"), f"{at}: credit")
+
+    def _advantages(self, facts: GroupFacts, what: str) -> Advantages:
+        """One entry a trajectory; 0 for those that are masked, which the others are not compared with."""
+        all_ = facts.trajectories
+        counted = [i for i, t in enumerate(all_) if not (self._masks_truncated and t.is_truncated)]
+        facts = dataclasses.replace(facts, trajectories=tuple(all_[i] for i in counted))
+        given = called(what, self._credit, facts)
+        if len(given) != len(counted):
+            raise ComponentError(f"{what} gave {len(given)} advantages for {len(counted)} trajectories")
+        advantages: list[float | Sequence[float]] = [0.0] * len(all_)
+        for i, advantage in zip(counted, given, strict=True):
+            advantages[i] = advantage
+        return advantages
+
+
+def _with_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
+    if len(rewards) != len(facts.trajectories) or not all(math.isfinite(r) for r in rewards):
+        raise ComponentError(f"{at}: shaping gave {rewards!r} for {len(facts.trajectories)} trajectories")
+    changed = zip(facts.trajectories, rewards, strict=True)
+    shaped = tuple(dataclasses.replace(t, reward=float(r)) for t, r in changed)
+    return dataclasses.replace(facts, trajectories=shaped)
+
+
+def outcome_of(group: GroupState, versions: Mapping[str, int]) -> Outcome:
+    """The completed group as curators see it; `versions`: each policy's newest."""
+    groups: dict[str, GroupFacts] = {}
+    for policy in versions:
+        if metas := _metas(policy, group):
+            groups[policy] = _group_facts(policy, group, metas)
+    scored = [(idx, slot.score) for idx, slot in enumerate(group.slots) if slot.status == "good"]
+    groups[""] = GroupFacts("", group.id, tuple(_scored(idx, score) for idx, score in scored))
+    return Outcome(task_idx=group.task_idx, groups=groups, versions={**versions, "": sum(versions.values())})
+
+
+def _metas(policy: str, group: GroupState) -> list[tuple[int, TrajectoryMeta]]:
+    """(episode, trajectory) of those that the policy may train on."""
+    return [
+        (episode_idx, meta)
+        for episode_idx, slot in enumerate(group.slots)
+        if slot.facts is not None
+        for meta in slot.facts.trajectories
+        if meta.policy == policy and meta.num_trained_tokens > 0
+    ]
+
+
+def _group_facts(policy: str, group: GroupState, metas: Sequence[tuple[int, TrajectoryMeta]]) -> GroupFacts:
+    return GroupFacts(policy, group.id, tuple(_facts(idx, meta) for idx, meta in metas))
+
+
+def _scored(episode_idx: int, score: float) -> TrajectoryFacts:
+    return TrajectoryFacts(
+        episode_idx=episode_idx,
+        role="score",
+        reward=score,
+        turn_rewards=(),
+        turn_spans=(),
+        num_tokens=0,
+        num_trained_tokens=0,
+        is_truncated=False,
+    )
+
+
+def _facts(episode_idx: int, meta: TrajectoryMeta) -> TrajectoryFacts:
+    return TrajectoryFacts(
+        episode_idx=episode_idx,
+        role=meta.role,
+        reward=meta.reward,
+        turn_rewards=meta.turn_rewards,
+        turn_spans=meta.turn_spans,
+        num_tokens=meta.num_tokens,
+        num_trained_tokens=meta.num_trained_tokens,
+        is_truncated=meta.finish_reason == "length",
+        state_keys=meta.state_keys,
+        repeated_frac=meta.repeated_frac,
+    )
+
+
+def _credited(
+    group: GroupState, metas: Sequence[tuple[int, TrajectoryMeta]], advantages: Advantages, what: str
+) -> ReadyGroup:
+    samples: list[SampleView] = []
+    total = square_total = 0.0
+    for (episode_idx, meta), advantage in zip(metas, advantages, strict=True):
+        spans, weights = _spans(meta, advantage, what)
+        total += sum(w * value for w, (_, _, value) in zip(weights, spans, strict=True))
+        square_total += sum(w * value * value for w, (_, _, value) in zip(weights, spans, strict=True))
+        samples.append(
+            SampleView(
+                group_id=group.id,
+                episode_idx=episode_idx,
+                task_id=group.task_id,
+                payload=meta.payload,
+                advantages=spans,
+                num_tokens=meta.num_tokens,
+            )
+        )
+    return ReadyGroup(
+        group_id=group.id,
+        samples=tuple(samples),
+        oldest_version=min(meta.oldest_version for _, meta in metas),
+        num_tokens=sum(meta.num_tokens for _, meta in metas),
+        num_trained_tokens=sum(meta.num_trained_tokens for _, meta in metas),
+        advantage_sum=total,
+        advantage_square_sum=square_total,
+        reward_sum=sum(meta.reward for _, meta in metas),
+    )
+
+
+def _spans(
+    meta: TrajectoryMeta, advantage: float | Sequence[float], what: str
+) -> tuple[tuple[tuple[int, int, float], ...], tuple[int, ...]]:
+    """(start, end, advantage) of each span, and the number of trained tokens in it."""
+    if isinstance(advantage, int | float):
+        spans, weights = ((0, meta.num_tokens, float(advantage)),), (meta.num_trained_tokens,)
+    elif len(advantage) == len(meta.turn_spans):
+        pairs = zip(meta.turn_spans, advantage, strict=True)
+        spans, weights = tuple((s, e, float(a)) for (s, e), a in pairs), meta.num_trained_by_turn
+    else:
+        raise ComponentError(f"{what} gave {len(advantage)} advantages for {len(meta.turn_spans)} turns")
+    if not all(math.isfinite(value) for _, _, value in spans):
+        raise ComponentError(f"{what} gave an advantage that is not finite: {advantage!r}")
+    return spans, weights

@@ -1,0 +1,190 @@
+"""Who may run what: services come and go, and leases are issued, expire and go out again.
+
+Order of issue: evaluation that the service can serve; episodes that wait for another attempt; the rest of
+groups that began on this service, or on one that is gone; new draws while some policy has room; the rest of
+other services' groups. So a group stays on one service, which computes its prefix once, unless others would
+idle meanwhile.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from astraflow.dataflow.core import evals, groups
+from astraflow.dataflow.core.commands import (
+    AddWorker,
+    DropWorker,
+    ExpireLeases,
+    IssueLeases,
+    LeaseIssued,
+    LeaseView,
+)
+from astraflow.dataflow.core.context import Context, derived_seed, refuse
+from astraflow.dataflow.core.fates import check_starved
+from astraflow.dataflow.core.state import GroupState, LeaseState, WorkerState
+from astraflow.dataflow.core.tables import why_no_room
+from astraflow.types import Failure, ServedVersions
+
+__all__ = ["add_worker", "drop_worker", "expire", "issue", "view_of", "why_none"]
+
+_Served = dict[str, frozenset[int]]
+
+
+def add_worker(ctx: Context, command: AddWorker) -> None:
+    """A rollout service joins; joining again under the same id keeps its leases."""
+    worker = ctx.state.workers.get(command.worker_id)
+    ctx.state.workers[command.worker_id] = WorkerState(
+        id=command.worker_id,
+        name=command.name,
+        hosts=command.hosts,
+        leases=worker.leases if worker else {},
+    )
+
+
+def drop_worker(ctx: Context, command: DropWorker) -> None:
+    """A rollout service is gone; its leases go out again as the next attempts."""
+    worker = ctx.state.workers.get(command.worker_id)
+    if worker is None:
+        return
+    _fail_all(ctx, tuple(worker.leases), Failure(error_class="worker_lost", message=command.reason))
+    del ctx.state.workers[command.worker_id]
+    check_starved(ctx)
+
+
+def expire(ctx: Context, command: ExpireLeases) -> None:
+    """Leases whose heartbeats stopped go out again as the next attempts."""
+    _fail_all(ctx, command.lease_ids, Failure(error_class="lease_expired", message="its heartbeats stopped"))
+    check_starved(ctx)
+
+
+def _fail_all(ctx: Context, lease_ids: Sequence[str], failure: Failure) -> None:
+    for lease_id in lease_ids:
+        lease = ctx.state.leases.get(lease_id)
+        if lease is not None:
+            groups.fail_attempt(ctx, lease, failure)
+
+
+def issue(ctx: Context, command: IssueLeases) -> tuple[LeaseView, ...]:
+    """Up to `num_free` leases that a service with these versions may run now."""
+    worker = ctx.state.workers.get(command.worker_id)
+    if worker is None:
+        refuse("unknown_worker", f"worker {command.worker_id!r} is not registered; register again", 404)
+    served = _served(command.served)
+    views: list[LeaseView] = []
+    for lease in _leases(ctx, worker, served, command.num_free):
+        worker.leases[lease.id] = None
+        ctx.state.leases[lease.id] = lease
+        ctx.emit(
+            LeaseIssued(lease_id=lease.id, kind=lease.kind, group_id=lease.group_id, worker_id=worker.id)
+        )
+        views.append(_view(ctx, lease))
+    return tuple(views) if ctx.is_running else ()
+
+
+def _served(served: Sequence[ServedVersions]) -> _Served:
+    return {entry.policy: frozenset(entry.versions) for entry in served}
+
+
+def _leases(ctx: Context, worker: WorkerState, served: _Served, num_free: int) -> Iterator[LeaseState]:
+    """Leases in the order of issue, each booked before it is given out; at most `num_free`."""
+    num_left = num_free
+    for round_ in tuple(ctx.state.rounds.values()):
+        while num_left > 0 and evals.can_serve(round_, served):
+            episode_idx = evals.next_slot(round_)
+            if episode_idx < 0:
+                break
+            slot = round_.slots[episode_idx]
+            slot.status = "running"
+            num_left -= 1
+            lease_id = f"e{round_.id}.{episode_idx}.{slot.attempt}"
+            yield LeaseState(lease_id, "eval", worker.id, round_.id, episode_idx, slot.attempt)
+    if num_left <= 0 or _why_not_train(ctx, served):
+        return
+    for group in _groups(ctx, worker):
+        for lease in _pending(group, worker, num_left):
+            num_left -= 1
+            yield lease
+        groups.requeue(ctx, group)
+        if num_left == 0:
+            return
+
+
+def _groups(ctx: Context, worker: WorkerState) -> Iterator[GroupState]:
+    """Groups with pending episodes in the order of issue; new ones are drawn when they are asked for."""
+    state = ctx.state
+    for group_id in tuple(state.retries):
+        yield state.groups[group_id]
+    # With hundreds of services nearly all that is begun is elsewhere: not looked at unless a home is gone.
+    has_orphans = not ctx.fresh_at.keys() <= state.workers.keys()
+    for group_id in tuple(state.fresh if has_orphans else ctx.fresh_at.get(worker.id, ())):
+        if not _is_elsewhere(ctx, group_id, worker):
+            yield state.groups[group_id]
+    while ctx.is_running and (group := groups.draw(ctx, worker.id)) is not None:
+        yield group
+    for group_id in tuple(state.fresh):
+        if ctx.is_running and _is_elsewhere(ctx, group_id, worker):
+            yield state.groups[group_id]
+
+
+def _is_elsewhere(ctx: Context, group_id: int, worker: WorkerState) -> bool:
+    """Whether the group began on another service that is still there."""
+    home = ctx.state.groups[group_id].home
+    return home != worker.id and home in ctx.state.workers
+
+
+def _pending(group: GroupState, worker: WorkerState, limit: int) -> Iterator[LeaseState]:
+    for episode_idx, slot in enumerate(group.slots):
+        if limit == 0:
+            return
+        if slot.status != "pending":
+            continue
+        limit -= 1
+        slot.status = "running"
+        lease_id = f"{group.id}.{episode_idx}.{slot.attempt}"
+        yield LeaseState(lease_id, "train", worker.id, group.id, episode_idx, slot.attempt)
+
+
+def _view(ctx: Context, lease: LeaseState) -> LeaseView:
+    if lease.kind == "eval":
+        return evals.view(ctx, lease)
+    group = ctx.state.groups[lease.group_id]
+    # All attempts share the seed: where the weights are still the same, a retry samples the same episode, so
+    # that losing attempts does not favour short ones.
+    return LeaseView(
+        id=lease.id,
+        kind="train",
+        group_id=group.id,
+        episode_idx=lease.episode_idx,
+        attempt=lease.attempt,
+        source=group.source,
+        task_idx=group.source_idx,
+        seed=derived_seed(ctx.plan.seed, "train", group.id, lease.episode_idx),
+    )
+
+
+def view_of(ctx: Context, lease_id: str) -> LeaseView | None:
+    """A lease that is out, as it was issued."""
+    lease = ctx.state.leases.get(lease_id)
+    return _view(ctx, lease) if lease else None
+
+
+def _why_not_train(ctx: Context, served: _Served) -> str:
+    """Whom training episodes wait for on a service with these versions; empty for nobody."""
+    if not ctx.is_running:
+        return f"nobody: the run is over ({ctx.state.reason})"
+    for name, plan in ctx.plan.policies.items():
+        newest = ctx.state.policies[name].newest
+        if newest < 0:
+            return f"trainer of {name}: version 0 is not published"
+        oldest = max(0, newest - plan.table.engine_lag)
+        have = max(served.get(name, ()), default=-1)
+        if have < oldest:
+            return f"itself: it serves version {have} of {name}, and needs {oldest} or newer"
+    return ""
+
+
+def why_none(ctx: Context, served: Sequence[ServedVersions]) -> str:
+    """Whom a service with these versions waits for when it gets no lease; empty if it may have one."""
+    reason = _why_not_train(ctx, _served(served))
+    if reason or ctx.state.fresh or ctx.state.retries:
+        return reason
+    full = [why_no_room(ctx, name) for name in ctx.plan.policies]
+    return "" if not all(full) else "trainer: " + "; ".join(full)

@@ -1,0 +1,264 @@
+"""Trainers' sessions, published versions, committed and released steps.
+
+A version number never goes back; `epoch` refuses zombies; a step's first commit decides the fate of its
+groups for ever, and repeating a committed step only counts.
+"""
+
+from astraflow.dataflow.core import evals
+from astraflow.dataflow.core.commands import (
+    AttachTrainer,
+    CommitStep,
+    PublishFrozen,
+    PublishVersion,
+    ReleaseSteps,
+    StepCommitted,
+    StepRedone,
+    VersionPublished,
+)
+from astraflow.dataflow.core.context import Context, refuse
+from astraflow.dataflow.core.fates import check_finished, decide_fate
+from astraflow.dataflow.core.state import BatchState, PolicyState, SessionState
+from astraflow.dataflow.core.tables import checked_session, trainer_version
+from astraflow.types import MetricItem, PublicationReply, Session, StepRecord, VersionsReply
+
+__all__ = ["attach", "commit", "needed_versions", "publish", "publish_frozen", "release", "versions_reply"]
+
+
+def attach(ctx: Context, command: AttachTrainer) -> Session:
+    """Opens a session at the step of the trainer's checkpoint; older sessions are fenced from now on."""
+    policy, name, step = ctx.policy(command.policy), command.policy, command.durable_step
+    if not ctx.is_running:
+        refuse("finished", f"the run is over: {ctx.state.reason}")
+    if step > policy.committed:
+        refuse(
+            "checkpoint_ahead",
+            f"policy {name!r}: the checkpoint holds {step} steps, but only {policy.committed} are committed; "
+            f"load an earlier checkpoint, or one of this run",
+        )
+    if step < policy.released:
+        refuse(
+            "batches_released",
+            f"policy {name!r}: the checkpoint holds {step} steps, but the batches of the first "
+            f"{policy.released} are released; load a checkpoint of at least {policy.released} steps",
+        )
+    policy.epoch += 1
+    policy.session = SessionState(
+        trainer_id=command.trainer_id,
+        base_step=step,
+        base_version=policy.newest + 1,
+        done=step,
+        since_s=ctx.now_s,
+    )
+    policy.changed_s = ctx.now_s
+    ctx.wake(f"batch/{name}")
+    return Session(
+        epoch=policy.epoch,
+        step=step,
+        next_version=policy.newest + 1,
+        num_steps=ctx.plan.policies[name].num_steps,
+    )
+
+
+def publish(ctx: Context, command: PublishVersion) -> PublicationReply:
+    """Makes a version the newest. Posting the newest manifest again changes nothing."""
+    policy, name, manifest = ctx.policy(command.policy), command.policy, command.manifest
+    session = checked_session(policy, name, command.epoch)
+    if manifest.version == policy.newest and manifest == policy.manifests.get(manifest.version):
+        return PublicationReply(needed=needed_versions(ctx, name))
+    if not ctx.is_running:
+        refuse("finished", f"the run is over: {ctx.state.reason}")
+    _check_publication(policy, session, command)
+    version = manifest.version
+    policy.newest = version
+    policy.manifests[version] = manifest
+    policy.steps_of[version] = command.step
+    policy.changed_s = ctx.now_s
+    ctx.emit(VersionPublished(policy=name, version=version, step=command.step, epoch=command.epoch))
+    ctx.wake(f"versions/{name}")
+    ctx.wake(f"batch/{name}")
+    ctx.wake("leases")
+    evals.plan_rounds(ctx, name, version, command.step)
+    needed = needed_versions(ctx, name)
+    for forgotten in policy.manifests.keys() - set(needed):
+        del policy.manifests[forgotten]
+        del policy.steps_of[forgotten]
+    check_finished(ctx)
+    return PublicationReply(needed=needed)
+
+
+def publish_frozen(ctx: Context, command: PublishFrozen) -> PublicationReply:
+    """Makes the weights of a frozen policy downloadable; what it had published before is replaced."""
+    name, manifest = command.policy, command.manifest
+    if name not in ctx.plan.frozen:
+        refuse("unknown_policy", f"policy {name!r} is not frozen in this run", 404)
+    if (manifest.policy, manifest.version, manifest.kind) != (name, 0, "full"):
+        refuse("wrong_version", f"policy {name!r} is frozen: it has version 0 only, in full", 422)
+    ctx.state.frozen[name] = manifest
+    ctx.wake(f"versions/{name}")
+    return PublicationReply(needed=(0,))
+
+
+def _check_publication(policy: PolicyState, session: SessionState, command: PublishVersion) -> None:
+    name, manifest = command.policy, command.manifest
+    if manifest.policy != name:
+        refuse("wrong_policy", f"policy {name!r}: the manifest is of policy {manifest.policy!r}", 422)
+    if manifest.version != policy.newest + 1:
+        refuse(
+            "wrong_version",
+            f"policy {name!r}: version {manifest.version} is not next; the newest is {policy.newest}, so "
+            f"{policy.newest + 1} is",
+        )
+    expected = session.base_step + manifest.version - session.base_version
+    if command.step != expected:
+        refuse(
+            "wrong_step",
+            f"policy {name!r}: version {manifest.version} of this session holds {expected} steps, not "
+            f"{command.step}",
+        )
+    if command.step > policy.taken:
+        refuse(
+            "out_of_order",
+            f"policy {name!r}: version {manifest.version} holds {command.step} steps, but only "
+            f"{policy.taken} have their batch",
+        )
+    if manifest.kind == "delta" and manifest.version == session.base_version:
+        refuse(
+            "not_full",
+            f"policy {name!r}: version {manifest.version} begins a session, so it must be full, not a delta",
+            422,
+        )
+    if manifest.kind == "delta" and manifest.base not in policy.manifests:
+        kept = ", ".join(map(str, policy.manifests))
+        refuse(
+            "unknown_base",
+            f"policy {name!r}: version {manifest.version} is a delta to {manifest.base}, which is not kept "
+            f"(kept: {kept})",
+            422,
+        )
+
+
+def commit(ctx: Context, command: CommitStep) -> None:
+    """A step is trained and published. Its first commit makes its groups `trained` for ever."""
+    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    session = checked_session(policy, name, command.epoch)
+    if session.base_step <= step < session.done:
+        return
+    if not ctx.is_running:
+        refuse("finished", f"the run is over: {ctx.state.reason}")
+    if step != session.done or step >= policy.taken:
+        refuse(
+            "out_of_order",
+            f"policy {name!r}: step {step} cannot be committed; this session committed the steps below "
+            f"{session.done}, and {policy.taken} have their batch",
+        )
+    expected = trainer_version(session, step) + 1
+    if command.version != expected or expected > policy.newest:
+        refuse(
+            "unpublished",
+            f"policy {name!r}: step {step} makes version {expected}; version {command.version} was given and "
+            f"{policy.newest} is the newest published",
+        )
+    session.done += 1
+    policy.changed_s = ctx.now_s
+    ctx.wake("leases")
+    ctx.wake(f"batch/{name}")
+    if step < policy.committed:
+        policy.redone += 1
+        ctx.emit(StepRedone(policy=name, step=step, version=command.version))
+        return
+    batch = policy.batches[step]
+    for group, staleness in zip(batch.groups, batch.staleness, strict=True):
+        decide_fate(
+            ctx,
+            name,
+            group.group_id,
+            "trained",
+            step=step,
+            num_tokens=group.num_tokens,
+            staleness=staleness,
+        )
+    policy.committed += 1
+    record = _record(ctx, policy, batch, command)
+    policy.num_discarded = 0
+    policy.records.append(record)
+    ctx.emit(StepCommitted(record=record))
+    ctx.wake(f"steps/{name}")
+    check_finished(ctx)
+
+
+def _record(ctx: Context, policy: PolicyState, batch: BatchState, command: CommitStep) -> StepRecord:
+    fresh = sum(len(group.samples) for group in batch.groups)
+    groups, staleness = (*batch.groups, *batch.replayed), (*batch.staleness, *batch.replayed_staleness)
+    return StepRecord(
+        policy=command.policy,
+        step=command.step,
+        version=command.version,
+        at_s=ctx.now_s,
+        reward_mean=sum(group.reward_sum for group in batch.groups) / fresh,
+        staleness_mean=sum(staleness) / len(staleness),
+        staleness_max=max(staleness),
+        num_groups=len(groups),
+        num_samples=sum(len(group.samples) for group in groups),
+        num_trained_tokens=sum(group.num_trained_tokens for group in groups),
+        num_discarded_groups=policy.num_discarded,
+        num_replayed_groups=len(batch.replayed),
+        metrics=(*command.metrics, *_dropped(policy), *ctx.curation.metrics()),
+    )
+
+
+def _dropped(policy: PolicyState) -> list[MetricItem]:
+    """Groups that each filter dropped since the run's start."""
+    return [MetricItem(f"filtered/{by}", float(num), "last") for by, num in policy.filtered_by.items()]
+
+
+def release(ctx: Context, command: ReleaseSteps) -> None:
+    """Drops the batches of the steps that a durable checkpoint holds. Allowed after the run's end."""
+    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    session = checked_session(policy, name, command.epoch)
+    if step > session.done:
+        refuse(
+            "out_of_order",
+            f"policy {name!r}: {step} steps cannot be released; this session committed {session.done}",
+        )
+    for released in [s for s in policy.batches if s < step]:
+        del policy.batches[released]
+    policy.released = max(policy.released, step)
+
+
+def needed_versions(ctx: Context, name: str) -> tuple[int, ...]:
+    """Versions that someone may still ask for, oldest first.
+
+    The newest and those that an engine, or a follower, may lag behind with one update under way; those
+    pinned by open evaluation rounds; the newest that carries the model's files; and the bases of all of them.
+    """
+    policy = ctx.policy(name)
+    plan = ctx.plan.policies[name]
+    oldest = policy.newest - max(plan.table.engine_lag, plan.follower_lag) - 1
+    needed = {version for version in policy.manifests if version >= oldest}
+    needed.update(version for version in evals.pinned_versions(ctx, name) if version in policy.manifests)
+    needed.update([version for version, m in policy.manifests.items() if m.files][-1:])
+    for version in sorted(needed, reverse=True):
+        manifest = policy.manifests[version]
+        while manifest.kind == "delta" and manifest.base in policy.manifests:
+            needed.add(manifest.base)
+            manifest = policy.manifests[manifest.base]
+    return tuple(sorted(needed))
+
+
+def versions_reply(ctx: Context, name: str, after: int) -> VersionsReply:
+    """The kept manifests newer than `after`, oldest first, and what evaluation pins."""
+    if name in ctx.plan.frozen:
+        only = ctx.state.frozen.get(name)
+        return VersionsReply(
+            newest=0 if only else -1,
+            manifests=(only,) if only and after < 0 else (),
+            pinned=(),
+            state=ctx.state.run_state,
+        )
+    policy = ctx.policy(name)
+    return VersionsReply(
+        newest=policy.newest,
+        manifests=tuple(m for version, m in policy.manifests.items() if version > after),
+        pinned=evals.pinned_versions(ctx, name),
+        state=ctx.state.run_state,
+    )

@@ -1,0 +1,142 @@
+"""The full state as bytes, and back. A core restored from them goes on exactly as the original would.
+
+With much data ready for the trainers, or kept for replay, most of the state is groups that never change any
+more. They are encoded last and in parts, so that a service can do other things in between: the state is that
+of the first part.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from astraflow.dataflow.core.context import Context
+from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, RunStateData
+from astraflow.errors import DataError
+
+__all__ = ["SNAPSHOT_FORMAT", "restore_state", "snapshot_parts"]
+
+SNAPSHOT_FORMAT = 3
+"""Raised when the state's structs change in a way that older snapshots do not fit."""
+_WHOLE_FORMAT = 1
+"""All in one part, with one curator; still read."""
+_MAGIC = b"AFSN"
+_LENGTH = struct.Struct("<Q")
+_GROUPS_PER_PART = 128
+_T = TypeVar("_T")
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    format: int
+    curation: dict[str, Any]
+    state: RunStateData
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    curator: dict[str, Any]
+    state: RunStateData
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: int
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    """Of one policy."""
+
+    policy: str
+    ready: list[ReadyGroup]
+    batches: list[BatchState]
+    replay: list[ReplayEntry]
+
+
+def snapshot_parts(ctx: Context) -> Iterator[bytes]:
+    """State and curators of a core as of now; joined, they are the snapshot. All but the first are made when
+    they are asked for."""
+    policies = ctx.state.policies
+    rest = [_heavy(name, policy) for name, policy in policies.items()]
+    light = {
+        name: msgspec.structs.replace(p, ready={}, batches={}, replay={}) for name, p in policies.items()
+    }
+    state = msgspec.structs.replace(ctx.state, policies=light)
+    head = _Snapshot(format=SNAPSHOT_FORMAT, curation=ctx.curation.state(), state=state)
+    return _encoded(msgspec.msgpack.encode(head), rest)
+
+
+def _heavy(name: str, policy: PolicyState) -> _Part:
+    # The uses of an entry go on counting, so it is copied; its group stays as it is.
+    replay = [ReplayEntry(group=entry.group, uses=entry.uses) for entry in policy.replay.values()]
+    return _Part(name, list(policy.ready.values()), list(policy.batches.values()), replay)
+
+
+def _encoded(head: bytes, rest: list[_Part]) -> Iterator[bytes]:
+    yield b"".join((_MAGIC, _LENGTH.pack(len(head)), head))
+    for part in rest:
+        for ready in _chunks(part.ready):
+            yield _framed(_Part(part.policy, ready, [], []))
+        for batch in part.batches:
+            yield _framed(_Part(part.policy, [], [batch], []))
+        for replay in _chunks(part.replay):
+            yield _framed(_Part(part.policy, [], [], replay))
+
+
+def _chunks(items: list[_T]) -> Iterator[list[_T]]:
+    return (items[first : first + _GROUPS_PER_PART] for first in range(0, len(items), _GROUPS_PER_PART))
+
+
+def _framed(part: _Part) -> bytes:
+    data = msgspec.msgpack.encode(part)
+    return _LENGTH.pack(len(data)) + data
+
+
+def restore_state(ctx: Context, data: bytes) -> None:
+    """Puts a snapshot into a fresh context.
+
+    Raises: DataError if it is of another format, broken, or of a run with other policies or group size.
+    """
+    try:
+        head, *parts = _frames(data) if data.startswith(_MAGIC) else (data,)
+        snapshot = _decoded(head)
+        for part in parts:
+            _add(snapshot.state, msgspec.msgpack.decode(part, type=_Part))
+    except (msgspec.DecodeError, struct.error) as err:
+        raise DataError(f"the snapshot cannot be read: {err}") from err
+    if list(snapshot.state.policies) != list(ctx.plan.policies):
+        raise DataError(
+            f"the snapshot is of a run that trains {', '.join(snapshot.state.policies)}; the recipe trains "
+            f"{', '.join(ctx.plan.policies)}"
+        )
+    ctx.state = snapshot.state
+    for group_id in snapshot.state.fresh:
+        ctx.add_fresh(group_id)
+    ctx.curation.restore(snapshot.curation)
+
+
+def _decoded(head: bytes | memoryview) -> _Snapshot:
+    header = msgspec.msgpack.decode(head, type=_Header)
+    if header.format == SNAPSHOT_FORMAT:
+        return msgspec.msgpack.decode(head, type=_Snapshot)
+    if header.format == _WHOLE_FORMAT:
+        whole = msgspec.msgpack.decode(head, type=_Whole)
+        curation = {"order": whole.curator, "gates": {}, "counts": {"selected": 0, "forced": 0}}
+        return _Snapshot(header.format, curation, whole.state)
+    raise DataError(f"the snapshot has format {header.format}, this version reads {SNAPSHOT_FORMAT}")
+
+
+def _frames(data: bytes) -> Iterator[memoryview]:
+    view, start = memoryview(data), len(_MAGIC)
+    while start < len(view):
+        (length,) = _LENGTH.unpack_from(view, start)
+        start += _LENGTH.size
+        if start + length > len(view):
+            raise DataError("the snapshot cannot be read: it is cut off")
+        yield view[start : start + length]
+        start += length
+
+
+def _add(state: RunStateData, part: _Part) -> None:
+    policy = state.policies[part.policy]
+    policy.ready.update((group.group_id, group) for group in part.ready)
+    policy.batches.update((batch.step, batch) for batch in part.batches)
+    policy.replay.update((entry.group.group_id, entry) for entry in part.replay)

@@ -1,0 +1,229 @@
+"""Everything that the core remembers: plain mutable structs, so that a snapshot is one encoding of them.
+
+Dicts keep insertion order and serve as ordered sets and queues. What is decided is dropped: groups live here
+only until they complete, completed ones only until they are released, so the size of the state follows the
+tickets and the retained steps, not the length of the run (but for one record a step and a finished
+evaluation).
+
+A tree without cycles, so the collector is told to pass it over (`gc=False`): with 100,000 live items it would
+stop the service for half a second.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from astraflow.dataflow.core.commands import EpisodeFacts, SampleView
+from astraflow.types import EvalRecord, Fate, LeaseKind, Manifest, Reduction, RunState, StepRecord, Task
+
+__all__ = [
+    "BatchState",
+    "EvalRound",
+    "GroupState",
+    "LeaseState",
+    "MetricSum",
+    "PolicyState",
+    "ReadyGroup",
+    "ReplayEntry",
+    "RunStateData",
+    "SessionState",
+    "Slot",
+    "WorkerState",
+]
+
+
+class Slot(msgspec.Struct, gc=False):
+    """One episode of a group or of an evaluation round."""
+
+    attempt: int = 0
+    """The attempt that is pending or running."""
+    status: Literal["pending", "running", "good", "failed"] = "pending"
+    winner: int = -1
+    """The attempt whose result counts, once `good`."""
+    score: float = 0.0
+    facts: EpisodeFacts | None = None
+    """Of training episodes, until the group completes."""
+
+
+class LeaseState(msgspec.Struct, gc=False):
+    """A lease that is out. `group_id` is the round's id for `eval`."""
+
+    id: str
+    kind: LeaseKind
+    worker_id: str
+    group_id: int
+    episode_idx: int
+    attempt: int
+
+
+class WorkerState(msgspec.Struct, gc=False):
+    """A rollout service and the leases that it holds."""
+
+    id: str
+    name: str
+    hosts: tuple[str, ...]
+    leases: dict[str, None] = {}
+
+
+class GroupState(msgspec.Struct, gc=False):
+    """A task draw whose episodes are not all done. `undecided`: policies that it may still serve."""
+
+    id: int
+    task_id: str
+    task_idx: int
+    """Position in all sources joined; -1 for a pushed task."""
+    source: str
+    source_idx: int
+    undecided: list[str]
+    home: str
+    """The service that its episodes go to, unless others would idle."""
+    slots: list[Slot]
+    num_open: int
+    num_failed: int = 0
+
+
+class ReadyGroup(msgspec.Struct, gc=False):
+    """What a completed group holds for one policy, judged and credited."""
+
+    group_id: int
+    samples: tuple[SampleView, ...]
+    oldest_version: int
+    num_tokens: int
+    num_trained_tokens: int
+    advantage_sum: float
+    advantage_square_sum: float
+    reward_sum: float
+
+
+class BatchState(msgspec.Struct, gc=False):
+    """The groups of one step, kept until the step is released."""
+
+    step: int
+    trainer_version: int
+    groups: list[ReadyGroup]
+    staleness: list[int]
+    replayed: list[ReadyGroup] = []
+    """Groups of earlier steps that are trained on again."""
+    replayed_staleness: list[int] = []
+
+
+class ReplayEntry(msgspec.Struct, gc=False):
+    """A group that was taken and may come again."""
+
+    group: ReadyGroup
+    uses: int
+    """Steps that hold it."""
+
+
+class SessionState(msgspec.Struct, gc=False):
+    """The trainer's current session. Version of `step` = `base_version + step - base_step`."""
+
+    trainer_id: str
+    base_step: int
+    base_version: int
+    done: int
+    """Steps done by this session's weights and committed by it, counted from the run's start."""
+    since_s: float
+
+
+class PolicyState(msgspec.Struct, gc=False):
+    """One trained policy: its table, versions and steps."""
+
+    waiting: dict[int, None] = {}
+    """Undecided groups in no batch, in draw order."""
+    ready: dict[int, ReadyGroup] = {}
+    """The completed ones among them, in completion order."""
+    batches: dict[int, BatchState] = {}
+    """Steps that have their batch and are not released."""
+    replay: dict[int, ReplayEntry] = {}
+    """In order of their first take."""
+    num_replayed: int = 0
+    """Groups in batches beside the fresh ones, since the run's start."""
+    drawn: int = 0
+    fates: dict[Fate, int] = {}
+    filtered_by: dict[str, int] = {}
+    """Filter -> groups that it dropped."""
+    num_discarded: int = 0
+    """Groups with another fate than trained since the last commit."""
+    lost_in_a_row: int = 0
+    """Groups that gave nothing to train on since one did."""
+    failed_in_a_row: int = 0
+    taken: int = 0
+    """Steps that have their batch."""
+    committed: int = 0
+    released: int = 0
+    redone: int = 0
+    epoch: int = 0
+    session: SessionState | None = None
+    newest: int = -1
+    manifests: dict[int, Manifest] = {}
+    """Versions that someone may still need."""
+    steps_of: dict[int, int] = {}
+    """Steps done by the weights of each kept version."""
+    evaluated_step: int = -1
+    """Highest number of steps done for which evaluation was asked."""
+    records: list[StepRecord] = []
+    changed_s: float = 0.0
+    """When it last drew, took, published or committed."""
+
+
+class MetricSum(msgspec.Struct, gc=False):
+    """A metric of an evaluation round so far."""
+
+    value: float
+    num: int
+    reduction: Reduction
+
+
+class EvalRound(msgspec.Struct, gc=False):
+    """One set at pinned versions."""
+
+    id: int
+    policy: str
+    version: int
+    step: int
+    eval_set: str
+    pinned: dict[str, int]
+    samples: int
+    slots: list[Slot]
+    num_open: int
+    opened_s: float
+    deadline_s: float
+    next_fresh: int = 0
+    """First slot that was never leased."""
+    retries: dict[int, None] = {}
+    metrics: dict[str, MetricSum] = {}
+
+
+class RunStateData(msgspec.Struct, gc=False):
+    """The root."""
+
+    policies: dict[str, PolicyState]
+    run_state: RunState = "running"
+    reason: str = ""
+    next_group_id: int = 0
+    groups: dict[int, GroupState] = {}
+    fresh: dict[int, None] = {}
+    """Groups with episodes that were never leased, in draw order."""
+    retries: dict[int, None] = {}
+    """Groups with episodes that wait for another attempt."""
+    leases: dict[str, LeaseState] = {}
+    workers: dict[str, WorkerState] = {}
+    frozen: dict[str, Manifest] = {}
+    """The version of each frozen policy that was published."""
+    num_pushed: int = 0
+    pushed: dict[int, Task] = {}
+    pushed_queue: dict[int, None] = {}
+    """Pushed tasks that were not drawn yet."""
+    pushed_ids: dict[str, None] = {}
+    num_pushed_again: int = 0
+    num_push_refused: int = 0
+    """Pushed tasks over the plan's limits."""
+    next_round_id: int = 0
+    rounds: dict[int, EvalRound] = {}
+    rounds_to_open: list[tuple[str, int, int]] = []
+    """(policy, version, step): due as soon as every policy has a version."""
+    eval_records: list[EvalRecord] = []
+    last_failure: str = ""
+    """Error class and message of the latest failed attempt."""
+    changed_s: float = 0.0

@@ -1,0 +1,115 @@
+"""What the core can tell about itself: figures, and who waits for whom. Changes nothing."""
+
+from collections.abc import Iterator, Sequence
+
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.core.context import Context
+from astraflow.dataflow.core.fates import fate_counts, num_live
+from astraflow.dataflow.core.state import ReadyGroup
+from astraflow.dataflow.core.tables import has_room, why_no_room
+from astraflow.types import PolicyStatus, Wait
+
+__all__ = ["groups_for_replay", "policy_status", "retained_payloads", "waits"]
+
+
+def policy_status(ctx: Context, name: str) -> PolicyStatus:
+    """One policy's figures."""
+    policy, plan = ctx.policy(name), ctx.plan.policies[name]
+    table = plan.table
+    fresh_bound = ctx.samplers[name].worst_staleness(
+        max_tickets=table.max_tickets,
+        groups_per_batch=table.groups_per_batch,
+        engine_lag=table.engine_lag,
+        max_staleness=table.max_staleness,
+    )
+    return PolicyStatus(
+        name=name,
+        step=policy.committed,
+        num_steps=plan.num_steps,
+        newest_version=policy.newest,
+        durable_step=policy.released,
+        epoch=policy.epoch,
+        num_tickets=num_live(policy),
+        max_tickets=table.max_tickets,
+        num_running_groups=len(policy.waiting) - len(policy.ready),
+        num_ready_groups=len(policy.ready),
+        groups_per_batch=table.groups_per_batch,
+        staleness_bound=table.max_staleness if table.max_replayed or table.replay.reserve else fresh_bound,
+        redone_steps=policy.redone,
+        fates=fate_counts(policy),
+        num_replayed_groups=policy.num_replayed,
+    )
+
+
+def waits(ctx: Context) -> tuple[Wait, ...]:
+    """Who waits for whom: trainers for groups, rollout for versions or tickets, evaluation for results."""
+    if not ctx.is_running:
+        return ()
+    found = [wait for name in ctx.plan.policies for wait in _policy_waits(ctx, name)]
+    for name, version, _ in ctx.state.rounds_to_open:
+        missing = [other for other, p in ctx.state.policies.items() if p.newest < 0]
+        found.append(
+            Wait(
+                who=f"eval of {name}",
+                whom=f"trainer {missing[0]}",
+                what=f"evaluation of version {version} needs version 0 of {missing[0]}",
+                since_s=ctx.state.policies[name].changed_s,
+            )
+        )
+    for round_ in ctx.state.rounds.values():
+        pins = ", ".join(f"{name} {version}" for name, version in round_.pinned.items())
+        num_slots = len(round_.slots)
+        found.append(
+            Wait(
+                who=f"eval of {round_.policy}",
+                whom="rollout",
+                what=f"{round_.eval_set}: {num_slots - round_.num_open}/{num_slots} episodes at {pins}",
+                since_s=round_.opened_s,
+            )
+        )
+    return tuple(found)
+
+
+def _policy_waits(ctx: Context, name: str) -> Iterator[Wait]:
+    policy, plan = ctx.state.policies[name], ctx.plan.policies[name]
+    trainer = f"trainer {name}"
+    session, since_s = policy.session, policy.changed_s
+    if session is None:
+        if policy.committed < plan.num_steps or policy.newest < 0:
+            yield Wait(who="run", whom=trainer, what="has not attached yet", since_s=since_s)
+        return
+    if policy.newest < session.base_version:
+        what = f"version {session.base_version} is not published"
+        yield Wait(who="rollout", whom=trainer, what=what, since_s=session.since_s)
+        return
+    if policy.taken < plan.num_steps and session.done == policy.taken:
+        num = plan.table.groups_per_batch
+        what = f"step {policy.taken}: {len(policy.ready)} groups ready, {num} make a batch"
+        yield Wait(who=trainer, whom="rollout", what=what, since_s=since_s)
+    elif not has_room(ctx, name) and policy.committed < plan.num_steps:
+        yield Wait(who="rollout", whom=trainer, what=why_no_room(ctx, name), since_s=since_s)
+
+
+def groups_for_replay(ctx: Context) -> frozenset[int]:
+    """Groups that a later batch of some policy may hold again."""
+    policies = ctx.state.policies.values() if ctx.is_running else ()
+    return frozenset(group_id for policy in policies for group_id in policy.replay)
+
+
+def retained_payloads(ctx: Context) -> Iterator[PayloadRef]:
+    """Every trajectory that may still be served: of open groups, ready ones, unreleased batches, and those
+    kept for replay."""
+    for group in ctx.state.groups.values():
+        for slot in group.slots:
+            if slot.facts is not None:
+                yield from (meta.payload for meta in slot.facts.trajectories)
+    for policy in ctx.state.policies.values():
+        yield from _payloads([*policy.ready.values()])
+        for batch in policy.batches.values():
+            yield from _payloads(batch.groups)
+            yield from _payloads(batch.replayed)
+        yield from _payloads([entry.group for entry in policy.replay.values()])
+
+
+def _payloads(groups: Sequence[ReadyGroup]) -> Iterator[PayloadRef]:
+    return (sample.payload for group in groups for sample in group.samples)

@@ -1,0 +1,183 @@
+"""The tables: may a group be charged to a policy (limiter), which groups are next (sampler), what is too old
+(remover).
+
+A step has one batch for ever: it is kept until the step is released, and served again as it was.
+"""
+
+from collections.abc import Sequence
+
+from astraflow.algorithms.config import ReplayConfig
+from astraflow.algorithms.replay import replayed
+from astraflow.dataflow.core.commands import BatchTaken, BatchView, TakeBatch
+from astraflow.dataflow.core.context import Context, refuse
+from astraflow.dataflow.core.fates import decide_fate, num_live
+from astraflow.dataflow.core.normalize import normalized
+from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, SessionState
+from astraflow.errors import FencedError
+from astraflow.types import BatchTotals
+
+__all__ = ["checked_session", "has_room", "take_batch", "trainer_version", "why_no_room"]
+
+
+def trainer_version(session: SessionState, step: int) -> int:
+    """Version number of the weights that take the first gradient of `step` in this session."""
+    return session.base_version + step - session.base_step
+
+
+def has_room(ctx: Context, name: str) -> bool:
+    """The limiter: may another group be charged to this policy?"""
+    return not why_no_room(ctx, name)
+
+
+def why_no_room(ctx: Context, name: str) -> str:
+    """Why no group may be charged to the policy now; empty if one may.
+
+    No ticket is free; or the groups that it still needs are all on their way; or even the very next batch
+    would be too new for a group drawn now (while a restarted trainer repeats steps).
+    """
+    policy, plan = ctx.state.policies[name], ctx.plan.policies[name]
+    table = plan.table
+    if (plan.num_steps - policy.taken) * table.groups_per_batch <= len(policy.waiting):
+        return f"policy {name!r} has all the groups that it needs"
+    if num_live(policy) >= table.max_tickets:
+        return f"all {table.max_tickets} tickets of policy {name!r} are charged"
+    session = policy.session
+    if session is not None:
+        least_staleness = trainer_version(session, policy.taken) - (policy.newest - table.engine_lag)
+        if least_staleness > table.max_staleness:
+            return f"the trainer of policy {name!r} repeats steps and has not published far enough"
+    return ""
+
+
+def checked_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
+    """The current session. Raises: FencedError if `epoch` is not its number."""
+    if policy.session is None or epoch != policy.epoch:
+        raise FencedError(
+            f"policy {name!r}: session {epoch} is over, session {policy.epoch} holds the policy"
+        )
+    return policy.session
+
+
+def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
+    """The batch of a step, or None if it is not there yet. Only the first take of a step decides
+    anything."""
+    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    session = checked_session(policy, name, command.epoch)
+    plan = ctx.plan.policies[name]
+    if not ctx.is_running:
+        refuse("finished", f"the run is over: {ctx.state.reason}")
+    if step >= plan.num_steps:
+        refuse("finished", f"policy {name!r} takes {plan.num_steps} steps; there is no step {step}")
+    if step < policy.released:
+        refuse(
+            "released", f"policy {name!r}: step {step} was released, steps below {policy.released} are gone"
+        )
+    if step < session.base_step or step > policy.taken:
+        refuse(
+            "out_of_order",
+            f"policy {name!r}: step {step} is not next; the session began at step {session.base_step} and "
+            f"{policy.taken} steps have their batch",
+        )
+    if step in policy.batches:
+        return _view(name, policy.batches[step], is_redo=step < policy.committed)
+    if policy.newest < session.base_version or step > session.done + 1:
+        return None
+    return _take_new(ctx, name, trainer_version(session, step))
+
+
+def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
+    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    for group in tuple(policy.ready.values()):
+        staleness = version - group.oldest_version
+        if staleness > table.max_staleness:
+            decide_fate(ctx, name, group.group_id, "stale", num_tokens=group.num_tokens, staleness=staleness)
+    picked = ctx.samplers[name].pick(policy.waiting.keys(), policy.ready, table.groups_per_batch)
+    if picked is None:
+        return None
+    groups = [policy.ready.pop(group_id) for group_id in picked]
+    for group_id in picked:
+        del policy.waiting[group_id]
+    again = _replayed(ctx, name, version)
+    _keep_for_replay(policy, table.replay, groups)
+    both = normalized((*groups, *again), table.normalization)
+    groups, again = both[: len(groups)], both[len(groups) :]
+    batch = BatchState(
+        step=policy.taken,
+        trainer_version=version,
+        groups=groups,
+        staleness=[version - group.oldest_version for group in groups],
+        replayed=again,
+        replayed_staleness=[version - group.oldest_version for group in again],
+    )
+    policy.batches[batch.step] = batch
+    policy.num_replayed += len(again)
+    policy.taken += 1
+    policy.changed_s = ctx.now_s
+    ctx.emit(
+        BatchTaken(
+            policy=name,
+            step=batch.step,
+            trainer_version=version,
+            group_ids=picked,
+            staleness=tuple(batch.staleness),
+            replayed_ids=tuple(group.group_id for group in again),
+            replayed_staleness=tuple(batch.replayed_staleness),
+        )
+    )
+    return _view(name, batch, is_redo=False)
+
+
+def _replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
+    """Groups of earlier steps for the next batch: none too stale, none in more than `max_uses` steps."""
+    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    for group_id, entry in tuple(policy.replay.items()):
+        if version - entry.group.oldest_version > table.max_staleness:
+            del policy.replay[group_id]
+    picked = replayed(
+        {group_id: entry.group for group_id, entry in policy.replay.items()},
+        table.max_replayed,
+        select=table.replay.select,
+        seed=f"{ctx.plan.seed}/replay/{name}/{policy.taken}",
+    )
+    groups: list[ReadyGroup] = []
+    for group_id in picked:
+        entry = policy.replay[group_id]
+        groups.append(entry.group)
+        entry.uses += 1
+        if entry.uses >= table.replay.max_uses:
+            del policy.replay[group_id]
+    return groups
+
+
+def _keep_for_replay(policy: PolicyState, replay: ReplayConfig, groups: Sequence[ReadyGroup]) -> None:
+    if replay.ratio <= 0:
+        return
+    for group in groups:
+        policy.replay[group.group_id] = ReplayEntry(group=group, uses=1)
+    for group_id in tuple(policy.replay)[: max(0, len(policy.replay) - replay.size)]:
+        del policy.replay[group_id]
+
+
+def _view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
+    groups = (*batch.groups, *batch.replayed)
+    staleness = (*batch.staleness, *batch.replayed_staleness)
+    samples = tuple(sample for group in groups for sample in group.samples)
+    totals = BatchTotals(
+        num_groups=len(groups),
+        num_samples=len(samples),
+        num_tokens=sum(g.num_tokens for g in groups),
+        num_trained_tokens=sum(g.num_trained_tokens for g in groups),
+        advantage_sum=sum(g.advantage_sum for g in groups),
+        advantage_square_sum=sum(g.advantage_square_sum for g in groups),
+        reward_sum=sum(g.reward_sum for g in groups),
+    )
+    return BatchView(
+        policy=name,
+        step=batch.step,
+        trainer_version=batch.trainer_version,
+        samples=samples,
+        totals=totals,
+        staleness_mean=sum(staleness) / len(staleness),
+        staleness_max=max(staleness),
+        is_redo=is_redo,
+    )

@@ -1,0 +1,103 @@
+"""Figures of a run for its summary: wall time, overlap of generation and training, staleness, tokens."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.dataflow.audit import AuditReport
+from astraflow.dataflow.records import JournalReader, TelemetryRow
+
+__all__ = ["RunFigures", "intersection", "run_figures", "total_s", "union"]
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What the summary of a run reports besides its scores."""
+
+    rl_wall_s: float
+    """From the first training lease to the last committed step."""
+    generate_s: float
+    """Of it, time in which at least one rollout service generated."""
+    train_s: float
+    """Of it, time in which at least one trainer trained."""
+    overlap_frac: float
+    """Share of it in which both ran."""
+    staleness_mean: float
+    """Over trained groups of all policies."""
+    staleness_max: int
+    staleness_bound: int
+    generated_tokens: int
+    trained_tokens: int
+    waits_s: dict[str, float]
+    """`SOURCE wait:WHOM` -> seconds of that wait within `rl_wall_s`, each source by itself."""
+
+
+def run_figures(folder: Path, report: AuditReport) -> RunFigures:
+    """The figures of an audited journal folder. Raises: JournalError."""
+    with JournalReader(folder) as reader:
+        rows = reader.telemetry()
+    wall = (report.first_lease_s, max(report.first_lease_s, report.last_commit_s))
+    within = [wall] if report.first_lease_s and report.last_commit_s else []
+    generate = intersection(within, union(_spans(rows, "generate")))
+    train = intersection(within, union(_spans(rows, "train")))
+    wall_s = total_s(within)
+    trained = [policy.fates.trained for policy in report.policies]
+    means = [policy.staleness_mean for policy in report.policies]
+    return RunFigures(
+        rl_wall_s=wall_s,
+        generate_s=total_s(generate),
+        train_s=total_s(train),
+        overlap_frac=total_s(intersection(generate, train)) / wall_s if wall_s else 0.0,
+        staleness_mean=sum(n * m for n, m in zip(trained, means, strict=True)) / max(1, sum(trained)),
+        staleness_max=max((policy.staleness_max for policy in report.policies), default=0),
+        staleness_bound=max((policy.staleness_bound for policy in report.policies), default=0),
+        generated_tokens=sum(policy.generated_tokens for policy in report.policies),
+        trained_tokens=sum(policy.trained_tokens for policy in report.policies),
+        waits_s=_waits(rows, within),
+    )
+
+
+def union(spans: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals that cover the same times, in order. Example: `[(0, 2), (1, 3)]` -> `[(0, 3)]`."""
+    merged: list[Interval] = []
+    for start, end in sorted(span for span in spans if span[1] > span[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:
+    """Times in both; the arguments are disjoint and in order."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if end > start:
+            common.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def total_s(spans: Iterable[Interval]) -> float:
+    """Sum of the lengths of disjoint intervals."""
+    return sum(end - start for start, end in spans)
+
+
+def _spans(rows: list[TelemetryRow], kind: str) -> list[Interval]:
+    return [(row.span.start_s, row.span.end_s) for row in rows if row.span.kind == kind]
+
+
+def _waits(rows: list[TelemetryRow], within: list[Interval]) -> dict[str, float]:
+    spans: dict[str, list[Interval]] = {}
+    for row in rows:
+        if row.span.kind.startswith("wait:"):
+            key = f"{row.source} {row.span.kind}"
+            spans.setdefault(key, []).append((row.span.start_s, row.span.end_s))
+    return {key: total_s(intersection(within, union(intervals))) for key, intervals in sorted(spans.items())}

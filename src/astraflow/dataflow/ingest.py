@@ -1,0 +1,359 @@
+"""Checks what a rollout service sends before anything of it is kept.
+
+Every rule that a trajectory must keep is here; a broken one is a `WireError` that names the trajectory, the
+value and what was expected. What passes becomes the core's `EpisodeFacts`, and its token columns go to the
+journal's segments unchanged.
+
+Short trajectories come many in one request, and numpy costs microseconds a call whatever the length: so masks
+are checked as bytes, and ids and logprobs of a whole request at once. Only where these are found wrong are
+they looked at one by one, to name what is.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from astraflow import wire
+from astraflow.dataflow.core.commands import EpisodeFacts, PayloadRef, TrajectoryMeta
+from astraflow.errors import WireError
+from astraflow.types import (
+    Episode,
+    EpisodeResult,
+    LeaseKind,
+    Manifest,
+    PolicyInfo,
+    Trajectory,
+    Turn,
+    VersionSpan,
+)
+
+__all__ = ["PolicyLimits", "check_results", "facts_of", "lease_kind", "vocab_size"]
+
+_MAX_LOGPROB = 1e-3
+"""A logprob is at most 0; float32 sums of a full vocabulary exceed it by a few 1e-6."""
+_TEMPERATURE_TOLERANCE = 1e-6
+_NO_VOCAB = 2**31
+"""Bound of ids where the vocabulary is unknown."""
+_NGRAM = 8
+"""Tokens of a run that counts as repeated."""
+_ENTRY_BYTES: dict[wire.ColumnType, int] = {"int32": 4, "float32": 4, "uint8": 1}
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLimits:
+    """What the trajectories of one policy must keep to."""
+
+    info: PolicyInfo
+    newest_version: int
+    """-1 for a policy without versions (frozen)."""
+    vocab_size: int = 0
+    """0: unknown, not checked."""
+
+
+def lease_kind(lease_id: str) -> LeaseKind:
+    """`GROUP.EPISODE.ATTEMPT` is a training lease, `eROUND.EPISODE.ATTEMPT` one of evaluation."""
+    return "eval" if lease_id.startswith("e") else "train"
+
+
+def vocab_size(manifest: Manifest) -> int:
+    """Rows of the embedding table of a version, or 0 if it has none by a known name."""
+    sizes = [tensor.shape[0] for tensor in manifest.tensors if tensor.name.endswith(_EMBEDDINGS)]
+    return sizes[0] if sizes else 0
+
+
+def check_results(
+    results: Sequence[EpisodeResult], *, policies: Mapping[str, PolicyLimits], hosts: Collection[str]
+) -> dict[int, WireError]:
+    """Position -> the first rule that the result breaks, of those that break one.
+
+    `hosts` are the sender's policies, empty if the sender is not known.
+    """
+    broken: dict[int, WireError] = {}
+    whole: list[tuple[int, Episode]] = []
+    for idx, result in enumerate(results):
+        if not isinstance(result.outcome, Episode):
+            continue
+        try:
+            _check_structure(result.outcome, lease_kind(result.lease_id), policies, hosts)
+        except WireError as err:
+            broken[idx] = err
+        else:
+            whole.append((idx, result.outcome))
+    trajectories = [item for _, episode in whole for item in episode.trajectories]
+    if not _all_values_hold(trajectories, policies):
+        for idx, episode in whole:
+            try:
+                _check_values(episode, policies)
+            except WireError as err:
+                broken[idx] = err
+    return {idx: WireError(f"{_where(results[idx].lease_id)}{err}") for idx, err in broken.items()}
+
+
+def facts_of(
+    episode: Episode,
+    trained: Collection[str],
+    store: Callable[[bytes], PayloadRef],
+    *,
+    repetition_of: Collection[str] = (),
+) -> EpisodeFacts:
+    """What the core keeps of a checked episode; payloads of trained policies go through `store`.
+
+    `repetition_of`: policies whose trajectories' repetition is measured.
+    """
+    metas: list[TrajectoryMeta] = []
+    for item in episode.trajectories:
+        if item.policy in trained:
+            repeated = _repeated_frac(item) if item.policy in repetition_of else 0.0
+            metas.append(_meta(item, store(wire.encode(item)), repeated))
+    return EpisodeFacts(
+        trajectories=tuple(metas),
+        score=episode.score,
+        metrics=episode.metrics,
+        duration_s=episode.duration_s,
+    )
+
+
+# --- one episode ----------------------------------------------------------------------------------
+
+
+def _where(lease_id: str) -> str:
+    group = lease_id.partition(".")[0]
+    return f"evaluation round {group[1:]}" if lease_kind(lease_id) == "eval" else f"group {group}"
+
+
+def _check_structure(
+    episode: Episode, kind: LeaseKind, policies: Mapping[str, PolicyLimits], hosts: Collection[str]
+) -> None:
+    """Everything but the values of ids and logprobs. Raises: WireError."""
+    if not math.isfinite(episode.score):
+        raise WireError(f": score {episode.score} is not finite")
+    if not (math.isfinite(episode.duration_s) and episode.duration_s >= 0):
+        raise WireError(f": duration_s {episode.duration_s} is no length of time")
+    for metric in episode.metrics:
+        if not math.isfinite(metric.value):
+            raise WireError(f": metric {metric.name!r} is {metric.value}")
+    for idx, trajectory in enumerate(episode.trajectories):
+        try:
+            _check_trajectory(trajectory, kind, policies, hosts)
+        except WireError as err:
+            raise WireError(f"/trajectory {idx}: {err}") from err
+
+
+def _check_values(episode: Episode, policies: Mapping[str, PolicyLimits]) -> None:
+    """Ids and logprobs of an episode of sound structure. Raises: WireError."""
+    for idx, trajectory in enumerate(episode.trajectories):
+        try:
+            _check_ids(wire.array(trajectory.token_ids, "int32"), policies[trajectory.policy])
+            logprobs = wire.array(trajectory.behavior_logprobs, "float32")
+            _check_logprobs(logprobs, wire.array(trajectory.mask, "uint8").view(np.bool_))
+        except WireError as err:
+            raise WireError(f"/trajectory {idx}: {err}") from err
+
+
+def _all_values_hold(trajectories: Sequence[Trajectory], policies: Mapping[str, PolicyLimits]) -> bool:
+    """Whether `_check_values` passes all of these, found with a few passes over all their columns."""
+    by_policy: dict[str, list[Trajectory]] = {}
+    for item in trajectories:
+        by_policy.setdefault(item.policy, []).append(item)
+    for policy, items in by_policy.items():
+        # As unsigned numbers, negative ids are the largest.
+        ids = np.frombuffer(b"".join([item.token_ids for item in items]), dtype="<u4")
+        if ids.max() >= (policies[policy].vocab_size or _NO_VOCAB):
+            return False
+        logprobs = np.frombuffer(b"".join([item.behavior_logprobs for item in items]), dtype="<f4")
+        mask = np.frombuffer(b"".join([item.mask for item in items]), dtype=np.bool_)
+        # The largest is nan if any is; comparisons with nan are false.
+        if not (logprobs.max() <= _MAX_LOGPROB and logprobs.min() > -math.inf):
+            return False
+        if logprobs[~mask].any():
+            return False
+    return True
+
+
+# --- one trajectory -------------------------------------------------------------------------------
+
+
+def _check_trajectory(
+    trajectory: Trajectory, kind: LeaseKind, policies: Mapping[str, PolicyLimits], hosts: Collection[str]
+) -> None:
+    limits = policies.get(trajectory.policy)
+    if limits is None:
+        known = ", ".join(policies)
+        raise WireError(f"policy {trajectory.policy!r} is not in this run (policies: {known})")
+    if hosts and trajectory.policy not in hosts:
+        raise WireError(
+            f"the service did not register as hosting policy {trajectory.policy!r} (hosts: "
+            f"{', '.join(sorted(hosts))})"
+        )
+    if kind == "train":
+        _check_temperature(trajectory, limits)
+    _check_lengths(trajectory)
+    num_sampled = _check_mask(trajectory.mask)
+    _check_versions(trajectory.versions, trajectory.mask, num_sampled, limits)
+    _check_turns(trajectory.turns, trajectory.mask, num_sampled)
+    if not math.isfinite(trajectory.reward):
+        raise WireError(f"reward {trajectory.reward} is not finite")
+
+
+def _check_temperature(trajectory: Trajectory, limits: PolicyLimits) -> None:
+    wanted = limits.info.sampling.temperature
+    if limits.info.is_trained and not abs(trajectory.temperature - wanted) <= _TEMPERATURE_TOLERANCE:
+        raise WireError(
+            f"sampled at temperature {trajectory.temperature}, the recipe says {wanted} for policy "
+            f"{trajectory.policy!r}; logprobs would not match the trainer's"
+        )
+
+
+def _check_lengths(trajectory: Trajectory) -> None:
+    num_tokens = _length(trajectory.token_ids, "int32", "token_ids")
+    if num_tokens == 0:
+        raise WireError("no tokens")
+    num_entries = len(trajectory.mask)
+    if num_entries != num_tokens:
+        raise WireError(f"{num_entries} mask entries for {num_tokens} tokens")
+    num_entries = _length(trajectory.behavior_logprobs, "float32", "behavior_logprobs")
+    if num_entries != num_tokens:
+        raise WireError(f"{num_entries} logprobs for {num_tokens} tokens")
+    for stream in trajectory.streams:
+        num_entries = _length(stream.data, stream.dtype, f"stream {stream.name!r}")
+        if num_entries != num_tokens:
+            raise WireError(f"stream {stream.name!r} has {num_entries} entries for {num_tokens} tokens")
+    for media in trajectory.media:
+        if not 0 <= media.start < num_tokens:
+            raise WireError(f"media at {media.start}, beyond {num_tokens} tokens")
+
+
+def _check_mask(mask: bytes) -> int:
+    """The number of sampled tokens."""
+    if others := mask.translate(None, b"\0\1"):
+        raise WireError(f"mask holds {max(others)}; entries are 0 or 1")
+    num_sampled = len(mask) - mask.count(0)
+    if num_sampled == 0:
+        raise WireError("no token has mask 1; leave the trajectory out")
+    return num_sampled
+
+
+def _length(data: bytes, kind: wire.ColumnType, name: str) -> int:
+    """Entries of a column."""
+    size = _ENTRY_BYTES[kind]
+    if len(data) % size:
+        raise WireError(f"{name}: {kind} column of {len(data)} bytes is no multiple of {size}")
+    return len(data) // size
+
+
+def _check_ids(ids: NDArray[Any], limits: PolicyLimits) -> None:
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0:
+        raise WireError(f"token id {lowest} is negative")
+    if limits.vocab_size and highest >= limits.vocab_size:
+        raise WireError(
+            f"token id {highest} is outside the vocabulary of {limits.vocab_size}; is it the policy's "
+            "tokenizer?"
+        )
+
+
+def _check_logprobs(logprobs: NDArray[Any], sampled: NDArray[np.bool_]) -> None:
+    is_bad = ~np.isfinite(logprobs)
+    if is_bad.any():
+        idx = int(is_bad.argmax())
+        raise WireError(f"logprob of token {idx} is {float(logprobs[idx])}; it must be finite")
+    highest = int(logprobs.argmax())
+    if logprobs[highest] > _MAX_LOGPROB:
+        raise WireError(f"logprob of token {highest} is {float(logprobs[highest])}; it is at most 0")
+    is_stray = (logprobs != 0) & ~sampled
+    if is_stray.any():
+        idx = int(is_stray.argmax())
+        raise WireError(f"token {idx} has mask 0 and logprob {float(logprobs[idx])}; it must be 0")
+
+
+def _check_versions(
+    spans: tuple[VersionSpan, ...],
+    mask: bytes,
+    num_sampled: int,
+    limits: PolicyLimits,
+) -> None:
+    covered = end = 0
+    newest = max(limits.newest_version, 0)
+    for span in spans:
+        start, length = span.start, span.length
+        if not (start >= end and length > 0 and start + length <= len(mask)):
+            raise WireError(f"version span {start}+{length} is out of order or beyond {len(mask)} tokens")
+        if not 0 <= span.version <= newest:
+            raise WireError(
+                f"version {span.version} of policy {limits.info.name!r}; the newest is "
+                f"{limits.newest_version}"
+            )
+        end = start + length
+        covered += length
+        if mask.find(0, start, end) >= 0:
+            raise WireError(f"version span {start}+{length} covers tokens with mask 0")
+    if covered != num_sampled:
+        raise WireError(f"versions for {covered} of {num_sampled} sampled tokens")
+
+
+def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int) -> None:
+    end = covered = 0
+    for idx, turn in enumerate(turns):
+        if not end <= turn.start <= turn.end <= len(mask):
+            raise WireError(
+                f"turn {idx} [{turn.start}, {turn.end}) is out of order or beyond {len(mask)} tokens"
+            )
+        if not math.isfinite(turn.reward):
+            raise WireError(f"reward {turn.reward} of turn {idx} is not finite")
+        covered += _num_sampled(mask, turn)
+        end = turn.end
+    if covered != num_sampled:
+        raise WireError(f"turns hold {covered} of {num_sampled} sampled tokens")
+
+
+def _num_sampled(mask: bytes, turn: Turn) -> int:
+    return turn.end - turn.start - mask.count(0, turn.start, turn.end)
+
+
+def _meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> TrajectoryMeta:
+    mask, turns = trajectory.mask, trajectory.turns
+    versions = [span.version for span in trajectory.versions]
+    num_by_turn = tuple([_num_sampled(mask, turn) for turn in turns])
+    return TrajectoryMeta(
+        policy=trajectory.policy,
+        role=trajectory.role,
+        reward=trajectory.reward,
+        num_tokens=len(mask),
+        num_trained_tokens=sum(num_by_turn),
+        oldest_version=min(versions),
+        newest_version=max(versions),
+        finish_reason=trajectory.finish_reason,
+        turn_spans=tuple([(turn.start, turn.end) for turn in turns]),
+        turn_rewards=tuple([turn.reward for turn in turns]),
+        num_trained_by_turn=num_by_turn,
+        payload=payload,
+        state_keys=_state_keys(trajectory),
+        repeated_frac=repeated_frac,
+    )
+
+
+def _state_keys(trajectory: Trajectory) -> tuple[int, ...]:
+    """One a turn: of the workflow's own key, or else of the tokens shown since the turn before."""
+    keys: list[int] = []
+    end = 0
+    for turn in trajectory.turns:
+        shown = turn.state_key.encode() or trajectory.token_ids[4 * end : 4 * turn.start]
+        keys.append(xxhash.xxh3_64_intdigest(shown))
+        end = turn.end
+    return tuple(keys)
+
+
+def _repeated_frac(trajectory: Trajectory) -> float:
+    """Share of the 8-grams of its sampled tokens that came before in it; 0 if it has none."""
+    ids = wire.array(trajectory.token_ids, "int32")[wire.array(trajectory.mask, "uint8") == 1]
+    num = len(ids) - _NGRAM + 1
+    if num < 1:
+        return 0.0
+    grams = np.lib.stride_tricks.sliding_window_view(ids, _NGRAM)
+    return 1.0 - len(np.unique(grams, axis=0)) / num

@@ -1,0 +1,396 @@
+"""The one writer of a run's journal: segments hold payloads and the log of records, SQLite holds the tables.
+
+Durability: one flush task at a time swaps what is pending, then, in the journal's own thread, (1) writes its
+payloads and its records to the segments and fdatasyncs them, (2) commits one transaction with all rows. The
+segments are the log: SQLite (WAL, `synchronous=NORMAL`) may lose its last transactions in a power loss, and
+gets them back from the segments when the journal is opened. So a flush costs one sync. There is no timer: the
+next group forms while the last one is written. `durable` waits for a record; nothing is acknowledged before
+it.
+
+After a failed write (disk full) the pending records stay in memory; `check` refuses further commands and
+tries again at most once a second: once there is room, the journal goes on by itself.
+
+    append, store --> pending --(flush task)--> writer thread: segments, SQLite --> wakes `durable` waiters
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, cast
+
+import msgspec
+
+from astraflow.dataflow.compaction import Compaction, CompactionPlan
+from astraflow.dataflow.core.commands import Command, Event, PayloadRef
+from astraflow.dataflow.journal_folder import caught_up, insert_records, locked, opened
+from astraflow.dataflow.journal_thread import JobFailedError, JournalThread
+from astraflow.dataflow.records import (
+    DATABASE,
+    JournalReader,
+    PlanRow,
+    Record,
+    SampleRow,
+    SqlRow,
+    chain_of,
+    derived_rows,
+    encode_commands,
+    encode_events,
+    encode_records,
+)
+from astraflow.dataflow.replay import Replayable, replay
+from astraflow.dataflow.segments import PendingWrite, SegmentStore
+from astraflow.errors import Error, JournalError
+from astraflow.types import BusySpan
+
+__all__ = ["Journal"]
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+"""Shortest time between two tries to write after a failure."""
+
+
+_CoreT = TypeVar("_CoreT", bound=Replayable)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Everything of one flush; `done` is set when it is durable or has failed."""
+
+    writes: list[PendingWrite] = field(default_factory=list["PendingWrite"])
+    records: list[Record] = field(default_factory=list["Record"])
+    num_logged: int = 0
+    """The first of the records, which are among the writes."""
+    rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
+    """(SQL, parameters) of the other tables."""
+    must_sync: bool = False
+    """Some row is in no segment: the transaction itself must be synced."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    error: JournalError | None = None
+
+    def absorb(self, later: "_Pending") -> None:
+        """Puts a later group behind this one."""
+        self.writes += later.writes
+        self.records += later.records
+        self.rows += later.rows
+        self.num_logged += later.num_logged
+        self.must_sync |= later.must_sync
+
+    def log_records(self, segments: SegmentStore) -> None:
+        """Adds the records that are new to the writes, behind the payloads."""
+        if new := self.records[self.num_logged :]:
+            segments.append_records(encode_records(new))
+            self.num_logged = len(self.records)
+        self.writes += segments.take()
+
+
+class Journal:
+    """A journal folder, locked against other processes while open.
+
+    Lifecycle: `Journal(folder)` opens and locks; `recover` rebuilds the core; `append` ... `durable`;
+    `close`. Example::
+
+        journal = Journal(Path("runs/a/journal"))
+        core = journal.recover(new=lambda: Core(plan), restored=lambda state: Core.restored(plan, state))
+        seq = journal.append([command], [decision.events], at_s=now)
+        await journal.durable(seq)
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        snapshot_every: int = 20_000,
+        segment_bytes: int = 256 * 1024 * 1024,
+        retained_steps: int = sys.maxsize,
+    ) -> None:
+        """Opens or creates the folder. `retained_steps`: committed steps whose payloads are kept.
+
+        Raises: JournalError if it is in use, damaged or not writable.
+        """
+        self.folder = folder
+        self._snapshot_every = snapshot_every
+        self._retained_steps = retained_steps
+        self._lock_file = locked(folder)
+        try:
+            self._segments = SegmentStore(folder / "segments", segment_bytes=segment_bytes)
+            self._db = opened(folder / DATABASE)
+            self._read_head()
+        except (Error, OSError, sqlite3.Error) as err:
+            os.close(self._lock_file)
+            if isinstance(err, Error):
+                raise
+            raise JournalError(f"{folder / DATABASE} cannot be opened: {err}") from err
+        self._thread = JournalThread()
+        self._pending = _Pending()
+        self._in_flight: _Pending | None = None
+        self._flusher: asyncio.Task[None] | None = None
+        self._failure: JournalError | None = None
+        self._failed_at = 0.0
+        self._is_closed = False
+        self.is_broken = False
+        """A part of it failed by a fault of the program: only a new process can go on."""
+        self._last_snapshot = self._seq
+        self._is_closing = False
+        self._compacting: asyncio.Task[None] | None = None
+
+    def _read_head(self) -> None:
+        meta = dict(cast("list[tuple[str, str]]", self._db.execute("SELECT * FROM meta").fetchall()))
+        self.run_id = meta["run_id"]
+        segment, offset = (int(part) for part in meta["written"].split())
+        written = (segment, offset)
+        if self._segments.end < written:
+            raise JournalError(
+                f"{self.folder / 'segments'}: payloads that the journal refers to are missing: segment "
+                f"{written[0]} should reach {written[1]} and ends at {self._segments.end[1]}; "
+                "restore the file from a copy"
+            )
+        self._seq, self._chain = caught_up(self._db, self._segments.records(written), self._segments.end)
+        self._durable_seq = self._seq
+        self._segments.drop(int(meta["first_segment"]))
+
+    # --- restart ---
+
+    def recover(self, *, new: Callable[[], _CoreT], restored: Callable[[bytes], _CoreT]) -> _CoreT:
+        """The core as it was: the newest snapshot, and every later command applied again.
+
+        Raises: JournalError naming the record whose replay gives other events than were stored.
+        """
+        row = self._db.execute("SELECT seq, state FROM snapshots ORDER BY seq DESC LIMIT 1").fetchone()
+        core = restored(bytes(row[1])) if row else new()
+        after = int(row[0]) if row else 0
+        with JournalReader(self.folder) as reader:
+            if after < reader.compacted:
+                raise JournalError(
+                    f"{self.folder}: the snapshot of record {reader.compacted} is missing, and the records "
+                    "before it are compacted; restore the folder from a copy"
+                )
+            for record in reader.records(after):
+                replay(core, record)
+        self._last_snapshot = after
+        return core
+
+    def reader(self) -> JournalReader:
+        """What is durable now, to read."""
+        return JournalReader(self.folder)
+
+    # --- writing ---
+
+    @property
+    def seq(self) -> int:
+        """Number of the newest record, durable or not."""
+        return self._seq
+
+    @property
+    def failure(self) -> JournalError | None:
+        """Why the journal cannot be written now, if so."""
+        return self._failure
+
+    def check(self) -> None:
+        """Call before a command is applied. Raises: JournalError if it cannot be written now, or is
+        closed."""
+        if self._is_closed:
+            raise JournalError(f"the journal {self.folder} is closed: the dataflow is stopping or restarts")
+        if self._failure is None:
+            return
+        if self._flusher is None and time.monotonic() - self._failed_at >= _RETRY_S:
+            self._start_flush()
+        raise self._failure
+
+    def store(self, payload: bytes) -> PayloadRef:
+        """Gives a payload its place; it is on disk no later than the next record that is appended."""
+        return self._segments.append(payload)
+
+    def append(self, commands: Sequence[Command], events: Sequence[Sequence[Event]], *, at_s: float) -> int:
+        """Adds a record of commands applied at one moment, each with its events; its number for `durable`."""
+        self._seq += 1
+        record = Record(self._seq, at_s, encode_commands(commands), encode_events(events), b"")
+        self._chain = chain_of(self._chain, record)
+        self._pending.records.append(record._replace(chain=self._chain))
+        self._pending.rows += derived_rows(self._seq, events)
+        self._start_flush()
+        return self._seq
+
+    def note_plan(self, plan: PlanRow) -> None:
+        """Keeps what the run is told from here on, if it is new."""
+        blob = msgspec.msgpack.encode(plan)
+        newest = self._db.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
+        if newest is None or bytes(newest[0]) != blob:
+            self._pending.must_sync = True
+            self._add_row("INSERT INTO plans VALUES (?, ?, ?)", (self._seq, time.time(), blob))
+
+    def note_spans(self, source: str, spans: tuple[BusySpan, ...]) -> None:
+        """Keeps busy spans; nobody waits for them."""
+        for span in () if self._is_closed or self._failure is not None else spans:
+            row = (source, span.kind, span.start_s, span.end_s)
+            self._add_row("INSERT INTO telemetry VALUES (?, ?, ?, ?)", row)
+
+    def note_sample(self, sample: SampleRow) -> None:
+        """Keeps where the messages of an episode lie."""
+        row = (
+            sample.kind, sample.group_id, sample.task_id, sample.policy, sample.version, sample.score,
+            sample.ref.segment, sample.ref.offset, sample.ref.length,
+        )  # fmt: skip
+        self._add_row("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+
+    def snapshot_if_due(self, core: Replayable) -> None:
+        """Begins a snapshot, and compaction after it, if `snapshot_every` records came since the last one."""
+        if self._seq - self._last_snapshot >= self._snapshot_every and self._compacting is None:
+            self._last_snapshot = self._seq
+            plan = CompactionPlan(
+                self._seq,
+                core.snapshot_parts(),
+                open_rounds=frozenset(round_id for round_id, _ in core.eval_deadlines()),
+                replayable=core.groups_for_replay(),
+                segment=self._segments.end[0],
+                retained_steps=self._retained_steps,
+            )
+            work = Compaction(self.folder, self._db, self._segments, plan)
+            self._compacting = asyncio.get_running_loop().create_task(
+                self._compact(work, self._seq), name="journal compaction"
+            )
+
+    async def _compact(self, work: Compaction, seq: int) -> None:
+        """One piece after another, flushes in between, until done or no longer wanted (`close`)."""
+        error: Exception | None = None
+        with contextlib.suppress(JournalError):
+            await self.durable(seq)
+            while not work.is_done and not self._is_closing and error is None:
+                error = await self._thread.run(work.step)
+        await self._thread.run(work.close)
+        if error is not None:
+            _log.error("the journal %s grows: %s", self.folder, error)
+            self.is_broken |= isinstance(error, JobFailedError)
+        self._compacting = None
+
+    def snapshot(self, core: Replayable) -> None:
+        """Adds a snapshot of the core as of the newest record, at once."""
+        if self._seq != self._last_snapshot or self._compacting is not None:
+            self._last_snapshot = self._seq
+            row = (self._seq, b"".join(core.snapshot_parts()))
+            self._add_row("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
+            self._add_row("DELETE FROM snapshots WHERE seq < ?", (self._seq,))
+
+    async def durable(self, seq: int) -> None:
+        """Returns when record `seq` is on disk. Raises: JournalError if it cannot be written now."""
+        while self._durable_seq < seq:
+            self.check()
+            flight = self._in_flight
+            group = flight if flight and flight.records and flight.records[-1].seq >= seq else self._pending
+            await group.done.wait()
+            if group.error is not None:
+                raise group.error
+
+    async def flushed(self) -> None:
+        """Returns when nothing is pending and no compaction runs. Raises: JournalError if it cannot be
+        written now."""
+        while tasks := {task for task in (self._flusher, self._compacting) if task is not None}:
+            await asyncio.wait(tasks)
+        if self._failure is not None:
+            raise self._failure
+
+    def read(self, ref: PayloadRef) -> bytes:
+        """A durable payload. Raises: JournalError."""
+        return self._segments.read(ref)
+
+    def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
+        """Durable payloads in the order of `refs`. Raises: JournalError."""
+        return self._segments.read_all(refs)
+
+    async def close(self) -> None:
+        """Writes what is pending, closes the files and unlocks the folder.
+
+        Raises: JournalError if what is pending cannot be written; the folder is unlocked all the same.
+        """
+        self._is_closing = True
+        try:
+            self._failed_at = 0.0
+            self._start_flush()
+            await self.flushed()
+        finally:
+            self._is_closed = True
+            self._thread.close()
+            self._segments.close()
+            self._db.close()
+            with contextlib.suppress(OSError):
+                os.close(self._lock_file)
+
+    # --- the flush task ---
+
+    def _add_row(self, sql: str, row: SqlRow) -> None:
+        self._pending.rows.append((sql, row))
+        self._start_flush()
+
+    def _start_flush(self) -> None:
+        in_pause = self._failure is not None and time.monotonic() - self._failed_at < _RETRY_S
+        if self._flusher is None and not in_pause and not self._is_closed:
+            self._flusher = asyncio.get_running_loop().create_task(self._flush(), name="journal flush")
+            self._flusher.add_done_callback(self._flush_ended)
+
+    async def _flush(self) -> None:
+        """Writes groups until none is pending, or one fails. Woken by `_start_flush`; wakes `durable`."""
+        while self._pending.records or self._pending.rows:
+            group, self._pending = self._pending, _Pending()
+            self._in_flight = group
+            group.log_records(self._segments)
+            error = await self._thread.run(partial(self._write, group, self._segments.end))
+            if error is not None:
+                self.is_broken = self._is_closed = isinstance(error, JobFailedError)
+                self._fail(group, error)
+                break
+            self._failure = None
+            self._durable_seq = group.records[-1].seq if group.records else self._durable_seq
+            self._in_flight = None
+            group.done.set()
+        self._flusher = None
+
+    def _flush_ended(self, task: asyncio.Task[None]) -> None:
+        """A flush that raised has lost its group: nothing more is accepted, whoever waits is told."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        _log.critical("the journal's flush failed", exc_info=error)
+        self._flusher = None
+        self.is_broken = self._is_closed = True
+        self._fail(self._in_flight or _Pending(), error)
+
+    def _fail(self, group: _Pending, err: BaseException) -> None:
+        """Refuses all who wait; the group goes in front of what is pending, to be tried again."""
+        self._failure = JournalError(
+            f"the journal {self.folder} cannot be written: {err}. What was acknowledged is safe. Free space "
+            "or mend the disk: the dataflow then goes on by itself, and senders retry"
+        )
+        self._failed_at = time.monotonic()
+        _log.error("%s", self._failure)
+        waiting = (group.done, self._pending.done)
+        group.error = self._pending.error = self._failure
+        again = _Pending()
+        again.absorb(group)
+        again.absorb(self._pending)
+        self._pending, self._in_flight = again, None
+        for done in waiting:
+            done.set()
+
+    def _write(self, group: _Pending, end: tuple[int, int]) -> Exception | None:
+        """In the journal's thread: segments first, then one transaction."""
+        database = self._db
+        try:
+            self._segments.write(group.writes)
+            if group.must_sync:
+                database.execute("PRAGMA synchronous=FULL")
+            database.execute("BEGIN IMMEDIATE")
+            insert_records(database, group.records, group.rows, end if group.writes else None)
+            database.execute("COMMIT")
+            if group.must_sync:
+                database.execute("PRAGMA synchronous=NORMAL")
+        except (OSError, sqlite3.Error) as err:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            return err
+        return None

@@ -1,0 +1,123 @@
+"""Soft state of rollout services: heartbeats, lease deadlines, load. Not journaled; time is an argument.
+
+Passive: it says which leases and services are overdue and when to look again; the service layer turns that
+into commands. After a restart every live lease and service starts with a fresh deadline.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from astraflow.types import Load, ServedVersions
+
+__all__ = ["Liveness", "WorkerLife"]
+
+_WORKER_GRACE = 1.5
+"""A service is dropped after this many lease timeouts of silence; its leases are overdue before."""
+
+
+@dataclass(slots=True)
+class WorkerLife:
+    """What is known of one rollout service between two heartbeats."""
+
+    id: str
+    name: str
+    engine: str
+    hosts: tuple[str, ...]
+    last_seen_s: float
+    load: Load = field(default_factory=Load)
+    served: tuple[ServedVersions, ...] = ()
+    """As of its latest request for leases or heartbeat, whichever came last."""
+    peer_url: str = ""
+    """Where it serves the weights that it has; empty: nowhere."""
+    is_draining: bool = False
+    was_told_the_end: bool = False
+    """It got an answer that says that the run is over."""
+
+
+class Liveness:
+    """Deadlines of leases and services, by the loop's clock."""
+
+    def __init__(self, lease_timeout_s: float) -> None:
+        self.timeout_s = lease_timeout_s
+        self._workers: dict[str, WorkerLife] = {}
+        self._leases: dict[str, float] = {}
+        """Lease -> deadline."""
+        self._left: set[str] = set()
+        self.farewells_moved = asyncio.Event()
+        """Set when `all_know_the_end` may have changed."""
+
+    # --- services ---
+
+    def add(self, worker: WorkerLife) -> None:
+        """A service joined, or was there before a restart."""
+        self._workers[worker.id] = worker
+
+    def drop(self, worker_id: str) -> None:
+        """A service vanished or left. One that drained is remembered, to answer its last heartbeats."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None and worker.is_draining:
+            self._left.add(worker_id)
+        self.farewells_moved.set()
+
+    def worker(self, worker_id: str) -> WorkerLife | None:
+        """The service, if it is known and has not left."""
+        return self._workers.get(worker_id)
+
+    def has_left(self, worker_id: str) -> bool:
+        """Whether a service of this id drained and left since the last restart."""
+        return worker_id in self._left
+
+    def workers(self) -> tuple[WorkerLife, ...]:
+        """All services, in the order in which they joined."""
+        return tuple(self._workers.values())
+
+    def tell_the_end(self, worker_id: str) -> None:
+        """The service is being told that the run is over."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.was_told_the_end = True
+            self.farewells_moved.set()
+
+    @property
+    def all_know_the_end(self) -> bool:
+        """Whether no service is left that must still hear that the run is over."""
+        return all(worker.was_told_the_end for worker in self._workers.values())
+
+    # --- deadlines ---
+
+    def grant(self, lease_ids: Iterable[str], now_s: float) -> None:
+        """New leases, or leases found alive after a restart."""
+        for lease_id in lease_ids:
+            self._leases[lease_id] = now_s + self.timeout_s
+
+    def end(self, lease_ids: Iterable[str]) -> None:
+        """Leases that have a result, or went out again."""
+        for lease_id in lease_ids:
+            self._leases.pop(lease_id, None)
+
+    def seen(self, worker_id: str, now_s: float) -> None:
+        """The service asked for something."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.last_seen_s = now_s
+
+    def beat(self, worker_id: str, lease_ids: Iterable[str], load: Load, now_s: float) -> None:
+        """A heartbeat: the service works on these leases."""
+        worker = self._workers[worker_id]
+        worker.last_seen_s, worker.load = now_s, load
+        worker.served = load.versions or worker.served
+        self.grant((lease_id for lease_id in lease_ids if lease_id in self._leases), now_s)
+
+    def overdue_leases(self, now_s: float) -> tuple[str, ...]:
+        """Leases without a heartbeat for the timeout."""
+        return tuple(lease_id for lease_id, deadline in self._leases.items() if deadline <= now_s)
+
+    def overdue_workers(self, now_s: float) -> tuple[str, ...]:
+        """Services silent for longer than the grace."""
+        grace_s = self.timeout_s * _WORKER_GRACE
+        workers = self._workers.values()
+        return tuple(worker.id for worker in workers if worker.last_seen_s + grace_s <= now_s)
+
+    def next_deadline_s(self) -> float:
+        """When something may be overdue next; infinity if nothing is watched."""
+        workers = [worker.last_seen_s + self.timeout_s * _WORKER_GRACE for worker in self._workers.values()]
+        return min((*self._leases.values(), *workers), default=float("inf"))

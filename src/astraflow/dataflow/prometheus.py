@@ -1,0 +1,83 @@
+"""`/metrics`: the status in the Prometheus text format, version 0.0.4."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from astraflow.types import PolicyStatus, StatusReply, WorkerStatus
+
+__all__ = ["prometheus_text"]
+
+_STATES = ("running", "draining", "finished", "failed")
+_POLICY_FIGURES: tuple[tuple[str, str, str, Callable[[PolicyStatus], float]], ...] = (
+    ("steps_total", "counter", "Committed steps.", lambda p: p.step),
+    ("newest_version", "gauge", "Newest published version.", lambda p: p.newest_version),
+    ("durable_steps", "gauge", "Steps in a durable checkpoint.", lambda p: p.durable_step),
+    ("tickets", "gauge", "Tickets charged now.", lambda p: p.num_tickets),
+    ("running_groups", "gauge", "Groups whose episodes run.", lambda p: p.num_running_groups),
+    ("ready_groups", "gauge", "Groups ready to be taken.", lambda p: p.num_ready_groups),
+    ("redone_steps_total", "counter", "Steps trained again after a restart.", lambda p: p.redone_steps),
+)
+_WORKER_FIGURES: tuple[tuple[str, str, str, Callable[[WorkerStatus, float], float]], ...] = (
+    ("leases", "gauge", "Leases that the service holds.", lambda w, now_s: w.num_leases),
+    ("running_requests", "gauge", "Requests that its engine runs.", lambda w, now_s: w.load.num_running),
+    (
+        "generated_tokens_total",
+        "counter",
+        "Tokens generated since it started.",
+        lambda w, now_s: w.load.generated_tokens,
+    ),
+    (
+        "seconds_since_seen",
+        "gauge",
+        "Seconds since it was heard of.",
+        lambda w, now_s: max(0.0, now_s - w.last_seen_s),
+    ),
+)
+_Row = tuple[dict[str, str], float]
+
+
+def prometheus_text(status: StatusReply, *, num_records: int) -> str:
+    """One sample a figure of the run, its policies and its rollout services."""
+    return "".join(f"{line}\n" for line in _lines(status, num_records))
+
+
+def _lines(status: StatusReply, num_records: int) -> Iterator[str]:
+    states: list[_Row] = [({"state": state}, state == status.state) for state in _STATES]
+    yield from _family("run_state", "gauge", "1 for the state that the run is in.", states)
+    yield from _family("journal_records_total", "counter", "Records in the journal.", [({}, num_records)])
+    for name, kind, text, policy_figure in _POLICY_FIGURES:
+        rows: list[_Row] = [({"policy": policy.name}, policy_figure(policy)) for policy in status.policies]
+        yield from _family(f"policy_{name}", kind, text, rows)
+    fates: list[_Row] = [
+        ({"policy": policy.name, "fate": fate}, getattr(policy.fates, fate))
+        for policy in status.policies
+        for fate in policy.fates.__struct_fields__
+    ]
+    yield from _family("policy_groups", "gauge", "Groups drawn, by how they ended.", fates)
+    chosen: list[_Row] = [({"what": item.name}, item.value) for item in status.curation]
+    yield from _family("curation", "gauge", "What the curators did: tasks selected and passed over.", chosen)
+    for name, kind, text, worker_figure in _WORKER_FIGURES:
+        rows = [
+            ({"worker": worker.name, "id": worker.id}, worker_figure(worker, status.now_s))
+            for worker in status.workers
+        ]
+        yield from _family(f"worker_{name}", kind, text, rows)
+
+
+def _family(name: str, kind: str, text: str, rows: Sequence[_Row]) -> Iterator[str]:
+    """Comment lines and samples of one metric; nothing without samples."""
+    if not rows:
+        return
+    yield f"# HELP astraflow_{name} {text}"
+    yield f"# TYPE astraflow_{name} {kind}"
+    for labels, value in rows:
+        yield f"astraflow_{name}{_braced(labels)} {float(value)!r}"
+
+
+def _braced(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

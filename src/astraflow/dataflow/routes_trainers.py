@@ -1,0 +1,121 @@
+"""Handlers of trainers: session, batches, versions, commit, release."""
+
+import asyncio
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from astraflow import wire
+from astraflow.dataflow.batches import encode_slice
+from astraflow.dataflow.core.commands import (
+    AttachTrainer,
+    BatchView,
+    CommitStep,
+    PublishFrozen,
+    PublishVersion,
+    ReleaseSteps,
+    TakeBatch,
+)
+from astraflow.dataflow.site import Site, check_fingerprints, check_protocol, float_param, int_param
+from astraflow.errors import RefusedError, WireError
+from astraflow.service import item_response, read_item
+from astraflow.types import BatchReply, Commit, Publication, Release, SessionRequest, Wait
+
+__all__ = ["TrainerRoutes"]
+
+_MAX_WORLD = 4096
+
+
+class TrainerRoutes:
+    """One method a route."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._dispatcher = site.dispatcher
+        self._core = site.dispatcher.core
+
+    async def attach(self, request: Request) -> Response:
+        """`POST /v1/policies/{policy}/session`."""
+        policy = self._site.trained_policy(request)
+        body = await read_item(request, SessionRequest)
+        who = f"trainer {body.trainer_id!r} of policy {policy!r}"
+        check_protocol(body.protocol, who)
+        check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
+        if body.durable_step < 0:
+            raise WireError(f"{who}: durable_step {body.durable_step} is negative")
+        command = AttachTrainer(policy=policy, trainer_id=body.trainer_id, durable_step=body.durable_step)
+        session = self._dispatcher.apply(command).answer
+        await self._dispatcher.settled()
+        return item_response(session, request)
+
+    async def batch(self, request: Request) -> Response:
+        """`GET /v1/policies/{policy}/batches/{step}`: long-poll."""
+        policy, step = self._site.trained_policy(request), int(request.path_params["step"])
+        epoch, rank = int_param(request, "epoch", None), int_param(request, "rank", 0)
+        world, since_s = int_param(request, "world", 1), time.time()
+        if not 0 <= rank < world <= _MAX_WORLD:
+            raise WireError(f"rank {rank} of world {world}: 0 <= rank < world <= {_MAX_WORLD} must hold")
+
+        def look() -> BatchView | None:
+            if self._core.state != "running":
+                return None
+            return self._dispatcher.apply(TakeBatch(policy=policy, epoch=epoch, step=step)).answer
+
+        def wait() -> Wait:
+            return Wait(who=f"trainer {policy}", whom="rollout", what=f"step {step}", since_s=since_s)
+
+        wait_s = float_param(request, "wait_s", 0.0)
+        view = await self._dispatcher.poll(f"batch/{policy}", look, wait_s=wait_s, wait=wait, request=request)
+        state = self._core.state
+        reasons = [w.what for w in self._core.waits() if w.who == f"trainer {policy}"] if view is None else []
+        await self._dispatcher.settled()
+        if view is None:
+            reply = BatchReply(batch=None, state=state, waits_for="; ".join(reasons))
+            return item_response(reply, request)
+        media_type = wire.MSGPACK if wire.MSGPACK in request.headers.get("accept", "") else wire.JSON
+        content = await asyncio.to_thread(
+            encode_slice,
+            view,
+            self._dispatcher.journal.read_all,
+            rank=rank,
+            world=world,
+            state=state,
+            media_type=media_type,
+        )
+        return Response(content, media_type=media_type)
+
+    async def publish(self, request: Request) -> Response:
+        """`POST /v1/policies/{policy}/versions`; a frozen policy has no session, and its `epoch` is 0."""
+        policy = self._site.published_policy(request)
+        body = await read_item(request, Publication)
+        if self._site.policies[policy].is_trained:
+            command = PublishVersion(policy=policy, epoch=body.epoch, step=body.step, manifest=body.manifest)
+        else:
+            command = PublishFrozen(policy=policy, manifest=body.manifest)
+        reply = self._dispatcher.apply(command).answer
+        await self._dispatcher.settled()
+        return item_response(reply, request)
+
+    async def commit(self, request: Request) -> Response:
+        """`POST /v1/policies/{policy}/commit`."""
+        policy = self._site.trained_policy(request)
+        body = await read_item(request, Commit)
+        bad = [item.name for item in body.metrics if len(item.name) > 200]
+        if bad:
+            raise RefusedError(f"metric names of up to 200 letters are kept, not {bad[0][:50]!r}...")
+        command = CommitStep(
+            policy=policy, epoch=body.epoch, step=body.step, version=body.version, metrics=body.metrics
+        )
+        self._dispatcher.apply(command)
+        self._dispatcher.journal.note_spans(f"trainer {policy}", body.spans)
+        await self._dispatcher.settled()
+        return Response(status_code=204)
+
+    async def release(self, request: Request) -> Response:
+        """`POST /v1/policies/{policy}/release`."""
+        policy = self._site.trained_policy(request)
+        body = await read_item(request, Release)
+        self._dispatcher.apply(ReleaseSteps(policy=policy, epoch=body.epoch, step=body.step))
+        await self._dispatcher.settled()
+        return Response(status_code=204)

@@ -1,0 +1,154 @@
+"""Handlers for those who look: run, versions, steps, evaluations, status, metrics; and `stop`."""
+
+import asyncio
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from astraflow.dataflow.core.commands import StopRun
+from astraflow.dataflow.openapi import openapi_json
+from astraflow.dataflow.prometheus import prometheus_text
+from astraflow.dataflow.site import Site, float_param, int_param
+from astraflow.service import item_response, read_item
+from astraflow.types import (
+    EvalRecord,
+    EvalsReply,
+    Health,
+    SourceLink,
+    StatusReply,
+    StepRecord,
+    StepsReply,
+    StopRequest,
+    VersionsReply,
+    WorkerStatus,
+)
+
+__all__ = ["ViewRoutes"]
+
+
+class ViewRoutes:
+    """One method a route."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._dispatcher = site.dispatcher
+        self._core = site.dispatcher.core
+
+    async def run(self, request: Request) -> Response:
+        """`GET /v1/run`."""
+        return item_response(self._site.current_run_info(), request)
+
+    async def health(self, request: Request) -> Response:
+        """`GET /v1/health`."""
+        self._dispatcher.check()
+        reply = Health(state=self._core.state, num_records=self._dispatcher.journal.seq)
+        return item_response(reply, request)
+
+    async def versions(self, request: Request) -> Response:
+        """`GET /v1/policies/{policy}/versions`: long-poll."""
+        policy = self._site.published_policy(request)
+        after, wait_s = int_param(request, "after", -1), float_param(request, "wait_s", 0.0)
+        known = request.query_params.get("pinned", "")
+
+        def look() -> VersionsReply | None:
+            reply = self._core.versions(policy, after=after)
+            pinned = ",".join(str(version) for version in reply.pinned)
+            return reply if reply.manifests or pinned != known else None
+
+        found = await self._dispatcher.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
+        reply = found or self._core.versions(policy, after=after)
+        await self._dispatcher.settled()
+        return item_response(self._with_peers(policy, reply), request)
+
+    def _with_peers(self, policy: str, reply: VersionsReply) -> VersionsReply:
+        """Lists the services that serve the policy's weights as further sources of its versions."""
+        peers = tuple(
+            SourceLink(kind="http", url=worker.peer_url, labels={"peer": worker.name})
+            for worker in self._dispatcher.liveness.workers()
+            if worker.peer_url and policy in worker.hosts and not worker.is_draining
+        )
+        if not peers:
+            return reply
+        manifests = tuple(
+            msgspec.structs.replace(manifest, sources=(*manifest.sources, *peers))
+            for manifest in reply.manifests
+        )
+        return msgspec.structs.replace(reply, manifests=manifests)
+
+    async def steps(self, request: Request) -> Response:
+        """`GET /v1/policies/{policy}/steps`: long-poll."""
+        policy = self._site.trained_policy(request)
+        after, wait_s = int_param(request, "after", -1), float_param(request, "wait_s", 0.0)
+
+        def look() -> tuple[StepRecord, ...] | None:
+            return self._core.steps(policy, after) or None
+
+        found = await self._dispatcher.poll(f"steps/{policy}", look, wait_s=wait_s, request=request)
+        reply = StepsReply(steps=found or (), state=self._core.state)
+        await self._dispatcher.settled()
+        return item_response(reply, request)
+
+    async def evals(self, request: Request) -> Response:
+        """`GET /v1/evals`: long-poll."""
+        after, wait_s = int_param(request, "after", 0), float_param(request, "wait_s", 0.0)
+
+        def look() -> tuple[EvalRecord, ...] | None:
+            return self._core.evals(after) or None
+
+        found = await self._dispatcher.poll("evals", look, wait_s=wait_s, request=request) or ()
+        num_evals = max(0, after) + len(found)
+        reply = EvalsReply(evals=found, num_evals=num_evals, state=self._core.state)
+        await self._dispatcher.settled()
+        return item_response(reply, request)
+
+    async def status(self, request: Request) -> Response:
+        """`GET /v1/status`."""
+        return item_response(self._status(), request)
+
+    async def stop(self, request: Request) -> Response:
+        """`POST /v1/stop`."""
+        body = await read_item(request, StopRequest)
+        self._dispatcher.apply(StopRun(reason=body.reason, is_failure=body.is_failure))
+        await self._dispatcher.settled()
+        return Response(status_code=204)
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`."""
+        text = prometheus_text(self._status(), num_records=self._dispatcher.journal.seq)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        """`GET /openapi.json`."""
+        return Response(openapi_json(), media_type="application/json")
+
+    def _status(self) -> StatusReply:
+        to_unix_s = time.time() - asyncio.get_running_loop().time()
+        workers = tuple(
+            WorkerStatus(
+                id=worker.id,
+                name=worker.name,
+                engine=worker.engine,
+                hosts=worker.hosts,
+                num_leases=len(self._core.worker_leases(worker.id)),
+                load=worker.load,
+                last_seen_s=worker.last_seen_s + to_unix_s,
+                is_draining=worker.is_draining,
+            )
+            for worker in self._dispatcher.liveness.workers()
+        )
+        waits = self._core.waits()
+        known = {wait.who for wait in waits}
+        parked = tuple(wait for wait in self._dispatcher.waits.current() if wait.who not in known)
+        return StatusReply(
+            name=self._site.run_info.name,
+            state=self._core.state,
+            reason=self._core.reason,
+            now_s=time.time(),
+            policies=self._core.policy_status(),
+            workers=workers,
+            waits=waits + parked,
+            curation=self._core.curation(),
+            pushed=self._core.pushed,
+        )

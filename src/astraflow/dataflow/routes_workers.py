@@ -1,0 +1,296 @@
+"""Handlers of rollout services: join, heartbeat, drain, leases, episodes, tasks."""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from astraflow.dataflow.core.commands import (
+    AddWorker,
+    DropWorker,
+    EpisodeFacts,
+    ExpireLeases,
+    IssueLeases,
+    LeaseView,
+    PushTaskIds,
+    RecordResult,
+)
+from astraflow.dataflow.ingest import PolicyLimits, check_results, facts_of, lease_kind, vocab_size
+from astraflow.dataflow.liveness import WorkerLife
+from astraflow.dataflow.samples import SampleKeeper
+from astraflow.dataflow.site import Site, check_fingerprints, check_protocol
+from astraflow.errors import Error, RefusedError, WireError
+from astraflow.service import item_response, read_item
+from astraflow.types import (
+    Episode,
+    EpisodeReceipt,
+    EpisodeResult,
+    EpisodeResults,
+    Failure,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    PushTasks,
+    Receipts,
+    RegisterWorker,
+    Registration,
+    ServedVersions,
+    Wait,
+)
+
+__all__ = ["WorkerRoutes"]
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+_PEER_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,255}")
+_MAX_SPANS = 10_000
+"""Busy spans of one heartbeat; more are refused."""
+
+
+class WorkerRoutes:
+    """One method a route."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._dispatcher = site.dispatcher
+        self._core = site.dispatcher.core
+        self._liveness = site.dispatcher.liveness
+        self._keeper = SampleKeeper(site.dispatcher.core, site.dispatcher.journal, site.lookup)
+        self._vocab_sizes: dict[str, int] = {}
+        self._newest_ask: dict[str, object] = {}
+        """Rollout service -> its newest request for leases."""
+
+    async def register(self, request: Request) -> Response:
+        """`POST /v1/workers`."""
+        body = await read_item(request, RegisterWorker)
+        who = f"rollout service {body.name!r}"
+        check_protocol(body.protocol, who)
+        if not _NAME.match(body.name):
+            raise WireError(f"{who}: a name has 1 to 64 letters, digits, '.', '_' or '-'")
+        unknown = [name for name in body.hosts if name not in self._site.policies]
+        if unknown or not body.hosts:
+            raise RefusedError(
+                f"{who} hosts {list(body.hosts)}; the run's policies are {list(self._site.policies)}",
+                code="unknown_policy",
+            )
+        check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
+        _check_peer_url(body.peer_url, who)
+        worker_id = f"{body.name}.{secrets.token_hex(3)}"
+        self._dispatcher.apply(AddWorker(worker_id=worker_id, name=body.name, hosts=body.hosts))
+        now_s = asyncio.get_running_loop().time()
+        life = WorkerLife(
+            worker_id, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=body.peer_url
+        )
+        self._liveness.add(life)
+        self._dispatcher.watch()
+        await self._dispatcher.settled()
+        config = self._site.config
+        reply = Registration(
+            worker_id=worker_id, heartbeat_s=config.heartbeat_s, lease_timeout_s=config.lease_timeout_s
+        )
+        return item_response(reply, request)
+
+    async def heartbeat(self, request: Request) -> Response:
+        """`POST /v1/workers/{worker_id}/heartbeat`: soft state only, nothing is journaled but spans."""
+        worker_id = str(request.path_params["worker_id"])
+        beat = await read_item(request, Heartbeat)
+        state = self._core.state
+        if state != "running":
+            await self._dispatcher.settled()  # Who hears of the end leaves; it must outlive a crash.
+        if self._liveness.has_left(worker_id):
+            reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
+            return item_response(reply, request)
+        worker = self._known(worker_id)
+        if len(beat.load.spans) > _MAX_SPANS:
+            raise WireError(
+                f"{worker_id}: {len(beat.load.spans)} spans; send at most {_MAX_SPANS} a heartbeat"
+            )
+        _check_peer_url(beat.peer_url, worker_id)
+        worker.peer_url = beat.peer_url or worker.peer_url
+        revoked = self._core.revoked(worker_id, beat.lease_ids)
+        live = set(beat.lease_ids) - set(revoked)
+        has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
+        self._liveness.beat(worker_id, live, beat.load, asyncio.get_running_loop().time())
+        self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
+        if has_loaded:
+            self._dispatcher.topics.wake(("leases",))
+        reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
+        self._note_end(worker_id)
+        return item_response(reply, request)
+
+    async def drain(self, request: Request) -> Response:
+        """`POST /v1/workers/{worker_id}/drain`."""
+        worker_id = str(request.path_params["worker_id"])
+        if not self._liveness.has_left(worker_id):
+            self._known(worker_id).is_draining = True
+            self._drop_if_drained(worker_id)
+        await self._dispatcher.settled()
+        return Response(status_code=204)
+
+    async def leases(self, request: Request) -> Response:
+        """`POST /v1/leases`: long-poll."""
+        body = await read_item(request, LeaseRequest)
+        worker = self._known(body.worker_id)
+        is_newest = self._reclaim_lost(body)
+        since_s = time.time()
+        worker.served = body.served
+
+        def served() -> tuple[ServedVersions, ...]:
+            """A service that waits here may have loaded a version meanwhile; its heartbeats say so."""
+            return worker.served
+
+        def look() -> tuple[LeaseView, ...] | None:
+            if (
+                not is_newest()
+                or worker.is_draining
+                or body.num_free <= 0
+                or self._liveness.worker(worker.id) is None
+            ):
+                return ()
+            command = IssueLeases(worker_id=worker.id, num_free=body.num_free, served=served())
+            return self._dispatcher.apply(command).answer or None
+
+        def wait() -> Wait:
+            whom = self._core.why_no_lease(served())
+            return Wait(who=worker.name, whom=whom or "the tables", what="leases", since_s=since_s)
+
+        views = await self._dispatcher.poll("leases", look, wait_s=body.wait_s, wait=wait, request=request)
+        leases = tuple(self._site.lookup.lease(view) for view in views or ())
+        waits_for = "" if leases else self._core.why_no_lease(served())
+        reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)
+        await self._dispatcher.settled()
+        self._note_end(worker.id)
+        return item_response(reply, request)
+
+    async def episodes(self, request: Request) -> Response:
+        """`POST /v1/episodes`: each result is checked, its payloads stored, then recorded."""
+        body = await read_item(request, EpisodeResults)
+        self._liveness.seen(body.worker_id, asyncio.get_running_loop().time())
+        receipts = self._record(body.worker_id, body.results)
+        self._drop_if_drained(body.worker_id)
+        await self._dispatcher.settled()
+        return item_response(Receipts(receipts=receipts), request)
+
+    async def push_tasks(self, request: Request) -> Response:
+        """`POST /v1/tasks`."""
+        body = await read_item(request, PushTasks)
+        reply = self._dispatcher.apply(PushTaskIds(tasks=body.tasks)).answer
+        await self._dispatcher.settled()
+        return item_response(reply, request)
+
+    # --- parts ---
+
+    def _known(self, worker_id: str) -> WorkerLife:
+        """The service, seen now. Raises: RefusedError if it must register (again)."""
+        worker = self._liveness.worker(worker_id)
+        if worker is None:
+            raise RefusedError(
+                f"rollout service {worker_id!r} is not known here: it never joined, left, or was silent for "
+                "too long; register again",
+                code="unknown_worker",
+                status=404,
+            )
+        self._liveness.seen(worker_id, asyncio.get_running_loop().time())
+        return worker
+
+    def _reclaim_lost(self, body: LeaseRequest) -> Callable[[], bool]:
+        """Leases whose answer never reached the service (it asks without holding them) go out again.
+
+        Returns whether this is still the service's newest request: one that it gave up must grant nothing
+        more, even if its hang-up has not been noticed yet.
+        """
+        if body.held is None:
+            return lambda: True
+        me = self._newest_ask[body.worker_id] = object()
+        held = set(body.held)
+        lost = tuple(id_ for id_ in self._core.worker_leases(body.worker_id) if id_ not in held)
+        if lost:
+            _log.info("%s never got %d leases; they go out again", body.worker_id, len(lost))
+            self._dispatcher.apply(ExpireLeases(lease_ids=lost))
+            self._liveness.end(lost)
+        return lambda: self._newest_ask.get(body.worker_id) is me
+
+    def _note_end(self, worker_id: str) -> None:
+        """The service is about to read the run's state."""
+        if self._core.state != "running":
+            self._liveness.tell_the_end(worker_id)
+
+    def _drop_if_drained(self, worker_id: str) -> None:
+        worker = self._liveness.worker(worker_id)
+        if worker is not None and worker.is_draining and not self._core.worker_leases(worker_id):
+            self._dispatcher.apply(DropWorker(worker_id=worker_id, reason="drained"))
+            self._liveness.drop(worker_id)
+
+    def _limits(self) -> dict[str, PolicyLimits]:
+        """What trajectories must keep to now."""
+        limits: dict[str, PolicyLimits] = {}
+        for name, info in self._site.policies.items():
+            newest = self._core.newest_version(name) if info.is_trained else -1
+            limits[name] = PolicyLimits(info, newest, self._vocab_size(name) if newest >= 0 else 0)
+        return limits
+
+    def _vocab_size(self, policy: str) -> int:
+        """Of the policy's newest manifest; a policy's architecture never changes."""
+        if policy not in self._vocab_sizes:
+            manifests = self._core.versions(policy, after=-1).manifests
+            if not manifests:
+                return 0
+            self._vocab_sizes[policy] = vocab_size(manifests[-1])
+        return self._vocab_sizes[policy]
+
+    def _record(self, worker_id: str, results: Sequence[EpisodeResult]) -> tuple[EpisodeReceipt, ...]:
+        """Results of one request: an invalid one is recorded as a failed attempt, so that it is not lost
+        silently."""
+        worker = self._liveness.worker(worker_id)
+        hosts = worker.hosts if worker is not None else ()
+        broken = check_results(results, policies=self._limits(), hosts=hosts)
+        self._dispatcher.check()
+        commands = [
+            RecordResult(
+                lease_id=result.lease_id,
+                worker_id=worker_id,
+                outcome=self._outcome(result, broken.get(idx)),
+            )
+            for idx, result in enumerate(results)
+        ]
+        # Before the commands are applied: a group that they complete takes its pushed task with it.
+        rows = [self._keeper.row_of(result) for result in results]
+        decisions = self._dispatcher.apply_all(commands)
+        receipts: list[EpisodeReceipt] = []
+        for idx, (result, decision) in enumerate(zip(results, decisions, strict=True)):
+            if isinstance(decision, RefusedError):
+                receipts.append(_invalid(result, decision))
+                continue
+            self._liveness.end((result.lease_id,))
+            receipt: EpisodeReceipt = decision.answer
+            receipts.append(_invalid(result, broken[idx]) if idx in broken else receipt)
+            row, episode = rows[idx], result.outcome
+            if row and receipt.status == "accepted" and isinstance(episode, Episode) and idx not in broken:
+                self._keeper.keep(row, episode.messages)
+        return tuple(receipts)
+
+    def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
+        """What is recorded of a result; its payloads are stored."""
+        if problem is not None:
+            return Failure(error_class="invalid", message=str(problem))
+        if isinstance(result.outcome, Failure):
+            return result.outcome
+        stored = self._site.trained if lease_kind(result.lease_id) == "train" else ()
+        return facts_of(
+            result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
+        )
+
+
+def _check_peer_url(url: str, who: str) -> None:
+    if url and not _PEER_URL.fullmatch(url):
+        raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
+
+
+def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
+    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem))

@@ -1,0 +1,95 @@
+"""What must hold of one batch and of one committed step, checked on the books of their groups."""
+
+from collections.abc import Iterable
+
+from astraflow.dataflow.books import Brought
+from astraflow.dataflow.core.commands import BatchTaken
+from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.records import PolicyFacts
+from astraflow.types import StepRecord
+
+__all__ = ["batch_problems", "commit_problems", "record_problems"]
+
+_TOLERANCE = 1e-9
+
+
+def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
+    """A batch is whole, within its bound, and its staleness is what its tokens say."""
+    taken = ledger.policies[name].batches[step]
+    plan, batch = ledger.plan_at(taken.seq), taken.event
+    facts = plan.policies.get(name) if plan else None
+    if facts is None:
+        return [f"{name}: batch of step {step}: no plan of the run covers it"]
+    problems, at = list[str](), f"{name}: batch of step {step}"
+    if len(batch.group_ids) != facts.groups_per_batch:
+        problems.append(f"{at} holds {len(batch.group_ids)} groups, not {facts.groups_per_batch}")
+    if len(batch.replayed_ids) > facts.max_replayed:
+        problems.append(f"{at} replays {len(batch.replayed_ids)} groups, at most {facts.max_replayed}")
+    if len(taken.all_staleness) != len(taken.all_ids):
+        problems.append(f"{at} holds {len(taken.all_staleness)} staleness figures")
+    for group, staleness in zip(taken.all_ids, taken.all_staleness, strict=False):
+        problems += _group_problems(
+            f"{at}: group {group}", batch, staleness, ledger.group(group).of(name), facts
+        )
+        num_episodes = len(ledger.group(group).accepted)
+        if not facts.min_group_size <= num_episodes <= facts.group_size:
+            problems.append(f"{at}: group {group} has {num_episodes} of {facts.group_size} episodes")
+    return problems
+
+
+def _group_problems(
+    at: str, batch: BatchTaken, staleness: int, brought: Brought, facts: PolicyFacts
+) -> Iterable[str]:
+    if staleness != batch.trainer_version - brought.oldest_version:
+        yield (
+            f"{at} has staleness {staleness}; its oldest version is {brought.oldest_version}, the trainer's "
+            f"{batch.trainer_version}"
+        )
+    if staleness > facts.staleness_bound:
+        yield f"{at} has staleness {staleness} over {facts.staleness_bound}"
+
+
+def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
+    """A committed step says what its batch holds, and each of its groups is trained in it."""
+    taken, at = ledger.policies[name].batches.get(record.step), f"{name}: step {record.step}"
+    if taken is None:
+        return [f"{at} is committed without a batch"]
+    problems: list[str] = []
+    for group in taken.event.group_ids:
+        event = ledger.group(group).fates.get(name)
+        if event is None or event.fate != "trained" or event.step != record.step:
+            problems.append(f"{at}: group {group} of its batch is {event.fate if event else 'undecided'}")
+    brought = [ledger.group(group).of(name) for group in taken.all_ids]
+    problems += record_problems(
+        record,
+        taken.all_staleness,
+        num_replayed=len(taken.event.replayed_ids),
+        num_samples=sum(b.num_samples for b in brought),
+        num_trained_tokens=sum(b.num_trained_tokens for b in brought),
+    )
+    return problems
+
+
+def record_problems(
+    record: StepRecord,
+    staleness: tuple[int, ...],
+    *,
+    num_replayed: int,
+    num_samples: int,
+    num_trained_tokens: int,
+) -> list[str]:
+    """The record of a step against its groups, replayed ones among them: one staleness each."""
+    at, problems = f"{record.policy}: step {record.step}", list[str]()
+    mean = sum(staleness) / max(1, len(staleness))
+    for what, said, found in (
+        ("groups", record.num_groups, len(staleness)),
+        ("replayed groups", record.num_replayed_groups, num_replayed),
+        ("samples", record.num_samples, num_samples),
+        ("trained tokens", record.num_trained_tokens, num_trained_tokens),
+        ("as greatest staleness", record.staleness_max, max(staleness, default=0)),
+    ):
+        if said != found:
+            problems.append(f"{at}: its record says {said} {what}, its batch holds {found}")
+    if abs(record.staleness_mean - mean) > _TOLERANCE:
+        problems.append(f"{at}: its record says mean staleness {record.staleness_mean}, its batch {mean}")
+    return problems

@@ -1,0 +1,346 @@
+"""Append-only files of the journal: trajectories, messages and the log of records, encoded; rolled by size.
+
+A segment is `NNNNNNNN.seg`: a 16-byte header (magic, schema version, number), then entries of a 13-byte
+head (length, kind, xxh3-64) and the bytes: a payload, or the records of one flush. A `PayloadRef` points at
+the bytes. Positions are given out by `append` in memory; `write` puts what was appended on disk, in order,
+and syncs it; what is synced never changes. A torn tail (a crash in mid-write) is cut off when the store is
+opened; damage before the newest flush is an error. Reading checks the checksum.
+
+Not thread-safe by itself: `append` and `take` belong to the event loop, `write` to the one flush thread,
+`read` to anyone once the bytes are written.
+"""
+
+import os
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.records import decode_records
+from astraflow.errors import JournalError
+
+__all__ = ["SEGMENT_SCHEMA", "PendingWrite", "SegmentReader", "SegmentStore"]
+
+SEGMENT_SCHEMA = 2
+_HEADER = struct.Struct("<4sHxxQ")
+_MAGIC = b"AFSG"
+_ENTRY = struct.Struct("<IBQ")
+_LENGTH_BYTES = 4
+"""Of an entry, before its kind."""
+_PAYLOAD, _RECORDS = 0, 1
+_MAX_BUFFERS = 512
+"""Buffers of one vectored write; the kernel's limit is 1024."""
+_GAP_BYTES, _RUN_BYTES = 16 * 1024, 16 * 1024 * 1024
+"""Payloads with at most this between them are read at once, up to this many bytes."""
+_SMALL_BYTES = 4096
+"""Buffers that are smaller on average are joined before they are written."""
+
+
+@dataclass(slots=True)
+class PendingWrite:
+    """Bytes without gaps between them that have their place in a segment but are not on disk yet."""
+
+    segment: int
+    offset: int
+    buffers: list[bytes] = field(default_factory=list[bytes])
+
+
+def _path(folder: Path, segment: int) -> Path:
+    return folder / f"{segment:08d}.seg"
+
+
+class SegmentReader:
+    """Reads payloads back; one open file a segment. Works on a live journal of another process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, ref: PayloadRef) -> bytes:
+        """The payload at `ref`. Raises: JournalError if it is missing or its checksum is wrong."""
+        return bytes(self.read_all((ref,))[0])
+
+    def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
+        """The payloads in the order of `refs`; neighbours on disk are read at once. Raises: as `read`."""
+        order = sorted(range(len(refs)), key=lambda idx: (refs[idx].segment, refs[idx].offset))
+        payloads: dict[int, memoryview] = {}
+        run: list[int] = []
+        for idx in order:
+            if run and not _are_near(refs[run[0]], refs[run[-1]], refs[idx]):
+                self._read_run(refs, run, payloads)
+                run = []
+            run.append(idx)
+        if run:
+            self._read_run(refs, run, payloads)
+        return [payloads[idx] for idx in range(len(refs))]
+
+    def _read_run(self, refs: Sequence[PayloadRef], run: list[int], into: dict[int, memoryview]) -> None:
+        first, last = refs[run[0]], refs[run[-1]]
+        start = first.offset - _ENTRY.size
+        try:
+            raw = memoryview(os.pread(self._file(first.segment), last.offset + last.length - start, start))
+        except OSError as err:
+            raise JournalError(f"{_path(self._folder, first.segment)}: cannot be read: {err}") from err
+        for idx in run:
+            ref = refs[idx]
+            begin = ref.offset - start
+            data = raw[begin : begin + ref.length]
+            is_whole = begin + ref.length <= len(raw)
+            if not is_whole or _ENTRY.unpack_from(raw, begin - _ENTRY.size) != _head(_PAYLOAD, data):
+                raise JournalError(
+                    f"{_path(self._folder, ref.segment)}: the payload of {ref.length} bytes at {ref.offset} "
+                    "is damaged (checksum or length is wrong); restore the file from a copy"
+                )
+            into[idx] = data
+
+    def close(self) -> None:
+        """Closes all files."""
+        with self._lock:
+            for file in self._files.values():
+                os.close(file)
+            self._files.clear()
+
+    def forget(self, segment: int) -> None:
+        """Closes one file."""
+        with self._lock:
+            if (file := self._files.pop(segment, None)) is not None:
+                os.close(file)
+
+    def _file(self, segment: int) -> int:
+        with self._lock:
+            if segment not in self._files:
+                self._files[segment] = os.open(_path(self._folder, segment), os.O_RDONLY)
+            return self._files[segment]
+
+
+class SegmentStore:
+    """The writing side. Example: `ref = store.append(b"..."); store.write(store.take())`."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int = 256 * 1024 * 1024) -> None:
+        """Opens or creates the folder and cuts a torn tail. Raises: JournalError."""
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._pending: list[PendingWrite] = []
+        self._file = -1
+        self._file_segment = -1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            numbers = sorted(int(path.stem) for path in folder.glob("*.seg"))
+            self._segment = numbers[-1] if numbers else 0
+            self._offset = _cut_torn_tail(_path(folder, self._segment), self._segment) if numbers else 0
+        except OSError as err:
+            raise JournalError(f"{folder}: cannot be opened: {err}") from err
+        self._has_header = self._offset >= _HEADER.size
+        self._offset = max(self._offset, _HEADER.size)
+        self._reader = SegmentReader(folder)
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Segment and offset at which the next record goes."""
+        return self._segment, self._offset
+
+    def append(self, payload: bytes) -> PayloadRef:
+        """Gives a payload its place; it is on disk after the next `write` of what `take` returns."""
+        offset = self._add(_PAYLOAD, payload)
+        return PayloadRef(self._segment, offset, len(payload))
+
+    def append_records(self, data: bytes) -> None:
+        """Adds records to the log, behind the payloads that they refer to."""
+        self._add(_RECORDS, data)
+
+    def take(self) -> list[PendingWrite]:
+        """What was appended since the last call, in order."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def write(self, writes: Sequence[PendingWrite]) -> None:
+        """Writes and syncs; the same list may be written again after a failure. Raises: OSError."""
+        for idx, write in enumerate(writes):
+            self._open_for_writing(write.segment)
+            _write_buffers(self._file, write)
+            if idx + 1 == len(writes) or writes[idx + 1].segment != write.segment:
+                os.fdatasync(self._file)
+
+    def records(self, after: tuple[int, int]) -> Iterator[bytes]:
+        """What was given to `append_records` from a position (as of `end`) on, in order.
+
+        Raises: JournalError if an entry there is damaged or a segment is missing.
+        """
+        start = after[1]
+        for segment in range(after[0], self._segment + 1):
+            if segment == self._segment and not self._has_header:
+                return
+            path = _path(self._folder, segment)
+            try:
+                with path.open("rb") as file:
+                    yield from _records(file, max(start, _HEADER.size), path)
+            except OSError as err:
+                raise JournalError(f"{path}: cannot be read: {err}") from err
+            start = 0
+
+    def read(self, ref: PayloadRef) -> bytes:
+        """A written payload. Raises: JournalError."""
+        return self._reader.read(ref)
+
+    def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
+        """Written payloads in the order of `refs`. Raises: JournalError."""
+        return self._reader.read_all(refs)
+
+    def drop(self, first: int) -> None:
+        """Deletes the segments before `first`; nobody may ask for them any more. Raises: OSError."""
+        numbers = [int(path.stem) for path in self._folder.glob("*.seg")]
+        for segment in sorted(number for number in numbers if number < min(first, self._segment)):
+            self._reader.forget(segment)
+            _path(self._folder, segment).unlink()
+
+    def close(self) -> None:
+        """Closes all files; nothing is written."""
+        self._reader.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file, self._file_segment = -1, -1
+
+    def _add(self, kind: int, data: bytes) -> int:
+        """Appends an entry; where its bytes begin."""
+        size = _ENTRY.size + len(data)
+        if self._offset + size > self._segment_bytes and self._offset > _HEADER.size:
+            self._segment, self._offset, self._has_header = self._segment + 1, _HEADER.size, False
+        if not self._has_header:
+            header = _HEADER.pack(_MAGIC, SEGMENT_SCHEMA, self._segment)
+            self._pending.append(PendingWrite(self._segment, 0, [header]))
+            self._has_header = True
+        elif not self._pending:
+            self._pending.append(PendingWrite(self._segment, self._offset))
+        self._pending[-1].buffers += (_ENTRY.pack(*_head(kind, data)), data)
+        self._offset += size
+        return self._offset - len(data)
+
+    def _open_for_writing(self, segment: int) -> None:
+        if self._file_segment == segment:
+            return
+        if self._file >= 0:
+            os.close(self._file)
+            self._file, self._file_segment = -1, -1
+        self._file = os.open(_path(self._folder, segment), os.O_RDWR | os.O_CREAT, 0o644)
+        self._file_segment = segment
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _are_near(first: PayloadRef, last: PayloadRef, other: PayloadRef) -> bool:
+    """Whether one read may take `other` with the run from `first` to `last`."""
+    gap = other.offset - last.offset - last.length
+    size = other.offset + other.length - first.offset
+    return other.segment == first.segment and gap <= _GAP_BYTES and size <= _RUN_BYTES
+
+
+def _head(kind: int, data: bytes | memoryview) -> tuple[int, int, int]:
+    """Length, kind and checksum of an entry; the checksum covers the kind."""
+    return len(data), kind, xxhash.xxh3_64_intdigest(data, kind)
+
+
+def _write_buffers(file: int, write: PendingWrite) -> None:
+    buffers, position = write.buffers, write.offset
+    if sum(map(len, buffers)) < len(buffers) * _SMALL_BYTES:
+        buffers = [b"".join(buffers)]
+    for first in range(0, len(buffers), _MAX_BUFFERS):
+        rest = [memoryview(buffer) for buffer in buffers[first : first + _MAX_BUFFERS]]
+        while rest:
+            written = os.pwritev(file, rest, position)
+            position += written
+            rest = _rest(rest, written)
+
+
+def _rest(buffers: list[memoryview], written: int) -> list[memoryview]:
+    """What a vectored write of `written` bytes left over."""
+    for idx, buffer in enumerate(buffers):
+        if written < len(buffer):
+            return [buffer[written:], *buffers[idx + 1 :]]
+        written -= len(buffer)
+    return []
+
+
+def _cut_torn_tail(path: Path, segment: int) -> int:
+    """Truncates a segment after its last whole record; the length that is left (0: not even a header)."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size:
+            file.truncate(0)
+            return 0
+        magic, schema, number = _HEADER.unpack(header)
+        if magic != _MAGIC or number != segment:
+            raise JournalError(f"{path} is no segment {segment} of a journal; do not edit the journal folder")
+        if schema != SEGMENT_SCHEMA:
+            raise JournalError(f"{path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}")
+        end, last_records = _HEADER.size, b""
+        for kind, data in _entries(file, size):
+            end += _ENTRY.size + len(data)
+            last_records = data if kind == _RECORDS else last_records
+        if end < size:
+            file.seek(end)
+            if _was_synced(file.read(), last_records):
+                raise JournalError(
+                    f"{path}: the entry at {end} is damaged, and records that came later are whole; restore "
+                    "the file from a copy"
+                )
+            file.truncate(end)
+            file.flush()
+            os.fsync(file.fileno())
+    return end
+
+
+def _was_synced(rest: bytes, last_records: bytes) -> bool:
+    """Whether what follows a broken entry shows that it had been whole: a later flush, which began only once
+    it was synced. One flush has its records at its end, in one entry."""
+    found = list(islice(_records_within(rest), 2))
+    if len(found) == 1 and last_records:
+        return decode_records(found[0])[0].seq > decode_records(last_records)[-1].seq + 1
+    return len(found) > 1
+
+
+def _records_within(data: bytes) -> Iterator[bytes]:
+    """Whole entries of records, wherever they begin."""
+    kind_at = data.find(_RECORDS, _LENGTH_BYTES)
+    while kind_at >= 0:
+        begin = kind_at - _LENGTH_BYTES + _ENTRY.size
+        length, kind, checksum = _ENTRY.unpack_from(data.ljust(begin, b"\0"), begin - _ENTRY.size)
+        body = data[begin : begin + length] if length <= len(data) - begin else b""
+        if body and xxhash.xxh3_64_intdigest(body, kind) == checksum:
+            yield body
+        kind_at = data.find(_RECORDS, kind_at + 1)
+
+
+def _entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
+    """(kind, bytes) of the whole entries from the file's position on; ends at the first that is not."""
+    while len(head := file.read(_ENTRY.size)) == _ENTRY.size:
+        length, kind, checksum = _ENTRY.unpack(head)
+        if length > size:
+            return
+        data = file.read(length)
+        if len(data) < length or xxhash.xxh3_64_intdigest(data, kind) != checksum:
+            return
+        yield kind, data
+
+
+def _records(file: BinaryIO, start: int, path: Path) -> Iterator[bytes]:
+    """The records of a segment from an offset on."""
+    size = os.fstat(file.fileno()).st_size
+    file.seek(start)
+    end = start
+    for kind, data in _entries(file, size):
+        end += _ENTRY.size + len(data)
+        if kind == _RECORDS:
+            yield data
+    if end != size:
+        raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")

@@ -1,0 +1,185 @@
+"""The dataflow service of one run: recovers the core, serves the protocol, watches deadlines.
+
+Concurrent parts, all in one event loop:
+
+- Request handlers, one a request. Consume requests; produce commands and answers; wait for a topic (woken by
+  `Topics.wake` after a command) or for a record to be durable (woken by the flush task).
+- The deadline watch, one task. Consumes `Liveness` and the evaluation rounds; produces ExpireLeases,
+  DropWorker, ExpireEval; waits for the earliest deadline (woken by `deadline_moved`).
+- The journal's flush task and its thread. Consume pending records and payloads; produce durable records; wait
+  for the disk (started by `append`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import ASGIApp
+
+from astraflow.dataflow.config import DataflowConfig
+from astraflow.dataflow.core.commands import DropWorker, ExpireEval, ExpireLeases
+from astraflow.dataflow.core.core import Core
+from astraflow.dataflow.core.plan import RunPlan
+from astraflow.dataflow.dispatcher import Dispatcher
+from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.liveness import Liveness, WorkerLife
+from astraflow.dataflow.records import PlanRow, PolicyFacts
+from astraflow.dataflow.routes import make_app
+from astraflow.dataflow.tasks import TaskLookup
+from astraflow.dataflow.waiting import waited
+from astraflow.errors import JournalError
+from astraflow.protocols import TaskSource
+from astraflow.types import RunInfo, RunState
+
+__all__ = ["DataflowService"]
+
+_log = logging.getLogger(__name__)
+_FAREWELL_S = 1.0
+"""A heartbeat that is due may be this late."""
+_JOURNAL_PAUSE_S = 1.0
+"""While the journal cannot be written, overdue leases wait this long for the next try."""
+
+
+class DataflowService:
+    """Serves one run. `start` before the first request, `stop` after the last; the caller owns the socket.
+
+    Example::
+
+        service = DataflowService(plan, sources, eval_sources, run_info, config, Journal(folder))
+        await service.start()
+        url = await HttpServer(service.app, host=config.host, port=config.port, name="dataflow").start()
+
+    Owns the journal from then on. `run_info.run_id` and `run_info.state` are filled in by the service: the id
+    is the journal's, the same after a restart.
+    """
+
+    def __init__(  # noqa: PLR0917 - the parts of a run, in the order in which `launch` makes them
+        self,
+        plan: RunPlan,
+        sources: Mapping[str, TaskSource],
+        eval_sources: Mapping[str, TaskSource],
+        run_info: RunInfo,
+        config: DataflowConfig,
+        journal: Journal,
+    ) -> None:
+        """Recovers the core. Raises: JournalError if the journal does not replay."""
+        self._plan = plan
+        self._journal = journal
+        self._heartbeat_s = config.heartbeat_s
+        core = journal.recover(new=lambda: Core(plan), restored=lambda state: Core.restored(plan, state))
+        self._liveness = Liveness(config.lease_timeout_s)
+        self._dispatcher = Dispatcher(core, journal, self._liveness)
+        self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
+        self._watch: asyncio.Task[None] | None = None
+        self.app: ASGIApp = make_app(
+            self._dispatcher, TaskLookup(core, sources, eval_sources), self._run_info, config
+        )
+
+    @property
+    def state(self) -> RunState:
+        """`running`, `finished` or `failed`."""
+        return self._dispatcher.core.state
+
+    @property
+    def fatal(self) -> asyncio.Event:
+        """Set if the core itself failed: end the process, its supervisor restarts it from the journal."""
+        return self._dispatcher.fatal
+
+    async def start(self) -> None:
+        """Gives what was alive before a restart fresh deadlines, and starts the watch."""
+        loop = asyncio.get_running_loop()
+        core = self._dispatcher.core
+        policies = {
+            name: PolicyFacts(
+                group_size=policy.table.group_size,
+                min_group_size=policy.table.min_group_size,
+                groups_per_batch=policy.table.groups_per_batch,
+                staleness_bound=policy.table.max_staleness,
+                num_steps=policy.num_steps,
+                max_replayed=policy.table.max_replayed,
+                max_uses=policy.table.replay.max_uses,
+            )
+            for name, policy in self._plan.policies.items()
+        }
+        self._journal.note_plan(PlanRow(recipe=self._run_info.recipe, policies=policies))
+        for worker in core.workers():
+            life = WorkerLife(worker.worker_id, worker.name, "", worker.hosts, last_seen_s=loop.time())
+            self._liveness.add(life)
+            self._liveness.grant(core.worker_leases(worker.worker_id), loop.time())
+        await self._journal.flushed()
+        self._watch = asyncio.create_task(self._watch_deadlines(), name="deadline watch")
+        self._watch.add_done_callback(self._watch_ended)
+        _log.info("dataflow ready: run %s, %s, record %d", self._run_info.name, core.state, self._journal.seq)
+
+    async def say_farewell(self) -> None:
+        """Returns once every service has heard that the run is over, or had time for two heartbeats."""
+        if self.state == "running":
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * self._heartbeat_s + _FAREWELL_S):
+                while not self._liveness.all_know_the_end:
+                    self._liveness.farewells_moved.clear()
+                    await self._liveness.farewells_moved.wait()
+
+    async def stop(self) -> None:
+        """Answers all who wait, writes a snapshot and closes the journal. Raises: JournalError."""
+        self._dispatcher.stop_waiting()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
+            self._watch = None
+        if not self._dispatcher.fatal.is_set():
+            self._journal.snapshot(self._dispatcher.core)
+        await self._journal.close()
+
+    # --- deadlines ---
+
+    def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        """Without the watch nothing would ever expire: its failure is the service's."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("the deadline watch failed", exc_info=error)
+            self._dispatcher.fatal.set()
+
+    async def _watch_deadlines(self) -> None:
+        loop = asyncio.get_running_loop()
+        dispatcher = self._dispatcher
+        while True:
+            dispatcher.deadline_moved.clear()
+            deadline_s = min(self._liveness.next_deadline_s(), dispatcher.round_deadline_s())
+            if self._journal.failure is not None:
+                deadline_s = max(deadline_s, loop.time() + _JOURNAL_PAUSE_S)
+            dispatcher.watched_until_s = deadline_s
+            await waited(dispatcher.deadline_moved, deadline_s)
+            if loop.time() >= deadline_s:
+                self._expire(loop.time())
+
+    def _expire(self, now_s: float) -> None:
+        """Turns what is overdue into commands. While the journal cannot be written, it stays overdue."""
+        core = self._dispatcher.core
+        try:
+            for worker_id in self._liveness.overdue_workers(now_s):
+                _log.warning("rollout service %s is silent; its leases go out again", worker_id)
+                leases = core.worker_leases(worker_id)
+                self._dispatcher.apply(DropWorker(worker_id=worker_id, reason="heartbeats stopped"))
+                self._liveness.end(leases)
+                self._liveness.drop(worker_id)
+            overdue = self._liveness.overdue_leases(now_s)
+            live = tuple(lease_id for lease_id in overdue if core.lease(lease_id) is not None)
+            if live:
+                _log.warning("%d leases without heartbeats go out again: %s", len(live), ", ".join(live[:5]))
+                self._dispatcher.apply(ExpireLeases(lease_ids=live))
+            self._liveness.end(overdue)
+            if self._dispatcher.round_deadline_s() <= now_s:
+                self._expire_rounds()
+        except JournalError as err:
+            _log.warning("what is overdue waits: %s", err)
+
+    def _expire_rounds(self) -> None:
+        core = self._dispatcher.core
+        earliest_s = min((deadline_s for _, deadline_s in core.eval_deadlines()), default=math.inf)
+        for round_id, deadline_s in core.eval_deadlines():
+            if deadline_s <= earliest_s:
+                self._dispatcher.apply(ExpireEval(round_id=round_id))

@@ -1,0 +1,119 @@
+"""What all request handlers share, and the checks that several of them make."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from astraflow.dataflow.config import DataflowConfig
+from astraflow.dataflow.dispatcher import Dispatcher
+from astraflow.dataflow.tasks import TaskLookup
+from astraflow.errors import RefusedError, VersionMismatchError, WireError
+from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo
+
+__all__ = ["Site", "check_fingerprints", "check_protocol", "float_param", "int_param"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One run's parts, as the handlers see them."""
+
+    dispatcher: Dispatcher
+    lookup: TaskLookup
+    run_info: RunInfo
+    config: DataflowConfig
+
+    @cached_property
+    def policies(self) -> dict[str, PolicyInfo]:
+        """All policies of the run by name."""
+        return {policy.name: policy for policy in self.run_info.policies}
+
+    @cached_property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the trained policies."""
+        return tuple(policy.name for policy in self.run_info.policies if policy.is_trained)
+
+    def current_run_info(self) -> RunInfo:
+        """The run as it is now."""
+        return msgspec.structs.replace(self.run_info, state=self.dispatcher.core.state)
+
+    def trained_policy(self, request: Request) -> str:
+        """The policy in the path. Raises: RefusedError if it is not trained here."""
+        name = str(request.path_params["policy"])
+        if name not in self.trained:
+            raise RefusedError(
+                f"policy {name!r} is not trained in this run (trained: {', '.join(self.trained)})",
+                code="unknown_policy",
+                status=404,
+            )
+        return name
+
+    def published_policy(self, request: Request) -> str:
+        """The policy in the path, trained or frozen. Raises: RefusedError if it has no versions here."""
+        name = str(request.path_params["policy"])
+        info = self.policies.get(name)
+        if info is not None and not info.is_trained and not info.follows:
+            return name
+        return self.trained_policy(request)
+
+
+def check_protocol(protocol: int, who: str) -> None:
+    """Raises: VersionMismatchError unless the peer speaks this version."""
+    if protocol != PROTOCOL_VERSION:
+        raise VersionMismatchError(
+            f"{who} speaks protocol {protocol}, this dataflow speaks {PROTOCOL_VERSION}; install the same "
+            "version of AstraFlow on both sides"
+        )
+
+
+def check_fingerprints(theirs: Fingerprints, ours: Fingerprints, who: str) -> None:
+    """Compares what both sides filled in. Raises: RefusedError naming every difference."""
+    differences: list[str] = []
+    for name in ("recipe", "code"):
+        _compare(name, getattr(theirs, name), getattr(ours, name), differences)
+    for kind, theirs_by, ours_by in (
+        ("model", theirs.models, ours.models),
+        ("tokenizer", theirs.tokenizers, ours.tokenizers),
+    ):
+        for policy in sorted(set(theirs_by) & set(ours_by)):
+            _compare(f"{kind} of policy {policy!r}", theirs_by[policy], ours_by[policy], differences)
+    if differences:
+        raise RefusedError(
+            f"{who} does not fit this run: {'; '.join(differences)}. Start it from the run's own recipe "
+            "and model",
+            code="fingerprint",
+        )
+
+
+def _compare(name: str, theirs: str, ours: str, differences: list[str]) -> None:
+    if theirs and ours and theirs != ours:
+        differences.append(f"its {name} is {theirs[:16]}, the run's is {ours[:16]}")
+
+
+def int_param(request: Request, name: str, default: int | None) -> int:
+    """A whole number of the query. Raises: WireError if it is missing or no number."""
+    return int(_param(request.query_params, name, default, int))
+
+
+def float_param(request: Request, name: str, default: float) -> float:
+    """A finite number of the query. Raises: WireError."""
+    value = float(_param(request.query_params, name, default, float))
+    if not math.isfinite(value):
+        raise WireError(f"query parameter {name}={value} is not finite")
+    return value
+
+
+def _param(query: Mapping[str, str], name: str, default: float | None, kind: type[Any]) -> Any:
+    text = query.get(name)
+    if text is None:
+        if default is None:
+            raise WireError(f"query parameter {name} is missing")
+        return default
+    try:
+        return kind(text)
+    except ValueError as err:
+        raise WireError(f"query parameter {name}={text!r} is no number") from err

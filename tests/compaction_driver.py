@@ -1,0 +1,69 @@
+"""Compaction of a journal folder piece by piece, for tests."""
+
+import asyncio
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+from astraflow.dataflow.audit import AuditReport, audit
+from astraflow.dataflow.compaction import Compaction, CompactionPlan
+from astraflow.dataflow.journal_folder import opened
+from astraflow.dataflow.records import DATABASE, JournalReader
+from astraflow.dataflow.segments import SegmentStore
+from dataflow_driver import ScriptedTrainer, ScriptedWorker
+
+SEGMENT = 4096
+"""Bytes of a segment: some are dropped in a run of a few steps."""
+
+
+async def train(trainer: ScriptedTrainer, worker: ScriptedWorker, steps: range) -> None:
+    """Trains and releases steps."""
+    async with asyncio.TaskGroup() as tasks:
+
+        async def roll_out() -> None:
+            while True:
+                for lease in await worker.lease(wait_s=0.2):
+                    await worker.send(await worker.answer(lease))
+
+        rolling = tasks.create_task(roll_out())
+        for step in steps:
+            await trainer.train_step(step)
+            await trainer.release(step)
+        rolling.cancel()
+
+
+def compact(
+    folder: Path,
+    *,
+    num_pieces: int = 1_000_000,
+    retained_steps: int = 0,
+    replayable: frozenset[int] = frozenset(),
+) -> bool:
+    """Does that many pieces; whether the compaction was done before."""
+    with JournalReader(folder) as reader:
+        seq = max((row.seq for row in reader.records()), default=reader.compacted)
+    database, segments = opened(folder / DATABASE), SegmentStore(folder / "segments")
+    rounds = frozenset(range(99))
+    plan = CompactionPlan(seq, iter(()), rounds, replayable, segments.end[0], retained_steps)
+    work = Compaction(folder, database, segments, plan)
+    for _ in range(num_pieces):
+        assert (error := work.step()) is None, error
+        if work.is_done:
+            break
+    work.close()
+    segments.close()
+    database.close()
+    return work.is_done
+
+
+def essence(report: AuditReport) -> AuditReport:
+    """Without what compaction may change: how many payloads are still there."""
+    return replace(report, num_payloads=0)
+
+
+def edited(folder: Path, sql: str) -> AuditReport:
+    database = sqlite3.connect(folder / DATABASE)
+    assert database.execute(sql).rowcount
+    database.commit()
+    database.close()
+    return audit(folder)

@@ -1,0 +1,242 @@
+"""The audit finds what was changed behind the journal's back."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from astraflow.algorithms.config import GresoConfig, ReplayConfig, SolvedConfig
+from astraflow.dataflow.audit import AuditReport, audit
+from astraflow.dataflow.core.commands import (
+    BatchTaken,
+    EpisodeFacts,
+    Event,
+    FateDecided,
+    RecordResult,
+    StepCommitted,
+)
+from astraflow.dataflow.core.plan import RunPlan
+from astraflow.dataflow.figures import run_figures
+from astraflow.dataflow.records import (
+    JournalReader,
+    chain_of,
+    decode_commands,
+    decode_events,
+    encode_events,
+)
+from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
+
+
+async def finished_run(folder: Path) -> None:
+    async with running(folder, make_plan(num_steps=3, eval_tasks=2)) as run:
+        await play(run)
+
+
+def edited(folder: Path, *statements: tuple[str, tuple[object, ...]]) -> AuditReport:
+    """Runs SQL on the journal, then the audit."""
+    database = sqlite3.connect(folder / "journal.sqlite")
+    for sql, values in statements:
+        database.execute(sql, values)
+    database.commit()
+    database.close()
+    return audit(folder)
+
+
+def rewritten(folder: Path, change: Callable[[Event], tuple[Event, ...]]) -> AuditReport:
+    """Changes events and mends the chain after them: what a careful forger would do."""
+    with JournalReader(folder) as reader:
+        rows = list(reader.records())
+    chain, updates = b"", list[tuple[str, tuple[object, ...]]]()
+    for row in rows:
+        events = encode_events(
+            [[new for event in led_to for new in change(event)] for led_to in decode_events(row)]
+        )
+        changed = row._replace(events=events)
+        chain = chain_of(chain, changed)
+        updates.append(("UPDATE records SET events = ?, chain = ? WHERE seq = ?", (events, chain, row.seq)))
+    return edited(folder, *updates)
+
+
+async def test_a_clean_run_holds_and_its_figures_add_up(tmp_path: Path) -> None:
+    await finished_run(tmp_path)
+    report = audit(tmp_path)
+    (policy,) = report.policies
+    assert (report.ok, report.is_over, report.num_evals, report.num_payloads) == (True, True, 3, 24)
+    assert (policy.fates.drawn, policy.fates.trained, policy.steps) == (12, 12, 3)
+    assert policy.trained_tokens == policy.generated_tokens > 0
+    assert policy.staleness_max <= policy.staleness_bound == 2
+    assert report.rows()[0] == ("drawn", "12")
+    assert report.table().row_count == len(report.rows())
+    figures = run_figures(tmp_path, report)
+    assert (figures.trained_tokens, figures.staleness_bound) == (policy.trained_tokens, 2)
+    assert 0 < figures.rl_wall_s < 20
+    assert figures.overlap_frac == 0.0
+
+
+async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:
+    async with running(tmp_path, make_plan(num_steps=2)) as run:
+        assert audit(tmp_path).ok
+        await play(run)
+        report = audit(tmp_path)
+        assert (report.ok, report.policies[0].steps) == (True, 2)
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("UPDATE fates SET fate = 'filtered' WHERE group_id = 3", "group 3 is ('filtered'"),
+        ("DELETE FROM fates WHERE group_id = 3", "the fate of group 3 is not in the table"),
+        (
+            "INSERT INTO fates VALUES ('actor', 99, 'trained', 0, 0, 0, 0, 0)",
+            "group 99 is trained; no event does",
+        ),
+        ("DELETE FROM records WHERE seq = 9", "record 9 is missing"),
+        ("UPDATE records SET at_s = at_s + 1 WHERE seq = 9", "record 9 was changed"),
+        ("UPDATE records SET events = x'90' WHERE seq = (SELECT max(seq) FROM records)", "was changed"),
+        ("UPDATE records SET commands = x'c0' WHERE seq = 9", "its command cannot be read"),
+    ],
+)
+async def test_an_edited_row_is_found(tmp_path: Path, sql: str, problem: str) -> None:
+    await finished_run(tmp_path)
+    report = edited(tmp_path, (sql, ()))
+    assert not report.ok
+    assert any(problem in text for text in report.problems), report.problems
+
+
+def drop_one_fate(event: Event) -> tuple[Event, ...]:
+    return () if isinstance(event, FateDecided) and event.group_id == 2 else (event,)
+
+
+def double_a_fate(event: Event) -> tuple[Event, ...]:
+    return (event, event) if isinstance(event, FateDecided) and event.group_id == 2 else (event,)
+
+
+def lie_about_staleness(event: Event) -> tuple[Event, ...]:
+    if not isinstance(event, BatchTaken):
+        return (event,)
+    return (msgspec.structs.replace(event, staleness=tuple(s + 1 for s in event.staleness)),)
+
+
+def shrink_a_batch(event: Event) -> tuple[Event, ...]:
+    if not isinstance(event, BatchTaken):
+        return (event,)
+    return (msgspec.structs.replace(event, group_ids=event.group_ids[:-1], staleness=event.staleness[:-1]),)
+
+
+def repeat_a_batch(event: Event) -> tuple[Event, ...]:
+    if not isinstance(event, BatchTaken) or event.step == 0:
+        return (event,)
+    return (msgspec.structs.replace(event, group_ids=(0, 1, 2, 3)),)
+
+
+def skip_a_commit(event: Event) -> tuple[Event, ...]:
+    return () if isinstance(event, StepCommitted) and event.record.step == 1 else (event,)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (drop_one_fate, "1 groups have no fate, e.g. 2"),
+        (double_a_fate, "group 2 is trained and then trained"),
+        (lie_about_staleness, "its oldest version is"),
+        (shrink_a_batch, "holds 3 groups, not 4"),
+        (repeat_a_batch, "group 0 is in the batches of 0 and 1"),
+        (skip_a_commit, "step 2 is committed where 1 is next"),
+    ],
+)
+async def test_a_forged_history_is_found(
+    tmp_path: Path, change: Callable[[Event], tuple[Event, ...]], problem: str
+) -> None:
+    await finished_run(tmp_path)
+    report = rewritten(tmp_path, change)
+    assert any(problem in text for text in report.problems), report.problems
+
+
+async def test_a_damaged_payload_is_found(tmp_path: Path) -> None:
+    await finished_run(tmp_path)
+    with JournalReader(tmp_path) as reader:
+        commands = [command for row in reader.records() for command in decode_commands(row)]
+    outcomes = [command.outcome for command in commands if isinstance(command, RecordResult)]
+    payload = next(
+        o.trajectories[0].payload for o in outcomes if isinstance(o, EpisodeFacts) and o.trajectories
+    )
+    segment = tmp_path / "segments" / "00000000.seg"
+    data = bytearray(segment.read_bytes())
+    data[payload.offset] ^= 1
+    segment.write_bytes(bytes(data))
+    report = audit(tmp_path)
+    assert any("damaged" in text for text in report.problems), report.problems
+
+
+# --- replay and curators --------------------------------------------------------------------------
+
+
+def replaying() -> RunPlan:
+    return make_plan(
+        num_steps=5,
+        num_tasks=6,
+        curators=(GresoConfig(policy="actor", delta=0.2), SolvedConfig(revisit=0.2)),
+        replay=ReplayConfig(ratio=0.5),
+    )
+
+
+async def test_a_run_with_replay_and_curators_holds_across_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path, replaying(), snapshot_every=3) as run:
+        trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
+        await trainer.attach()
+        await worker.register()
+        await worker.send(*[await worker.answer(lease) for lease in await worker.lease(20)])
+        before = await run.client.status()
+    async with running(tmp_path, replaying(), snapshot_every=3) as run:
+        after = await run.client.status()
+        assert (after.policies, after.curation) == (before.policies, before.curation)
+        await play(run)
+    report = audit(tmp_path)
+    assert report.problems == ()
+    assert report.policies[0].replayed > 0
+    assert report.policies[0].fates.trained == 20
+
+
+def replay_of(*group_ids: int) -> Callable[[Event], tuple[Event, ...]]:
+    def change(event: Event) -> tuple[Event, ...]:
+        if not isinstance(event, BatchTaken) or event.step != 1:
+            return (event,)
+        return (
+            msgspec.structs.replace(event, replayed_ids=group_ids, replayed_staleness=(1,) * len(group_ids)),
+        )
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (replay_of(0, 0), "1 groups are replayed twice in it"),
+        (replay_of(0, 1, 2), "replays 3 groups, at most 2"),
+        (replay_of(18), "group 18 is replayed, but no earlier batch holds it"),
+        (replay_of(0), "its record says 2 replayed groups, its batch holds 1"),
+    ],
+)
+async def test_a_forged_replay_is_found(
+    tmp_path: Path, change: Callable[[Event], tuple[Event, ...]], problem: str
+) -> None:
+    async with running(tmp_path, replaying()) as run:
+        await play(run)
+    report = rewritten(tmp_path, change)
+    assert any(problem in text for text in report.problems), report.problems
+
+
+def double_use(event: Event) -> tuple[Event, ...]:
+    """Group 0 is replayed in every step after the first."""
+    if not isinstance(event, BatchTaken) or event.step == 0:
+        return (event,)
+    return (msgspec.structs.replace(event, replayed_ids=(0,), replayed_staleness=(event.trainer_version,)),)
+
+
+async def test_a_group_that_is_used_too_often_is_found(tmp_path: Path) -> None:
+    async with running(tmp_path, replaying()) as run:
+        await play(run)
+    report = rewritten(tmp_path, double_use)
+    assert any("group 0 is in 5 batches, at most 2 may hold it" in text for text in report.problems)

@@ -1,0 +1,57 @@
+"""Rollout services that serve weights, as others learn of them."""
+
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import WireError
+from astraflow.types import Fingerprints, Heartbeat, Load, RegisterWorker
+from dataflow_driver import Run, ScriptedTrainer, running
+
+LINK = "http://10.0.0.7:8500"
+
+
+async def join(run: Run, name: str, peer_url: str) -> str:
+    request = RegisterWorker(
+        name=name,
+        hosts=("actor",),
+        engine="scripted",
+        num_slots=8,
+        peer_url=peer_url,
+        fingerprints=Fingerprints(recipe="r1"),
+    )
+    return (await run.client.register(request)).worker_id
+
+
+async def peers(run: Run) -> dict[str, str]:
+    reply = await run.client.versions("actor", after=-1, wait_s=0)
+    return {s.labels["peer"]: s.url for s in reply.manifests[0].sources if "peer" in s.labels}
+
+
+async def test_versions_name_the_services_that_serve_weights(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        trainer = ScriptedTrainer(run.client)
+        await trainer.attach()
+        await trainer.publish(0, 0)
+        await join(run, "quiet", "")
+        giver = await join(run, "giver", LINK)
+        assert await peers(run) == {"giver": LINK}
+        await run.client.drain(giver)
+        assert await peers(run) == {}
+
+
+async def test_a_heartbeat_names_the_address_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        trainer = ScriptedTrainer(run.client)
+        await trainer.attach()
+        await trainer.publish(0, 0)
+        worker = await join(run, "giver", "")
+        await run.client.heartbeat(worker, Heartbeat(lease_ids=(), load=Load(), peer_url=LINK))
+        assert await peers(run) == {"giver": LINK}
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "http://user@host/path", "http://" + "a" * 300])
+async def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    async with running(tmp_path) as run:
+        with pytest.raises(WireError, match="peer_url"):
+            await join(run, "giver", url)

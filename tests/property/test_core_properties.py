@@ -1,0 +1,411 @@
+"""The dataflow core under random services, trainers, failures, restarts and repeated messages."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from astraflow.algorithms.config import CurriculumConfig, GresoConfig, PriorityConfig, SolvedConfig
+from astraflow.algorithms.credit import CREDIT
+from astraflow.dataflow.core.commands import (
+    BatchTaken,
+    BatchView,
+    EpisodeFacts,
+    FateDecided,
+    GroupDrawn,
+    LeaseView,
+    RecordResult,
+    RunEnded,
+)
+from astraflow.dataflow.core.core import Core
+from astraflow.dataflow.core.plan import EvalSetPlan
+from astraflow.errors import RefusedError
+from astraflow.types import FateCounts, ServedVersions
+from core_driver import Driver, make_facts, make_meta, make_plan, make_table
+from simulator.history import History
+
+_NUM_STEPS = 8
+_CURATORS = {
+    "solved": SolvedConfig(revisit=0.2),
+    "curriculum": CurriculumConfig(policy="actor"),
+    "greso": GresoConfig(policy="actor", delta=0.1),
+    "priority": PriorityConfig(),
+}
+_MAX_ROUNDS = 400
+"""Rounds of undisturbed work within which every run of `_NUM_STEPS` steps must end."""
+
+
+class Trainer:
+    """A trainer that may take one step ahead, and be killed at any moment."""
+
+    def __init__(self, driver: Driver, policy: str) -> None:
+        self.driver, self.policy = driver, policy
+        self.is_alive = False
+        self.num_restarts = -1
+        self.views: dict[int, BatchView] = {}
+
+    def kill(self) -> None:
+        self.is_alive = False
+
+    def advance(self, *, durable_frac: float = 1.0, is_ahead: bool = False, releases: bool = False) -> None:
+        """Does the next thing that it has to do."""
+        driver, policy = self.driver, self.policy
+        status = driver.status(policy)
+        if not self.is_alive:
+            retained = status.step - status.durable_step
+            durable = status.durable_step + round(durable_frac * retained)
+            self.base = driver.attach(policy, durable)
+            self.num_restarts += 1
+            self.is_alive, self.in_hand, self.next_step, self.is_published = True, [], durable, False
+            return
+        if status.newest_version < self.base.next_version:
+            driver.publish(self.base.step, policy, has_files=True)
+        elif self.in_hand and is_ahead and len(self.in_hand) < 2 and self.next_step < _NUM_STEPS:
+            self._take()
+        elif self.is_published:
+            step = self.in_hand.pop(0)
+            driver.commit(step, policy)
+            self.is_published = False
+            if releases:
+                driver.release(step + 1, policy)
+        elif self.in_hand:
+            driver.publish(self.in_hand[0] + 1, policy)
+            self.is_published = True
+        elif self.next_step < _NUM_STEPS:
+            self._take()
+
+    def _take(self) -> None:
+        view = self.driver.take(self.next_step, self.policy)
+        if view is None:
+            return
+        known = self.views.setdefault(self.next_step, view)
+        assert (known.samples, known.totals) == (view.samples, view.totals)
+        assert known.trainer_version == view.trainer_version
+        self.in_hand.append(self.next_step)
+        self.next_step += 1
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """Every rule is something a peer does; every invariant holds after each of them."""
+
+    @initialize(
+        sampler=st.sampled_from(
+            [{"name": "fifo"}, {"name": "sweep"}, {"name": "edf"}, {"name": "window", "span": 3}]
+        ),
+        capacity=st.sampled_from([0, 2, 3]),
+        replay=st.builds(
+            dict,
+            ratio=st.sampled_from([0.0, 0.5, 1.5]),
+            size=st.integers(1, 6),
+            max_uses=st.integers(2, 3),
+            select=st.sampled_from(["latest", "uniform", "priority"]),
+        ),
+        curators=st.sets(st.sampled_from(["solved", "curriculum", "greso", "priority"])),
+        credit=st.sampled_from(sorted(CREDIT)),
+        reserve=st.integers(0, 1),
+        engine_lag=st.integers(0, 1),
+        slack=st.integers(0, 2),
+        max_failed=st.integers(0, 1),
+        is_filtered=st.booleans(),
+        num_policies=st.integers(1, 2),
+        has_eval=st.booleans(),
+    )
+    def build(
+        self,
+        *,
+        sampler: dict[str, object],
+        capacity: int,
+        replay: dict[str, object],
+        curators: set[str],
+        credit: str,
+        reserve: int,
+        engine_lag: int,
+        slack: int,
+        max_failed: int,
+        is_filtered: bool,
+        num_policies: int,
+        has_eval: bool,
+    ) -> None:
+        table = make_table(
+            max_staleness=engine_lag + slack,
+            engine_lag=engine_lag,
+            max_failed=max_failed,
+            sampler=sampler,
+            remover={"name": "capacity", "num_groups": capacity} if capacity else {"name": "keep"},
+            replay={**replay, "reserve": min(reserve, slack)},
+            credit={"name": credit},
+            filters=[{"name": "zero_variance"}] if is_filtered else [],
+        )
+        self.table = table
+        self.policies = ("actor", "critic")[:num_policies]
+        sets = {"heldout": EvalSetPlan(num_tasks=2, samples=2)} if has_eval else {}
+        self.plan = make_plan(
+            table=table,
+            policies=self.policies,
+            num_steps=_NUM_STEPS,
+            num_tasks=40,
+            eval_sets=sets,
+            curators=tuple(_CURATORS[name] for name in sorted(curators)),
+        )
+        self.driver = Driver(self.plan)
+        self.trainers = {policy: Trainer(self.driver, policy) for policy in self.policies}
+        self.num_workers = 0
+        self.leases: list[tuple[LeaseView, tuple[ServedVersions, ...]]] = []
+        self.answered: list[tuple[str, EpisodeFacts]] = []
+        self.expired: set[str] = set()
+        self.events_seen = 0
+        self.drawn: Counter[str] = Counter()
+        self.fates: dict[str, dict[int, str]] = {policy: {} for policy in self.policies}
+        self.uses: Counter[tuple[str, int]] = Counter()
+        self.trained_in: dict[str, set[int]] = {policy: set() for policy in self.policies}
+        self.join()
+
+    # --- what peers do ---
+
+    @rule()
+    def join(self) -> None:
+        self.driver.join(f"w{self.num_workers}")
+        self.num_workers += 1
+
+    @rule(data=st.data())
+    def lease(self, data: st.DataObject) -> None:
+        workers = [worker.worker_id for worker in self.driver.core.workers()]
+        if not workers:
+            return
+        newest = {p: self.driver.status(p).newest_version for p in self.policies}
+        served = self.driver.served(
+            **{p: max(v - data.draw(st.integers(0, 2)), -1) for p, v in newest.items()}
+        )
+        leases = self.driver.lease(data.draw(st.integers(1, 6)), data.draw(st.sampled_from(workers)), served)
+        for lease in leases:
+            self.leases.append((lease, served))
+            for entry in served:
+                if lease.kind == "train":
+                    assert entry.versions[-1] >= newest[entry.policy] - self.table.engine_lag
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.5, 1.0]), acts=st.booleans())
+    def finish(self, data: st.DataObject, reward: float, acts: bool) -> None:
+        lease, served = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        metas = []
+        for entry in served:
+            oldest = entry.versions[-1]
+            newest = data.draw(st.integers(oldest, self.driver.status(entry.policy).newest_version))
+            num_trained = 4 if acts or entry.policy == "actor" else 0
+            metas.append(
+                make_meta(entry.policy, reward=reward, versions=(oldest, newest), num_trained=num_trained)
+            )
+        facts = make_facts(*metas, score=reward)
+        self.driver.result(lease.id, facts)
+        self.answered.append((lease.id, facts))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), is_retryable=st.booleans())
+    def fail(self, data: st.DataObject, is_retryable: bool) -> None:
+        lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        self.driver.fail(lease, is_retryable=is_retryable)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def expire_but_go_on(self, data: st.DataObject) -> None:
+        lease, _ = data.draw(st.sampled_from(self.leases))
+        self.driver.expire(lease)
+
+    @precondition(lambda self: self.answered)
+    @rule(data=st.data())
+    def send_again(self, data: st.DataObject) -> None:
+        lease_id, facts = data.draw(st.sampled_from(self.answered))
+        before = self.driver.core.policy_status()
+        self.driver.result(lease_id, facts)
+        assert self.driver.core.policy_status() == before
+
+    @rule(data=st.data())
+    def lose_service(self, data: st.DataObject) -> None:
+        workers = [worker.worker_id for worker in self.driver.core.workers()]
+        if workers:
+            self.driver.drop(data.draw(st.sampled_from(workers)))
+
+    @rule(num_leases=st.integers(2, 12), num_left_out=st.integers(0, 2), lag=st.integers(0, 1))
+    def roll_out(self, num_leases: int, num_left_out: int, lag: int) -> None:
+        """Ordinary work of one service: some episodes are left for later."""
+        workers = self.driver.core.workers()
+        if not workers:
+            return
+        newest = {p: self.driver.status(p).newest_version for p in self.policies}
+        served = self.driver.served(**{p: max(v - lag, 0) for p, v in newest.items() if v >= 0})
+        leases = self.driver.lease(num_leases, workers[-1].worker_id, served)
+        self.leases.extend((lease, served) for lease in leases[:num_left_out])
+        for lease in leases[num_left_out:]:
+            reward = float(lease.episode_idx % 2)
+            metas = [make_meta(e.policy, reward=reward, versions=(e.versions[-1],) * 2) for e in served]
+            self.driver.result(lease.id, make_facts(*metas, score=reward))
+
+    @rule(
+        num=st.integers(1, 8),
+        durable_frac=st.floats(0, 1),
+        is_ahead=st.booleans(),
+        releases=st.booleans(),
+        data=st.data(),
+    )
+    def train(
+        self, num: int, durable_frac: float, is_ahead: bool, releases: bool, data: st.DataObject
+    ) -> None:
+        trainer = self.trainers[data.draw(st.sampled_from(self.policies))]
+        for _ in range(num):
+            if self.driver.core.state == "running":
+                trainer.advance(durable_frac=durable_frac, is_ahead=is_ahead, releases=releases)
+
+    @rule(num_rounds=st.integers(1, 8), num_left_out=st.integers(0, 1), is_ahead=st.booleans())
+    def work(self, num_rounds: int, num_left_out: int, is_ahead: bool) -> None:
+        """A while without trouble."""
+        for _ in range(num_rounds):
+            self.roll_out(num_leases=6, num_left_out=num_left_out, lag=0)
+            for trainer in self.trainers.values():
+                if self.driver.core.state == "running":
+                    trainer.advance(is_ahead=is_ahead, releases=is_ahead)
+
+    @precondition(lambda self: sum(len(t.views) for t in self.trainers.values()) > 1)
+    @rule(data=st.data())
+    def trainer_dies(self, data: st.DataObject) -> None:
+        self.trainers[data.draw(st.sampled_from(self.policies))].kill()
+
+    @rule()
+    def restart(self) -> None:
+        """The service restarts from a snapshot; all that follows is decided by the restored core."""
+        data = self.driver.core.snapshot()
+        self.driver.core = Core.restored(self.plan, data)
+        assert self.driver.core.snapshot() == data
+
+    @rule(lease_id=st.sampled_from(["99999.0.0", "0.7.0", "0.0.9", "x", "e99.0.0"]))
+    def invent_a_lease(self, lease_id: str) -> None:
+        before = self.driver.core.snapshot()
+        with pytest.raises(RefusedError):
+            self.driver.apply(
+                RecordResult(lease_id=lease_id, worker_id="w0", outcome=make_facts(make_meta()))
+            )
+        assert self.driver.core.snapshot() == before
+
+    # --- what always holds ---
+
+    def _watch(self) -> None:
+        for event in self.driver.events[self.events_seen :]:
+            if isinstance(event, GroupDrawn):
+                assert set(event.admitted) | set(event.unadmitted) == set(self.policies)
+                self.drawn.update(self.policies)
+            elif isinstance(event, FateDecided):
+                assert event.group_id not in self.fates[event.policy], "a second fate"
+                self.fates[event.policy][event.group_id] = event.fate
+            elif isinstance(event, BatchTaken):
+                self._watch_batch(event)
+        self.events_seen = len(self.driver.events)
+
+    def _watch_batch(self, event: BatchTaken) -> None:
+        taken = self.trained_in[event.policy]
+        assert len(event.group_ids) == self.table.groups_per_batch
+        assert not taken & set(event.group_ids), "a group in two batches"
+        assert len(set(event.replayed_ids)) == len(event.replayed_ids) <= self.table.max_replayed
+        assert taken >= set(event.replayed_ids), "a replayed group that no earlier batch held"
+        taken.update(event.group_ids)
+        self.uses.update((event.policy, i) for i in (*event.group_ids, *event.replayed_ids))
+        assert max(self.uses.values()) <= self.table.replay.max_uses
+        assert max(event.replayed_staleness, default=0) <= self.table.max_staleness
+        assert max(event.staleness) <= self.table.max_staleness
+        assert max(event.staleness) <= self.driver.status(event.policy).staleness_bound
+
+    @invariant()
+    def every_group_ends_in_exactly_one_way(self) -> None:
+        self._watch()
+        for policy in self.policies:
+            counts = self.driver.fates(policy)
+            num_live = self.drawn[policy] - len(self.fates[policy])
+            recount = FateCounts(
+                drawn=self.drawn[policy], live=num_live, **Counter(self.fates[policy].values())
+            )
+            assert counts == recount
+
+    @invariant()
+    def tickets_are_bounded(self) -> None:
+        for status in self.driver.core.policy_status():
+            assert 0 <= status.num_tickets <= status.max_tickets
+            assert status.num_tickets == status.fates.live
+
+    @invariant()
+    def fifo_needs_no_sweep_without_a_restart(self) -> None:
+        for policy, trainer in self.trainers.items():
+            if self.table.sampler.name == "fifo" and trainer.num_restarts <= 0:
+                assert self.driver.fates(policy).stale == 0
+
+    @invariant()
+    def batches_hold_whole_groups(self) -> None:
+        least = self.table.min_group_size
+        for trainer in self.trainers.values():
+            for view in trainer.views.values():
+                sizes = Counter(sample.group_id for sample in view.samples)
+                assert view.totals.num_groups == len(sizes)
+                assert 0 <= len(sizes) - self.table.groups_per_batch <= self.table.max_replayed
+                if trainer.policy == "actor":
+                    assert all(least <= size <= self.table.group_size for size in sizes.values()), sizes
+
+    # --- at the end ---
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        self._run_to_the_end()
+        self.every_group_ends_in_exactly_one_way()
+        self.tickets_are_bounded()
+        self.fifo_needs_no_sweep_without_a_restart()
+        self.batches_hold_whole_groups()
+        assert sum(isinstance(event, RunEnded) for event in self.driver.events) == 1
+        assert all(status.fates.live == 0 for status in self.driver.core.policy_status())
+        self._replay()
+
+    def _run_to_the_end(self) -> None:
+        """When nothing fails any more, the run ends."""
+        self.join()
+        worker_id = f"w{self.num_workers - 1}"
+        for lease, _ in self.leases:
+            self.driver.expire(lease)
+        for _ in range(_MAX_ROUNDS):
+            if self.driver.core.state != "running":
+                return
+            served = tuple(
+                ServedVersions(policy=p, versions=tuple(range(self.driver.status(p).newest_version + 1)))
+                for p in self.policies
+            )
+            for lease in self.driver.lease(4, worker_id, served):
+                self.driver.finish(lease)
+            for trainer in self.trainers.values():
+                if self.driver.core.state == "running":
+                    trainer.advance()
+        raise AssertionError(f"no end after {_MAX_ROUNDS} rounds: {self.driver.core.waits()}")
+
+    def _replay(self) -> None:
+        core = Core(self.plan)
+        for command, now_s, events in self.driver.commands:
+            assert core.apply(command, now_s).events == events
+        assert core.snapshot() == self.driver.core.snapshot()
+        self._book()
+
+    def _book(self) -> None:
+        """A bookkeeper that knows the rules and not the core agrees with every event."""
+        history = History(self.plan, pytest.fail)
+        for command, now_s, events in self.driver.commands:
+            history.book(command, events, now_s)
+        history.close(self.driver.core.reason)
+        for policy in self.policies:
+            assert history.counts(policy) == self.driver.fates(policy)
+        for trainer in self.trainers.values():
+            for view in trainer.views.values():
+                history.check_view(view)
+
+
+TestCore = pytest.mark.timeout(120)(CoreMachine.TestCase)
+TestCore.settings = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

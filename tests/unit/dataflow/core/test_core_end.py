@@ -1,0 +1,259 @@
+"""How a run ends, what starves it, who waits for whom, and snapshots."""
+
+import msgspec
+import pytest
+
+from astraflow.config import Use
+from astraflow.dataflow.core.commands import PushTaskIds, RunEnded, StopRun
+from astraflow.dataflow.core.core import Core
+from astraflow.errors import ConfigError, DataError, RefusedError
+from astraflow.types import Task
+from core_driver import Driver, make_plan, make_table
+
+_FILTERED = make_table(filters=[{"name": "zero_variance"}])
+
+
+def started(**plan: object) -> Driver:
+    """A run whose version 0 is published, with service w0."""
+    driver = Driver(make_plan(**plan))  # type: ignore[arg-type]
+    driver.start()
+    return driver
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_the_run_ends_when_every_policy_took_its_steps():
+    driver = started(policies=("a", "b"), num_steps=1)
+    driver.run_step("a")
+    assert driver.core.state == "running"
+    driver.take(0, "b")
+    driver.publish(1, "b")
+    driver.commit(0, "b")
+    assert (driver.core.state, driver.core.reason) == ("finished", "all steps are done")
+    assert driver.events[-1] == RunEnded(reason="all steps are done", is_failure=False)
+    assert {"run", "leases", "evals", "steps/a", "steps/b", "batch/a"} <= set(driver.last.wakes)
+    assert driver.lease(1) == ()
+
+
+def test_stopping_cancels_what_is_live_in_every_stage():
+    driver = started(table=make_table(max_staleness=2), num_steps=9)
+    driver.run_step()
+    driver.finish_groups(3)
+    driver.take(1)
+    lease = driver.lease(1)[0]
+    driver.apply(StopRun(reason="enough", is_failure=False))
+    counts = driver.fates()
+    assert (counts.drawn, counts.trained, counts.cancelled, counts.live) == (6, 2, 4, 0)
+    assert driver.core.state == "finished"
+    assert driver.core.revoked("w0", [lease.id]) == (lease.id,)
+    assert driver.finish(lease).status == "dropped"
+
+
+def test_stopping_with_a_failure_says_why_and_stopping_again_changes_nothing():
+    driver = started()
+    driver.apply(StopRun(reason="the trainer died five times", is_failure=True))
+    driver.apply(StopRun(reason="again", is_failure=False))
+    assert (driver.core.state, driver.core.reason) == ("failed", "the trainer died five times")
+    assert driver.last.events == ()
+
+
+def test_after_the_end_a_trainer_may_release_and_repeat_its_last_commit_and_nothing_else():
+    driver = started(num_steps=1)
+    driver.run_step()
+    driver.commit(0)
+    driver.release(1)
+    for action in (lambda: driver.attach(durable_step=1), lambda: driver.publish(2)):
+        with pytest.raises(RefusedError) as refused:
+            action()
+        assert refused.value.code == "finished"
+    with pytest.raises(RefusedError) as refused:
+        driver.take(0)
+    assert refused.value.code == "finished"
+
+
+def test_pushing_tasks_after_the_end_is_refused():
+    driver = started()
+    driver.apply(StopRun(reason="enough", is_failure=False))
+    with pytest.raises(RefusedError):
+        driver.apply(PushTaskIds(tasks=(Task(id="x", source="", prompt="?"),)))
+
+
+# --- too little data ------------------------------------------------------------------------------
+
+
+def test_empty_sources_are_an_error_not_a_wait():
+    driver = started(num_tasks=0)
+    assert driver.lease(1) == ()
+    assert driver.core.state == "failed"
+    assert "sources train are empty" in driver.core.reason
+
+
+def test_filters_that_drop_every_task_twice_over_end_the_run_with_the_numbers():
+    driver = started(table=_FILTERED, num_tasks=5)
+    for _ in range(10):
+        assert driver.core.state == "running"
+        driver.finish_groups(1, reward=1.0)
+    assert driver.core.state == "failed"
+    for part in ("'actor'", "batch of 2 groups", "10 groups in a row", "5 tasks", "10 filtered"):
+        assert part in driver.core.reason
+    assert driver.fates().live == 0
+
+
+def test_one_usable_group_shows_that_a_batch_can_be_filled():
+    driver = started(table=_FILTERED, num_tasks=5)
+    for number in range(24):
+        driver.finish_groups(1, **({"reward": 1.0} if number % 8 else {}))
+    assert driver.core.state == "running"
+
+
+def test_episodes_that_all_fail_end_the_run_with_their_last_error():
+    driver = started(num_tasks=1000)
+    for _ in range(64):
+        assert driver.core.state == "running"
+        driver.fail(driver.lease(1)[0], is_retryable=False)
+    assert driver.core.state == "failed"
+    assert "64 groups in a row failed; the last error: Boom: it broke" in driver.core.reason
+
+
+def next_is_outside(*, num_tasks: int, seed: int) -> "Lost":
+    """A curator that points nowhere."""
+    return Lost(num_tasks)
+
+
+class Lost:
+    """Draws a task that does not exist."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self.num_tasks = num_tasks
+
+    def next(self) -> int:
+        return self.num_tasks
+
+    def observe(self, outcome: object) -> None:
+        pass
+
+    def state(self) -> dict[str, int]:
+        return {}
+
+    def restore(self, state: object) -> None:
+        pass
+
+
+def test_a_curator_that_points_nowhere_ends_the_run():
+    driver = started(curators=(Use(use=f"{__name__}:next_is_outside"),))
+    assert driver.lease(1) == ()
+    assert (driver.core.state, driver.core.reason) == (
+        "failed",
+        "curator.next() gave 100; there are 100 tasks",
+    )
+
+
+def test_two_curators_that_propose_tasks_are_refused():
+    use = Use(use=f"{__name__}:next_is_outside")
+    with pytest.raises(ConfigError, match="2 of them propose"):
+        Core(make_plan(curators=(use, use)))
+
+
+# --- who waits for whom ---------------------------------------------------------------------------
+
+
+def waits(driver: Driver) -> list[tuple[str, str]]:
+    return [(wait.who, wait.whom) for wait in driver.core.waits()]
+
+
+def test_every_wait_names_who_and_whom():
+    driver = Driver(make_plan())
+    assert waits(driver) == [("run", "trainer actor")]
+    driver.join()
+    driver.attach()
+    assert waits(driver) == [("rollout", "trainer actor")]
+    driver.publish(0)
+    assert waits(driver) == [("trainer actor", "rollout")]
+    driver.finish_groups(4)
+    driver.take(0)
+    assert waits(driver) == [("rollout", "trainer actor")]
+    assert "tickets" in driver.core.waits()[0].what
+    assert driver.core.waits()[0].since_s > 0
+    driver.apply(StopRun(reason="enough", is_failure=False))
+    assert waits(driver) == []
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+def test_a_restored_core_goes_on_as_the_original_would():
+    driver = started(table=make_table(max_staleness=2), num_steps=6)
+    driver.run_step()
+    driver.finish_groups(1)
+    driver.lease(3)
+    data = driver.core.snapshot()
+    other = Driver(driver.plan)
+    other.core, other.sessions, other.now_s = Core.restored(driver.plan, data), driver.sessions, driver.now_s
+    assert other.core.snapshot() == data
+    for each in (driver, other):
+        for lease_id in each.core.worker_leases("w0"):
+            each.finish(lease_id)
+        each.finish_groups(1)
+        each.take(1)
+        each.publish(2)
+        each.commit(1)
+    assert other.events == driver.events[-len(other.events) :]
+    assert other.core.snapshot() == driver.core.snapshot()
+
+
+def test_the_parts_of_a_snapshot_are_of_the_moment_when_it_began():
+    driver = started(table=make_table(max_staleness=2), num_steps=6)
+    driver.finish_groups(3)
+    driver.take(0)
+    data, parts = driver.core.snapshot(), driver.core.snapshot_parts()
+    driver.finish_groups(1)
+    driver.publish(1)
+    driver.commit(0)
+    driver.release(1)
+    assert b"".join(parts) == data
+
+
+@pytest.mark.parametrize("num_bytes", [1, 3, 20])
+def test_a_snapshot_that_is_cut_off_is_refused(num_bytes: int):
+    driver = started()
+    driver.finish_groups(1)
+    with pytest.raises(DataError):
+        Core.restored(driver.plan, driver.core.snapshot()[:-num_bytes])
+
+
+def test_a_snapshot_in_one_part_is_read():
+    driver = started()
+    driver.finish_groups(1)
+    whole = {
+        "format": 1,
+        "curator": driver.core._ctx.curation.state()["order"],
+        "state": driver.core._ctx.state,
+    }
+    ctx = Core.restored(driver.plan, msgspec.msgpack.encode(whole))._ctx
+    assert ctx.state == driver.core._ctx.state
+    assert ctx.curation.state()["order"] == whole["curator"]
+    assert ctx.curation.next() == driver.core._ctx.curation.next()
+
+
+def test_a_snapshot_of_another_runs_policies_is_refused():
+    data = started().core.snapshot()
+    with pytest.raises(DataError, match="trains actor"):
+        Core.restored(make_plan(policies=("solver",)), data)
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x81\xa6format\x63"])
+def test_a_broken_or_foreign_snapshot_is_refused(data: bytes):
+    with pytest.raises(DataError):
+        Core.restored(make_plan(), data)
+
+
+def test_the_state_does_not_grow_with_the_length_of_the_run():
+    driver = started(num_steps=200)
+    sizes = []
+    for step in range(200):
+        driver.run_step()
+        driver.release(step + 1)
+        sizes.append(len(driver.core.snapshot()))
+    per_step = (sizes[-1] - sizes[100]) / (len(sizes) - 101)
+    assert per_step < 250  # one record a step

@@ -1,0 +1,82 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astraflow.dataflow.batches import encode_slice, slice_indices
+from astraflow.dataflow.core.commands import BatchView, PayloadRef, SampleView
+from astraflow.types import BatchReply, BatchTotals
+from astraflow.wire import JSON, MSGPACK, decode, encode
+from dataflow_driver import make_trajectory
+
+PAYLOADS = [encode(make_trajectory(seed=seed, num_sampled=seed + 1)) for seed in range(5)]
+
+
+def read(refs: Sequence[PayloadRef]) -> list[bytes]:
+    return [PAYLOADS[ref.segment] for ref in refs]
+
+
+def make_view() -> BatchView:
+    samples = tuple(
+        SampleView(
+            group_id=idx // 2,
+            episode_idx=idx % 2,
+            task_id=f"sums/{idx // 2}",
+            payload=PayloadRef(idx, 0, len(payload)),
+            advantages=((3, 4 + idx, 0.5),),
+            num_tokens=4 + idx,
+        )
+        for idx, payload in enumerate(PAYLOADS)
+    )
+    totals = BatchTotals(
+        num_groups=3,
+        num_samples=5,
+        num_tokens=30,
+        num_trained_tokens=15,
+        advantage_sum=7.5,
+        advantage_square_sum=3.75,
+        reward_sum=5.0,
+    )
+    return BatchView(
+        policy="actor",
+        step=4,
+        trainer_version=6,
+        samples=samples,
+        totals=totals,
+        staleness_mean=0.5,
+        staleness_max=1,
+        is_redo=False,
+    )
+
+
+@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 9))
+def test_slices_partition_the_samples_and_are_balanced(sizes: list[int], world: int) -> None:
+    slices = slice_indices(sizes, world)
+    assert sorted(idx for indices in slices for idx in indices) == list(range(len(sizes)))
+    assert all(indices == sorted(indices) for indices in slices)
+    loads = [sum(sizes[idx] for idx in indices) for indices in slices]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+@pytest.mark.parametrize("media_type", [MSGPACK, JSON])
+def test_a_slice_decodes_to_the_stored_trajectories(media_type: str) -> None:
+    body = encode_slice(make_view(), read, rank=0, world=1, state="running", media_type=media_type)
+    batch = decode(body, BatchReply, media_type).batch
+    assert batch is not None
+    assert [encode(sample.trajectory) for sample in batch.samples] == PAYLOADS
+    assert [sample.advantages[0].end for sample in batch.samples] == [4, 5, 6, 7, 8]
+    assert (batch.totals.num_tokens, batch.trainer_version, batch.staleness_max) == (30, 6, 1)
+
+
+def test_ranks_share_the_batch_and_its_totals_and_the_bytes_stay_the_same() -> None:
+    bodies = [
+        encode_slice(make_view(), read, rank=rank, world=2, state="running", media_type=MSGPACK)
+        for rank in (0, 1, 0)
+    ]
+    assert bodies[0] == bodies[2]
+    first, second = (decode(body, BatchReply).batch for body in bodies[:2])
+    assert first is not None
+    assert second is not None
+    assert len(first.samples) + len(second.samples) == 5
+    assert first.totals == second.totals

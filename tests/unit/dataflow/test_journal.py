@@ -1,0 +1,242 @@
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from astraflow.dataflow.core.commands import AddWorker, Command, Decision, FateDecided, PushTaskIds
+from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.records import JournalReader, PlanRow
+from astraflow.errors import JournalError, RefusedError
+from astraflow.types import BusySpan
+
+
+class Counter:
+    """A core that counts workers; each is a fate."""
+
+    def __init__(self, names: tuple[str, ...] = (), *, offset: int = 0) -> None:
+        self.names = list(names)
+        self.offset = offset
+
+    def apply(self, command: Command, now_s: float) -> Decision:
+        assert isinstance(command, AddWorker)
+        if command.name == "bad":
+            raise RefusedError("bad")
+        self.names.append(command.name)
+        group = len(self.names) + self.offset
+        return Decision(events=(FateDecided(policy="p", group_id=group, fate="failed"),))
+
+    def snapshot_parts(self) -> Iterator[bytes]:
+        return iter([",".join(self.names).encode()])
+
+    def eval_deadlines(self) -> tuple[tuple[int, float], ...]:
+        return ()
+
+    def groups_for_replay(self) -> frozenset[int]:
+        return frozenset()
+
+
+def add(name: str) -> AddWorker:
+    return AddWorker(worker_id=name, name=name, hosts=())
+
+
+def restored(state: bytes) -> Counter:
+    return Counter(tuple(state.decode().split(",")))
+
+
+def record(journal: Journal, core: Counter, name: str) -> int:
+    return journal.append([add(name)], [core.apply(add(name), 1.0).events], at_s=1.0)
+
+
+async def test_a_restart_replays_what_was_durable(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    core = journal.recover(new=Counter, restored=restored)
+    for name in "abc":
+        seq = record(journal, core, name)
+    await journal.durable(seq)
+    run_id = journal.run_id
+    await journal.close()
+    again = Journal(tmp_path)
+    assert (again.run_id, again.seq) == (run_id, 3)
+    assert again.recover(new=Counter, restored=restored).names == ["a", "b", "c"]
+    await again.close()
+
+
+async def test_a_snapshot_shortens_the_replay(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, snapshot_every=2)
+    core = Counter()
+    for name in "abcde":
+        record(journal, core, name)
+        journal.snapshot_if_due(core)
+        await journal.flushed()
+    await journal.close()
+    again = Journal(tmp_path)
+    never = Counter(("must not be used",))
+    recovered = again.recover(new=lambda: never, restored=restored)
+    assert recovered.names == list("abcde")
+    await again.close()
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        assert [row[0] for row in database.execute("SELECT seq FROM snapshots ORDER BY seq")] == [4]
+    database.close()
+
+
+async def test_a_replay_with_other_events_names_the_record(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    core = Counter()
+    record(journal, core, "a")
+    record(journal, core, "b")
+    await journal.close()
+    again = Journal(tmp_path)
+    with pytest.raises(JournalError, match="record 1: replaying"):
+        again.recover(new=lambda: Counter(offset=1), restored=restored)
+    await again.close()
+
+
+async def test_a_command_that_is_refused_in_the_replay_names_the_record(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append([add("bad")], [()], at_s=1.0)
+    await journal.close()
+    again = Journal(tmp_path)
+    with pytest.raises(JournalError, match="record 1 was accepted once and is refused"):
+        again.recover(new=Counter, restored=restored)
+    await again.close()
+
+
+async def test_a_second_process_is_told_who_holds_the_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with pytest.raises(JournalError, match=r"in use by process \d+"):
+        Journal(tmp_path)
+    await journal.close()
+    await Journal(tmp_path).close()
+
+
+async def test_a_missing_payload_is_noticed_at_open(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.store(b"payload")
+    await journal.durable(journal.append([add("a")], [()], at_s=1.0))
+    await journal.close()
+    segment = tmp_path / "segments" / "00000000.seg"
+    segment.write_bytes(segment.read_bytes()[:-1])
+    with pytest.raises(JournalError, match="payloads that the journal refers to are missing"):
+        Journal(tmp_path)
+
+
+async def test_payloads_are_durable_with_their_record(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    ref = journal.store(b"payload")
+    await journal.durable(journal.append([add("a")], [()], at_s=1.0))
+    assert journal.read(ref) == b"payload"
+    await journal.close()
+
+
+async def test_records_of_one_moment_share_a_flush_and_keep_their_order(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    core = Counter()
+    seqs = [record(journal, core, str(idx)) for idx in range(100)]
+    await journal.durable(seqs[50])
+    await journal.durable(seqs[-1])
+    with journal.reader() as reader:
+        assert [row.seq for row in reader.records()] == list(range(1, 101))
+        assert [row.group_id for row in reader.fates()] == list(range(1, 101))
+    await journal.close()
+
+
+async def test_spans_and_plans_are_kept_without_a_record(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.note_plan(PlanRow(recipe="one", policies={}))
+    await journal.flushed()
+    journal.note_plan(PlanRow(recipe="one", policies={}))
+    journal.note_plan(PlanRow(recipe="two", policies={}))
+    journal.note_spans("w0", (BusySpan("generate", 1.0, 2.0),))
+    await journal.close()
+    with JournalReader(tmp_path) as reader:
+        assert [plan.recipe for _, plan in reader.plans()] == ["one", "two"]
+        assert [(row.source, row.span.end_s) for row in reader.telemetry()] == [("w0", 2.0)]
+
+
+async def test_rows_that_the_database_lost_come_back_from_the_segments(tmp_path: Path) -> None:
+    """A power loss takes the newest transactions: here all that came after the folder was made."""
+    await Journal(tmp_path / "run").close()
+    empty = (tmp_path / "run" / "journal.sqlite").read_bytes()
+    journal = Journal(tmp_path / "run", segment_bytes=300)
+    core = journal.recover(new=Counter, restored=restored)
+    for name in "abcdef":
+        journal.store(name.encode() * 50)
+        await journal.durable(record(journal, core, name))
+    await journal.close()
+    (tmp_path / "run" / "journal.sqlite").write_bytes(empty)
+    again = Journal(tmp_path / "run", segment_bytes=300)
+    assert again.seq == 6
+    assert again.recover(new=Counter, restored=restored).names == list("abcdef")
+    with again.reader() as reader:
+        assert [row.group_id for row in reader.fates()] == list(range(1, 7))
+    await again.durable(record(again, core, "g"))
+    await again.close()
+
+
+async def test_every_cut_of_the_log_opens_to_whole_records(tmp_path: Path) -> None:
+    await Journal(tmp_path / "run").close()
+    empty = (tmp_path / "run" / "journal.sqlite").read_bytes()
+    journal = Journal(tmp_path / "run")
+    core, ends = Counter(), list[int]()
+    segment = tmp_path / "run" / "segments" / "00000000.seg"
+    for name in "ab":
+        await journal.durable(record(journal, core, name))
+        ends.append(segment.stat().st_size)
+    await journal.close()
+    data = segment.read_bytes()
+    for end in range(0, len(data) + 1, 11):
+        segment.write_bytes(data[:end])
+        (tmp_path / "run" / "journal.sqlite").write_bytes(empty)
+        again = Journal(tmp_path / "run")
+        assert again.seq == sum(end >= whole for whole in ends)
+        await again.close()
+
+
+async def test_a_log_that_does_not_follow_the_database_is_refused(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run")
+    core = Counter()
+    for name in "abc":
+        await journal.durable(record(journal, core, name))
+    await journal.close()
+    database = sqlite3.connect(tmp_path / "run" / "journal.sqlite")
+    database.execute("DELETE FROM records WHERE seq > 1")
+    database.execute("UPDATE records SET chain = x'00'")
+    database.execute("UPDATE meta SET value = '0 0' WHERE key = 'written'")
+    database.commit()
+    database.close()
+    with pytest.raises(JournalError, match="record 2 in the segments does not follow record 1"):
+        Journal(tmp_path / "run")
+
+
+async def test_another_schema_is_refused(tmp_path: Path) -> None:
+    await Journal(tmp_path).close()
+    database = sqlite3.connect(tmp_path / "journal.sqlite")
+    database.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    database.commit()
+    database.close()
+    with pytest.raises(JournalError, match="schema 99"):
+        Journal(tmp_path)
+    with pytest.raises(JournalError, match="schema 99"):
+        JournalReader(tmp_path)
+
+
+async def test_a_closed_journal_refuses(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    await journal.close()
+    with pytest.raises(JournalError, match="is closed"):
+        journal.check()
+
+
+def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="holds no journal"):
+        JournalReader(tmp_path)
+
+
+async def test_a_command_round_trips_through_the_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    await journal.durable(journal.append([PushTaskIds(tasks=())], [()], at_s=2.5))
+    with journal.reader() as reader:
+        (row,) = reader.records()
+    assert row.at_s == 2.5
+    await journal.close()

@@ -1,0 +1,67 @@
+import re
+
+from astraflow.dataflow.prometheus import prometheus_text
+from astraflow.types import FateCounts, Load, PolicyStatus, StatusReply, WorkerStatus
+
+_SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+
+
+def parse(text: str) -> dict[tuple[object, ...], float]:
+    """Samples by name and labels, as the format's grammar says; comment lines announce each family once."""
+    assert text.endswith("\n")
+    lines = text.splitlines()
+    kinds = [line.split()[2] for line in lines if line.startswith("# TYPE ")]
+    assert len(set(kinds)) == len(kinds)
+    samples: dict[tuple[object, ...], float] = {}
+    for line in lines:
+        if line.startswith("# "):
+            continue
+        match = _SAMPLE.fullmatch(line)
+        assert match, line
+        assert match[1] in kinds
+        labels = [
+            (key, re.sub(r"\\.", lambda m: _ESCAPES[m[0]], value))
+            for key, value in _LABEL.findall(match[2] or "")
+        ]
+        samples[match[1], *sorted(labels)] = float(match[3])
+    return samples
+
+
+def test_the_text_parses_and_holds_the_figures() -> None:
+    policy = PolicyStatus(
+        name="actor",
+        step=3,
+        num_steps=9,
+        newest_version=4,
+        durable_step=2,
+        epoch=1,
+        num_tickets=5,
+        max_tickets=8,
+        num_running_groups=2,
+        num_ready_groups=3,
+        groups_per_batch=4,
+        staleness_bound=2,
+        redone_steps=0,
+        fates=FateCounts(drawn=17, trained=12, live=5),
+    )
+    worker = WorkerStatus(
+        id='w".1',
+        name="w\n",
+        engine="torch",
+        hosts=("actor",),
+        num_leases=6,
+        load=Load(generated_tokens=1234),
+        last_seen_s=99.0,
+    )
+    status = StatusReply(
+        name="x", state="running", reason="", now_s=100.0, policies=(policy,), workers=(worker,), waits=()
+    )
+    samples = parse(prometheus_text(status, num_records=7))
+    assert samples["astraflow_policy_steps_total", ("policy", "actor")] == 3
+    assert samples["astraflow_policy_groups", ("fate", "trained"), ("policy", "actor")] == 12
+    assert samples["astraflow_worker_generated_tokens_total", ("id", 'w".1'), ("worker", "w\n")] == 1234
+    assert samples["astraflow_journal_records_total",] == 7
+    assert samples["astraflow_run_state", ("state", "running")] == 1
+    assert samples["astraflow_run_state", ("state", "failed")] == 0
