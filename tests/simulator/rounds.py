@@ -1,0 +1,105 @@
+"""Evaluation as the rules have it: which rounds are due, what they pin, what their records must say."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from astraflow.dataflow.core.commands import Command, LeaseIssued, PublishVersion
+from astraflow.dataflow.core.plan import RunPlan
+from astraflow.types import EvalRecord
+
+__all__ = ["Round", "Rounds"]
+
+
+@dataclass(slots=True)
+class Round:
+    """One set at pinned versions."""
+
+    policy: str
+    version: int
+    step: int
+    eval_set: str
+    pinned: dict[str, int]
+    opened_s: float
+    slots: dict[int, Any] = field(default_factory=dict[int, Any])
+    is_over: bool = False
+
+
+class Rounds:
+    """All rounds of a run, in the order in which they must open."""
+
+    def __init__(self, plan: RunPlan, problem: Callable[[str], None]) -> None:
+        self._plan, self._problem = plan, problem
+        self._rounds: list[Round] = []
+        self._due: list[tuple[str, int, int]] = []
+        self._evaluated = dict.fromkeys(plan.policies, -1)
+
+    def after(self, command: Command, now_s: float, newest: Mapping[str, int]) -> None:
+        """Opens what a publication makes due, once every policy has a version."""
+        if not isinstance(command, PublishVersion) or command.manifest.version != newest[command.policy]:
+            return
+        name, step = command.policy, command.step
+        num_steps, every = self._plan.policies[name].num_steps, self._plan.eval.every
+        if (step % every == 0 or step == num_steps) and step > self._evaluated[name]:
+            self._evaluated[name] = step
+            self._due.append((name, command.manifest.version, step))
+        if min(newest.values()) < 0:
+            return
+        for policy, version, done in self._due:
+            pinned = {**newest, policy: version}
+            for eval_set in self._plan.eval.sets:
+                self._rounds.append(Round(policy, version, done, eval_set, pinned, now_s))
+        self._due.clear()
+
+    def slot(self, round_id: int, episode_idx: int, make: Callable[[], Any]) -> Any:
+        """An episode of a round."""
+        round_ = self._rounds[round_id]
+        size = self._plan.eval.sets[round_.eval_set]
+        if not 0 <= episode_idx < size.num_tasks * size.samples:
+            self._problem(f"episode {episode_idx} of {round_}")
+        if episode_idx not in round_.slots:
+            round_.slots[episode_idx] = make()
+        return round_.slots[episode_idx]
+
+    def is_over(self, round_id: int) -> bool:
+        """Whether a round was reported."""
+        return self._rounds[round_id].is_over
+
+    def leased(self, event: LeaseIssued, served: Mapping[str, tuple[int, ...]]) -> None:
+        """A lease goes to a service that serves all that the round pins."""
+        round_ = self._rounds[event.group_id]
+        missing = {p: v for p, v in round_.pinned.items() if v not in served.get(p, ())}
+        if missing or round_.is_over:
+            self._problem(f"{event.lease_id} of {round_}: the service lacks {missing}")
+
+    def finished(self, record: EvalRecord, *, expired: bool) -> None:
+        """A round is reported, with exactly what it has."""
+        key = (record.policy, record.version, record.step, record.eval_set)
+        found = [r for r in self._rounds if (r.policy, r.version, r.step, r.eval_set) == key]
+        if len(found) != 1 or found[0].is_over:
+            self._problem(f"{record} of rounds {found}")
+        round_, size = found[0], self._plan.eval.sets[record.eval_set]
+        round_.is_over = True
+        num_slots = size.num_tasks * size.samples
+        good = {idx: slot.facts.score for idx, slot in round_.slots.items() if slot.winner}
+        num_failed = sum(slot.has_failed for slot in round_.slots.values())
+        if (record.num_tasks, record.num_samples, record.num_failed) != (
+            size.num_tasks, len(good), num_slots - len(good),
+        ):  # fmt: skip
+            self._problem(f"{record}: {len(good)} of {num_slots} episodes are good")
+        by_task: dict[int, list[float]] = {}
+        for idx, score in good.items():
+            by_task.setdefault(idx // size.samples, []).append(score)
+        means = [sum(scores) / len(scores) for scores in by_task.values()]
+        if abs(record.score_mean - (sum(means) / len(means) if means else 0.0)) > 1e-9:
+            self._problem(f"{record}: the scores are {by_task}")
+        if expired:
+            if record.at_s < round_.opened_s + self._plan.eval.deadline_s:
+                self._problem(f"{record} is cut off before its deadline")
+        elif len(good) + num_failed != num_slots:
+            self._problem(f"{record} is reported while episodes are open")
+
+    def check_done(self) -> None:
+        """At the end of a whole run: all that was due was reported."""
+        if self._due or any(not round_.is_over for round_ in self._rounds):
+            self._problem(f"rounds are missing: {self._due}, {[r for r in self._rounds if not r.is_over]}")

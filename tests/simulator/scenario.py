@@ -1,0 +1,129 @@
+"""What a seed stands for: policies and their tables, peers, and which faults come how often."""
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+from astraflow.dataflow.config import TableConfig
+from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from core_driver import make_table
+from simulator.clock import Network
+
+__all__ = ["HEARTBEAT_S", "LEASE_TIMEOUT_S", "POLL_S", "Scenario", "make_scenario"]
+
+HEARTBEAT_S, LEASE_TIMEOUT_S, POLL_S = 3.0, 8.0, 20.0
+_DEADLINE_S = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One simulated run."""
+
+    seed: int
+    plan: RunPlan
+    network: Network
+    num_workers: int
+    fault_every_s: float
+    """Mean time between kills, cuts and the like; infinity for none."""
+    faults_end_s: float
+    limit_s: float
+    """The run must be over by then: the slowest services do an episode in 4 s, and retries cost more."""
+    failure_frac: float
+    """Episodes that end in a failure while there are faults."""
+    idle_frac: float
+    """Trajectories in which a policy samples nothing."""
+    equal_frac: float
+    """Groups whose rewards are all equal."""
+    checkpoint_every: int
+    num_pushed: int
+    stop_at_s: float
+    """A person stops the run then; infinity for never."""
+
+    def __str__(self) -> str:
+        tables = ", ".join(
+            f"{name}: {p.num_steps} steps x {p.table.groups_per_batch} groups, {p.table.sampler.name}, "
+            f"staleness {p.table.max_staleness}, lag {p.table.engine_lag}, {p.table.max_failed} may fail"
+            for name, p in self.plan.policies.items()
+        )
+        return (
+            f"seed {self.seed}: groups of {self.plan.group_size}; {tables}; "
+            f"{self.plan.max_attempts} attempts, {self.num_workers} services, "
+            f"evaluation {dict(self.plan.eval.sets)}, {self.network}, "
+            f"a fault every {self.fault_every_s:.0f} s until {self.faults_end_s:.0f} s; over by "
+            f"{self.limit_s:.0f} s"
+        )
+
+
+@cache
+def _table(
+    group_size: int, groups: int, lag: int, slack: int, max_failed: int, sampler: str, *, is_filtered: bool
+) -> TableConfig:
+    return make_table(
+        group_size=group_size,
+        groups_per_batch=groups,
+        max_staleness=lag + slack,
+        engine_lag=lag,
+        max_failed=max_failed,
+        sampler={"name": sampler},
+        filters=[{"name": "zero_variance"}] if is_filtered else [],
+    )
+
+
+def make_scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(f"scenario {seed}")
+    group_size = rng.choice((1, 2, 2, 3))
+    is_filtered = group_size > 1 and rng.random() < 0.5
+    names = ("actor", "critic", "judge")[: rng.choice((1, 1, 2, 2, 3))]
+    policies = {
+        name: PolicyPlan(
+            table=_table(
+                group_size,
+                rng.randint(1, 3),
+                rng.randint(0, 2),
+                rng.randint(0, 2),
+                rng.randint(0, group_size - 1),
+                rng.choice(("fifo", "sweep")),
+                is_filtered=is_filtered,
+            ),
+            num_steps=rng.randint(2, 5),
+        )
+        for name in names
+    }
+    sets = {
+        f"held{n}": EvalSetPlan(rng.randint(1, 2), rng.randint(1, 2)) for n in range(rng.choice((0, 0, 1, 2)))
+    }
+    num_episodes = sum(
+        plan.num_steps
+        * (plan.table.groups_per_batch * group_size + sum(s.num_tasks * s.samples for s in sets.values()))
+        for plan in policies.values()
+    )
+    trouble = rng.choice((0.0, 0.3, 1.0, 1.0, 2.0))
+    faults_end_s = rng.uniform(30.0, 120.0) if trouble else 0.0
+    sources = {"train": rng.randint(3, 30), "more": rng.randint(0, 5)}
+    equal_frac = (1.0 if rng.random() < 0.05 else 0.2) if is_filtered else 0.0
+    if equal_frac == 1.0:
+        num_episodes += 3 * group_size * sum(sources.values())  # Two passes over the tasks in vain end it.
+    return Scenario(
+        seed=seed,
+        plan=RunPlan(
+            seed=seed,
+            group_size=group_size,
+            policies=policies,
+            sources=sources,
+            curators=(),
+            eval=EvalPlan(sets=sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S),
+            max_attempts=rng.choice((1, 2, 3, 3, 5)),
+        ),
+        network=Network(*(trouble * rng.choice((0.0, 0.03, 0.1)) for _ in range(3))),
+        num_workers=rng.randint(1, 3),
+        fault_every_s=rng.uniform(4.0, 20.0) / trouble if trouble else float("inf"),
+        faults_end_s=faults_end_s,
+        limit_s=faults_end_s + 150.0 + 9.0 * num_episodes,
+        failure_frac=rng.choice((0.0, 0.05, 0.2)),
+        idle_frac=rng.choice((0.0, 0.1)),
+        equal_frac=equal_frac,
+        checkpoint_every=rng.randint(1, 3),
+        num_pushed=rng.choice((0, 0, 3)),
+        stop_at_s=rng.uniform(5.0, 60.0) if rng.random() < 0.03 else float("inf"),
+    )
