@@ -1,0 +1,23 @@
+"""Credit `group_relative`: reward minus the mean of the group, by role (GRPO, arXiv:2402.03300)."""
+
+import numpy as np
+
+from astraflow.algorithms.relative import Scale, by_role, relative
+from astraflow.protocols import GroupFacts
+
+__all__ = ["group_relative"]
+
+
+def group_relative(facts: GroupFacts, *, scale: Scale = "std", epsilon: float = 1e-6) -> tuple[float, ...]:
+    """One advantage a trajectory, among the trajectories of its role in the group.
+
+    `std`:            A_i = (r_i - mean(r)) / (s + epsilon),  s = sqrt(sum_j (r_j - mean(r))^2 / (n - 1))
+    `population_std`: the same with n instead of n - 1
+    `none`:           A_i = r_i - mean(r)                     (Dr. GRPO, arXiv:2503.20783)
+
+    A role with a single trajectory has nothing to compare with: its advantage is 0.
+    """
+    advantages_N = np.zeros(len(facts.trajectories))
+    for members, rewards in by_role(facts):
+        advantages_N[members] = relative(rewards, scale=scale, epsilon=epsilon)
+    return tuple(advantages_N.tolist())

@@ -1,0 +1,92 @@
+"""What is multiplied into a policy loss or added to it: corrections for the gap between behavior and proximal
+policy, the KL penalty, the entropy bonus. Pure functions of per-token columns.
+
+Legend: T trained tokens.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from astraflow.losses.policy import LossInputs, LossOutput, needed
+from astraflow.losses.ratio import kl_k1, kl_k2, kl_k3, sequence_sums
+
+__all__ = [
+    "CORRECTIONS",
+    "KL_ESTIMATORS",
+    "Correction",
+    "Level",
+    "corrected",
+    "masked_weights",
+    "truncated_weights",
+    "with_entropy_bonus",
+    "with_kl_penalty",
+]
+
+Level = Literal["token", "sequence"]
+Correction = Callable[[LossInputs], Tensor]
+"""From columns to weights [T] without gradient."""
+
+
+def truncated_weights(inputs: LossInputs, *, level: Level, max_weight: float) -> Tensor:
+    """min(w_t, max_weight), [T]; w_t = exp(proximal - behavior), or its product over the token's sequence.
+
+    No gradient. Source: truncated importance sampling, Yao et al. 2025, "Your efficient RL framework secretly
+    brings you off-policy RL training" (token level).
+    """
+    return _weights(inputs, level).clamp(max=max_weight)
+
+
+def masked_weights(inputs: LossInputs, *, level: Level, min_weight: float, max_weight: float) -> Tensor:
+    """w_t where min_weight <= w_t <= max_weight, else 0, [T]; w_t as in `truncated_weights`.
+
+    No gradient. Source: masked importance sampling, Liu et al. 2025, "When speed kills stability" (sequence
+    level); token level with two bounds: IcePop of Ling team 2025 (arXiv:2510.18855).
+    """
+    weights = _weights(inputs, level)
+    return torch.where((weights < min_weight) | (weights > max_weight), 0.0, weights)
+
+
+def _weights(inputs: LossInputs, level: Level) -> Tensor:
+    log_weights = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
+    if level == "sequence":
+        log_weights = sequence_sums(log_weights, needed(inputs.sequence_idx, "sequence_idx"))
+    return torch.exp(log_weights)
+
+
+def corrected(output: LossOutput, weights: Tensor) -> LossOutput:
+    """The loss times the weights, which are reported with the share that is 0."""
+    return LossOutput(
+        per_token=output.per_token * weights,
+        metrics={**output.metrics, "correction_mean": weights, "masked_frac": weights == 0},
+    )
+
+
+def with_kl_penalty(
+    output: LossOutput, inputs: LossInputs, *, estimator: Literal["k1", "k2", "k3"], coef: float
+) -> LossOutput:
+    """loss_t + coef * estimate_t of KL(current || reference).
+
+    Differentiated on tokens at hand, k2 gives the gradient of that KL on average, k3 that of the KL the other
+    way round, and k1 none at all (only noise): in a loss prefer k2 or k3.
+    Source: Schulman 2020, "Approximating KL divergence"; k3 in the loss: arXiv:2402.03300, eq. 3 and 4.
+    Raises: ConfigError without `reference_logprobs`.
+    """
+    reference = needed(inputs.reference_logprobs, "reference_logprobs")
+    penalty = coef * KL_ESTIMATORS[estimator](inputs.logprobs, reference)
+    return LossOutput(per_token=output.per_token + penalty, metrics=output.metrics)
+
+
+def with_entropy_bonus(output: LossOutput, inputs: LossInputs, *, coef: float) -> LossOutput:
+    """loss_t - coef * entropies_t. Raises: ConfigError without `entropies`.
+
+    Source: Williams and Peng 1991; as a term of the loss: arXiv:1707.06347, eq. 9.
+    """
+    bonus = coef * needed(inputs.entropies, "entropies")
+    return LossOutput(per_token=output.per_token - bonus, metrics=output.metrics)
+
+
+CORRECTIONS: dict[str, Callable[..., Tensor]] = {"truncated": truncated_weights, "masked": masked_weights}
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}

@@ -1,0 +1,284 @@
+"""Policy losses: pure functions from per-token columns to a per-token loss.
+
+Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its statistics). A loss sees
+trained tokens only; the caller sums its `per_token` and divides by the denominator that the recipe names,
+over the whole minibatch, whatever the cut into microbatches. A sequence (the trained tokens of one sample) is
+never cut. A loss that needs a number over the whole minibatch declares a statistics function; the caller runs
+it on a pass without gradients and hands the result in as `LossInputs.statistics`.
+
+Ratios are against the proximal policy, the model at the step's start, unless a docstring says otherwise. What
+lies between behavior and proximal policy (staleness, another engine's arithmetic) is corrected by a factor of
+its own (`losses.auxiliary`), or by losses whose ratio is against the behavior policy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from astraflow.errors import ConfigError, ShapeError
+from astraflow.losses.ratio import importance_ratio, sequence_means
+
+__all__ = [
+    "LossInputs",
+    "LossOutput",
+    "cispo",
+    "clipped_surrogate",
+    "decoupled_ppo",
+    "decoupled_ppo_approx",
+    "distill",
+    "grpo",
+    "gspo",
+    "needed",
+    "ppo",
+    "reinforce",
+    "sapo",
+    "sft",
+    "statistic",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a loss may know of its tokens; every column is [T], float32 unless it says otherwise.
+
+    Example: `LossInputs(logprobs=x, proximal_logprobs=x.detach(), behavior_logprobs=b, advantages=a)`.
+    Raises: ShapeError if the columns differ in length.
+    """
+
+    logprobs: Tensor
+    """Of the model being updated; this and `entropies` are the only columns with a gradient."""
+    proximal_logprobs: Tensor
+    """Of the model at the step's start."""
+    behavior_logprobs: Tensor
+    """Recorded by the engine that sampled the tokens."""
+    advantages: Tensor
+    sequence_idx: Tensor | None = None
+    """int64; which of the sequences at hand the token belongs to, counted from 0."""
+    staleness: Tensor | None = None
+    """Trainer version at the take minus the version that sampled the token."""
+    entropies: Tensor | None = None
+    """Of the distributions that the tokens were predicted by, nats; where the recipe has an entropy bonus."""
+    reference_logprobs: Tensor | None = None
+    """Of a frozen model, where the recipe has a KL penalty."""
+    teacher_logprobs: Tensor | None = None
+    """Of a teacher, where the trajectories or the recipe have one."""
+    statistics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Scalars of the loss's statistics function over the whole minibatch."""
+
+    def __post_init__(self) -> None:
+        always = (self.logprobs, self.proximal_logprobs, self.behavior_logprobs, self.advantages)
+        optional = (
+            self.sequence_idx, self.staleness, self.entropies, self.reference_logprobs, self.teacher_logprobs
+        )  # fmt: skip
+        shapes = [tuple(c.shape) for c in (*always, *(c for c in optional if c is not None))]
+        if self.logprobs.ndim != 1 or len(set(shapes)) > 1:
+            raise ShapeError(f"loss inputs must share one shape [T]; got {shapes} in the order of the fields")
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """The loss of each token, and further per-token columns whose mean over the minibatch is reported."""
+
+    per_token: Tensor
+    """[T], with gradient."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """[T] each; numbers or booleans."""
+
+
+# --- plain and clipped policy gradient ------------------------------------------------------------
+
+
+def reinforce(inputs: LossInputs) -> LossOutput:
+    """loss_t = -A_t * logprobs_t: plain policy gradient, right for data of the current policy only.
+
+    Shapes: all [T]. Gradient: through `logprobs`.
+    Source: Williams 1992, "Simple statistical gradient-following algorithms", section 4.
+    """
+    return LossOutput(per_token=-inputs.advantages * inputs.logprobs)
+
+
+def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
+    """Clipped surrogate with separate bounds; `dapo` and `dr_grpo` are this with their own defaults.
+
+    ratio_t = exp(logprobs_t - proximal_logprobs_t)
+    loss_t = -min(ratio_t * A_t, clip(ratio_t, 1 - clip_low, 1 + clip_high) * A_t)
+
+    Shapes: all [T]. Gradient: through `logprobs` only.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; for groups: Shao et al. 2024 (arXiv:2402.03300),
+    eq. 3; separate bounds: Yu et al. 2025 (arXiv:2503.14476), section 3.1. What tells the three apart lies
+    outside of the loss, in credit and denominator.
+    """
+    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
+    return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
+
+
+def ppo(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: float) -> LossOutput:
+    """`grpo`, whose loss moreover is at most `dual_clip` * |A_t| where A_t < 0 (0: no such bound).
+
+    loss_t = -max(surrogate_t, dual_clip * A_t) where A_t < 0, else -surrogate_t
+
+    Shapes: all [T]. Gradient: through `logprobs` only; none where the bound holds.
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; dual clip: Ye et al. 2020 (arXiv:1912.09729).
+    """
+    output = grpo(inputs, clip_low=clip_low, clip_high=clip_high)
+    if dual_clip == 0:
+        return output
+    bound = -dual_clip * inputs.advantages
+    is_bounded = (inputs.advantages < 0) & (output.per_token > bound)
+    return LossOutput(
+        per_token=torch.where(is_bounded, bound, output.per_token),
+        metrics={**output.metrics, "dual_clip_frac": is_bounded},
+    )
+
+
+def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
+    """Clipped surrogate whose ratio is that of the whole sequence, per token (geometric mean).
+
+    log s_t = sg(mean of log ratio over the sequence) + logprobs_t - sg(logprobs_t)
+    loss_t = -min(s_t * A_t, clip(s_t, 1 - clip_low, 1 + clip_high) * A_t)
+
+    With the denominator `sequence_means` and one advantage a sequence its gradient is that of the sequence
+    form. Shapes: all [T]. Gradient: through `logprobs`, on the token's own. Raises: ConfigError without
+    `sequence_idx`.
+    Source: Zheng et al. 2025 (arXiv:2507.18071), section 4.3 (GSPO-token); bounds: section 5.1.
+    """
+    log_ratio = (inputs.logprobs - inputs.proximal_logprobs).detach()
+    mean = sequence_means(log_ratio, needed(inputs.sequence_idx, "sequence_idx"))
+    ratio = torch.exp(mean + inputs.logprobs - inputs.logprobs.detach())
+    return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
+
+
+def cispo(inputs: LossInputs, *, max_ratio: float) -> LossOutput:
+    """Policy gradient under a truncated importance weight: every token keeps a gradient.
+
+    loss_t = -sg(min(ratio_t, max_ratio)) * A_t * logprobs_t
+
+    Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
+    Source: MiniMax-M1 (arXiv:2506.13585), section 3.1, whose lower bound is left out as there.
+    """
+    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs).detach()
+    weight = ratio.clamp(max=max_ratio)
+    return LossOutput(
+        per_token=-weight * inputs.advantages * inputs.logprobs, metrics={"clip_frac": ratio > weight}
+    )
+
+
+def sapo(inputs: LossInputs, *, temperature_positive: float, temperature_negative: float) -> LossOutput:
+    """A soft gate instead of a clip: the gradient fades smoothly as the ratio leaves 1.
+
+    loss_t = -A_t * 4 / tau_t * sigmoid(tau_t * (ratio_t - 1)), tau_t by the sign of A_t
+
+    Shapes: all [T]. Gradient: through `logprobs`; of weight 1 at ratio 1.
+    Source: Gao et al. 2025, "Soft adaptive policy optimization" (arXiv:2511.20347), the method's section.
+    """
+    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
+    tau = torch.where(inputs.advantages > 0, temperature_positive, temperature_negative)
+    return LossOutput(per_token=-inputs.advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1)))
+
+
+# --- data of an older policy ----------------------------------------------------------------------
+
+
+def decoupled_ppo(
+    inputs: LossInputs, *, clip_low: float, clip_high: float, max_behavior_ratio: float
+) -> LossOutput:
+    """`grpo`, weighed by how much the proximal policy prefers the token over the behavior policy.
+
+    behavior_ratio_t = exp(proximal_logprobs_t - behavior_logprobs_t)
+    loss_t = behavior_ratio_t * loss_t of `grpo` where behavior_ratio_t <= max_behavior_ratio, else 0
+
+    Shapes: all [T]. Gradient: through `logprobs` only.
+    Source: Hilton et al. 2021 (arXiv:2110.00641), the decoupled objective; for language models, with the
+    proximal policy recomputed at the step's start: Fu et al. 2025 (arXiv:2505.24298), section 5.2.
+    """
+    output = grpo(inputs, clip_low=clip_low, clip_high=clip_high)
+    weight = importance_ratio(inputs.proximal_logprobs, inputs.behavior_logprobs)
+    is_dropped = weight > max_behavior_ratio
+    return LossOutput(
+        per_token=torch.where(is_dropped, 0.0, weight) * output.per_token,
+        metrics={**output.metrics, "masked_frac": is_dropped},
+    )
+
+
+def decoupled_ppo_approx(
+    inputs: LossInputs, *, clip_low: float, clip_high: float, max_behavior_ratio: float
+) -> LossOutput:
+    """`decoupled_ppo` without a pass for the proximal logprobs, which it interpolates.
+
+    share_t = 1 / staleness_t, or 0 where staleness_t is 0
+    proximal_t = share_t * behavior_logprobs_t + (1 - share_t) * sg(logprobs_t)
+
+    Shapes: all [T]. Gradient: through `logprobs` only. Raises: ConfigError without `staleness`.
+    Source: "A-3PO" (arXiv:2512.06547), the staleness-aware interpolation.
+    """
+    staleness = needed(inputs.staleness, "staleness")
+    share = torch.where(staleness > 0, 1 / staleness.clamp(min=1), 0.0)
+    proximal = torch.lerp(inputs.logprobs.detach(), inputs.behavior_logprobs, share)
+    return decoupled_ppo(
+        replace(inputs, proximal_logprobs=proximal),
+        clip_low=clip_low, clip_high=clip_high, max_behavior_ratio=max_behavior_ratio,
+    )  # fmt: skip
+
+
+# --- other models and other data ------------------------------------------------------------------
+
+
+def distill(inputs: LossInputs, *, advantage_coef: float) -> LossOutput:
+    """On-policy distillation: policy gradient of the reverse KL to a teacher, token by token.
+
+    gap_t = teacher_logprobs_t - sg(logprobs_t)
+    loss_t = -ratio_t * (gap_t + advantage_coef * A_t)
+
+    Shapes: all [T]. Gradient: through `logprobs`. Raises: ConfigError without `teacher_logprobs`.
+    Source: Agarwal et al. 2023 (arXiv:2306.13649) and Gu et al. 2023 (arXiv:2306.08543), reverse KL on the
+    student's own samples; as a per-token reward: Lu 2025, "On-policy distillation" (Thinking Machines Lab).
+    """
+    gap = needed(inputs.teacher_logprobs, "teacher_logprobs") - inputs.logprobs.detach()
+    ratio = importance_ratio(inputs.logprobs, inputs.proximal_logprobs)
+    return LossOutput(
+        per_token=-ratio * (gap + advantage_coef * inputs.advantages), metrics={"teacher_kl": -gap}
+    )
+
+
+def sft(inputs: LossInputs, *, positive_only: bool) -> LossOutput:
+    """loss_t = -logprobs_t: maximum likelihood of the tokens; `positive_only`: of those with A_t > 0, else 0.
+
+    Shapes: all [T]. Gradient: through `logprobs`. Source: cross-entropy; on the policy's own right answers:
+    rejection-sampling fine-tuning, Yuan et al. 2023 (arXiv:2308.01825).
+    """
+    if not positive_only:
+        return LossOutput(per_token=-inputs.logprobs)
+    is_kept = inputs.advantages > 0
+    return LossOutput(torch.where(is_kept, -inputs.logprobs, 0.0), metrics={"masked_frac": ~is_kept})
+
+
+# --- what losses are made of ----------------------------------------------------------------------
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clipped_ratio: Tensor) -> LossOutput:
+    """-min(ratio * A, clipped_ratio * A), [T], and where the clip holds."""
+    plain, clipped = ratio * advantages, clipped_ratio * advantages
+    return LossOutput(per_token=-torch.min(plain, clipped), metrics={"clip_frac": clipped < plain})
+
+
+def needed(column: Tensor | None, name: str) -> Tensor:
+    """The column. Raises: ConfigError where it is absent."""
+    if column is None:
+        raise ConfigError(f"the loss needs LossInputs.{name}, which is absent here{_HINTS.get(name, '')}")
+    return column
+
+
+_HINTS = {
+    "teacher_logprobs": "; name a teacher's model folder in train.auxiliary.teacher, or record a stream "
+    '"teacher_logprobs" with every trajectory',
+    "reference_logprobs": "; set train.auxiliary.kl.coef above 0",
+}
+
+
+def statistic(inputs: LossInputs, name: str, source: str) -> Tensor:
+    """A number over the whole minibatch. Raises: ConfigError naming its `source` where it is absent."""
+    if name not in inputs.statistics:
+        raise ConfigError(f"LossInputs.statistics lacks {name!r}; pass the result of {source}")
+    return inputs.statistics[name]

@@ -1,0 +1,215 @@
+"""Advantages, shaped rewards and normalised batches against numbers worked by hand."""
+
+import dataclasses
+
+import pytest
+
+from astraflow.algorithms.gigpo import gigpo
+from astraflow.algorithms.group_relative import group_relative
+from astraflow.algorithms.max_rl import max_rl
+from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
+from astraflow.algorithms.rloo import rloo
+from astraflow.algorithms.shaping import length_reward, overlong
+from astraflow.algorithms.turn_discount import turn_discount
+from astraflow.dataflow.core.commands import PayloadRef, SampleView
+from astraflow.dataflow.core.normalize import normalized
+from astraflow.dataflow.core.state import ReadyGroup
+from astraflow.protocols import GroupFacts, TrajectoryFacts
+
+
+def make_group(*rewards: float, roles: tuple[str, ...] = ()) -> GroupFacts:
+    """One trajectory a reward; all of role `actor` unless roles are given."""
+    return GroupFacts(
+        policy="actor",
+        group_id=0,
+        trajectories=tuple(
+            TrajectoryFacts(
+                episode_idx=idx,
+                role=roles[idx] if roles else "actor",
+                reward=reward,
+                turn_rewards=(reward,),
+                turn_spans=((0, 1),),
+                num_tokens=1,
+                num_trained_tokens=1,
+                is_truncated=False,
+            )
+            for idx, reward in enumerate(rewards)
+        ),
+    )
+
+
+def test_one_right_of_four_divides_by_the_sample_deviation():
+    # mean 1/4; squares 9/16 + 3 * 1/16 = 3/4; variance (n - 1) 1/4; deviation 1/2.
+    advantages = group_relative(make_group(1.0, 0.0, 0.0, 0.0), scale="std", epsilon=1e-12)
+    assert advantages == pytest.approx((1.5, -0.5, -0.5, -0.5))
+
+
+def test_two_of_two_differ_by_the_root_of_two():
+    # mean 1/2; variance (n - 1) 1/2; 0.5 / sqrt(0.5) = sqrt(0.5).
+    advantages = group_relative(make_group(1.0, 0.0), scale="std", epsilon=1e-12)
+    assert advantages == pytest.approx((0.7071067811865476, -0.7071067811865476))
+
+
+def test_epsilon_is_added_to_the_deviation():
+    # 0.5 / (sqrt(0.5) + 0.5) = 0.41421...
+    assert group_relative(make_group(1.0, 0.0), epsilon=0.5)[0] == pytest.approx(0.41421356237)
+
+
+def test_unscaled_advantages_are_the_distance_from_the_mean():
+    assert group_relative(make_group(3.0, 1.0, 2.0, -2.0), scale="none") == pytest.approx(
+        (2.0, 0.0, 1.0, -3.0)
+    )
+
+
+def test_equal_rewards_give_no_advantage():
+    assert group_relative(make_group(1.0, 1.0, 1.0)) == (0.0, 0.0, 0.0)
+
+
+def test_roles_are_compared_with_themselves_only():
+    # solver: rewards 1 and 0; verifier: rewards 10 and 20, deviation sqrt(50).
+    group = make_group(1.0, 10.0, 0.0, 20.0, roles=("solver", "verifier", "solver", "verifier"))
+    root = 0.7071067811865476
+    assert group_relative(group, epsilon=1e-12) == pytest.approx((root, -root, -root, root))
+
+
+def test_a_role_with_one_trajectory_has_nothing_to_compare_with():
+    group = make_group(1.0, 0.0, 7.0, roles=("solver", "solver", "judge"))
+    assert group_relative(group, scale="none") == pytest.approx((0.5, -0.5, 0.0))
+
+
+def test_the_population_deviation_divides_by_n():
+    # mean 1/4, mean square 3/16, deviation sqrt(3)/4: 3/4 over it is sqrt(3).
+    advantages = group_relative(make_group(1.0, 0.0, 0.0, 0.0), scale="population_std", epsilon=1e-12)
+    assert advantages == pytest.approx((3**0.5, *(-(3**-0.5),) * 3))
+
+
+def test_leave_one_out_subtracts_the_mean_of_the_others():
+    # 1 - 0; 0 - 1/3 three times.
+    assert rloo(make_group(1.0, 0.0, 0.0, 0.0)) == pytest.approx((1.0, -1 / 3, -1 / 3, -1 / 3))
+    group = make_group(1.0, 5.0, 0.0, roles=("solver", "judge", "solver"))
+    assert rloo(group) == pytest.approx((1.0, 0.0, -1.0))
+
+
+def test_max_rl_divides_by_the_pass_rate():
+    # mean 1/4: (1 - 1/4) / (1/4) = 3, -1/4 / (1/4) = -1; nothing where nobody is right.
+    assert max_rl(make_group(1.0, 0.0, 0.0, 0.0), epsilon=1e-12) == pytest.approx((3.0, -1.0, -1.0, -1.0))
+    assert max_rl(make_group(1.0, 1.0)) == (0.0, 0.0)
+    assert max_rl(make_group(0.0, 0.0)) == (0.0, 0.0)
+
+
+def test_reinforce_plus_plus_leaves_normalising_to_the_batch():
+    assert reinforce_plus_plus(make_group(1.0, 0.0)) == (1.0, 0.0)
+    assert reinforce_plus_plus(make_group(1.0, 0.0), baseline="group") == (0.5, -0.5)
+
+
+def make_turns(*turns: tuple[tuple[float, ...], tuple[int, ...]], extra: float = 0.0) -> GroupFacts:
+    """One trajectory each of (turn rewards, state keys); `extra` is rewarded to the whole of each."""
+    return GroupFacts(
+        policy="actor",
+        group_id=0,
+        trajectories=tuple(
+            TrajectoryFacts(
+                episode_idx=idx,
+                role="actor",
+                reward=sum(rewards) + extra,
+                turn_rewards=rewards,
+                turn_spans=((0, 1),) * len(rewards),
+                num_tokens=9,
+                num_trained_tokens=1,
+                is_truncated=False,
+                state_keys=keys,
+            )
+            for idx, (rewards, keys) in enumerate(turns)
+        ),
+    )
+
+
+def test_turns_are_credited_with_what_followed_them():
+    # Returns at discount 1/2: 0 + 1/2 = 1/2, 1; 0. Mean 1/2.
+    group = make_turns(((0.0, 1.0), ()), ((0.0,), ()))
+    first, second = turn_discount(group, discount=0.5, scale="none")
+    assert (*first, *second) == pytest.approx((0.0, 0.5, -0.5))
+
+
+def test_a_reward_of_the_whole_trajectory_counts_for_its_last_turn():
+    # Returns 1/2 and 1 for the first, 1 for the second; mean 5/6.
+    group = make_turns(((0.0, 0.0), ()), ((0.0,), ()), extra=1.0)
+    first, second = turn_discount(group, discount=0.5, scale="none")
+    assert (*first, *second) == pytest.approx((-1 / 3, 1 / 6, 1 / 6))
+
+
+def test_gigpo_adds_the_comparison_of_turns_that_saw_the_same_state():
+    # Episodes: rewards 1 and 0, so +1/2 and -1/2. States: 7 is seen by both (returns 1/2 and 0, mean 1/4:
+    # +1/4 and -1/4); 8 and 9 by one each, which says nothing.
+    group = make_turns(((0.0, 1.0), (7, 8)), ((0.0, 0.0), (7, 9)))
+    first, second = gigpo(group, discount=0.5, step_weight=2.0, scale="none")
+    assert (*first, *second) == pytest.approx((1.0, 0.5, -1.0, -0.5))
+
+
+def make_lengths(*pairs: tuple[float, int]) -> GroupFacts:
+    """One trajectory each of (reward, trained tokens)."""
+    group = make_group(*(reward for reward, _ in pairs))
+    changed = zip(group.trajectories, pairs, strict=True)
+    return GroupFacts(
+        "actor", 0, tuple(dataclasses.replace(t, num_trained_tokens=n) for t, (_, n) in changed)
+    )
+
+
+def test_overlong_punishes_linearly_within_the_cache():
+    group = make_lengths((1.0, 60), (1.0, 80), (0.0, 90), (1.0, 100), (1.0, 500))
+    shaped = overlong(group, max_tokens=100, cache_tokens=40)
+    assert shaped == pytest.approx((1.0, 0.5, -0.75, 0.0, 0.0))
+
+
+def test_the_length_reward_prefers_the_short_ones_and_never_rewards_the_wrong():
+    # Lengths 10 to 30: 1/2, 0, -1/2; the wrong ones keep only the malus.
+    group = make_lengths((1.0, 10), (1.0, 30), (0.0, 10), (0.0, 30), (1.0, 20))
+    assert length_reward(group, weight=0.2) == pytest.approx((1.1, 0.9, 0.0, -0.1, 1.0))
+    assert length_reward(make_lengths((1.0, 5), (0.0, 5))) == (1.0, 0.0)
+
+
+def make_ready(*advantages: tuple[float, int]) -> ReadyGroup:
+    """One sample each of (advantage, trained tokens)."""
+    samples = tuple(
+        SampleView(
+            group_id=0,
+            episode_idx=idx,
+            task_id="",
+            payload=PayloadRef(0, 0, 0),
+            advantages=((0, num, value),),
+            num_tokens=num,
+        )
+        for idx, (value, num) in enumerate(advantages)
+    )
+    return ReadyGroup(
+        group_id=0,
+        samples=samples,
+        oldest_version=0,
+        num_tokens=sum(n for _, n in advantages),
+        num_trained_tokens=sum(n for _, n in advantages),
+        advantage_sum=sum(a * n for a, n in advantages),
+        advantage_square_sum=sum(a * a * n for a, n in advantages),
+        reward_sum=0.0,
+    )
+
+
+def values_of(groups: list[ReadyGroup]) -> list[float]:
+    return [value for g in groups for s in g.samples for _, _, value in s.advantages]
+
+
+def test_a_batch_is_whitened_over_its_tokens():
+    # Three tokens of 1 and one of -3: mean 0, mean square 3. With 4 instead of 1 and 0: shifted by 3.
+    groups = [make_ready((4.0, 1), (4.0, 2)), make_ready((0.0, 1))]
+    whitened = normalized(groups, "whiten")
+    assert values_of(whitened) == pytest.approx([3**-0.5, 3**-0.5, -(3**0.5)], rel=1e-5)
+    assert sum(g.advantage_sum for g in whitened) == pytest.approx(0.0, abs=1e-9)
+    assert sum(g.advantage_square_sum for g in whitened) == pytest.approx(4.0, rel=1e-5)
+
+
+def test_scaling_keeps_the_signs_and_the_groups_given():
+    groups = [make_ready((1.0, 1), (-2.0, 2))]
+    # Mean square 9 / 3.
+    assert values_of(normalized(groups, "scale")) == pytest.approx([3**-0.5, -2 * 3**-0.5], rel=1e-5)
+    assert values_of(groups) == [1.0, -2.0]
+    assert normalized(groups, "none") == groups
+    assert values_of(normalized([make_ready((0.0, 3))], "whiten")) == [0.0]

@@ -1,0 +1,125 @@
+"""From a recipe's loss to a function."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from astraflow.config import Config, Use
+from astraflow.errors import ConfigError
+from astraflow.losses.auxiliary import CORRECTIONS
+from astraflow.losses.config import (
+    AuxiliaryConfig,
+    GrpoLossConfig,
+    LossConfig,
+    M2poLossConfig,
+    MaskedCorrectionConfig,
+    TruncatedCorrectionConfig,
+)
+from astraflow.losses.factory import LOSSES, STATISTICS, make_loss
+from astraflow.losses.policy import LossInputs, LossOutput
+
+CONFIGS = {c.model_fields["name"].default: c for c in get_args(get_args(LossConfig)[0]) if c is not Use}
+
+
+def make_inputs() -> LossInputs:
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    return LossInputs(logprobs=zeros, proximal_logprobs=zeros, behavior_logprobs=zeros, advantages=ones)
+
+
+def keyword_names(function: Any) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+class Halved:
+    """A loss of a user's own with statistics."""
+
+    def __call__(self, inputs: LossInputs, *, share: float) -> LossOutput:
+        return LossOutput(per_token=-inputs.advantages * share * inputs.statistics["total"])
+
+    def statistics(self, inputs: LossInputs, /, *, share: float) -> Mapping[str, Tensor]:
+        return {"total": inputs.advantages.sum() * share}
+
+
+halved = Halved()
+
+
+def weighed(inputs: LossInputs, *, weight: float) -> Tensor:
+    """A correction of a user's own."""
+    return torch.full_like(inputs.advantages, weight)
+
+
+def test_every_loss_has_a_config_and_no_config_lacks_its_loss() -> None:
+    assert set(LOSSES) == set(CONFIGS)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_fields_of_a_config_are_exactly_the_keyword_arguments(name: str) -> None:
+    assert set(CONFIGS[name].model_fields) - {"name"} == keyword_names(LOSSES[name])
+
+
+@pytest.mark.parametrize("name", sorted(STATISTICS))
+def test_statistics_take_the_arguments_of_their_loss(name: str) -> None:
+    assert keyword_names(STATISTICS[name]) == keyword_names(LOSSES[name])
+
+
+def test_arguments_of_the_recipe_reach_the_loss() -> None:
+    wide = make_loss(GrpoLossConfig(clip_low=0.9, clip_high=9.0))
+    narrow = make_loss(GrpoLossConfig(clip_low=0.1, clip_high=0.1))
+    inputs = LossInputs(
+        logprobs=torch.ones(1), proximal_logprobs=torch.zeros(1), behavior_logprobs=torch.zeros(1),
+        advantages=torch.ones(1),
+    )  # fmt: skip
+    assert float(wide.function(inputs).per_token) == pytest.approx(-2.71828, rel=1e-4)
+    assert float(narrow.function(inputs).per_token) == pytest.approx(-1.1)
+    assert narrow.statistics is None
+
+
+def test_a_loss_with_statistics_gets_both_parts() -> None:
+    assert make_loss(M2poLossConfig()).statistics is not None
+
+
+def test_a_loss_of_the_users_own_is_called_with_its_arguments() -> None:
+    loss = make_loss(Use(use=f"{__name__}:halved", args={"share": 0.5}))
+    assert loss.statistics is not None
+    inputs = make_inputs()
+    total = loss.statistics(inputs)
+    assert float(total["total"]) == 1.0
+    with_total = LossInputs(
+        logprobs=inputs.logprobs, proximal_logprobs=inputs.logprobs, behavior_logprobs=inputs.logprobs,
+        advantages=inputs.advantages, statistics=total,
+    )  # fmt: skip
+    assert loss.function(with_total).per_token.tolist() == [-0.5, -0.5]
+
+
+def test_an_unknown_argument_of_the_users_own_loss_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sahre"):
+        make_loss(Use(use=f"{__name__}:make_inputs", args={"sahre": 1}))
+
+
+def test_a_loss_that_is_no_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="CONFIGS"):
+        make_loss(Use(use=f"{__name__}:CONFIGS"))
+
+
+def test_a_correction_of_a_loss_that_has_its_own_is_refused() -> None:
+    auxiliary = AuxiliaryConfig(correction=TruncatedCorrectionConfig())
+    with pytest.raises(ConfigError, match="m2po weighs against the behavior policy itself"):
+        make_loss(M2poLossConfig(), auxiliary)
+    assert make_loss(GrpoLossConfig(), auxiliary).statistics is None
+
+
+@pytest.mark.parametrize("config", [TruncatedCorrectionConfig, MaskedCorrectionConfig])
+def test_fields_of_a_correction_are_exactly_the_keyword_arguments(config: type[Config]) -> None:
+    function = CORRECTIONS[config.model_fields["name"].default]
+    assert set(config.model_fields) - {"name"} == keyword_names(function)
+
+
+def test_a_correction_of_the_users_own_multiplies_the_loss() -> None:
+    use = Use(use=f"{__name__}:weighed", args={"weight": 3.0})
+    loss = make_loss(GrpoLossConfig(), AuxiliaryConfig(correction=use))
+    assert loss.function(make_inputs()).per_token.tolist() == [-3.0, -3.0]
