@@ -1,0 +1,248 @@
+"""Content-addressed chunk files and the manifests that name them, in one folder.
+
+    chunks/HASH                 bytes of one chunk
+    manifests/POLICY/N.json     manifest of a version, without sources
+    incoming/POLICY/            where trainers leave what they hand over (not the store's own)
+    lock                        held by the one process that owns the folder
+
+Invariants: a file under its final name is whole and durable (written aside, fsync, renamed); a manifest
+appears after all its chunks; a chunk stays while a manifest, or a publication in progress, counts on it.
+Opening the folder restores this state: what a crash left half-done is removed. All methods block; call them
+from an executor. They may be called from several threads.
+"""
+
+import fcntl
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import msgspec
+
+from astraflow import wire
+from astraflow.errors import ConfigError, WireError
+from astraflow.types import Chunk, FileInfo, Manifest
+from astraflow.weights.manifest import check_policy_name, hash_bytes
+
+__all__ = ["ChunkStore"]
+
+_log = logging.getLogger(__name__)
+
+
+class ChunkStore:
+    """Chunks and manifests of one or more policies; `close` it to let another process open the folder.
+
+    Example::
+
+        store = ChunkStore(Path("weights"), keep=4)
+        chunks = tuple(store.put(part) for part in parts)     # counted for this publication
+        store.add(manifest_of(chunks))                        # durable; the counts are now the manifest's
+        store.retain("actor", needed=[3])                     # all but version 3 and the newest 4 go
+
+    Raises: ConfigError if another process holds the folder.
+    """
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._keep = keep
+        self._chunks = folder / "chunks"
+        self._manifests = folder / "manifests"
+        self.incoming = folder / "incoming"
+        for part in (self._chunks, self._manifests, self.incoming):
+            part.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = _lock_folder(folder)
+        self._mutex = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._sizes: dict[str, int] = {}
+        self._known: dict[str, dict[int, Manifest]] = {}
+        self._restore()
+
+    def close(self) -> None:
+        """Gives the folder free."""
+        os.close(self._lock_fd)
+
+    # --- reading ---
+
+    def manifest(self, policy: str, version: int) -> Manifest | None:
+        """The manifest of a version, without sources."""
+        return self._known.get(policy, {}).get(version)
+
+    def versions(self) -> dict[str, tuple[int, ...]]:
+        """The versions of each policy, oldest first."""
+        with self._mutex:
+            return {policy: tuple(sorted(known)) for policy, known in self._known.items()}
+
+    def usage(self) -> tuple[int, int]:
+        """Number of chunks, and their bytes."""
+        with self._mutex:
+            return len(self._sizes), sum(self._sizes.values())
+
+    def hashes(self) -> frozenset[str]:
+        """All chunks that are here whole."""
+        with self._mutex:
+            return frozenset(self._sizes)
+
+    def size(self, chunk_hash: str) -> int | None:
+        """Bytes of a chunk that is here whole."""
+        return self._sizes.get(chunk_hash)
+
+    def path(self, chunk_hash: str) -> Path:
+        """Where a chunk's bytes lie. Only for hashes that `size` knows."""
+        return self._chunks / chunk_hash
+
+    # --- writing ---
+
+    def put(self, data: bytes | memoryview) -> Chunk:
+        """Makes the bytes durable under their hash, and counts them for the publication in progress."""
+        view = memoryview(data)
+        chunk = Chunk(hash=hash_bytes(view), num_bytes=view.nbytes)
+        with self._mutex:
+            self._counts[chunk.hash] += 1
+        try:
+            if not self._holds(chunk):
+                _write_durably(self.path(chunk.hash), view)
+        except OSError:
+            self.release((chunk,))
+            raise
+        with self._mutex:
+            self._sizes[chunk.hash] = chunk.num_bytes
+        return chunk
+
+    def release(self, chunks: Iterable[Chunk]) -> None:
+        """Gives back counts of `put` that no manifest took over."""
+        with self._mutex:
+            self._drop(chunks)
+
+    def reuse_files(self, policy: str) -> tuple[FileInfo, ...]:
+        """The model folder's files as the policy's newest version has them, counted for a further
+        manifest."""
+        with self._mutex:
+            known = self._known.get(policy)
+            files = known[max(known)].files if known else ()
+            self._counts.update(f.chunk.hash for f in files)
+        return files
+
+    def add(self, manifest: Manifest) -> None:
+        """Makes the manifest durable; the counts of its chunks are from now on its own.
+
+        In place of one for the same version, whose chunks go: the same content in another encoding.
+        """
+        folder = self._manifests / check_policy_name(manifest.policy)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(self._chunks)
+        _write_durably(folder / f"{manifest.version}.json", memoryview(wire.encode(manifest, wire.JSON)))
+        _sync_folder(folder)
+        with self._mutex:
+            known = self._known.setdefault(manifest.policy, {})
+            replaced, known[manifest.version] = known.get(manifest.version), manifest
+            if replaced is not None:
+                self._drop(_chunks_of(replaced))
+
+    def retain(self, policy: str, needed: Collection[int]) -> tuple[int, ...]:
+        """Removes the versions that are neither needed, nor among the newest `keep`, nor a base of one that
+        stays. Returns what went."""
+        with self._mutex:
+            known = self._known.get(policy, {})
+            kept = {*sorted(known)[-self._keep :], *needed}
+            for version in sorted(known, reverse=True):
+                if version in kept and known[version].kind == "delta":
+                    kept.add(known[version].base)
+            gone = tuple(v for v in sorted(known) if v not in kept)
+            for version in gone:
+                manifest = known.pop(version)
+                (self._manifests / policy / f"{version}.json").unlink(missing_ok=True)
+                self._drop(_chunks_of(manifest))
+        return gone
+
+    def _drop(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            self._counts[chunk.hash] -= 1
+            if self._counts[chunk.hash] <= 0:
+                del self._counts[chunk.hash]
+                self._sizes.pop(chunk.hash, None)
+                self.path(chunk.hash).unlink(missing_ok=True)
+
+    def _holds(self, chunk: Chunk) -> bool:
+        """True if the file is here and sound; a damaged one is written again."""
+        if self._sizes.get(chunk.hash) != chunk.num_bytes:
+            return False
+        try:
+            return hash_bytes(self.path(chunk.hash).read_bytes()) == chunk.hash
+        except FileNotFoundError:
+            return False
+
+    # --- opening ---
+
+    def _restore(self) -> None:
+        on_disk = {entry.name: entry.stat().st_size for entry in os.scandir(self._chunks)}
+        for folder in sorted(self._manifests.iterdir()):
+            for path in sorted(folder.iterdir()):
+                manifest = _read_manifest(path, on_disk)
+                if manifest is None:
+                    path.unlink()
+                    continue
+                self._known.setdefault(folder.name, {})[manifest.version] = manifest
+                for chunk in _chunks_of(manifest):
+                    self._counts[chunk.hash] += 1
+                    self._sizes[chunk.hash] = chunk.num_bytes
+        for name in on_disk.keys() - self._counts.keys():
+            (self._chunks / name).unlink()
+
+
+def _chunks_of(manifest: Manifest) -> tuple[Chunk, ...]:
+    shortcut = manifest.shortcut.chunks if manifest.shortcut else ()
+    return (*manifest.chunks, *shortcut, *(f.chunk for f in manifest.files))
+
+
+def _read_manifest(path: Path, on_disk: dict[str, int]) -> Manifest | None:
+    """None, with a warning, if the version cannot be served: a crash or a damaged disk."""
+    if path.suffix != ".json":
+        return None
+    try:
+        manifest = wire.decode(path.read_bytes(), Manifest, wire.JSON)
+    except WireError as err:
+        _log.warning("%s is broken and is removed; the version is lost: %s", path, err)
+        return None
+    for chunk in _chunks_of(manifest):
+        if on_disk.get(chunk.hash) != chunk.num_bytes:
+            _log.warning(
+                "%s version %d is removed: chunk %s has %s bytes, expected %d",
+                *(manifest.policy, manifest.version, chunk.hash),
+                *(on_disk.get(chunk.hash, "no"), chunk.num_bytes),
+            )
+            return None
+    return msgspec.structs.replace(manifest, sources=())
+
+
+def _lock_folder(folder: Path) -> int:
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        os.close(fd)
+        raise ConfigError(
+            f"{folder} is in use by another publisher; stop that one, or choose another folder"
+        ) from err
+    return fd
+
+
+def _write_durably(path: Path, view: memoryview) -> None:
+    aside = path.with_name(f"{path.name}.{threading.get_ident()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(view)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,322 @@
+"""Manifests: how tensors lie in a version's bytes, how these are cut and hashed, and how both are checked.
+
+A version's bytes are its tensors in manifest order, each at the next multiple of `ALIGNMENT`, with zeros
+between them; chunks are cut from these bytes at fixed size. The digest covers the tensors' bytes without the
+padding. Everything here is pure: no files, no sockets.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from astraflow.errors import WeightsError
+from astraflow.protocols import HostTensor
+from astraflow.types import Chunk, FileInfo, Manifest, TensorInfo
+
+__all__ = [
+    "ALIGNMENT",
+    "ITEM_BYTES",
+    "TensorDigest",
+    "build_manifest",
+    "check_file_name",
+    "check_manifest",
+    "check_policy_name",
+    "check_tensors",
+    "cut",
+    "delta_of",
+    "hash_bytes",
+    "is_model_file",
+    "lay_out",
+    "pack",
+    "plan_path",
+    "span_bytes",
+    "tensors_in",
+    "tensors_of",
+    "verify",
+]
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and a multiple of every dtype, so that views of the buffer are aligned."""
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes of one element, by dtype."""
+
+_HASH = re.compile(r"[0-9a-f]{32}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_FILE_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".tiktoken", ".md")
+"""Formats that are read, never run: no Python and no pickle travels with a model."""
+
+
+# --- names and hashes -----------------------------------------------------------------------------
+
+
+def hash_bytes(data: bytes | memoryview) -> str:
+    """xxh3-128 of the bytes, 32 hexadecimal digits. Guards against damage, not against forgery."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def check_policy_name(name: str) -> str:
+    """The name, if it can be a folder. Raises: WeightsError."""
+    if not _NAME.fullmatch(name):
+        raise WeightsError(f"policy name {name!r}: only letters, digits, '_', '-' and '.', not '.' first")
+    return name
+
+
+def is_model_file(name: str) -> bool:
+    """True if a model folder's file of this name may travel with a version: read, never run, no weights."""
+    return bool(_NAME.fullmatch(name)) and name.endswith(_FILE_SUFFIXES) and not name.endswith(".index.json")
+
+
+def check_file_name(name: str) -> str:
+    """The name, if a model folder may carry such a file. Raises: WeightsError."""
+    if not is_model_file(name):
+        raise WeightsError(
+            f"file {name!r} may not travel with a version; expected is a plain name that ends in "
+            f"{', '.join(_FILE_SUFFIXES)}"
+        )
+    return name
+
+
+# --- layout ---------------------------------------------------------------------------------------
+
+
+def lay_out(tensors: Iterable[HostTensor]) -> tuple[TensorInfo, ...]:
+    """Where each tensor lies in a version's bytes.
+
+    Raises: WeightsError if a tensor's bytes, shape and dtype disagree, or a name comes twice.
+    """
+    infos: list[TensorInfo] = []
+    end = 0
+    for tensor in tensors:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        end = offset + tensor.data.nbytes
+        if tensor.dtype not in ITEM_BYTES:
+            choices = ", ".join(ITEM_BYTES)
+            raise WeightsError(f"tensor {tensor.name!r}: dtype {tensor.dtype!r} is not one of {choices}")
+        if tensor.data.ndim != 1 or tensor.data.dtype != np.uint8:
+            raise WeightsError(f"tensor {tensor.name!r}: data must be uint8 [num_bytes], its raw bytes")
+        infos.append(
+            TensorInfo(
+                name=tensor.name,
+                shape=tuple(tensor.shape),
+                dtype=tensor.dtype,  # pyright: ignore[reportArgumentType]  # checked above
+                offset=offset,
+                num_bytes=tensor.data.nbytes,
+            )
+        )
+    check_tensors(infos)
+    return tuple(infos)
+
+
+def span_bytes(tensors: Sequence[TensorInfo]) -> int:
+    """Bytes of a version: the end of its last tensor."""
+    return tensors[-1].offset + tensors[-1].num_bytes if tensors else 0
+
+
+def cut(num_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
+    """The `[start, end)` of each chunk."""
+    return [(start, min(start + chunk_bytes, num_bytes)) for start in range(0, num_bytes, chunk_bytes)]
+
+
+def check_tensors(tensors: Sequence[TensorInfo]) -> None:
+    """Raises: WeightsError unless names are unique, sizes fit shape and dtype, and spans ascend without
+    overlap."""
+    names: set[str] = set()
+    end = 0
+    for tensor in tensors:
+        expected = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+        if min(tensor.shape, default=0) < 0 or tensor.num_bytes != expected:
+            raise WeightsError(
+                f"tensor {tensor.name!r}: {tensor.num_bytes} bytes, but shape {tensor.shape} of "
+                f"{tensor.dtype} needs {expected}"
+            )
+        if tensor.name in names:
+            raise WeightsError(f"tensor {tensor.name!r} comes twice")
+        if tensor.offset < end:
+            raise WeightsError(f"tensor {tensor.name!r} at {tensor.offset} overlaps the one before ({end})")
+        names.add(tensor.name)
+        end = tensor.offset + tensor.num_bytes
+
+
+class TensorDigest:
+    """Digest over the tensors' bytes in manifest order, fed with a version's bytes from first to last.
+
+    Example: `d = TensorDigest(tensors); d.update(first); d.update(second); d.hexdigest()`.
+    """
+
+    def __init__(self, tensors: Sequence[TensorInfo]) -> None:
+        self._spans = [(t.offset, t.offset + t.num_bytes) for t in tensors if t.num_bytes]
+        self._next_idx = 0
+        self._position = 0
+        self._hash = xxhash.xxh3_128()
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Takes the next bytes of the version, padding and all."""
+        view = memoryview(data)
+        start, end = self._position, self._position + view.nbytes
+        while self._next_idx < len(self._spans) and self._spans[self._next_idx][0] < end:
+            low, high = self._spans[self._next_idx]
+            self._hash.update(view[max(low, start) - start : min(high, end) - start])
+            if high > end:
+                break
+            self._next_idx += 1
+        self._position = end
+
+    def hexdigest(self) -> str:
+        """32 hexadecimal digits. Raises: WeightsError if bytes are missing."""
+        if self._next_idx < len(self._spans):
+            raise WeightsError(
+                f"{self._position} bytes end before {self._spans[-1][1]}, the last tensor's end"
+            )
+        return self._hash.hexdigest()
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+def pack(tensors: Sequence[HostTensor]) -> NDArray[np.uint8]:
+    """A full version's bytes in one array."""
+    infos = lay_out(tensors)
+    buffer = np.zeros(span_bytes(infos), dtype=np.uint8)
+    for info, tensor in zip(infos, tensors, strict=True):
+        buffer[info.offset : info.offset + info.num_bytes] = tensor.data
+    return buffer
+
+
+def build_manifest(
+    policy: str,
+    version: int,
+    tensors: Sequence[HostTensor],
+    *,
+    chunk_bytes: int,
+    files: tuple[FileInfo, ...] = (),
+    created_s: float = 0.0,
+) -> Manifest:
+    """The manifest of a full version whose bytes are `pack(tensors)`, without sources."""
+    buffer, infos = pack(tensors), lay_out(tensors)
+    spans = cut(buffer.nbytes, chunk_bytes)
+    chunks = tuple(Chunk(hash=hash_bytes(buffer.data[a:b]), num_bytes=b - a) for a, b in spans)
+    digest = TensorDigest(infos)
+    digest.update(buffer.data)
+    return Manifest(
+        policy=policy,
+        version=version,
+        kind="full",
+        tensors=infos,
+        chunks=chunks,
+        digest=digest.hexdigest(),
+        files=files,
+        num_bytes=sum(c.num_bytes for c in chunks) + sum(f.chunk.num_bytes for f in files),
+        created_s=created_s,
+    )
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raises: WeightsError, naming policy and version, unless the manifest agrees with itself."""
+    try:
+        check_policy_name(manifest.policy)
+        check_tensors(manifest.tensors)
+        for info in manifest.files:
+            check_file_name(info.name)
+        chunks = (*manifest.chunks, *(f.chunk for f in manifest.files))
+        for chunk in (*chunks, *(manifest.shortcut.chunks if manifest.shortcut else ())):
+            if not _HASH.fullmatch(chunk.hash) or chunk.num_bytes < 0:
+                raise WeightsError(f"chunk {chunk.hash!r} of {chunk.num_bytes} bytes is no chunk")
+        if (total := sum(c.num_bytes for c in chunks)) != manifest.num_bytes:
+            raise WeightsError(f"chunks hold {total} bytes, num_bytes says {manifest.num_bytes}")
+        held, needed = sum(c.num_bytes for c in manifest.chunks), span_bytes(manifest.tensors)
+        if manifest.kind == "full" and held != needed:
+            raise WeightsError(f"chunks hold {held} bytes, the tensors need {needed}")
+        delta = delta_of(manifest)
+        if delta is not None and not 0 <= delta.base < delta.version:
+            raise WeightsError(f"a delta on {delta.base}, which is not an older version")
+    except WeightsError as err:
+        raise WeightsError(f"manifest of {manifest.policy!r} version {manifest.version}: {err}") from err
+
+
+def verify(manifest: Manifest, buffer: NDArray[np.uint8]) -> None:
+    """Raises: WeightsError unless `buffer` holds exactly the full version of the manifest."""
+    check_manifest(manifest)
+    where = f"{manifest.policy!r} version {manifest.version}"
+    start = 0
+    for idx, chunk in enumerate(manifest.chunks):
+        found = hash_bytes(buffer.data[start : start + chunk.num_bytes])
+        if found != chunk.hash:
+            raise WeightsError(f"{where}: chunk {idx} hashes to {found}, expected {chunk.hash}")
+        start += chunk.num_bytes
+    digest = TensorDigest(manifest.tensors)
+    digest.update(buffer.data)
+    if (found := digest.hexdigest()) != manifest.digest:
+        raise WeightsError(f"{where}: the tensors hash to {found}, expected {manifest.digest}")
+
+
+def tensors_of(manifest: Manifest, buffer: NDArray[np.uint8]) -> tuple[HostTensor, ...]:
+    """The tensors of a full version as views of its bytes, in manifest order."""
+    return tuple(
+        HostTensor(t.name, t.shape, t.dtype, buffer[t.offset : t.offset + t.num_bytes])
+        for t in manifest.tensors
+    )
+
+
+def tensors_in(tensors: Sequence[TensorInfo], start: int, end: int) -> str:
+    """The tensors that `[start, end)` of a version's bytes touch, for messages."""
+    names = [t.name for t in tensors if t.offset < end and t.offset + t.num_bytes > start]
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}" if names else "no tensor"
+
+
+def delta_of(manifest: Manifest) -> Manifest | None:
+    """The version as a delta, if there is one: itself, or the full version's shortcut."""
+    if manifest.kind == "delta":
+        return manifest
+    if manifest.shortcut is None:
+        return None
+    chunks = manifest.shortcut.chunks
+    return msgspec.structs.replace(
+        manifest,
+        kind="delta",
+        base=manifest.shortcut.base,
+        encoding=manifest.shortcut.encoding,
+        chunks=chunks,
+        num_bytes=sum(c.num_bytes for c in (*chunks, *(f.chunk for f in manifest.files))),
+        shortcut=None,
+    )
+
+
+def plan_path(manifests: Sequence[Manifest], held: Collection[int]) -> tuple[Manifest, ...]:
+    """The cheapest way, by bytes, to the newest version: a full one, or deltas from what is held.
+
+    `manifests` are of one policy. Returns what to fetch, in order, a full version's shortcut as the delta
+    that it is; nothing if the newest is held. Model files are not counted: they are fetched once.
+    Raises: WeightsError if no way exists.
+    """
+    if not manifests:
+        raise WeightsError("no manifests to plan with")
+    best: dict[int, tuple[int, tuple[Manifest, ...]]] = dict.fromkeys(held, (0, ()))
+    for manifest in sorted(manifests, key=lambda m: m.version):
+        delta = delta_of(manifest)
+        ways: list[tuple[int, tuple[Manifest, ...]]] = []
+        if manifest.kind == "full":
+            ways.append((_cost(manifest), (manifest,)))
+        if delta is not None and delta.base in best:
+            cost, path = best[delta.base]
+            ways.append((cost + _cost(delta), (*path, delta)))
+        if manifest.version in best:
+            ways.append(best[manifest.version])
+        if ways:
+            best[manifest.version] = min(ways, key=lambda way: way[0])
+    newest = max(manifests, key=lambda m: m.version)
+    if newest.version not in best:
+        raise WeightsError(
+            f"{newest.policy!r} version {newest.version}: a delta on {newest.base}, and no way leads there "
+            f"from {sorted(held) or 'nothing'}; ask for a full version"
+        )
+    return best[newest.version][1]
+
+
+def _cost(manifest: Manifest) -> int:
+    return manifest.num_bytes - sum(f.chunk.num_bytes for f in manifest.files)

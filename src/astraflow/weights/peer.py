@@ -1,0 +1,198 @@
+"""The serving half of a peer: the chunks that a rollout service has, given to other rollout services.
+
+    receiver --- expect(wanted) / put(chunk) ---> Spool (files, by hash) ---> PeerServer ---> other receivers
+
+A chunk is served once it is here whole and its hash is right, so that nothing unverified spreads. Whoever
+asks for one that is on its way waits at the state route. The spool keeps what arrived last, within a bound;
+what it held before a restart goes.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from astraflow.errors import ConfigError, WireError
+from astraflow.service import HttpServer, TokenAuth, is_loopback, item_response
+from astraflow.types import Chunk, ChunkState
+from astraflow.weights.serving import UploadLimit, answers, chunk_response, require_role
+
+__all__ = ["PeerServer", "Spool", "State", "parse_address", "served"]
+
+State = Literal["here", "coming", "absent"]
+"""Of a chunk at a peer."""
+
+_MAX_WAIT_S = 10.0
+"""Longest wait for a chunk at the state route; the asker asks again."""
+_GRACE_S = 2.0
+"""So long a peer is asked in vain before it has begun the version that the asker wants: they all hear of a
+version at about the same time."""
+
+
+class Spool:
+    """Chunk files of one receiver, the newest `2 x` the largest version or so; owned by one event loop.
+
+    Example: `spool.expect("actor", 3, chunks)`, then `await spool.put(chunk, view)` for each that arrived,
+    and `spool.give_up(chunks)` when the transfer ended, well or not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.url = ""
+        """Where the spool is served; empty while it is not."""
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+        """In order of arrival."""
+        self._expected: set[str] = set()
+        self._begun: dict[str, int] = {}
+        self._most_bytes = 0
+        self._changed = asyncio.Event()
+
+    def path(self, chunk_hash: str) -> Path:
+        """Where a chunk's bytes lie. Only for hashes that `size` knows."""
+        return self._folder / chunk_hash
+
+    def size(self, chunk_hash: str) -> int | None:
+        """Bytes of a chunk that is here whole."""
+        return self._sizes.get(chunk_hash)
+
+    def expect(self, policy: str, version: int, chunks: Iterable[Chunk]) -> None:
+        """A transfer of these chunks begins."""
+        wanted = tuple(chunks)
+        self._begun[policy] = max(version, self._begun.get(policy, -1))
+        self._expected.update(chunk.hash for chunk in wanted)
+        self._most_bytes = max(self._most_bytes, sum(chunk.num_bytes for chunk in wanted))
+        self._wake()
+
+    async def put(self, chunk: Chunk, view: memoryview) -> None:
+        """Keeps a verified chunk. A disk that refuses costs the others a source, nothing else."""
+        if chunk.hash not in self._sizes:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(_write, self.path(chunk.hash), view)
+                self._sizes[chunk.hash] = chunk.num_bytes
+        self._expected.discard(chunk.hash)
+        self._evict()
+        self._wake()
+
+    def give_up(self, chunks: Iterable[Chunk]) -> None:
+        """The transfer ended: what of it is not here does not come."""
+        self._expected.difference_update(chunk.hash for chunk in chunks)
+        self._wake()
+
+    async def state(self, chunk_hash: str, policy: str, version: int, wait_s: float) -> State:
+        """What becomes of a chunk within `wait_s`."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while True:
+            if chunk_hash in self._sizes:
+                return "here"
+            is_coming = chunk_hash in self._expected
+            is_due = is_coming or self._begun.get(policy, -1) < version
+            until_s = began_s + (wait_s if is_coming else min(wait_s, _GRACE_S))
+            if not is_due or loop.time() >= until_s:
+                return "coming" if is_coming else "absent"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _evict(self) -> None:
+        total = sum(self._sizes.values())
+        for chunk_hash in [*self._sizes]:
+            if total <= 2 * self._most_bytes:
+                return
+            total -= self._sizes.pop(chunk_hash)
+            self.path(chunk_hash).unlink(missing_ok=True)
+
+
+class PeerServer:
+    """ASGI app over a spool. `tokens` maps tokens to roles, as everywhere."""
+
+    def __init__(self, spool: Spool, *, limit: UploadLimit, tokens: Mapping[str, str] | None = None) -> None:
+        self.limit = limit
+        self._spool = spool
+        routes = [
+            Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
+            Route("/v1/chunks/{hash}/state", answers(self._state), methods=["GET"]),
+        ]
+        self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=dict(tokens or {}))])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry."""
+        await self._app(scope, receive, send)
+
+    async def _chunk(self, request: Request) -> Response:
+        require_role(request, "worker")
+        name = str(request.path_params["hash"])
+        return await chunk_response(request, self._spool.path(name), self._spool.size(name), self.limit)
+
+    async def _state(self, request: Request) -> Response:
+        require_role(request, "worker")
+        query = request.query_params
+        try:
+            version, wait_s = int(query["version"]), min(float(query["wait_s"]), _MAX_WAIT_S)
+            policy = query["policy"]
+        except (KeyError, ValueError) as err:
+            raise WireError("a chunk's state is asked with policy, version and wait_s") from err
+        state = await self._spool.state(str(request.path_params["hash"]), policy, version, wait_s)
+        return item_response(ChunkState(state=state), request)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    spool: Spool, address: str, *, token: str = "", max_upload_mb_s: float = 0.0
+) -> AsyncGenerator[PeerServer]:
+    """Serves a spool at `address`, `host` or `host:port`, while the context is open; sets `spool.url`.
+
+    Callers must show the token that this service has itself. Raises: ConfigError if the address cannot be
+    bound, is none that others could call, or is open to other machines without a token.
+    """
+    host, port = parse_address(address)
+    if not token and not is_loopback(host):
+        raise ConfigError(f"peer address {address!r} is open to other machines: a token is needed")
+    app = PeerServer(
+        spool, limit=UploadLimit(max_upload_mb_s * 1e6), tokens={token: "worker"} if token else None
+    )
+    server = HttpServer(app, host=host, port=port, name="peer")
+    spool.url = await server.start()
+    try:
+        yield app
+    finally:
+        spool.url = ""
+        await server.stop(grace_s=0.2)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port (0: any free one) of `host`, `host:port` or `[host]:port`. Raises: ConfigError."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname or "", parts.port or 0
+    except ValueError as err:
+        raise ConfigError(f"peer address {address!r}: {err}; HOST or HOST:PORT is expected") from err
+    if not host or parts.netloc != address or host in {"0.0.0.0", "::"}:
+        raise ConfigError(
+            f"peer address {address!r}: HOST or HOST:PORT is expected, an address of this machine that the "
+            "other services can call"
+        )
+    return host, port
+
+
+def _write(path: Path, view: memoryview) -> None:
+    aside = path.with_name(f"{path.name}.{id(view):x}.tmp")
+    aside.write_bytes(view)
+    os.replace(aside, path)

@@ -1,0 +1,225 @@
+"""The publisher: a process of its own that owns the chunk files of its policies and serves them.
+
+    trainer  --- file in incoming/, POST /v1/publish ---> cut, hash, make durable ---> Manifest
+    receiver --- GET /v1/chunks/HASH (Range) -----------> bytes; many at once, while a publish runs
+
+A version is immutable: publishing the same content again answers with the same manifest, other content under
+a known number is refused. A trainer killed at any moment leaves every retained version downloadable; a
+publisher killed at any moment restarts over its folder. Paths from the trainer must lie inside `incoming/`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.service import HttpServer, TokenAuth, item_response, read_item
+from astraflow.types import (
+    Forget,
+    HandOver,
+    Manifest,
+    PublisherHealth,
+    ServedVersions,
+    SourceLink,
+)
+from astraflow.weights.bases import Bases
+from astraflow.weights.chunk_store import ChunkStore
+from astraflow.weights.config import WeightsConfig
+from astraflow.weights.intake import is_same, take_over
+from astraflow.weights.manifest import check_policy_name
+from astraflow.weights.serving import UploadLimit, answers, chunk_response, require_role
+from astraflow.weights.stores import Mirror
+
+__all__ = ["Publisher", "run_publisher"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_CONTROL_BYTES = 16 * 1024 * 1024
+"""A tensor table of 100,000 tensors is about 10 MB."""
+
+
+class Publisher:
+    """ASGI app over one folder; an `HttpServer` or a `MemoryTransport` drives it.
+
+    Example::
+
+        publisher = Publisher(run / "weights" / "actor", WeightsConfig(), tokens={"secret": "trainer"})
+        publisher.public_url = await HttpServer(publisher, host="127.0.0.1", port=0, name="publisher").start()
+
+    `public_url` is what manifests name as their source. Owns the folder until `close`.
+    Raises: ConfigError if another publisher holds the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: WeightsConfig,
+        public_url: str = "",
+        *,
+        tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        self.public_url = public_url
+        self._config = config
+        self._store = ChunkStore(folder, keep=max(config.keep, config.full_every if config.delta else 1))
+        self._bases = Bases(folder, self._store) if config.delta else None
+        self._limit = UploadLimit(config.max_upload_mb_s * 1e6)
+        self._mirror = Mirror(config.store) if config.store else None
+        self._turns: dict[str, asyncio.Lock] = {}
+        routes = [
+            Route("/v1/health", answers(self._health), methods=["GET"]),
+            Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
+            Route("/v1/manifests/{policy}/{version:int}", answers(self._manifest), methods=["GET"]),
+            Route("/v1/publish", answers(self._publish), methods=["POST"]),
+            Route("/v1/forget", answers(self._forget), methods=["POST"]),
+        ]
+        self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=dict(tokens or {}))])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry."""
+        await self._app(scope, receive, send)
+
+    @property
+    def incoming(self) -> Path:
+        """Where trainers leave what they hand over."""
+        return self._store.incoming
+
+    @property
+    def sent_bytes(self) -> int:
+        """Chunk bytes given out since the start."""
+        return self._limit.sent_bytes
+
+    def close(self) -> None:
+        """Gives the folder free."""
+        self._store.close()
+
+    # --- routes ---
+
+    async def _health(self, request: Request) -> Response:
+        num_chunks, num_bytes = self._store.usage()
+        versions = tuple(ServedVersions(policy=p, versions=v) for p, v in self._store.versions().items())
+        health = PublisherHealth(
+            versions=versions,
+            num_chunks=num_chunks,
+            num_bytes=num_bytes,
+            sent_bytes=self.sent_bytes,
+        )
+        return item_response(health, request)
+
+    async def _manifest(self, request: Request) -> Response:
+        require_role(request, "worker", "trainer")
+        policy, version = str(request.path_params["policy"]), int(request.path_params["version"])
+        manifest = self._store.manifest(policy, version)
+        if manifest is None:
+            known = self._store.versions().get(policy, ())
+            raise RefusedError(
+                f"{policy!r} version {version} is not here; versions: {list(known)}",
+                code="unknown_version",
+                status=404,
+            )
+        return item_response(self._with_sources(manifest), request)
+
+    async def _chunk(self, request: Request) -> Response:
+        require_role(request, "worker", "trainer")
+        chunk_hash = str(request.path_params["hash"])
+        return await chunk_response(
+            request, self._store.path(chunk_hash), self._store.size(chunk_hash), self._limit
+        )
+
+    async def _publish(self, request: Request) -> Response:
+        require_role(request, "trainer")
+        hand_over = await read_item(request, HandOver, limit=_MAX_CONTROL_BYTES)
+        check_policy_name(hand_over.policy)
+        async with self._turns.setdefault(hand_over.policy, asyncio.Lock()):
+            known = self._store.manifest(hand_over.policy, hand_over.version)
+            if known is not None and not is_same(known, hand_over):
+                raise RefusedError(
+                    f"{hand_over.policy!r} version {hand_over.version} is published with other "
+                    f"content ({known.digest}, not {hand_over.digest}); take the next number",
+                    code="version_conflict",
+                )
+            if known is None or (hand_over.is_first and known.kind == "delta"):
+                known = await asyncio.to_thread(take_over, self._store, hand_over, self._config, self._bases)
+            sources = await self._upload(known)
+        return item_response(msgspec.structs.replace(known, sources=sources), request)
+
+    async def _upload(self, manifest: Manifest) -> tuple[SourceLink, ...]:
+        """Puts a version into the store, if there is one; where it then lies. A store that fails is left out,
+        with a warning, unless it is the only source."""
+        if self._mirror is None:
+            return self._sources()
+        try:
+            await self._mirror.upload(manifest, self._store)
+        except UnavailableError as err:
+            if self._config.is_store_only:
+                raise
+            _log.warning("%s; receivers get it from the publisher alone", err)
+            return self._sources()[:1]
+        return self._sources()
+
+    async def _forget(self, request: Request) -> Response:
+        require_role(request, "trainer")
+        forget = await read_item(request, Forget, limit=_MAX_CONTROL_BYTES)
+        async with self._turns.setdefault(check_policy_name(forget.policy), asyncio.Lock()):
+            before = self._store.hashes()
+            gone = await asyncio.to_thread(self._store.retain, forget.policy, forget.needed)
+            if self._mirror is not None:
+                try:
+                    await self._mirror.forget(forget.policy, gone, before - self._store.hashes())
+                except OSError as err:
+                    _log.warning("%s: old versions stay in the store: %s", forget.policy, err)
+        if gone:
+            _log.info("%s: forgot versions %s", forget.policy, list(gone))
+        return Response(status_code=204)
+
+    def _with_sources(self, manifest: Manifest) -> Manifest:
+        return msgspec.structs.replace(manifest, sources=self._sources())
+
+    def _sources(self) -> tuple[SourceLink, ...]:
+        own = SourceLink(kind="http", url=self.public_url)
+        if self._mirror is None:
+            return (own,)
+        return (self._mirror.link,) if self._config.is_store_only else (own, self._mirror.link)
+
+
+async def run_publisher(
+    folder: Path,
+    config: WeightsConfig,
+    stop: asyncio.Event,
+    *,
+    tokens: Mapping[str, str] | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """The publisher's process: serves `folder` until `stop`; `on_ready` gets the URL.
+
+    With port 0 the port of the last time is taken again, so that the sources in manifests stay true after a
+    restart.
+    """
+    publisher = Publisher(folder, config, tokens=tokens)
+    memory = folder / "port"
+    remembered = int(memory.read_text()) if config.port == 0 and memory.exists() else config.port
+    server = HttpServer(publisher, host=config.host, port=remembered, name="publisher")
+    try:
+        try:
+            url = await server.start()
+        except ConfigError:
+            if remembered == config.port:
+                raise
+            _log.warning("port %d of the last time is taken; choosing another", remembered)
+            server = HttpServer(publisher, host=config.host, port=0, name="publisher")
+            url = await server.start()
+        publisher.public_url = url
+        memory.write_text(url.rpartition(":")[2])
+        on_ready(url)
+        await stop.wait()
+        await server.stop()
+    finally:
+        publisher.close()

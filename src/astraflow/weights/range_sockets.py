@@ -1,0 +1,111 @@
+"""HTTP ranges straight from a socket into a buffer, for plain `http` sources.
+
+The one thing this does is a GET with a Range and an answer with a known length; everything else, retries and
+error answers too, is for the general client, to which the caller falls back whenever `fill` says False.
+"""
+
+import asyncio
+import contextlib
+import socket
+from urllib.parse import urlsplit
+
+__all__ = ["RangeSockets"]
+
+_MAX_HEAD_BYTES = 65_536
+_MAX_IDLE = 16
+"""Kept open a source; more than a receiver fetches at once."""
+
+
+class RangeSockets:
+    """Connections to one source; `close` them. An answer that is cut leaves half of it in the buffer."""
+
+    def __init__(self, base_url: str, *, token: str = "") -> None:
+        parts = urlsplit(base_url)
+        self._is_plain = parts.scheme == "http" and parts.hostname is not None
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._prefix = parts.path.rstrip("/")
+        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+        self._head = f"HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept-Encoding: identity\r\n{authorization}"
+        self._idle: list[socket.socket] = []
+
+    async def fill(self, path: str, view: memoryview, *, start: int, timeout_s: float = 60.0) -> bool:
+        """Fills `view` with the resource's bytes from `start`. False if that did not work, for any reason."""
+        if not self._is_plain:
+            return False
+        connection: socket.socket | None = None
+        is_done = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = self._idle.pop() if self._idle else await self._connect()
+                is_done = await self._get(connection, path, view, start)
+        except (OSError, TimeoutError, ValueError):
+            return False
+        finally:
+            if connection is not None and is_done and len(self._idle) < _MAX_IDLE:
+                self._idle.append(connection)
+            elif connection is not None:
+                connection.close()
+        return is_done
+
+    def close(self) -> None:
+        """Closes the connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(connection, address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _get(self, connection: socket.socket, path: str, view: memoryview, start: int) -> bool:
+        """True if the answer was whole and the connection can be used again."""
+        loop = asyncio.get_running_loop()
+        range_line = f"Range: bytes={start}-{start + view.nbytes - 1}\r\n\r\n"
+        request = f"GET {self._prefix}{path} {self._head}{range_line}"
+        await loop.sock_sendall(connection, request.encode("ascii"))
+        received = b""
+        while b"\r\n\r\n" not in received:
+            block = await loop.sock_recv(connection, 4096)
+            received += block
+            if not block or len(received) > _MAX_HEAD_BYTES:
+                return False
+        head, _, body = received.partition(b"\r\n\r\n")
+        if not _promises(head.decode("latin-1"), start, view.nbytes) or len(body) > view.nbytes:
+            return False
+        view[: len(body)] = body
+        filled = len(body)
+        while filled < view.nbytes:
+            num_bytes = await loop.sock_recv_into(connection, view[filled:])
+            if num_bytes == 0:
+                return False
+            filled += num_bytes
+        return True
+
+
+def _promises(head: str, start: int, num_bytes: int) -> bool:
+    """True if exactly the bytes that were asked for follow, and the connection stays open."""
+    status, *lines = head.split("\r\n")
+    fields = {
+        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
+    is_range = status.startswith("HTTP/1.1 206") and fields.get("content-range", "").startswith(
+        f"bytes {start}-{start + num_bytes - 1}/"
+    )
+    is_whole = status.startswith("HTTP/1.1 200") and start == 0
+    return (
+        (is_range or is_whole)
+        and fields.get("content-length") == str(num_bytes)
+        and "transfer-encoding" not in fields
+        and fields.get("content-encoding", "identity") == "identity"
+        and fields.get("connection", "keep-alive").lower() != "close"
+    )

@@ -1,0 +1,147 @@
+"""Ways to read a chunk, one class a kind of source. Each implements `protocols.ChunkReader`, and finds the
+manifests that lie beside the chunks."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+from urllib.parse import unquote, urlsplit
+
+from astraflow import wire
+from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireError
+from astraflow.service import ServiceClient
+from astraflow.types import Chunk, ChunkState, Manifest
+from astraflow.weights.peer import State
+from astraflow.weights.range_sockets import RangeSockets
+
+__all__ = ["FileReader", "FillsBuffer", "FindsManifests", "HttpReader"]
+
+_ANSWER_S = 5.0
+"""A peer answers this long after its wait at the latest."""
+
+
+@runtime_checkable
+class FillsBuffer(Protocol):
+    """A chunk reader that needs no copy."""
+
+    async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
+        """Fills `view` with a chunk's bytes from `start`. Raises as `ChunkReader.read`."""
+        ...
+
+
+class FindsManifests(Protocol):
+    """Looks a version up at a source of its chunks."""
+
+    async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
+        """None if the source does not have it. Raises: UnavailableError; WeightsError if it refuses."""
+        ...
+
+
+class HttpReader:
+    """Reads from publishers and peers over HTTP, one client a URL; `close` it.
+
+    `connect` makes the client of a URL; its patience is how long one source is tried before the next.
+    `token` is for the direct way into a buffer, which is tried first.
+    """
+
+    def __init__(
+        self, connect: Callable[[str], ServiceClient], *, token: str = "", range_timeout_s: float = 60.0
+    ) -> None:
+        self._connect = connect
+        self._token = token
+        self._range_timeout_s = range_timeout_s
+        self._clients: dict[str, ServiceClient] = {}
+        self._sockets: dict[str, RangeSockets] = {}
+
+    async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
+        """Bytes `[start, end)` of a chunk. Raises: UnavailableError; WeightsError if the source refuses."""
+        try:
+            return await self._client(url).fetch(
+                f"/v1/chunks/{chunk_hash}", start=start, end=end, timeout_s=self._range_timeout_s
+            )
+        except (RefusedError, WireError) as err:
+            raise WeightsError(str(err)) from err
+
+    async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
+        """As `read`, straight into `view`."""
+        if url not in self._sockets:
+            self._sockets[url] = RangeSockets(url, token=self._token)
+        path, timeout_s = f"/v1/chunks/{chunk_hash}", self._range_timeout_s
+        if not await self._sockets[url].fill(path, view, start=start, timeout_s=timeout_s):
+            view[:] = await self.read(url, chunk_hash, start=start, end=start + view.nbytes)
+
+    async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
+        """The manifest of a version; None if the publisher does not have it (any more)."""
+        try:
+            return await self._client(url).call("GET", f"/v1/manifests/{policy}/{version}", Manifest)
+        except RefusedError as err:
+            if err.status == 404:
+                return None
+            raise WeightsError(str(err)) from err
+        except WireError as err:
+            raise WeightsError(str(err)) from err
+
+    async def state(self, url: str, chunk: Chunk, manifest: Manifest, wait_s: float) -> State:
+        """What a peer says of a chunk, after up to `wait_s`. Raises: UnavailableError, WeightsError."""
+        params = {"policy": manifest.policy, "version": str(manifest.version), "wait_s": f"{wait_s:.3f}"}
+        path, timeout_s = f"/v1/chunks/{chunk.hash}/state", wait_s + _ANSWER_S
+        try:
+            reply = await self._client(url).call("GET", path, ChunkState, params=params, timeout_s=timeout_s)
+        except (RefusedError, WireError) as err:
+            raise WeightsError(str(err)) from err
+        return reply.state
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        for client in self._clients.values():
+            await client.close()
+        for sockets in self._sockets.values():
+            sockets.close()
+        self._clients.clear()
+        self._sockets.clear()
+
+    def _client(self, url: str) -> ServiceClient:
+        if url not in self._clients:
+            self._clients[url] = self._connect(url)
+        return self._clients[url]
+
+
+class FileReader:
+    """Reads from a folder of chunk files; the URL is a path, or `file:///path`."""
+
+    async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
+        """Bytes `[start, end)` of a chunk. Raises: UnavailableError if the folder is not there, WeightsError
+        if the chunk is not, or is too short."""
+        return await asyncio.to_thread(_read_range, _folder(url), chunk_hash, start, end)
+
+    async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
+        """The manifest of a version, if the folder is the chunk folder of a publisher."""
+        path = _folder(url).parent / "manifests" / policy / f"{version}.json"
+        try:
+            return wire.decode(await asyncio.to_thread(path.read_bytes), Manifest, wire.JSON)
+        except OSError:
+            return None
+        except WireError as err:
+            raise WeightsError(f"{path}: {err}") from err
+
+
+def _folder(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path)) if url.startswith("file:") else Path(url)
+
+
+def _read_range(folder: Path, chunk_hash: str, start: int, end: int) -> bytes:
+    try:
+        with (folder / chunk_hash).open("rb") as file:
+            data = os.pread(file.fileno(), end - start, start)
+    except FileNotFoundError as err:
+        if folder.is_dir():
+            raise WeightsError(f"chunk {chunk_hash} is not in {folder}") from err
+        raise UnavailableError(f"{folder} is not there") from err
+    except OSError as err:
+        raise UnavailableError(f"{folder}: {err}") from err
+    if len(data) != end - start:
+        raise WeightsError(
+            f"chunk {chunk_hash} in {folder} ends at {start + len(data)}, expected {end} or more"
+        )
+    return data

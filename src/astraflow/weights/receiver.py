@@ -1,0 +1,359 @@
+"""The receiver: fetches a version the cheapest way, verifies it, and only then shows it.
+
+    fetch(manifest) -> path of manifests -> downloads -> host copy (filled, or patched in place)
+                    -> digest -> snapshot
+
+A policy's newest version stays in host memory as the base of the next delta. Every chunk is checked against
+its hash and the whole against the digest before `fetch` returns; nothing partial is visible, on disk or in
+memory. A host copy is patched in place only if nobody looks at it any more, else a duplicate is. What a delta
+cannot give, because the copy here or the delta is not what it should be, is fetched in full, and counted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from astraflow.errors import UnavailableError, WeightsError
+from astraflow.protocols import ChunkReader, WeightSnapshot
+from astraflow.service import HttpTransport, ServiceClient, Transport
+from astraflow.types import Manifest
+from astraflow.weights.downloads import Downloads, Part
+from astraflow.weights.host_copy import HostCopy
+from astraflow.weights.manifest import (
+    check_manifest,
+    delta_of,
+    hash_bytes,
+    plan_path,
+    tensors_in,
+    tensors_of,
+)
+from astraflow.weights.peer import Spool
+from astraflow.weights.readers import FileReader, FindsManifests, HttpReader
+from astraflow.weights.stores import ObjectReader
+from astraflow.weights.swarm import Swarm
+from astraflow.weights.transfers import (
+    Held,
+    Transfer,
+    build,
+    check_digest,
+    check_encoding,
+    content_of,
+    name_of,
+)
+
+__all__ = ["Receiver"]
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S = 20.0
+"""A source that does not answer for this long is passed over: a publisher restarts faster than this."""
+_PEER_PATIENCE_S = 1.0
+_PEER_RANGE_S = 20.0
+"""A peer's turn is short: the publisher has what it does not give."""
+_NUM_REMEMBERED = 64
+"""Manifests of a policy that need not be asked for again; a chain is shorter."""
+
+
+class Receiver:
+    """Fetches versions of any number of policies; `close` it.
+
+    `cache_dir` gets one folder a set of model files (config, tokenizer), shared by all versions that carry
+    them and by all receivers of a machine. One version of a policy is in transfer at a time.
+
+    Example: `snapshot = await Receiver(Path("cache"), token=token).fetch(manifest)`.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        *,
+        token: str = "",
+        readers: Mapping[str, ChunkReader] | None = None,
+        finders: Mapping[str, FindsManifests] | None = None,
+        spool: Spool | None = None,
+        transport: Callable[[str], Transport] = HttpTransport,
+        num_parallel: int = 4,
+        range_bytes: int = 4 * 1024 * 1024,
+        deadline_s: float = 600.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._http = HttpReader(
+            lambda url: ServiceClient(url, token=token, patience_s=_PATIENCE_S, transport=transport(url)),
+            token=token,
+        )
+        self._peers = HttpReader(
+            lambda url: ServiceClient(
+                url, token=token, patience_s=_PEER_PATIENCE_S, transport=transport(url)
+            ),
+            token=token,
+            range_timeout_s=_PEER_RANGE_S,
+        )
+        self._spool = spool
+        self._swarm = Swarm(self._peers.state, lambda: spool.url if spool is not None else "")
+        files, objects = FileReader(), ObjectReader()
+        self._finders = finders or {"http": self._http, "file": files, "s3": objects}
+        self._downloads = Downloads(
+            readers or {"http": self._http, "file": files, "s3": objects, "peer": self._peers},
+            swarm=self._swarm,
+            num_parallel=num_parallel,
+            range_bytes=range_bytes,
+            clock=clock,
+            arrived=self._arrived,
+        )
+        self._deadline_s = deadline_s
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._transfers: dict[str, Transfer] = {}
+        self._held: dict[str, Held] = {}
+        self._remembered: dict[str, dict[int, Manifest]] = {}
+        self.num_fallbacks = 0
+        """Versions that a delta from the copy here did not give and that were fetched another way."""
+        self.fetched_bytes = 0
+        """Bytes of versions that arrived, since the start."""
+
+    @property
+    def peer_bytes(self) -> int:
+        """Bytes of versions that came from peers, since the start."""
+        return self._downloads.peer_bytes
+
+    @property
+    def num_bad_peers(self) -> int:
+        """Peers that were passed over for a version, since the start: wrong bytes, no answer, or too slow."""
+        return self._swarm.num_bad
+
+    async def fetch(self, manifest: Manifest) -> WeightSnapshot:
+        """A version, verified, in host memory: by deltas from the version here, or in full.
+
+        Raises: WeightsError if the manifest or the bytes are wrong at every source, or the version is a
+        delta of an unknown encoding, or no way leads to it; UnavailableError if no source answers in time.
+        What arrived is kept: fetching the same version again resumes.
+        """
+        check_encoding(manifest)
+        check_manifest(manifest)
+        policy = manifest.policy
+        async with self._turns.setdefault(policy, asyncio.Lock()):
+            held = self._held.get(policy)
+            path = await self._plan(manifest, held)
+            if not path or path[0].kind == "full":
+                return await (self._install(path) if path else self._lend_held(manifest))
+            try:
+                return await self._install(path)
+            except WeightsError as err:
+                path = await self._plan(manifest, None)
+                self.num_fallbacks += 1
+                _log.warning(
+                    "%s: %s; it is fetched from version %d on", name_of(manifest), err, path[0].version
+                )
+            return await self._install(path)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.close()
+        await self._peers.close()
+
+    # --- which way ---
+
+    async def _plan(self, manifest: Manifest, held: Held | None) -> tuple[Manifest, ...]:
+        """The cheapest path to a version from the one held; empty if it is the same.
+
+        A full version without a shortcut is fetched as it is. Manifests before it that are not known here
+        are asked for at the version's sources, while a chain from the version held may still pay.
+        """
+        remembered = self._remembered.setdefault(manifest.policy, {})
+        remembered[manifest.version] = manifest
+        for version in sorted(remembered)[:-_NUM_REMEMBERED]:
+            del remembered[version]
+        delta = delta_of(manifest)
+        if delta is None or (held is not None and held.manifest.version > manifest.version):
+            held = None
+        known = [manifest]
+        while delta is not None and not (held is not None and delta.base == held.manifest.version):
+            is_past_held = held is None or delta.base < held.manifest.version
+            if (known[-1].kind == "full" and is_past_held) or len(known) >= _NUM_REMEMBERED:
+                break
+            older = remembered.get(delta.base) or await self._find(manifest, delta.base)
+            if older is None:
+                break
+            check_manifest(older)
+            remembered[older.version] = older
+            known.append(older)
+            delta = delta_of(older)
+        is_same = held is not None and held.manifest.digest == manifest.digest
+        if is_same and held is not None and held.manifest.version == manifest.version:
+            return ()
+        return plan_path(known, [held.manifest.version] if held is not None else [])
+
+    async def _find(self, manifest: Manifest, version: int) -> Manifest | None:
+        """A version's manifest from the sources of another. None if they do not have it.
+
+        Raises: UnavailableError if none of them answers.
+        """
+        failure: UnavailableError | WeightsError | None = None
+        for source in self._downloads.ranked(manifest.sources):
+            finder = self._finders.get(source.kind)
+            if finder is None:
+                continue
+            try:
+                found = await finder.manifest(source.url, manifest.policy, version)
+            except (UnavailableError, WeightsError) as err:
+                failure = err
+                continue
+            if found is None or (found.policy, found.version) == (manifest.policy, version):
+                return found
+        if failure is not None:
+            raise failure
+        return None
+
+    # --- from manifests to a snapshot ---
+
+    async def _install(self, path: tuple[Manifest, ...]) -> WeightSnapshot:
+        """Downloads what the path names, fills or patches the host copy, and verifies it."""
+        for manifest in path:
+            check_encoding(manifest)
+        target = path[-1]
+        policy = target.policy
+        transfer = self._transfer(path)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._download(transfer)
+        except TimeoutError as err:
+            arrived = sum(part.arrived_bytes() for part in transfer.all_parts)
+            raise UnavailableError(
+                f"{name_of(target)}: {arrived} of {sum(m.num_bytes for m in path)} bytes arrived in "
+                f"{self._deadline_s:.0f} s; they are kept, fetch again to resume"
+            ) from err
+        del self._transfers[policy]
+        self.fetched_bytes += sum(part.chunk.num_bytes for part in transfer.all_parts)
+        # From here the copy belongs to the thread: if this task is cancelled, nobody else may touch it.
+        held = self._held.pop(policy, None) if transfer.copy is None else None
+        copy = await asyncio.to_thread(build, transfer, held)
+        model_dir = await asyncio.to_thread(self._install_files, transfer)
+        return self._keep(Held(target, copy), model_dir)
+
+    async def _download(self, transfer: Transfer) -> None:
+        chunks = [part.chunk for part in transfer.all_parts]
+        target = transfer.target
+        if self._spool is None:
+            await self._downloads.fetch(transfer.all_parts)
+            return
+        self._spool.expect(target.policy, target.version, chunks)
+        try:
+            await self._downloads.fetch(transfer.all_parts)
+        finally:
+            self._spool.give_up(chunks)
+
+    async def _arrived(self, part: Part) -> None:
+        if self._spool is not None:
+            await self._spool.put(part.chunk, part.view)
+
+    async def _lend_held(self, manifest: Manifest) -> WeightSnapshot:
+        """The version that is here already, as good as fetched."""
+        held = self._held[manifest.policy]
+        try:
+            await asyncio.to_thread(check_digest, manifest, held.copy)
+        except WeightsError:
+            del self._held[manifest.policy]
+            self.num_fallbacks += 1
+            return await self._install(await self._plan(manifest, None))
+        transfer = Transfer((), manifest, held.copy, [], [])
+        self._add_files(transfer)
+        await self._download(transfer)
+        model_dir = await asyncio.to_thread(self._install_files, transfer)
+        copy = held.copy if held.copy.is_free else await asyncio.to_thread(held.copy.duplicate)
+        return self._keep(Held(manifest, copy), model_dir)
+
+    def _keep(self, fetched: Held, model_dir: Path) -> WeightSnapshot:
+        """Shows a verified version, and keeps it as a base unless a newer one is here."""
+        manifest = fetched.manifest
+        held = self._held.get(manifest.policy)
+        if held is None or held.manifest.version <= manifest.version:
+            self._held[manifest.policy] = fetched
+        tensors = tensors_of(manifest, fetched.copy.lend())
+        return WeightSnapshot(manifest.policy, manifest.version, tensors, model_dir)
+
+    # --- what is missing ---
+
+    def _transfer(self, path: tuple[Manifest, ...]) -> Transfer:
+        known = self._transfers.get(path[-1].policy)
+        if known is not None and [*map(content_of, known.path)] == [*map(content_of, path)]:
+            for part in known.all_parts:
+                part.manifest = path[-1]
+            return known
+        transfer = Transfer(path, path[-1], None, [], [])
+        for manifest in path:
+            num_bytes = sum(c.num_bytes for c in manifest.chunks)
+            if manifest.kind == "full":
+                transfer.copy = self._empty_copy(manifest, num_bytes, known)
+                self._add_chunks(transfer, manifest, transfer.copy.data.data)
+            else:
+                transfer.deltas.append(bytearray(num_bytes))
+                self._add_chunks(transfer, manifest, memoryview(transfer.deltas[-1]))
+        self._add_files(transfer)
+        self._transfers[path[-1].policy] = transfer
+        return transfer
+
+    def _empty_copy(self, manifest: Manifest, num_bytes: int, unfinished: Transfer | None) -> HostCopy:
+        """Memory for a full version: that of a version or transfer that it displaces, if nobody looks at
+        it, because fresh memory is slow to touch first."""
+        held = self._held.get(manifest.policy)
+        candidates = [unfinished.copy if unfinished is not None else None]
+        if held is not None and held.manifest.version <= manifest.version:
+            candidates.append(held.copy)
+        for copy in candidates:
+            if copy is not None and copy.data.nbytes == num_bytes and copy.is_free:
+                if held is not None and copy is held.copy:
+                    del self._held[manifest.policy]
+                return copy
+        return HostCopy(num_bytes)
+
+    def _add_chunks(self, transfer: Transfer, manifest: Manifest, view: memoryview) -> None:
+        start = 0
+        for idx, chunk in enumerate(manifest.chunks):
+            end = start + chunk.num_bytes
+            what = f"delta {manifest.base} -> {manifest.version}"
+            if manifest.kind == "full":
+                what = tensors_in(manifest.tensors, start, end)
+            part = self._downloads.part(transfer.target, f"chunk {idx} ({what})", chunk, view[start:end])
+            transfer.parts.append(part)
+            start = end
+
+    def _add_files(self, transfer: Transfer) -> None:
+        if self._model_dir(transfer.target).is_dir():
+            return
+        for info in transfer.target.files:
+            view = memoryview(bytearray(info.chunk.num_bytes))
+            part = self._downloads.part(transfer.target, f"file {info.name!r}", info.chunk, view)
+            transfer.files.append((info, part))
+
+    # --- the model folder ---
+
+    def _model_dir(self, manifest: Manifest) -> Path:
+        table = "".join(f"{f.name}\0{f.chunk.hash}\0" for f in sorted(manifest.files, key=lambda f: f.name))
+        return self._cache_dir / f"model-{manifest.policy}-{hash_bytes(table.encode())[:16]}"
+
+    def _install_files(self, transfer: Transfer) -> Path:
+        """Writes the model folder aside and renames it; whoever comes second uses the first one's."""
+        target = self._model_dir(transfer.target)
+        if target.is_dir():
+            return target
+        if len(transfer.files) != len(transfer.target.files):
+            raise UnavailableError(f"{name_of(transfer.target)}: {target} was deleted meanwhile; fetch again")
+        self._cache_dir.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".model-", dir=self._cache_dir))
+        try:
+            for info, part in transfer.files:
+                (aside / info.name).write_bytes(part.view)
+            aside.chmod(0o755)
+            with contextlib.suppress(OSError):
+                os.rename(aside, target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        if not target.is_dir():
+            raise WeightsError(f"{name_of(transfer.target)}: cannot write the model files to {target}")
+        return target

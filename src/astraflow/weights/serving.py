@@ -1,0 +1,162 @@
+"""Chunk files over HTTP: what a publisher and a peer have in common.
+
+GET /v1/chunks/HASH (Range) -> bytes straight from the system's page cache, within the upload limit
+"""
+
+import asyncio
+import mmap
+import os
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from astraflow.errors import Error, RefusedError, WeightsError
+from astraflow.service import error_response
+
+__all__ = ["Handler", "UploadLimit", "answers", "chunk_response", "require_role"]
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""What a route calls."""
+
+_BLOCK_BYTES = 1024 * 1024
+"""Sent at once: large enough to hide what a send costs, small enough for many receivers to take turns."""
+_LIMITED_BLOCK_BYTES = 64 * 1024
+"""The same under an upload limit: small, so that the rate is smooth and receivers share it evenly."""
+_SMOOTH_S = 0.02
+"""A send that may go within this time goes at once: timers are not finer."""
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+class UploadLimit:
+    """Bytes a second that one service sends, all connections together; 0: no limit. Passive: time is given.
+
+    Example: `await asyncio.sleep(limit.delay_s(65536, loop.time()))`, then send 65,536 bytes.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.sent_bytes = 0
+        """Chunk bytes given out since the start."""
+        self._free_at_s = 0.0
+
+    def delay_s(self, num_bytes: int, now_s: float) -> float:
+        """Takes the bytes' place in the line; how long the sender must wait for it."""
+        self.sent_bytes += num_bytes
+        if not self.bytes_per_s:
+            return 0.0
+        begins_s = max(self._free_at_s, now_s)
+        self._free_at_s = begins_s + num_bytes / self.bytes_per_s
+        return begins_s - now_s if begins_s - now_s > _SMOOTH_S else 0.0
+
+
+def answers(handler: Handler) -> Handler:
+    """The handler, with errors of ours as answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Error as err:
+            return error_response(err, request)
+
+    return answer
+
+
+def require_role(request: Request, *roles: str) -> None:
+    """Raises: RefusedError unless the caller has one of the roles, or is admin."""
+    role = str(request.scope["role"])
+    if role not in {*roles, "admin"}:
+        message = f"{request.url.path}: role {role!r} may not; {' or '.join(roles)} may"
+        raise RefusedError(message, code="forbidden", status=403)
+
+
+async def chunk_response(request: Request, path: Path, size: int | None, limit: UploadLimit) -> Response:
+    """The chunk file, or the range of it that is asked for. `size` None: it is not here."""
+    name = path.name
+    if size is None:
+        message = f"chunk {name!r} is not here; its version may have been forgotten"
+        raise RefusedError(message, code="unknown_chunk", status=404)
+    start, end = _parse_range(request.headers.get("range", ""), size)
+    try:
+        fd = await asyncio.to_thread(os.open, path, os.O_RDONLY)
+    except FileNotFoundError as err:
+        message = f"chunk {name!r} went in the meantime"
+        raise RefusedError(message, code="unknown_chunk", status=404) from err
+    return _ChunkResponse(fd, (start, end), size, limit)
+
+
+class _ChunkResponse(Response):
+    """Streams `[start, end)` of an open file straight from the system's page cache; closes it.
+
+    Blocks that would have to come from the disk are first read by a thread, so that the loop never waits.
+    """
+
+    def __init__(self, fd: int, span: tuple[int, int], size: int, limit: UploadLimit) -> None:
+        start, end = span
+        headers = {"content-length": str(end - start), "accept-ranges": "bytes"}
+        is_part = span != (0, size)
+        if is_part:
+            headers["content-range"] = f"bytes {start}-{end - 1}/{size}"
+        super().__init__(
+            status_code=206 if is_part else 200, headers=headers, media_type="application/octet-stream"
+        )
+        self._fd, self._start, self._end, self._limit = fd, start, end, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        block_bytes = _LIMITED_BLOCK_BYTES if self._limit.bytes_per_s else _BLOCK_BYTES
+        try:
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            if (size := os.fstat(self._fd).st_size) < self._end:
+                raise WeightsError(f"a chunk file ends at {size} instead of {self._end}")
+            if self._start == self._end:
+                await send({"type": "http.response.body", "body": b""})
+                return
+            content = memoryview(mmap.mmap(self._fd, self._end, access=mmap.ACCESS_READ))
+            for position in range(self._start, self._end, block_bytes):
+                stop = min(position + block_bytes, self._end)
+                if not _is_cached(self._fd, position, stop):
+                    await asyncio.to_thread(os.pread, self._fd, stop - position, position)
+                if delay_s := self._limit.delay_s(stop - position, loop.time()):
+                    await asyncio.sleep(delay_s)
+                is_last = stop == self._end
+                body = content[position:stop]
+                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        finally:
+            os.close(self._fd)
+
+
+def _is_cached(fd: int, start: int, end: int) -> bool:
+    """True if both ends of a block are in memory, or the file system cannot tell, as memory's cannot."""
+    if not hasattr(os, "RWF_NOWAIT"):  # not Linux
+        return False
+    try:
+        for position in (start, end - 1):
+            os.preadv(fd, [bytearray(1)], position, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _parse_range(header: str, size: int) -> tuple[int, int]:
+    """`[start, end)` of a Range header with one range; the whole without one."""
+    if not header:
+        return 0, size
+    match = _RANGE.fullmatch(header.strip())
+    first, last = match.groups() if match else ("", "")
+    start, end = 0, 0
+    if first:
+        start, end = int(first), min(int(last) + 1 if last else size, size)
+    elif last:
+        start, end = max(size - int(last), 0), size
+    if start >= end:
+        message = f"range {header!r} of {size} bytes cannot be served; one range bytes=A-B is expected"
+        raise RefusedError(message, code="bad_range", status=416)
+    return start, end

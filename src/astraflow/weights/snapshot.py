@@ -1,0 +1,120 @@
+"""Snapshots as model folders: safetensors files written and read without torch.
+
+A safetensors file is the length of its header (uint64), a JSON header `{name: {dtype, shape, data_offsets}}`,
+and the tensors' bytes without gaps, all little-endian.
+"""
+
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.errors import DataError
+from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.weights.manifest import ITEM_BYTES, is_model_file
+
+__all__ = ["model_files", "read_model", "read_safetensors", "snapshot_to_folder", "write_safetensors"]
+
+_TO_SAFETENSORS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_FROM_SAFETENSORS = {code: dtype for dtype, code in _TO_SAFETENSORS.items()}
+_MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    dtype: Literal["BF16", "F16", "F32"]
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
+    """Writes a complete Hugging Face folder: the version's tensors with its config and tokenizer files.
+
+    Written aside and renamed. Raises: DataError if `folder` exists.
+    """
+    if folder.exists():
+        raise DataError(f"{folder} exists; choose a new folder, or delete it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for path in snapshot.model_dir.iterdir():
+            shutil.copy(path, aside / path.name)
+        write_safetensors(aside / "model.safetensors", snapshot.tensors)
+        aside.chmod(0o755)
+        os.rename(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
+    """One safetensors file, as `transformers` opens it; wide dtypes first, so that all are aligned."""
+    ordered = sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in ordered:
+        start, end = end, end + tensor.data.nbytes
+        header[tensor.name] = {
+            "dtype": _TO_SAFETENSORS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for tensor in ordered:
+            file.write(tensor.data.data)
+
+
+def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
+    """The tensors of a file, as views of its memory map, in the order of their bytes.
+
+    Raises: DataError if the file is no safetensors file, is cut short, or holds another dtype.
+    """
+    try:
+        size = path.stat().st_size
+        data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
+    except OSError as err:
+        raise DataError(f"{path} cannot be read: {err}") from err
+    length = struct.unpack("<Q", data[:8].tobytes())[0] if size >= 8 else _MAX_HEADER_BYTES
+    if length + 8 > min(size, _MAX_HEADER_BYTES):
+        raise DataError(f"{path} is no safetensors file: {size} bytes, header of {length}")
+    try:
+        header = msgspec.json.decode(data[8 : 8 + length].tobytes(), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except msgspec.DecodeError as err:
+        raise DataError(f"{path}: header: {err}; supported dtypes are {', '.join(ITEM_BYTES)}") from err
+    body = data[8 + length :]
+    tensors: list[HostTensor] = []
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        start, end = entry.data_offsets
+        if not 0 <= start <= end <= body.nbytes:
+            raise DataError(f"{path}: tensor {name!r} lies at {start}-{end} of {body.nbytes} bytes")
+        tensors.append(HostTensor(name, entry.shape, _FROM_SAFETENSORS[entry.dtype], body[start:end]))
+    return tuple(tensors)
+
+
+def read_model(folder: Path) -> tuple[HostTensor, ...]:
+    """All tensors of a Hugging Face folder with one or several safetensors files, ordered by name.
+
+    Raises: DataError if there is none.
+    """
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise DataError(f"{folder} holds no *.safetensors file; is it a Hugging Face model folder?")
+    return tuple(sorted((t for path in paths for t in read_safetensors(path)), key=lambda t: t.name))
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """The small files of a Hugging Face folder that travel with version 0: config, tokenizer, template."""
+    return {p.name: p for p in sorted(folder.iterdir()) if p.is_file() and is_model_file(p.name)}

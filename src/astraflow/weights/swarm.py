@@ -1,0 +1,141 @@
+"""Which peer to ask for which chunk, so that a publisher sends each chunk about once to all receivers.
+
+All receivers rank the peers of a chunk alike (rendezvous hashing over chunk and address). A receiver asks
+those that rank before itself whether the chunk is there or on its way, and waits for it; if none of them
+fetches it, it is the one that does, and those after it wait for it. Nobody waits for a peer that ranks after
+itself, so that waits form no circle, even while receivers know different peers. What a peer did wrong is held
+against it for the version at hand, not for ever.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import xxhash
+
+from astraflow.errors import UnavailableError, WeightsError
+from astraflow.types import Chunk, Manifest, SourceLink
+from astraflow.weights.peer import State
+
+__all__ = ["AsksPeer", "Swarm", "is_peer"]
+
+_log = logging.getLogger(__name__)
+
+AsksPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
+"""Asks the peer at a URL for the state of a version's chunk, waiting up to so many seconds for a change."""
+
+_ASK_S = 5.0
+_SPARE_S = 2.0
+_BLIND_S = 30.0
+"""Patience with a peer while nothing tells how fast the publisher is."""
+
+
+def is_peer(source: SourceLink) -> bool:
+    """Whether a source is another receiver."""
+    return "peer" in source.labels
+
+
+class Swarm:
+    """The peers as one receiver sees them, during one fetch after the other.
+
+    `own_url`: where this receiver serves; empty if it does not.
+    """
+
+    def __init__(self, ask: AsksPeer, own_url: Callable[[], str]) -> None:
+        self._ask = ask
+        self._own_url = own_url
+        self._bad: dict[str, tuple[int, set[str]]] = {}
+        self._idle: set[str] = set()
+        """Peers that do not fetch what this receiver does."""
+        self._may_be_late = True
+        self._began_s = self._own_done_s = 0.0
+        self.num_bad = 0
+        """Peers passed over for the rest of a version: wrong bytes, no answer, or too slow."""
+
+    def begin(self, has_own: bool) -> None:
+        """A fetch begins; `has_own`: some chunks are this receiver's to fetch from the publisher."""
+        self._idle.clear()
+        self._may_be_late = True
+        self._began_s = asyncio.get_running_loop().time()
+        self._own_done_s = -1.0 if has_own else 0.0
+
+    def own_done(self) -> None:
+        """The chunks that are this receiver's to fetch are here."""
+        if self._own_done_s < 0:
+            self._own_done_s = asyncio.get_running_loop().time() - self._began_s
+
+    def before_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
+        """The peers to ask for a chunk before it is fetched from a publisher or store."""
+        own = self._own_url()
+        floor = _rank(own, chunk) if own else -1
+        return [p for p in self._ranked(manifest, chunk) if _rank(p.url, chunk) > floor]
+
+    def after_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
+        """The other peers: the last resort."""
+        before = self.before_me(manifest, chunk)
+        return [p for p in self._ranked(manifest, chunk) if p not in before]
+
+    async def wait_for(self, peer: SourceLink, manifest: Manifest, chunk: Chunk, speed: float) -> bool:
+        """Whether the peer has the chunk, sooner or later. `speed`: of the publisher, bytes/s; 0: unknown."""
+        loop = asyncio.get_running_loop()
+        while peer.url not in self._idle and not self.is_bad(peer, manifest):
+            left_s = self._patience_s(chunk, speed) - (loop.time() - self._began_s)
+            try:
+                state = await self._ask(peer.url, chunk, manifest, min(max(left_s, 0.0), _ASK_S))
+            except (UnavailableError, WeightsError) as err:
+                self.blame(peer, manifest, f"does not say whether it has a chunk: {err}")
+                return False
+            if state == "absent":
+                self._idle.add(peer.url)
+            if state != "coming":
+                return state == "here"
+            if left_s <= 0:
+                self.blame(peer, manifest, "is slower than the publisher")
+        return False
+
+    async def has_now(self, peer: SourceLink, manifest: Manifest, chunk: Chunk) -> bool:
+        """Whether the peer has the chunk already: it got the version before this receiver came. Asked until
+        one does not: the version is then on its way to all."""
+        if not self._may_be_late:
+            return False
+        try:
+            self._may_be_late = await self._ask(peer.url, chunk, manifest, 0.0) == "here"
+        except (UnavailableError, WeightsError) as err:
+            self.blame(peer, manifest, f"does not say whether it has a chunk: {err}")
+            return False
+        return self._may_be_late
+
+    def blame(self, peer: SourceLink, manifest: Manifest, reason: str) -> None:
+        """The peer is not asked again for this version."""
+        if self.is_bad(peer, manifest):
+            return
+        version, urls = self._bad.get(manifest.policy, (-1, set[str]()))
+        if version != manifest.version:
+            urls = set[str]()
+        self._bad[manifest.policy] = (manifest.version, urls | {peer.url})
+        self.num_bad += 1
+        name = peer.labels.get("peer")
+        _log.warning("%s version %d: peer %s %s", manifest.policy, manifest.version, name, reason)
+
+    def is_bad(self, peer: SourceLink, manifest: Manifest) -> bool:
+        """Whether it failed for this version."""
+        version, urls = self._bad.get(manifest.policy, (-1, set[str]()))
+        return version == manifest.version and peer.url in urls
+
+    def _ranked(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
+        own = self._own_url()
+        peers = [p for p in manifest.sources if is_peer(p) and p.url != own and not self.is_bad(p, manifest)]
+        return sorted(peers, key=lambda p: -_rank(p.url, chunk))
+
+    def _patience_s(self, chunk: Chunk, speed: float) -> float:
+        """From the fetch's beginning: twice what this receiver needed for its own share, which is as large as
+        the others', or would need for the chunk."""
+        if self._own_done_s < 0:
+            return float("inf")
+        alone_s = chunk.num_bytes / speed if speed else 0.0
+        known_s = max(self._own_done_s, alone_s)
+        return _SPARE_S + 2 * known_s if known_s else _BLIND_S
+
+
+def _rank(url: str, chunk: Chunk) -> int:
+    return xxhash.xxh3_64_intdigest(f"{chunk.hash} {url}".encode())

@@ -1,0 +1,93 @@
+"""A version's way from the chunks that arrived to a verified host copy. Blocks; opens nothing."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from astraflow.errors import WeightsError
+from astraflow.types import FileInfo, Manifest
+from astraflow.weights.codec.delta import ENCODING, apply_delta, parse_delta
+from astraflow.weights.downloads import Part
+from astraflow.weights.host_copy import HostCopy
+from astraflow.weights.manifest import TensorDigest
+
+__all__ = ["Held", "Transfer", "build", "check_digest", "check_encoding", "content_of", "name_of"]
+
+
+@dataclass(slots=True)
+class Held:
+    """The newest version of a policy that is here whole."""
+
+    manifest: Manifest
+    copy: HostCopy
+
+
+@dataclass(slots=True)
+class Transfer:
+    """What has arrived of the versions of a path. `copy` is for a full version at its beginning."""
+
+    path: tuple[Manifest, ...]
+    target: Manifest
+    copy: HostCopy | None
+    deltas: list[bytearray]
+    parts: list[Part]
+    files: list[tuple[FileInfo, Part]] = field(default_factory=list[tuple[FileInfo, Part]])
+
+    @property
+    def all_parts(self) -> list[Part]:
+        return [*self.parts, *(part for _, part in self.files)]
+
+
+def build(transfer: Transfer, held: Held | None) -> HostCopy:
+    """The target version in a host copy that nobody looks at. Blocks.
+
+    Raises: WeightsError; a copy that was patched is then lost.
+    """
+    deltas = [m for m in transfer.path if m.kind == "delta"]
+    if transfer.copy is not None:
+        base, copy = transfer.path[0], transfer.copy
+        if not deltas:
+            check_digest(base, copy)
+    else:
+        assert held is not None
+        base, copy = held.manifest, held.copy if held.copy.is_free else held.copy.duplicate()
+    for manifest, data in zip(deltas, transfer.deltas, strict=True):
+        try:
+            if manifest.tensors != base.tensors:
+                raise WeightsError("its tensor table differs from its base's")
+            delta = parse_delta(data, manifest.tensors)
+            if (delta.base_digest, delta.digest) != (base.digest, manifest.digest):
+                raise WeightsError(
+                    f"it leads from {delta.base_digest} to {delta.digest}, expected {base.digest} and "
+                    f"{manifest.digest}"
+                )
+            apply_delta(delta, copy.data, is_verified=manifest is deltas[-1])
+        except WeightsError as err:
+            raise WeightsError(f"{name_of(manifest)} as a delta on version {base.version}: {err}") from err
+        base = manifest
+    return copy
+
+
+def check_encoding(manifest: Manifest) -> None:
+    expected = "raw" if manifest.kind == "full" else ENCODING
+    if manifest.encoding != expected:
+        raise WeightsError(
+            f"{name_of(manifest)}: encoding {manifest.encoding!r} of a {manifest.kind} version is not known; "
+            f"{expected!r} is expected"
+        )
+
+
+def check_digest(manifest: Manifest, copy: HostCopy) -> None:
+    digest = TensorDigest(manifest.tensors)
+    digest.update(copy.data.data)
+    if (found := digest.hexdigest()) != manifest.digest:
+        raise WeightsError(f"{name_of(manifest)}: the tensors hash to {found}, expected {manifest.digest}")
+
+
+def name_of(manifest: Manifest) -> str:
+    return f"policy {manifest.policy!r} version {manifest.version}"
+
+
+def content_of(manifest: Manifest) -> Manifest:
+    """The manifest without what may differ between two tellings of one version."""
+    return msgspec.structs.replace(manifest, sources=(), created_s=0.0)

@@ -1,0 +1,179 @@
+"""Receivers that serve each other, over real sockets, from a publisher that counts what it sends."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.service import HttpServer, ServiceClient
+from astraflow.types import ChunkState, Manifest, PublisherHealth, SourceLink
+from astraflow.weights.config import WeightsConfig
+from astraflow.weights.peer import Spool, served
+from astraflow.weights.publisher import Publisher
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.receiver import Receiver
+from weight_fakes import trained
+
+CHUNK = 64 * 1024
+
+
+def weights(num_chunks: int = 16, seed: int = 0) -> list[HostTensor]:
+    data = np.random.default_rng(seed).integers(0, 256, num_chunks * CHUNK, np.uint8)
+    return [HostTensor("w", (data.size // 2,), "bfloat16", data)]
+
+
+def assert_equal(snapshot: WeightSnapshot, tensors: list[HostTensor]) -> None:
+    assert [t.data.tobytes() for t in snapshot.tensors] == [t.data.tobytes() for t in tensors]
+
+
+@dataclass
+class Swarmed:
+    """A publisher and receivers of which some serve."""
+
+    client: PublisherClient
+    service: ServiceClient
+    receivers: list[Receiver]
+    links: list[SourceLink]
+
+    def known(self, manifest: Manifest, *more: SourceLink) -> Manifest:
+        return msgspec.structs.replace(manifest, sources=(*manifest.sources, *self.links, *more))
+
+    async def sent_bytes(self) -> int:
+        return (await self.service.call("GET", "/v1/health", PublisherHealth)).sent_bytes
+
+
+@contextlib.asynccontextmanager
+async def swarm(
+    folder: Path, *, num_peers: int, num_others: int = 0, delta: bool = False
+) -> AsyncIterator[Swarmed]:
+    config = WeightsConfig(chunk_bytes=CHUNK, delta=delta, max_upload_mb_s=8.0)
+    publisher = Publisher(folder / "weights", config)
+    server = HttpServer(publisher, host="127.0.0.1", port=0, name="publisher")
+    async with AsyncExitStack() as stack:
+        stack.callback(publisher.close)
+        publisher.public_url = await server.start()
+        stack.push_async_callback(server.stop, grace_s=0.05)
+        service = ServiceClient(publisher.public_url)
+        stack.push_async_callback(service.close)
+        rig = Swarmed(PublisherClient(service, publisher.incoming), service, [], [])
+        for idx in range(num_peers + num_others):
+            spool = Spool(folder / f"cache-{idx}" / "chunks") if idx < num_peers else None
+            if spool is not None:
+                await stack.enter_async_context(served(spool, "127.0.0.1"))
+                rig.links.append(SourceLink(kind="http", url=spool.url, labels={"peer": f"p{idx}"}))
+            receiver = Receiver(folder / f"cache-{idx}", spool=spool, deadline_s=15)
+            stack.push_async_callback(receiver.close)
+            rig.receivers.append(receiver)
+        yield rig
+
+
+@contextlib.asynccontextmanager
+async def liar(*, is_silent: bool = False) -> AsyncIterator[SourceLink]:
+    """A peer that has every chunk, and gives zeros for it, or that never answers."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if is_silent:
+            await asyncio.Event().wait()
+        body = msgspec.msgpack.encode(ChunkState(state="here"))
+        media, status = b"application/msgpack", 200
+        headers = dict(scope["headers"])
+        if b"range" in headers:
+            first, last = headers[b"range"].removeprefix(b"bytes=").split(b"-")
+            body, status = bytes(int(last) - int(first) + 1), 206
+            media = b"application/octet-stream"
+        fields = [(b"content-type", media), (b"content-length", str(len(body)).encode())]
+        if status == 206:
+            fields.append((b"content-range", b"bytes " + headers[b"range"][6:] + b"/999999"))
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": body})
+
+    server = HttpServer(app, host="127.0.0.1", port=0, name="liar")
+    try:
+        yield SourceLink(kind="http", url=await server.start(), labels={"peer": "liar"})
+    finally:
+        await server.stop(grace_s=0.05)
+
+
+async def test_the_publisher_sends_about_one_copy_to_many_peers(tmp_path: Path) -> None:
+    async with swarm(tmp_path, num_peers=5, num_others=1) as rig:
+        tensors = weights()
+        manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}))
+        for snapshot in await asyncio.gather(*(r.fetch(manifest) for r in rig.receivers)):
+            assert_equal(snapshot, tensors)
+        # About 1 on an idle machine; a busy one is late to say who has what. Without peers it is 6.
+        assert await rig.sent_bytes() < 3 * tensors[0].data.nbytes
+        assert sum(r.peer_bytes for r in rig.receivers) > 3 * tensors[0].data.nbytes
+        assert [r.num_bad_peers for r in rig.receivers] == [0] * 6
+
+
+async def test_a_delta_spreads_over_peers_too_and_a_late_one_gets_all(tmp_path: Path) -> None:
+    async with swarm(tmp_path, num_peers=4, delta=True) as rig:
+        first, second = weights(), trained(weights(), 1)
+        early = rig.receivers[:3]
+        base = rig.known(await rig.client.publish("actor", 0, first, {}))
+        await asyncio.gather(*(r.fetch(base) for r in early))
+        before = await rig.sent_bytes()
+        manifest = rig.known(await rig.client.publish("actor", 1, second, {}))
+        assert manifest.kind == "delta"
+        from_peers = sum(r.peer_bytes for r in rig.receivers)
+        for receiver in rig.receivers:
+            assert_equal(await receiver.fetch(manifest), second)
+        # A peer that is slow to say what it has is passed over; all of them never are.
+        assert sum(r.peer_bytes for r in rig.receivers) > from_peers
+        assert await rig.sent_bytes() - before < len(rig.receivers) * manifest.num_bytes
+
+
+async def test_a_peer_with_wrong_bytes_is_passed_over_for_the_version(tmp_path: Path) -> None:
+    async with swarm(tmp_path, num_peers=2) as rig, liar() as link:
+        for version in range(2):
+            tensors = weights(seed=version)
+            manifest = rig.known(await rig.client.publish("actor", version, tensors, {}), link)
+            for snapshot in await asyncio.gather(*(r.fetch(manifest) for r in rig.receivers)):
+                assert_equal(snapshot, tensors)
+            bad = [r.num_bad_peers for r in rig.receivers]
+            # A receiver that finds every chunk elsewhere never asks the liar.
+            assert sum(bad) >= version + 1 >= max(bad)
+
+
+async def test_peers_that_are_gone_or_absent_cost_a_moment(tmp_path: Path) -> None:
+    gone = SourceLink(kind="http", url="http://127.0.0.1:9", labels={"peer": "gone"})
+    async with swarm(tmp_path, num_peers=2) as rig:
+        tensors = weights()
+        manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}), gone)
+        assert_equal(await rig.receivers[0].fetch(manifest), tensors)
+        assert rig.receivers[0].num_bad_peers <= 1
+
+
+async def test_peers_stand_in_for_a_publisher_that_is_gone(tmp_path: Path) -> None:
+    async with swarm(tmp_path, num_peers=2) as rig:
+        tensors = weights()
+        manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}))
+        await rig.receivers[0].fetch(manifest)
+        lost = msgspec.structs.replace(manifest, sources=tuple(rig.links))
+        assert_equal(await rig.receivers[1].fetch(lost), tensors)
+
+
+async def test_a_receiver_that_serves_nothing_uses_peers(tmp_path: Path) -> None:
+    async with swarm(tmp_path, num_peers=1, num_others=1) as rig:
+        tensors = weights()
+        manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}))
+        await rig.receivers[0].fetch(manifest)
+        before = await rig.sent_bytes()
+        assert_equal(await rig.receivers[1].fetch(manifest), tensors)
+        assert await rig.sent_bytes() == before
+
+
+@pytest.mark.timeout(60)
+async def test_a_silent_peer_is_given_up(tmp_path: Path) -> None:
+    async with swarm(tmp_path, num_peers=1) as rig, liar(is_silent=True) as link:
+        tensors = weights(num_chunks=4)
+        manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}), link)
+        assert_equal(await rig.receivers[0].fetch(manifest), tensors)

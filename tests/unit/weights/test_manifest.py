@@ -1,0 +1,165 @@
+import msgspec
+import numpy as np
+import pytest
+
+from astraflow.errors import WeightsError
+from astraflow.protocols import HostTensor
+from astraflow.types import Chunk, FileInfo, Manifest
+from astraflow.weights.manifest import (
+    ALIGNMENT,
+    TensorDigest,
+    build_manifest,
+    check_file_name,
+    check_manifest,
+    check_policy_name,
+    cut,
+    hash_bytes,
+    lay_out,
+    pack,
+    plan_path,
+    tensors_of,
+    verify,
+)
+from weight_fakes import make_host_tensor, make_weights
+
+
+def make_manifest(chunk_bytes: int = 4096) -> Manifest:
+    return build_manifest("actor", 3, make_weights(), chunk_bytes=chunk_bytes)
+
+
+def test_tensors_lie_aligned_and_come_back_bit_equal() -> None:
+    weights = make_weights()
+    manifest, buffer = make_manifest(), pack(weights)
+    assert all(t.offset % ALIGNMENT == 0 for t in manifest.tensors)
+    verify(manifest, buffer)
+    for given, back in zip(weights, tensors_of(manifest, buffer), strict=True):
+        assert (back.name, back.shape, back.dtype) == (given.name, given.shape, given.dtype)
+        assert back.data.tobytes() == given.data.tobytes()
+
+
+def test_chunks_cover_the_bytes_once() -> None:
+    assert cut(10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert cut(0, 4) == []
+    manifest = make_manifest(4096)
+    assert [c.num_bytes for c in manifest.chunks[:-1]] == [4096] * (len(manifest.chunks) - 1)
+    assert manifest.num_bytes == pack(make_weights()).nbytes
+
+
+def test_the_digest_is_that_of_the_tensors_joined_whatever_the_pieces() -> None:
+    weights, buffer = make_weights(), pack(make_weights())
+    expected = hash_bytes(b"".join(t.data.tobytes() for t in weights))
+    for step in (1, 63, 64, 1000, buffer.nbytes):
+        digest = TensorDigest(lay_out(weights))
+        for start in range(0, buffer.nbytes, step):
+            digest.update(buffer.data[start : start + step])
+        assert digest.hexdigest() == expected
+
+
+def test_a_digest_of_too_few_bytes_is_refused() -> None:
+    digest = TensorDigest(lay_out(make_weights()))
+    digest.update(b"x" * 100)
+    with pytest.raises(WeightsError, match="100 bytes end before"):
+        digest.hexdigest()
+
+
+def test_verify_names_the_chunk_that_differs() -> None:
+    buffer = pack(make_weights())
+    buffer[5000] ^= 1
+    with pytest.raises(WeightsError, match="'actor' version 3: chunk 1 hashes to"):
+        verify(make_manifest(4096), buffer)
+
+
+def test_verify_compares_the_digest_too() -> None:
+    wrong = msgspec.structs.replace(make_manifest(), digest="0" * 32)
+    with pytest.raises(WeightsError, match="the tensors hash to"):
+        verify(wrong, pack(make_weights()))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (HostTensor("w", (3,), "float32", np.zeros(8, np.uint8)), "'w': 8 bytes, but shape"),
+        (HostTensor("w", (2,), "int8", np.zeros(2, np.uint8)), "dtype 'int8' is not one of"),
+        (HostTensor("w", (-2, -2), "float16", np.zeros(8, np.uint8)), "'w': 8 bytes, but shape"),
+        (HostTensor("w", (2, 1), "float16", np.zeros((2, 2), np.uint8)), "data must be uint8"),
+    ],
+)
+def test_a_tensor_that_disagrees_with_itself_is_named(tensor: HostTensor, message: str) -> None:
+    with pytest.raises(WeightsError, match=message):
+        lay_out([tensor])
+
+
+def test_a_tensor_name_comes_once() -> None:
+    with pytest.raises(WeightsError, match="'w' comes twice"):
+        lay_out([make_host_tensor("w"), make_host_tensor("w")])
+
+
+def test_scalars_and_empty_tensors_are_tensors() -> None:
+    weights = [make_host_tensor("a", ()), make_host_tensor("b", (0, 4)), make_host_tensor("c", (1,))]
+    manifest = build_manifest("actor", 0, weights, chunk_bytes=4096)
+    verify(manifest, pack(weights))
+    assert [t.num_bytes for t in manifest.tensors] == [4, 0, 4]
+
+
+def test_a_manifest_that_disagrees_with_itself_is_refused() -> None:
+    good = make_manifest()
+    first = good.tensors[0]
+    overlapping = (first, msgspec.structs.replace(good.tensors[1], offset=64))
+    reshaped = (msgspec.structs.replace(first, shape=(99, 99)), *good.tensors[1:])
+    bad_file = FileInfo(name="../config.json", chunk=good.chunks[0])
+    cases = [
+        ({"tensors": reshaped}, "'layer.0': .* shape"),
+        ({"tensors": overlapping}, "overlaps"),
+        ({"chunks": good.chunks[:-1]}, "num_bytes says"),
+        ({"chunks": good.chunks[:-1], "num_bytes": 4096 * (len(good.chunks) - 1)}, "the tensors need"),
+        ({"chunks": (Chunk(hash="../../x", num_bytes=1),), "num_bytes": 1}, "is no chunk"),
+        ({"files": (bad_file,)}, "may not travel"),
+        ({"policy": "../actor"}, "policy name"),
+    ]
+    check_manifest(good)
+    for change, message in cases:
+        with pytest.raises(WeightsError, match=message):
+            check_manifest(msgspec.structs.replace(good, **change))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a\0b", "a b", "x" * 200])
+def test_policy_names_are_folder_names(name: str) -> None:
+    with pytest.raises(WeightsError, match="policy name"):
+        check_policy_name(name)
+    assert check_policy_name("actor-2.b_c") == "actor-2.b_c"
+
+
+@pytest.mark.parametrize("name", ["model.py", "pytorch_model.bin", "a.pkl", "../config.json", ".json", "x"])
+def test_only_files_that_are_read_and_never_run_travel(name: str) -> None:
+    with pytest.raises(WeightsError, match="may not travel"):
+        check_file_name(name)
+    assert check_file_name("chat_template.jinja") == "chat_template.jinja"
+
+
+def delta(version: int, base: int, num_bytes: int) -> Manifest:
+    return msgspec.structs.replace(
+        make_manifest(), version=version, kind="delta", base=base, num_bytes=num_bytes
+    )
+
+
+def full(version: int, num_bytes: int) -> Manifest:
+    return msgspec.structs.replace(make_manifest(), version=version, num_bytes=num_bytes)
+
+
+def test_the_cheapest_path_is_taken() -> None:
+    manifests = [full(0, 1000), delta(1, 0, 10), delta(2, 1, 10), full(2, 1000), delta(3, 2, 10)]
+
+    def path(*held: int) -> list[tuple[int, str]]:
+        return [(m.version, m.kind) for m in plan_path(manifests, held)]
+
+    assert path(1) == [(2, "delta"), (3, "delta")]
+    assert path(3) == []
+    assert path() == [(2, "full"), (3, "delta")]
+    assert [m.version for m in plan_path([full(2, 15), delta(3, 2, 10), full(3, 20)], [])] == [3]
+
+
+def test_a_delta_without_its_base_is_no_path() -> None:
+    with pytest.raises(WeightsError, match="version 3: a delta on 2, and no way leads there from nothing"):
+        plan_path([delta(3, 2, 10)], [])
+    with pytest.raises(WeightsError, match="no manifests"):
+        plan_path([], [1])

@@ -1,0 +1,219 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from astraflow.errors import DataError, RefusedError, UnavailableError, WeightsError, WireError
+from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.types import (
+    Chunk,
+    FileInfo,
+    HandOver,
+    Manifest,
+    PublisherHealth,
+    ServedVersions,
+    SourceLink,
+)
+from astraflow.weights.config import WeightsConfig
+from astraflow.weights.manifest import build_manifest, check_manifest, hash_bytes, lay_out, pack
+from astraflow.weights.publisher import Publisher
+from weight_fakes import URL, make_weights, weight_rig
+
+
+def make_hand_over(incoming: Path, *, version: int = 0, path: str = "actor/0.raw") -> HandOver:
+    """Bytes in the incoming folder, and the table that fits them."""
+    weights = make_weights()
+    manifest = build_manifest("actor", version, weights, chunk_bytes=4096)
+    file = FileInfo(name="config.json", chunk=Chunk(hash=hash_bytes(b"{}"), num_bytes=2))
+    (incoming / "actor").mkdir(exist_ok=True)
+    (incoming / "actor" / "0.raw").write_bytes(pack(weights).tobytes() + b"{}")
+    return HandOver(
+        policy="actor",
+        version=version,
+        path=path,
+        tensors=manifest.tensors,
+        digest=manifest.digest,
+        files=(file,),
+    )
+
+
+async def test_a_version_is_cut_hashed_and_announced(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        weights = make_weights()
+        manifest = await rig.client.publish("actor", 0, weights, rig.model_files())
+        check_manifest(manifest)
+        expected = build_manifest("actor", 0, weights, chunk_bytes=4096)
+        assert (manifest.chunks, manifest.digest) == (expected.chunks, expected.digest)
+        assert manifest.tensors == lay_out(weights)
+        assert {f.name for f in manifest.files} == {"config.json", "merges.txt"}
+        assert manifest.sources == (SourceLink(kind="http", url=URL),)
+        assert await rig.service.call("GET", "/v1/manifests/actor/0", Manifest) == manifest
+        assert list((rig.publisher.incoming / "actor").iterdir()) == []
+
+
+async def test_later_versions_carry_the_files_of_the_first(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path, keep=1) as rig:
+        first = await rig.client.publish("actor", 0, make_weights(seed=0), rig.model_files())
+        second = await rig.client.publish("actor", 1, make_weights(seed=1), {})
+        assert second.files == first.files
+        await rig.client.forget("actor", [])
+        third = await rig.client.publish("actor", 2, make_weights(seed=2), {})
+        assert third.files == first.files
+        assert (await rig.receiver.fetch(third)).model_dir.joinpath("config.json").is_file()
+
+
+async def test_publishing_the_same_again_answers_the_same(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        first = await rig.client.publish("actor", 0, make_weights(), rig.model_files())
+        assert await rig.client.publish("actor", 0, make_weights(), rig.model_files()) == first
+
+
+async def test_an_answer_that_was_lost_is_given_again_without_the_file(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        hand_over = make_hand_over(rig.publisher.incoming)
+        first = await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        (rig.publisher.incoming / "actor" / "0.raw").unlink()
+        assert await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over) == first
+
+
+async def test_a_version_never_changes(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        first = await rig.client.publish("actor", 0, make_weights(), {})
+        with pytest.raises(RefusedError, match="version 0 is published with other content") as refusal:
+            await rig.client.publish("actor", 0, make_weights(seed=1), {})
+        assert refusal.value.code == "version_conflict"
+        assert await rig.service.call("GET", "/v1/manifests/actor/0", Manifest) == first
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside", "/etc/hostname", "actor/../../outside", "actor/link", "actor", "actor/absent", ""]
+)
+async def test_a_path_outside_incoming_is_refused(tmp_path: Path, path: str) -> None:
+    async with weight_rig(tmp_path) as rig:
+        hand_over = make_hand_over(rig.publisher.incoming, path=path)
+        outside = rig.publisher.incoming.parent / "outside"
+        outside.write_bytes((rig.publisher.incoming / "actor" / "0.raw").read_bytes())
+        (rig.publisher.incoming / "actor" / "link").symlink_to(outside)
+        with pytest.raises(WireError, match="is no file inside the incoming folder"):
+            await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+
+
+async def test_bytes_that_do_not_fit_the_table_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        good = make_hand_over(rig.publisher.incoming)
+        reshaped = (msgspec.structs.replace(good.tensors[0], shape=(2, 2)), *good.tensors[1:])
+        wrong_file = FileInfo(name="config.json", chunk=Chunk(hash="0" * 32, num_bytes=2))
+        script = FileInfo(name="modeling.py", chunk=good.files[0].chunk)
+        cases = [
+            (msgspec.structs.replace(good, tensors=reshaped), "'layer.0'"),
+            (msgspec.structs.replace(good, tensors=good.tensors[:-1]), "its table needs"),
+            (msgspec.structs.replace(good, digest="0" * 32), "the trainer said 0000"),
+            (msgspec.structs.replace(good, files=(wrong_file,)), "file 'config.json' does not hash"),
+            (msgspec.structs.replace(good, files=(script,)), "may not travel"),
+            (msgspec.structs.replace(good, policy="../actor"), "policy name"),
+        ]
+        for hand_over, message in cases:
+            with pytest.raises(WireError, match=message):
+                await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        health = await rig.service.call("GET", "/v1/health", PublisherHealth)
+        assert (health.num_chunks, health.versions) == (0, ())
+        await rig.service.call("POST", "/v1/publish", Manifest, body=good)
+
+
+async def test_a_disk_that_refuses_is_unavailable_and_leaves_nothing(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        hand_over = make_hand_over(rig.publisher.incoming)
+        chunks = rig.publisher.incoming.parent / "chunks"
+        chunks.rmdir()
+        with pytest.raises(UnavailableError, match="publisher cannot store 'actor' version 0"):
+            await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        chunks.mkdir()
+        manifest = await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        await rig.receiver.fetch(manifest)
+
+
+async def test_a_missing_model_file_is_the_callers_mistake(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        with pytest.raises(DataError, match=r"absent\.json cannot be read"):
+            await rig.client.publish("actor", 0, make_weights(), {"config.json": tmp_path / "absent.json"})
+        with pytest.raises(WeightsError, match="may not travel"):
+            await rig.client.publish("actor", 0, make_weights(), {"a.py": tmp_path / "a.py"})
+
+
+async def test_what_a_killed_trainer_left_behind_goes_with_the_next_version(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        make_hand_over(rig.publisher.incoming)
+        await rig.client.publish("actor", 0, make_weights(), {})
+        assert list((rig.publisher.incoming / "actor").iterdir()) == []
+
+
+async def test_forgotten_versions_go(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path, keep=2) as rig:
+        manifests = [await rig.client.publish("actor", v, make_weights(seed=v), {}) for v in range(4)]
+        await rig.client.forget("actor", [0])
+        health = await rig.service.call("GET", "/v1/health", PublisherHealth)
+        assert health.versions == (ServedVersions(policy="actor", versions=(0, 2, 3)),)
+        with pytest.raises(RefusedError, match=r"version 1 is not here; versions: \[0, 2, 3\]"):
+            await rig.service.call("GET", "/v1/manifests/actor/1", Manifest)
+        with pytest.raises(RefusedError, match="may have been forgotten"):
+            await rig.service.fetch(f"/v1/chunks/{manifests[1].chunks[0].hash}", start=0, end=1)
+
+
+async def test_ranges_are_served_as_http_defines_them(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        manifest = await rig.client.publish("actor", 0, make_weights(), {})
+        chunk = manifest.chunks[0]
+        data = pack(make_weights()).tobytes()[: chunk.num_bytes]
+        transport = MemoryTransport(rig.publisher)
+
+        async def get(header: str) -> tuple[int, bytes]:
+            headers = {"range": header} if header else {}
+            reply = await transport.request(
+                "GET", f"/v1/chunks/{chunk.hash}", headers=headers, body=b"", timeout_s=5
+            )
+            return reply.status, reply.body
+
+        assert await get("") == (200, data)
+        assert await get("bytes=10-19") == (206, data[10:20])
+        assert await get("bytes=4000-99999") == (206, data[4000:])
+        assert await get("bytes=4000-") == (206, data[4000:])
+        assert await get("bytes=-7") == (206, data[-7:])
+        for bad in ("bytes=5000-6000", "bytes=20-10", "bytes=-0", "bytes=-", "bytes=0-1,4-5", "lines=1-2"):
+            assert (await get(bad))[0] == 416
+
+
+@pytest.mark.parametrize("target", ["/v1/chunks/..%2f..%2flock", "/v1/chunks/lock", "/v1/manifests/../0"])
+async def test_only_known_chunks_are_served(tmp_path: Path, target: str) -> None:
+    async with weight_rig(tmp_path) as rig:
+        reply = await MemoryTransport(rig.publisher).request("GET", target, headers={}, body=b"", timeout_s=5)
+        assert reply.status == 404
+
+
+async def test_roles_may_only_what_they_need(tmp_path: Path) -> None:
+    tokens = {"t": "trainer", "w": "worker", "v": "viewer"}
+    publisher = Publisher(tmp_path / "weights", WeightsConfig(), URL, tokens=tokens)
+    clients = {
+        name: ServiceClient(URL, token=name, transport=MemoryTransport(publisher))
+        for name in ("t", "w", "v", "")
+    }
+    hand_over = make_hand_over(publisher.incoming)
+    for name in ("w", "v", ""):
+        with pytest.raises(RefusedError) as refusal:
+            await clients[name].call("POST", "/v1/publish", Manifest, body=hand_over)
+        assert refusal.value.status in {401, 403}
+    manifest = await clients["t"].call("POST", "/v1/publish", Manifest, body=hand_over)
+    path = f"/v1/chunks/{manifest.chunks[0].hash}"
+    assert len(await clients["w"].fetch(path, start=0, end=4)) == 4
+    with pytest.raises(RefusedError, match="role 'viewer' may not"):
+        await clients["v"].fetch(path, start=0, end=4)
+    await clients[""].call("GET", "/v1/health", PublisherHealth)
+    publisher.close()
+
+
+async def test_a_restarted_publisher_serves_what_it_had(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path) as rig:
+        manifest = await rig.client.publish("actor", 0, make_weights(), rig.model_files())
+    async with weight_rig(tmp_path) as rig:
+        assert await rig.service.call("GET", "/v1/manifests/actor/0", Manifest) == manifest
+        snapshot = await rig.receiver.fetch(manifest)
+        assert [t.data.tobytes() for t in snapshot.tensors] == [t.data.tobytes() for t in make_weights()]
