@@ -1,0 +1,163 @@
+"""Tasks of the `reasoning-gym` library, and their scores.
+
+A task carries how it was generated, not its solution: the scorer generates the same entry again, so that
+every data set's own scorer sees exactly the objects that it made. An entry that differs from the task
+(another version of the library on another machine) is an error, never a score of 0.
+"""
+
+import difflib
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+from astraflow.config import check_args
+from astraflow.envs.config import ReasoningGymConfig
+from astraflow.errors import ConfigError, DataError
+from astraflow.splits import is_heldout
+from astraflow.types import Message, Task
+
+__all__ = ["GYM", "GymSource", "score_gym", "system_context"]
+
+GYM = "reasoning_gym"
+"""Value of `kind` in the spec of a task of this source."""
+
+_CACHED_TASKS = 4096
+"""The episodes of a group ask for one task: it is generated once."""
+_MAX_TRIES = 1000
+"""Entries tried for one task on its side of the split; at a share of 0.1 all fail once in 10^45."""
+
+
+class _Dataset(Protocol):
+    """What is used of a reasoning-gym data set."""
+
+    def __getitem__(self, idx: int) -> dict[str, Any]: ...
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
+
+
+class GymSource:
+    """Generated tasks; a task is generated when it is asked for.
+
+    Example: `GymSource(ReasoningGymConfig(dataset="basic_arithmetic", split="train"), name="sums").task(0)`.
+
+    On one side of a split, task `i` is the first of the entries `i`, `i + size`, `i + 2 * size`, ... whose
+    prompt lies there, so that each index is independent of the others.
+    """
+
+    def __init__(self, config: ReasoningGymConfig, *, name: str) -> None:
+        _check(config)
+        self._config = config
+        self._name = name
+        self._recipe = {
+            "kind": GYM,
+            "dataset": config.dataset,
+            "seed": config.seed,
+            "size": config.size if config.split == "all" else config.size * _MAX_TRIES,
+            "args": config.args,
+        }
+        self._dataset = _open(json.dumps(self._recipe))
+        self._made = lru_cache(_CACHED_TASKS)(self._make)
+        self.task(0)
+
+    def __len__(self) -> int:
+        return self._config.size
+
+    def task(self, idx: int) -> Task:
+        """Task number `idx`, from 0. Raises: DataError if its side of the split seems to hold no task."""
+        if not 0 <= idx < len(self):
+            raise IndexError(idx)
+        return self._made(idx)
+
+    def _make(self, idx: int) -> Task:
+        config = self._config
+        entry_idx, entry = self._entry(idx)
+        start = f"{self._name}/" if self._name else ""
+        return Task(
+            id=f"{start}{config.dataset}-{config.seed}-{entry_idx}",
+            source=self._name,
+            prompt=str(entry["question"]),
+            answer="" if entry["answer"] is None else str(entry["answer"]),
+            context=system_context(config.system),
+            spec=json.dumps({**self._recipe, "idx": entry_idx}),
+        )
+
+    def _entry(self, idx: int) -> tuple[int, dict[str, Any]]:
+        config = self._config
+        for entry_idx in range(idx, config.size * _MAX_TRIES, config.size):
+            entry = self._dataset[entry_idx]
+            is_held = is_heldout(str(entry["question"]), frac=config.heldout_frac)
+            if config.split == "all" or is_held == (config.split == "heldout"):
+                return entry_idx, entry
+        raise DataError(
+            f"data set {config.dataset}: none of {_MAX_TRIES} prompts is on the side {config.split!r} "
+            f"(heldout_frac {config.heldout_frac}); its problem space is too small for a split, so give it "
+            "more freedom in `args`"
+        )
+
+
+def score_gym(task: Task, text: str, spec: Mapping[str, Any]) -> float:
+    """The library's own score of an answer. Raises: DataError if this machine generates another task."""
+    recipe = json.dumps({key: value for key, value in spec.items() if key != "idx"})
+    entry = _cached_entry(recipe, int(spec["idx"]))
+    if str(entry["question"]) != task.prompt:
+        raise DataError(
+            f"task {task.id}: this machine generates another prompt ({str(entry['question'])[:60]!r}); "
+            "install the same version of reasoning-gym on all machines"
+        )
+    return float(_open(recipe).score_answer(text, entry))
+
+
+def system_context(system: str) -> tuple[Message, ...]:
+    """The messages before a prompt."""
+    return (Message(role="system", content=system),) if system else ()
+
+
+@lru_cache(maxsize=256)
+def _cached_entry(recipe: str, idx: int) -> dict[str, Any]:
+    """The episodes of a group score one entry several times."""
+    return _open(recipe)[idx]
+
+
+@lru_cache(maxsize=32)
+def _open(recipe: str) -> _Dataset:
+    """A data set from its JSON description. Values that the library refuses are errors of the recipe."""
+    described: dict[str, Any] = json.loads(recipe)
+    dataset, config_type = _registered(str(described["dataset"]))
+    args = {**described["args"], "seed": described["seed"], "size": described["size"]}
+    try:
+        config: Any = config_type(**args)
+        if hasattr(config, "validate"):
+            config.validate()
+        return dataset(config)
+    except (AssertionError, TypeError, ValueError, AttributeError) as err:
+        raise ConfigError(
+            f"args = {described['args']!r}: data set {described['dataset']!r} refuses them: {err}"
+        ) from err
+
+
+def _check(config: ReasoningGymConfig) -> None:
+    _, config_type = _registered(config.dataset)
+    own = sorted({"seed", "size"} & set(config.args))
+    if own:
+        raise ConfigError(f"args.{own[0]}: set `{own[0]}` of the source instead")
+    check_args(config_type, config.args, where="args")
+
+
+def _registered(name: str) -> tuple[Callable[[Any], _Dataset], Callable[..., Any]]:
+    """The data set's class and its config class."""
+    try:
+        library = importlib.import_module("reasoning_gym.factory")
+    except ImportError as err:
+        raise ConfigError(
+            "the source `reasoning_gym` needs the package: pip install astraflow[tasks]"
+        ) from err
+    known = cast("dict[str, tuple[Any, Any]]", library.DATASETS)
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    raise ConfigError(
+        f"dataset = {name!r} is not a data set of reasoning-gym{hint} (choices: {', '.join(sorted(known))})"
+    )

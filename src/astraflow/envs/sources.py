@@ -1,0 +1,195 @@
+"""Task sources: where a recipe's tasks come from.
+
+A source is fixed and ordered: the same index is the same task for ever. Generated tasks are made when asked
+for; files are read once, when the source is made, so that a broken line shows before anything starts.
+Libraries are imported only by the source that needs them.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from astraflow.config import Use, check_args, load_attr
+from astraflow.envs.config import HubSourceConfig, JsonlSourceConfig, ReasoningGymConfig, TaskSourceConfig
+from astraflow.envs.gym import GymSource, system_context
+from astraflow.errors import ConfigError, DataError
+from astraflow.protocols import TaskSource
+from astraflow.types import Task
+
+__all__ = ["ListSource", "make_source", "shared_prompts"]
+
+
+def make_source(config: TaskSourceConfig, *, name: str = "") -> TaskSource:
+    """The source of a config; `name` is its name in the recipe: the tasks' `source`, and the start of
+    their ids.
+
+    Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
+    file.
+    """
+    match config:
+        case ReasoningGymConfig():
+            return GymSource(config, name=name)
+        case JsonlSourceConfig():
+            return _jsonl_source(config, name)
+        case HubSourceConfig():
+            return _hub_source(config, name)
+        case Use():
+            return _user_source(config)
+
+
+def shared_prompts(training: TaskSource, heldout: TaskSource) -> frozenset[str]:
+    """Prompts that occur in both; generates every task, so meant for tests and checks of small sources."""
+    seen = {training.task(idx).prompt for idx in range(len(training))}
+    return frozenset(seen & {heldout.task(idx).prompt for idx in range(len(heldout))})
+
+
+class ListSource:
+    """Tasks held in memory. Example: `len(ListSource([Task(id="a", source="s", prompt="2 + 3")])) == 1`."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = tuple(tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def task(self, idx: int) -> Task:
+        """Task number `idx`, from 0."""
+        return self._tasks[idx]
+
+
+# --- JSONL ----------------------------------------------------------------------------------------
+
+
+def _jsonl_source(config: JsonlSourceConfig, name: str) -> ListSource:
+    path = Path(config.path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as err:
+        raise DataError(
+            f"{path} does not exist (looked in {Path.cwd()}); give the path of a JSONL file"
+        ) from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {err}") from err
+    tasks = [
+        _task(_jsonl_row(line, where=f"{path}, line {number}"), config, name=name, number=number)
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip()
+    ]
+    if not tasks:
+        raise DataError(f"{path} holds no tasks; expected one JSON object a line")
+    return ListSource(tasks)
+
+
+def _jsonl_row(line: str, *, where: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as err:
+        raise DataError(f"{where} is not valid JSON: {err}; it reads {_shortened(line)}") from err
+    if not isinstance(row, dict):
+        raise DataError(f"{where} holds {_shortened(line)}; expected a JSON object")
+    return cast("dict[str, Any]", row)
+
+
+# --- Hugging Face datasets ------------------------------------------------------------------------
+
+
+def _hub_source(config: HubSourceConfig, name: str) -> ListSource:
+    rows = _load_rows(config)
+    tasks = [_task(row, config, name=name, number=number) for number, row in enumerate(rows, start=1)]
+    if not tasks:
+        raise DataError(f"data set {config.path}, split {config.split!r}, holds no rows")
+    return ListSource(tasks)
+
+
+def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
+    """Rows of a split: a folder of `save_to_disk`, a single file, a folder of files, or a name on the hub."""
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError as err:
+        raise ConfigError("the source `datasets` needs the package: pip install astraflow[tasks]") from err
+    path = Path(config.path)
+    where = f"data set {config.path}, split {config.split!r}"
+    try:
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            loaded: Any = datasets.load_from_disk(config.path)
+            return cast("Iterable[Mapping[str, Any]]", _split_of(loaded, config))
+        if path.is_file():
+            kind = _file_kind(path)
+            return cast("Any", datasets.load_dataset(kind, data_files=config.path, split="train"))
+        return cast("Any", datasets.load_dataset(config.path, config.subset or None, split=config.split))
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError, DatasetsError) as err:
+        raise DataError(f"{where} cannot be loaded: {err}") from err
+
+
+def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
+    """A saved folder holds one split, or several by name."""
+    if not isinstance(loaded, dict):
+        return loaded
+    splits = cast("dict[str, Any]", loaded)
+    if config.split not in splits:
+        raise DataError(
+            f"data set {config.path} has no split {config.split!r} (choices: {', '.join(splits)})"
+        )
+    return splits[config.split]
+
+
+def _file_kind(path: Path) -> str:
+    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+    if path.suffix not in kinds:
+        raise DataError(f"{path}: files ending in {path.suffix!r} are not read (choices: {', '.join(kinds)})")
+    return kinds[path.suffix]
+
+
+# --- rows to tasks --------------------------------------------------------------------------------
+
+
+def _task(
+    row: Mapping[str, Any], config: JsonlSourceConfig | HubSourceConfig, *, name: str, number: int
+) -> Task:
+    """A task of prompt and answer. Its id counts rows from 0."""
+    place = "line" if isinstance(config, JsonlSourceConfig) else f"split {config.split!r}, row"
+    where = f"{config.path}, {place} {number}"
+    prompt = _text(row, config.prompt_key, where)
+    if not prompt:
+        raise DataError(f"{where}: {config.prompt_key!r} is empty")
+    return Task(
+        id=f"{name or Path(config.path).stem}/{number - 1}",
+        source=name,
+        prompt=prompt,
+        answer=_text(row, config.answer_key, where),
+        context=system_context(config.system),
+    )
+
+
+def _text(row: Mapping[str, Any], key: str, where: str) -> str:
+    if key not in row:
+        raise DataError(
+            f"{where} has no key {key!r} (keys: {', '.join(sorted(row))}); name the right one in the "
+            "recipe's prompt_key or answer_key"
+        )
+    value = row[key]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise DataError(f"{where}: {key!r} is {_shortened(repr(value))}; expected a text or a number")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _user_source(config: Use) -> TaskSource:
+    maker = cast("Callable[..., object]", load_attr(config.use, where="source.use"))
+    check_args(maker, config.args, where="source.args")
+    source = maker(**config.args)
+    if not (hasattr(source, "__len__") and callable(getattr(source, "task", None))):
+        raise ConfigError(
+            f"source.use = {config.use!r} made a {type(source).__name__}; expected an object with __len__() "
+            "and task(idx)"
+        )
+    return cast("TaskSource", source)

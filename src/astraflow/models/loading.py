@@ -1,0 +1,239 @@
+"""Hugging Face causal language models: load, build empty, fill from host tensors, export to host tensors.
+
+Owns the mapping between a model's parameters and `HostTensor`s: Hugging Face names, each tied weight once,
+bit-exact when the dtypes agree and rounded to the model's dtype when not. Everything is checked before the
+first byte is written: a set of tensors that does not fit leaves the model as it was.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from astraflow.errors import DataError, WeightsError
+from astraflow.protocols import HostTensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "DTYPES",
+    "DtypeName",
+    "FittedTensors",
+    "empty_causal_lm",
+    "export_tensors",
+    "fit_tensors",
+    "host_tensor",
+    "install_tensors",
+    "load_causal_lm",
+    "torch_tensor",
+]
+
+DtypeName = Literal["float32", "float16", "bfloat16"]
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_BUILD_LOCK = threading.Lock()
+"""transformers skips initialisation by patching torch for the whole process: one build at a time."""
+_MAX_LISTED = 5
+"""Names an error message lists before it only counts."""
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def load_causal_lm(
+    path_or_name: str | Path, *, dtype: DtypeName = "float32", device: str = "cpu"
+) -> "PreTrainedModel":
+    """A causal language model with its weights, in eval mode, from a folder or a hub name.
+
+    Raises: DataError if the folder is missing or incomplete, or the name cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    name = str(path_or_name)
+    folder = Path(name)
+    if isinstance(path_or_name, Path) or folder.exists() or name.startswith((".", "/", "~")):
+        _check_folder(folder)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], use_safetensors=True)
+    except (OSError, ValueError, RuntimeError) as err:
+        raise DataError(
+            f"model {name!r} does not load as a causal language model: {_first_line(err)}; "
+            "expected config.json and *.safetensors of a Hugging Face folder, or a hub name"
+        ) from err
+    return cast("PreTrainedModel", model.to(device).eval())
+
+
+def empty_causal_lm(
+    model_dir: Path, *, dtype: DtypeName = "float32", device: str = "cpu"
+) -> "PreTrainedModel":
+    """A model of the architecture in `model_dir/config.json`, in eval mode; its weights have no meaning yet.
+
+    Only the configuration is read; weights in the folder are ignored.
+    Raises: DataError if the folder or its config is missing or not understood.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.initialization import no_init_weights
+
+    _check_folder(model_dir)
+    try:
+        config = cast("Any", AutoConfig).from_pretrained(str(model_dir))
+        with _BUILD_LOCK, no_init_weights():
+            model = cast("Any", AutoModelForCausalLM).from_config(config, dtype=DTYPES[dtype])
+        model.tie_weights()  # is part of the initialisation that was skipped
+        if (model_dir / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
+    except (OSError, ValueError, KeyError, RuntimeError) as err:
+        raise DataError(
+            f"model folder {model_dir}: config.json is no causal language model that transformers knows: "
+            f"{_first_line(err)}"
+        ) from err
+    return cast("PreTrainedModel", model.to(device).eval())
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(
+            f"model folder {folder} does not exist; pass a Hugging Face folder, or build one with "
+            "`astraflow model init`"
+        )
+    if not (folder / "config.json").is_file():
+        found = sorted(p.name for p in folder.iterdir())[:_MAX_LISTED]
+        raise DataError(f"model folder {folder} has no config.json (found: {', '.join(found) or 'nothing'})")
+
+
+def _first_line(err: BaseException) -> str:
+    return (str(err).strip() or type(err).__name__).splitlines()[0]
+
+
+# --- host tensors ---------------------------------------------------------------------------------
+
+
+def host_tensor(name: str, tensor: Tensor) -> HostTensor:
+    """A copy of a tensor's bytes in host memory.
+
+    Raises: WeightsError if its dtype is none of float32, float16, bfloat16.
+    """
+    if tensor.dtype not in _DTYPE_NAMES:
+        raise WeightsError(f"tensor {name} has dtype {tensor.dtype}; expected one of {', '.join(DTYPES)}")
+    flat = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
+    data = cast("NDArray[np.uint8]", flat.view(torch.uint8).numpy())
+    return HostTensor(name=name, shape=tuple(tensor.shape), dtype=_DTYPE_NAMES[tensor.dtype], data=data)
+
+
+def torch_tensor(tensor: HostTensor) -> Tensor:
+    """The tensor's values as a torch tensor in host memory; shares the bytes where these allow it.
+
+    Raises: WeightsError if the bytes do not fit shape and dtype.
+    """
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise WeightsError(
+            f"tensor {tensor.name} has dtype {tensor.dtype!r}; expected one of {', '.join(DTYPES)}"
+        )
+    expected = int(np.prod(tensor.shape, dtype=np.int64)) * dtype.itemsize
+    if tensor.data.nbytes != expected:
+        raise WeightsError(
+            f"tensor {tensor.name}: {tensor.data.nbytes} bytes for shape {tensor.shape} of {tensor.dtype}, "
+            f"which needs {expected}"
+        )
+    data = tensor.data
+    if not data.flags.writeable or not data.flags.c_contiguous or data.ctypes.data % dtype.itemsize:
+        data = np.array(data, dtype=np.uint8, order="C")  # torch takes only writable, aligned memory
+    return torch.from_numpy(data.reshape(-1)).view(dtype).reshape(tensor.shape)
+
+
+def export_tensors(model: nn.Module) -> tuple[HostTensor, ...]:
+    """Copies of all weights: Hugging Face names, each tied weight once under its first name."""
+    return tuple(host_tensor(names[0], tensor) for names, tensor in _named_weights(model))
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTensors:
+    """Tensors that were checked against one model. `install` copies them and cannot fail half-way."""
+
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    """(the model's own tensor, its new values in host memory)."""
+
+    @torch.no_grad()
+    def install(self) -> None:
+        """Overwrites the model's weights in place."""
+        for own, new in self.pairs:
+            own.copy_(new)
+
+
+def fit_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> FittedTensors:
+    """Checks that tensors are exactly the model's weights: every name once, right shapes, finite values.
+
+    A tied weight may be given under any or all of its names (as safetensors files in the wild do); all must
+    then agree. The model is not changed.
+    Raises: WeightsError that names the tensors at fault.
+    """
+    given = _by_name(tensors)
+    weights = _named_weights(model)
+    known = {name for names, _ in weights for name in names}
+    extra = [name for name in given if name not in known]
+    missing = [names[0] for names, _ in weights if not any(name in given for name in names)]
+    if extra or missing:
+        parts = [f"missing {_listed(missing)}"] if missing else []
+        parts += [f"unknown {_listed(extra)}"] if extra else []
+        raise WeightsError(
+            f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
+        )
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for names, own in weights:
+        found = [given[name] for name in names if name in given]
+        new = _checked(found[0], own)
+        for alias in found[1:]:
+            if not torch.equal(_checked(alias, own), new):
+                raise WeightsError(f"tied weights {found[0].name} and {alias.name} differ in their values")
+        pairs.append((own, new))
+    return FittedTensors(tuple(pairs))
+
+
+def install_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> None:
+    """Fits, then installs. Raises: WeightsError; the model is then unchanged."""
+    fit_tensors(model, tensors).install()
+
+
+def _checked(tensor: HostTensor, own: Tensor) -> Tensor:
+    if tensor.shape != tuple(own.shape):
+        raise WeightsError(f"tensor {tensor.name} has shape {tensor.shape}; the model has {tuple(own.shape)}")
+    new = torch_tensor(tensor)
+    if not bool(torch.isfinite(new).all()):
+        bad = int((~torch.isfinite(new)).sum())
+        raise WeightsError(f"tensor {tensor.name} holds {bad} values that are not finite")
+    return new
+
+
+def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:
+    given: dict[str, HostTensor] = {}
+    for tensor in tensors:
+        if tensor.name in given:
+            raise WeightsError(f"tensor {tensor.name} is given twice")
+        given[tensor.name] = tensor
+    return given
+
+
+def _named_weights(model: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """(all names, tensor) of each distinct weight, in the model's order; a tied weight has several names."""
+    state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
+    weights: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in state.items():
+        weights.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(weights.values())
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_LISTED])
+    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED} more"

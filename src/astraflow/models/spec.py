@@ -1,0 +1,137 @@
+"""The spec of a tiny model: a YAML file from which `astraflow model init` builds an ordinary model folder.
+
+Free of heavy imports. The same spec gives the same folder, bit for bit, on one machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from astraflow.config import Config, Use, load_mapping, parse_config
+
+__all__ = [
+    "AdditionCheckConfig",
+    "AdditionConfig",
+    "ArchitectureConfig",
+    "DemonstrationConfig",
+    "ModelSpec",
+    "Share",
+    "TokenizerConfig",
+    "WarmStartConfig",
+    "load_spec",
+]
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A part of a whole, 0 to 1."""
+
+
+class ArchitectureConfig(Config):
+    """Sizes of a Qwen3-shaped decoder with untied embeddings."""
+
+    hidden_size: int = Field(default=64, ge=8)
+    num_layers: int = Field(default=2, ge=1)
+    num_heads: int = Field(default=4, ge=1)
+    num_kv_heads: int = Field(default=2, ge=1)
+    mlp_size: int = Field(default=128, ge=8)
+    max_positions: int = Field(default=256, ge=8)
+    """Longest sequence, prompt and completion together."""
+    rope_theta: float = Field(default=10_000.0, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "ArchitectureConfig":
+        if self.hidden_size % (2 * self.num_heads) or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be an even multiple of num_heads ({self.num_heads}), "
+                f"and num_heads a multiple of num_kv_heads ({self.num_kv_heads})"
+            )
+        return self
+
+
+class TokenizerConfig(Config):
+    """One token a character, and one for each of a few longer words that keep prompts short."""
+
+    characters: str = Field(min_length=1)
+    words: tuple[str, ...] = ()
+    """Texts of several characters that are one token, e.g. `"Calculate "`; longest match first."""
+
+    @field_validator("characters")
+    @classmethod
+    def _are_distinct(cls, value: str) -> str:
+        repeated = sorted({c for c in value if value.count(c) > 1})
+        if repeated:
+            raise ValueError(f"characters repeat: {''.join(repeated)!r}")
+        return value
+
+
+class AdditionConfig(Config):
+    """Sums of two numbers, worked out column by column from the right: `378 + 937` is `15,11,13=1315`.
+
+    A hasty demonstration forgets every carry (`15,10,12=1205`), so that the model knows the right method and
+    rarely uses it. Prompts are those of reasoning-gym's `basic_arithmetic`.
+    """
+
+    name: Literal["addition"] = "addition"
+    max_digits: int = Field(default=3, ge=1)
+    """Numbers are drawn from 0 to 10 to this power, inclusive."""
+    careful_frac: tuple[Share, Share] = (0.6, 0.1)
+    """Share of demonstrations with carries, at the first and at the last one; linear between. Falling, it
+    teaches the method well and its use rarely."""
+    mixed_frac: float = Field(default=0.5, ge=0, le=1)
+    """Share of numbers whose length is drawn uniformly: short numbers are else too rare to be learned."""
+    heldout_frac: float = Field(default=0.0, ge=0, lt=1)
+    """Prompts that `splits.is_heldout` keeps for evaluation are never shown."""
+    preamble: str = ""
+    """What an agent puts before each prompt, e.g. its instructions."""
+
+
+class AdditionCheckConfig(Config):
+    """Checks of such a working: the prompt is problem and working, the reply works each column out again and
+    compares, then gives the verdict: `Calculate 378 + 937.15,10,12=1205?` is answered `15y11n13n=n`."""
+
+    name: Literal["addition_check"] = "addition_check"
+    max_digits: int = Field(default=3, ge=1)
+    right_frac: float = Field(default=0.5, ge=0, le=1)
+    """Share of workings that are right."""
+    flawed_frac: float = Field(default=0.1, ge=0, le=1)
+    """Share of verdicts that are drawn at random."""
+    mixed_frac: float = Field(default=0.5, ge=0, le=1)
+    """Share of numbers whose length is drawn uniformly."""
+    heldout_frac: float = Field(default=0.0, ge=0, lt=1)
+    """Problems that `splits.is_heldout` keeps for evaluation are never shown."""
+
+
+DemonstrationConfig = Annotated[AdditionConfig | AdditionCheckConfig | Use, Field(discriminator="name")]
+
+
+class WarmStartConfig(Config):
+    """Supervised learning on the demonstrations, each seen once: Muon for matrices, AdamW for the rest."""
+
+    steps: int = Field(default=600, ge=0)
+    """Optimizer steps; 0 leaves the random weights."""
+    batch_size: int = Field(default=64, ge=1)
+    """Demonstrations a step."""
+    lr: float = Field(default=1.5e-2, gt=0)
+    """Peak; rises over a twentieth of the steps and falls linearly to 0."""
+    num_threads: int = Field(default=1, ge=1)
+    """CPU threads; part of the spec because sums depend on it in their last bits."""
+
+
+class ModelSpec(Config):
+    """Everything that determines a tiny model."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    """Lower-case letters, digits, `-` and `_`."""
+    seed: int = Field(default=0, ge=0)
+    """Of the random weights and of the demonstrations."""
+    architecture: ArchitectureConfig = ArchitectureConfig()
+    tokenizer: TokenizerConfig
+    demonstrations: DemonstrationConfig
+    warm_start: WarmStartConfig = WarmStartConfig()
+
+
+def load_spec(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> ModelSpec:
+    """The spec in a YAML file, with dotted overrides such as `seed=3`. Raises: ConfigError."""
+    return parse_config(load_mapping(Path(path), overrides), ModelSpec, where=str(path))

@@ -1,0 +1,159 @@
+"""Builds a tiny model from its spec: random Qwen3, character tokenizer, warm start, Hugging Face folder.
+
+The folder is ordinary: `AutoModelForCausalLM` and `AutoTokenizer` open it. It appears whole or not at all,
+and is cached by the hash of spec, code and library versions, so that a second call only copies it. The file
+`astraflow_model.json` in it names the spec that made it.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from astraflow.errors import DataError
+from astraflow.models.demonstrations import make_demonstrations
+from astraflow.models.spec import ArchitectureConfig, ModelSpec
+from astraflow.models.tokenizer import make_tokenizer
+from astraflow.models.warmstart import Progress, warm_start
+
+__all__ = ["init_model", "model_fingerprint"]
+
+_LOG = logging.getLogger(__name__)
+_MARKER = "astraflow_model.json"
+
+
+def init_model(
+    spec: ModelSpec, out: Path, *, cache: Path | None = None, progress: Progress = _LOG.info
+) -> Path:
+    """Writes the spec's model to folder `out` and returns it; built only if `cache` lacks it.
+
+    A folder that this function made for another spec is replaced, in one rename.
+    Raises: ConfigError for a bad spec; DataError if `out` holds something else.
+    """
+    fingerprint = model_fingerprint(spec)
+    if _fingerprint_in(out) == fingerprint:
+        progress(f"model {spec.name}: {out} is up to date")
+        return out
+    _refuse_foreign(out)
+    if cache is None:
+        _fill(out, lambda folder: _build(spec, folder, fingerprint, progress))
+        return out
+    entry = cache / fingerprint
+    if _fingerprint_in(entry) != fingerprint:
+        _fill(entry, lambda folder: _build(spec, folder, fingerprint, progress))
+    else:
+        progress(f"model {spec.name}: taken from the cache {entry}")
+    _fill(out, lambda folder: shutil.copytree(entry, folder, dirs_exist_ok=True))
+    return out
+
+
+def model_fingerprint(spec: ModelSpec) -> str:
+    """Hex digest of all that determines the folder: spec, this code, and the versions of its libraries."""
+    digest = hashlib.sha256(spec.model_dump_json().encode())
+    digest.update(f"{torch.__version__} {transformers.__version__}".encode())
+    for module in ("demonstrations", "spec", "tiny", "tokenizer", "warmstart"):
+        digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Fills a new folder and renames it into place; what stood there goes only when the new one is whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        fresh = Path(scratch) / "new"
+        fresh.mkdir()
+        fill(fresh)
+        if folder.exists():
+            folder.rename(Path(scratch) / "old")
+        fresh.rename(folder)
+
+
+def _fingerprint_in(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / _MARKER).read_text(encoding="utf-8"))["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _refuse_foreign(out: Path) -> None:
+    is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not is_free and not (out / _MARKER).is_file():
+        raise DataError(
+            f"{out} exists and was not made by `astraflow model init`; choose another folder or remove it"
+        )
+
+
+def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) -> None:
+    tokenizer = make_tokenizer(spec.tokenizer)
+    steps, batch_size = spec.warm_start.steps, spec.warm_start.batch_size
+    demonstrations = make_demonstrations(spec.demonstrations, num=steps * batch_size, seed=spec.seed)
+    with _threads(spec.warm_start.num_threads):
+        model = _random_model(spec.architecture, tokenizer, seed=spec.seed)
+        progress(
+            f"model {spec.name}: {model.num_parameters():,} parameters, {len(demonstrations):,} examples"
+        )
+        warm_start(model, tokenizer, demonstrations, config=spec.warm_start, progress=progress)
+    with _no_bars():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    marker = {"fingerprint": fingerprint, "spec": spec.model_dump(mode="json")}
+    (folder / _MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
+
+
+def _random_model(
+    sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int
+) -> Qwen3ForCausalLM:
+    end, pad = cast("int", tokenizer.eos_token_id), cast("int", tokenizer.pad_token_id)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.mlp_size,
+        num_hidden_layers=sizes.num_layers,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        head_dim=sizes.hidden_size // sizes.num_heads,
+        max_position_embeddings=sizes.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": sizes.rope_theta},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=pad,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config).float()
+    model.generation_config = GenerationConfig(do_sample=True, eos_token_id=end, pad_token_id=pad)
+    return model
+
+
+@contextmanager
+def _threads(num: int) -> Generator[None]:
+    """Runs with `num` torch threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _no_bars() -> Generator[None]:
+    """Keeps the library's progress bars off the terminal."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,82 @@
+"""The quickstart's model at a small size: its warm start teaches, and its recipe's tasks fit it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from astraflow.envs.scoring import make_reward
+from astraflow.envs.sources import make_source, shared_prompts
+from astraflow.launch.config import load_recipe
+from astraflow.models.demonstrations import column_addition
+from astraflow.models.spec import load_spec
+from astraflow.models.tiny import init_model
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.timeout(300)
+def test_a_short_warm_start_learns_one_digit_sums(tmp_path: Path) -> None:
+    one_digit = [
+        "demonstrations.max_digits=1",
+        "demonstrations.careful_frac=[1.0, 1.0]",
+        "demonstrations.heldout_frac=0.0",
+        "warm_start.steps=150",
+    ]
+    folder = init_model(load_spec(RECIPES / "models" / "quickstart.yaml", one_digit), tmp_path / "model")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"Calculate {a} + {b}."}], add_generation_prompt=True, tokenize=False
+        )
+        for a, b in pairs
+    ]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    with torch.no_grad():
+        out = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    texts = tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = sum(
+        text == column_addition(a, b, carries=True) for text, (a, b) in zip(texts, pairs, strict=True)
+    )
+    assert right >= 80
+
+
+@pytest.mark.timeout(120)
+def test_the_quickstarts_evaluation_shares_no_prompt_with_its_training_or_its_demonstrations() -> None:
+    recipe = load_recipe(RECIPES / "quickstart.yaml")
+    training = make_source(recipe.tasks.sources["sums"], name="sums")
+    heldout = make_source(recipe.eval.sets["heldout"].source, name="heldout")
+    assert len(heldout) >= recipe.eval.sets["heldout"].num_tasks >= 256
+    assert len(training) == 20_000
+    assert not shared_prompts(training, heldout)
+    demonstrations = load_spec(RECIPES / "models" / "quickstart.yaml").demonstrations
+    assert (
+        demonstrations.model_dump()["heldout_frac"]
+        == recipe.eval.sets["heldout"].source.model_dump()["heldout_frac"]
+    )
+
+
+@pytest.mark.timeout(120)
+def test_the_quickstarts_tasks_fit_its_models_tokens_and_limits() -> None:
+    recipe = load_recipe(RECIPES / "quickstart.yaml")
+    spec = load_spec(RECIPES / "models" / "quickstart.yaml")
+    source, reward = make_source(recipe.tasks.sources["sums"]), make_reward(recipe.tasks)
+    longest = recipe.policies["actor"].sampling.max_tokens
+    for idx in range(0, len(source), 40):
+        task = source.task(idx)
+        a, b = (int(n) for n in task.prompt.removeprefix("Calculate ").removesuffix(".").split(" + "))
+        answer = column_addition(a, b, carries=True)
+        assert set(task.prompt.removeprefix("Calculate ") + answer) <= set(spec.tokenizer.characters)
+        assert len(answer) + 1 <= longest
+        assert reward(task, answer) == 1.0
+        assert reward(task, f"{answer}0") == 0.0
+
+
+@pytest.mark.parametrize("name", ["quickstart", "pair"])
+def test_the_recipes_are_valid(name: str) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.yaml")
+    assert recipe.name == name
+    for policy in recipe.trained.values():
+        assert (RECIPES / "models" / f"{Path(policy.model).name}.yaml").is_file()

@@ -1,0 +1,152 @@
+"""Rewards: what is taken as the answer, and how it is scored."""
+
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from astraflow.config import Use, parse_config
+from astraflow.envs.config import (
+    ExactReward,
+    JsonlSourceConfig,
+    MathVerifyReward,
+    ReasoningGymConfig,
+    RewardConfig,
+    SourceReward,
+    TasksConfig,
+)
+from astraflow.envs.scoring import extract_answer, make_reward
+from astraflow.envs.sources import make_source
+from astraflow.errors import ConfigError, DataError
+from astraflow.protocols import Reward
+from astraflow.types import Task
+
+TASK = Task(id="t", source="s", prompt="Calculate 2 + 3.", answer="5")
+
+
+def reward(config: RewardConfig, extract: str = "whole") -> Reward:
+    sources = {"s": JsonlSourceConfig(path="unused.jsonl")}
+    return make_reward(TasksConfig.model_validate({"sources": sources, "reward": config, "extract": extract}))
+
+
+def longer_is_better(task: Task, text: str, *, per_char: float = 1.0) -> float:
+    return per_char * len(text)
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "answer"),
+    [
+        ("whole", " 5\n", " 5\n"),
+        ("last_line", "2 + 3\n 5 \n\n", "5"),
+        ("last_line", " \n", None),
+        ("after_equals", "2=2, 2+3= 5 ", "5"),
+        ("after_equals", "5", None),
+        ("answer_tag", "<answer>4</answer> no, <answer> 5 </answer>.", "5"),
+        ("answer_tag", "<answer>5", None),
+        ("answer_tag", "5</answer>", None),
+        ("boxed", r"\boxed{4}, or \boxed{\frac{1}{2}} it is", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{5", None),
+        ("boxed", "5", None),
+    ],
+)
+def test_the_answer_is_the_named_part_of_the_text(mode: str, text: str, answer: str | None) -> None:
+    assert extract_answer(text, mode=mode) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "score"), [("5,=5", 1.0), ("= 5 ", 1.0), ("=15", 0.0), ("5", 0.0), ("", 0.0)]
+)
+def test_exact_scores_the_extracted_answer(text: str, score: float) -> None:
+    assert reward(ExactReward(), "after_equals")(TASK, text) == score
+
+
+def test_a_reward_survives_pickling() -> None:
+    scorer = pickle.loads(pickle.dumps(reward(ExactReward(), "last_line")))
+    assert scorer(TASK, "so:\n5") == 1.0
+
+
+def test_math_verify_compares_values_not_texts() -> None:
+    scorer = reward(MathVerifyReward())
+    half = Task(id="t", source="s", prompt="p", answer="0.5")
+    assert scorer(half, r"It is $\frac{1}{2}$.") == 1.0
+    assert scorer(half, "It is 0.6.") == 0.0
+    assert scorer(half, "no idea") == 0.0
+
+
+def test_math_verify_works_outside_the_main_thread() -> None:
+    scores: list[float] = []
+    thread = threading.Thread(target=lambda: scores.append(reward(MathVerifyReward())(TASK, "5")))
+    thread.start()
+    thread.join()
+    assert scores == [1.0]
+
+
+def test_a_task_without_answer_cannot_be_compared() -> None:
+    with pytest.raises(DataError, match="has no answer to compare with"):
+        reward(MathVerifyReward())(Task(id="t", source="s", prompt="p"), "5")
+
+
+@pytest.mark.parametrize(
+    "dataset", ["basic_arithmetic", "chain_sum", "countdown", "mini_sudoku", "word_sorting"]
+)
+def test_the_sources_own_scorer_gives_full_marks_to_its_own_answer(dataset: str) -> None:
+    task = make_source(ReasoningGymConfig(dataset=dataset, size=5, seed=4), name="s").task(3)
+    scorer = reward(SourceReward())
+    entry_answer = task.answer or "0"
+    if dataset != "countdown":  # its reference is the target number, an answer is an expression
+        assert scorer(task, entry_answer) == 1.0
+    assert scorer(task, "certainly not this") < 0.1
+
+
+def test_tasks_of_prompt_and_answer_are_scored_by_value() -> None:
+    assert reward(SourceReward())(TASK, "the sum is 5") == 1.0
+
+
+def test_a_task_that_this_machine_generates_differently_is_an_error_not_a_zero() -> None:
+    task = make_source(ReasoningGymConfig(dataset="chain_sum", size=5), name="s").task(0)
+    altered = Task(id=task.id, source="s", prompt="another", answer=task.answer, spec=task.spec)
+    with pytest.raises(DataError, match="same version of reasoning-gym"):
+        reward(SourceReward())(altered, task.answer)
+
+
+def test_a_spec_of_another_kind_needs_a_named_reward() -> None:
+    task = Task(id="t", source="s", prompt="p", answer="5", spec='{"kind": "chess"}')
+    with pytest.raises(DataError, match="of kind 'chess', which has no scorer here"):
+        reward(SourceReward())(task, "5")
+
+
+def test_a_reward_of_the_users_own_gets_its_arguments_and_they_are_checked() -> None:
+    use = f"{__name__}:longer_is_better"
+    assert reward(Use(use=use, args={"per_char": 0.5}))(TASK, "abcd") == 2.0
+    with pytest.raises(ConfigError, match=r'tasks\.reward\.args\.perchar is not .*did you mean "per_char"'):
+        reward(Use(use=use, args={"perchar": 1}))
+
+
+@pytest.mark.timeout(120)
+def test_building_and_using_rewards_loads_no_torch() -> None:
+    code = (
+        "import sys; from astraflow.envs.config import *; from astraflow.envs.scoring import make_reward;"
+        "from astraflow.envs.sources import make_source;"
+        "config = ReasoningGymConfig(dataset='chain_sum');"
+        "task = make_source(config).task(0);"
+        "assert make_reward(TasksConfig(sources={'s': config}))(task, task.answer) == 1.0;"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=110)
+
+
+def test_the_format_makes_its_share_of_the_score() -> None:
+    section = {
+        "sources": {"s": {"name": "jsonl", "path": "unused.jsonl"}},
+        "reward": {"name": "exact"},
+        "extract": "after_equals",
+        "format": r"\d \+ \d = \d",
+        "format_weight": 0.2,
+    }
+    score = make_reward(parse_config(section, TasksConfig))
+    texts = ("2 + 3 = 5", "2 + 3 = 6", "well, = 5", "no")
+    assert [score(TASK, text) for text in texts] == pytest.approx([1.0, 0.2, 0.8, 0.0])
+    with pytest.raises(ConfigError, match="is no regular expression"):
+        parse_config({**section, "format": "("}, TasksConfig)

@@ -1,0 +1,181 @@
+"""Task sources: what they read and generate, and how they refuse."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astraflow.config import Use
+from astraflow.envs.config import HubSourceConfig, JsonlSourceConfig, ReasoningGymConfig
+from astraflow.envs.sources import ListSource, make_source, shared_prompts
+from astraflow.errors import ConfigError, DataError
+from astraflow.types import Message, Task
+
+SUMS: dict[str, Any] = {
+    "min_terms": 2,
+    "max_terms": 2,
+    "min_digits": 2,
+    "max_digits": 2,
+    "operators": ["+"],
+    "allow_parentheses": False,
+}
+
+
+def gym(**fields: Any) -> ReasoningGymConfig:
+    return ReasoningGymConfig(**{"dataset": "basic_arithmetic", "args": SUMS, "size": 50, **fields})
+
+
+def source_of_sums(*, first: int = 0) -> ListSource:
+    return ListSource([Task(id="a", source="own", prompt=f"{first} + 1", answer=str(first + 1))])
+
+
+def number() -> int:
+    return 0
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Callable[[str], JsonlSourceConfig]:
+    def write(text: str) -> JsonlSourceConfig:
+        path = tmp_path / "tasks.jsonl"
+        path.write_text(text, encoding="utf-8")
+        return JsonlSourceConfig(path=str(path))
+
+    return write
+
+
+# --- reasoning-gym --------------------------------------------------------------------------------
+
+
+def test_the_same_index_is_the_same_task_for_ever() -> None:
+    one, two = (make_source(gym(seed=3), name="sums") for _ in range(2))
+    assert [one.task(i) for i in range(50)] == [two.task(i) for i in range(50)]
+    assert one.task(7).id == "sums/basic_arithmetic-3-7"
+    assert len({one.task(i).id for i in range(50)}) == len(one) == 50
+
+
+def test_training_and_heldout_tasks_share_no_prompt_although_the_seed_is_the_same() -> None:
+    training = make_source(gym(split="train", size=2000), name="sums")
+    heldout = make_source(gym(split="heldout", size=200), name="heldout")
+    assert not shared_prompts(training, heldout)
+
+
+def test_without_a_split_neighboring_seeds_share_nearly_all_prompts() -> None:
+    shared = shared_prompts(make_source(gym(seed=1, size=200)), make_source(gym(seed=2, size=200)))
+    assert len(shared) > 150
+
+
+def test_a_split_without_tasks_says_so() -> None:
+    only_one = {**SUMS, "min_terms": 1, "max_terms": 1, "min_digits": 1, "max_digits": 1}
+    with pytest.raises(DataError, match="none of 1000 prompts is on the side 'heldout'"):
+        make_source(gym(args=only_one, split="heldout", heldout_frac=0.001))
+
+
+def test_a_system_message_stands_before_the_prompt() -> None:
+    task = make_source(gym(system="Be brief.")).task(0)
+    assert task.context == (Message(role="system", content="Be brief."),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dataset": "basic_aritmetic"}, 'did you mean "basic_arithmetic"'),
+        ({"args": {"min_term": 2}}, 'args.min_term is not an argument; did you mean "min_terms"'),
+        ({"args": {"operators": ["%"]}}, "unsupported operator: %"),
+        ({"args": {"min_terms": "two"}}, "refuses them"),
+        ({"args": {"seed": 4}}, "set `seed` of the source"),
+    ],
+)
+def test_what_reasoning_gym_does_not_know_is_a_config_error(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_source(gym(**fields))
+
+
+def test_an_index_beyond_the_source_is_refused() -> None:
+    with pytest.raises(IndexError):
+        make_source(gym()).task(50)
+
+
+# --- JSONL ----------------------------------------------------------------------------------------
+
+
+def test_jsonl_tasks_keep_their_order_and_numbers_become_texts(
+    jsonl: Callable[[str], JsonlSourceConfig],
+) -> None:
+    source = make_source(
+        jsonl('{"prompt": "2 + 3", "answer": 5}\n\n{"prompt": "x\u2028y", "answer": "z"}\n'), name="own"
+    )
+    assert [source.task(i).prompt for i in range(len(source))] == ["2 + 3", "x\u2028y"]
+    assert source.task(0) == Task(id="own/0", source="own", prompt="2 + 3", answer="5")
+    assert source.task(1).id == "own/2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a", "answer": "b"}\n{"prompt": "a"', r"tasks.jsonl, line 2 is not valid JSON: .*reads"),
+        ('["prompt"]', r"line 1 holds \[\"prompt\"\]; expected a JSON object"),
+        ('{"prompt": "a", "solution": "b"}', r"line 1 has no key 'answer' \(keys: prompt, solution\)"),
+        ('{"prompt": "a", "answer": null}', r"line 1: 'answer' is None; expected a text or a number"),
+        ('{"prompt": "", "answer": "b"}', r"line 1: 'prompt' is empty"),
+        ("\n", "holds no tasks"),
+    ],
+)
+def test_a_broken_task_file_names_file_line_and_problem(
+    jsonl: Callable[[str], JsonlSourceConfig], text: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        make_source(jsonl(text))
+
+
+def test_a_missing_or_binary_task_file_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        make_source(JsonlSourceConfig(path=str(tmp_path / "none.jsonl")))
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read as UTF-8"):
+        make_source(JsonlSourceConfig(path=str(tmp_path / "binary.jsonl")))
+
+
+# --- Hugging Face datasets ------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_local_hugging_face_data_is_read_in_each_layout(tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"question": ["1 + 1", "2 + 2"], "answer": [2, 4]})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "splits"))
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    (tmp_path / "rows.bin").touch()
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": "1 + 1", "answer": "2"}]))
+    expected = Task(id="own/0", source="own", prompt="1 + 1", answer="2")
+    for path, split in [
+        ("saved", "train"),
+        ("splits", "test"),
+        ("rows.parquet", "train"),
+        ("rows.json", "train"),
+    ]:
+        config = HubSourceConfig(path=str(tmp_path / path), split=split, prompt_key="question")
+        assert make_source(config, name="own").task(0) == expected
+    with pytest.raises(DataError, match=r"has no split 'train' \(choices: test\)"):
+        make_source(HubSourceConfig(path=str(tmp_path / "splits"), prompt_key="question"))
+    with pytest.raises(DataError, match=r"row 1 has no key 'prompt' \(keys: answer, question\)"):
+        make_source(HubSourceConfig(path=str(tmp_path / "saved")))
+    with pytest.raises(DataError, match=r"files ending in '\.bin' are not read"):
+        make_source(HubSourceConfig(path=str(tmp_path / "rows.bin")))
+
+
+# --- the user's own -------------------------------------------------------------------------------
+
+
+def test_a_source_of_the_users_own_is_built_with_its_arguments() -> None:
+    assert make_source(Use(use=f"{__name__}:source_of_sums", args={"first": 4})).task(0).answer == "5"
+
+
+def test_arguments_and_results_of_a_users_source_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r'source\.args\.frst is not an argument; did you mean "first"'):
+        make_source(Use(use=f"{__name__}:source_of_sums", args={"frst": 4}))
+    with pytest.raises(ConfigError, match="made a int; expected an object with __len__"):
+        make_source(Use(use=f"{__name__}:number"))

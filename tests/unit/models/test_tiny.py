@@ -1,0 +1,151 @@
+"""Tiny models: spec, tokenizer, and the folder that `init_model` writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.models.spec import ModelSpec, TokenizerConfig, load_spec
+from astraflow.models.tiny import init_model, model_fingerprint
+from astraflow.models.tokenizer import make_tokenizer
+
+CHARACTERS = "0123456789+=., "
+RECIPES = Path(__file__).parents[3] / "recipes" / "models"
+
+
+def spec(**changes: Any) -> ModelSpec:
+    fields = {
+        "name": "test",
+        "architecture": {
+            "hidden_size": 16,
+            "num_layers": 1,
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "mlp_size": 16,
+        },
+        "tokenizer": {"characters": CHARACTERS, "words": ["Calculate "]},
+        "demonstrations": {"name": "addition", "max_digits": 1},
+        "warm_start": {"steps": 3, "batch_size": 4, "lr": 0.01},
+    }
+    return ModelSpec.model_validate_json(
+        ModelSpec.model_validate(fields | changes, strict=False).model_dump_json()
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_the_folder_opens_like_any_hugging_face_model(tmp_path: Path) -> None:
+    folder = init_model(spec(), tmp_path / "deep" / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Calculate 2 + 3."}], add_generation_prompt=True, return_tensors="pt"
+    )["input_ids"]
+    text = tokenizer.decode(model.generate(prompt, max_new_tokens=3)[0])
+    assert text.startswith("Calculate 2 + 3.<assistant>")
+    assert model.dtype == torch.float32
+    assert not model.config.tie_word_embeddings
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_the_same_spec_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    one, again = (contents(init_model(spec(), tmp_path / name)) for name in ("one", "again"))
+    other = contents(init_model(spec(seed=1), tmp_path / "other"))
+    assert one == again
+    assert one["model.safetensors"] != other["model.safetensors"]
+
+
+def test_building_a_model_leaves_random_state_and_threads_alone(tmp_path: Path) -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    init_model(spec(), tmp_path / "model")
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_warm_start_changes_weights_and_reports_its_progress(tmp_path: Path) -> None:
+    lines = list[str]()
+    random_weights = spec(warm_start={"steps": 0})
+    before = contents(init_model(random_weights, tmp_path / "random", progress=lines.append))
+    assert not any("warm start" in line for line in lines)
+    after = contents(init_model(spec(), tmp_path / "warm", progress=lines.append))
+    assert before["model.safetensors"] != after["model.safetensors"]
+    assert lines[-1].startswith("warm start: step 3 of 3, loss ")
+
+
+def test_a_cached_model_is_copied_and_the_cache_survives_changes_to_the_copy(tmp_path: Path) -> None:
+    lines, cache = list[str](), tmp_path / "cache"
+    first = init_model(spec(), tmp_path / "first", cache=cache)
+    (first / "config.json").write_text("{}")
+    second = init_model(spec(), tmp_path / "second", cache=cache, progress=lines.append)
+    assert [line for line in lines if "taken from the cache" in line] == lines
+    assert (second / "config.json").read_text() != "{}"
+    assert [path.name for path in cache.iterdir()] == [model_fingerprint(spec())]
+
+
+def test_an_up_to_date_folder_is_left_alone_and_an_outdated_one_is_replaced(tmp_path: Path) -> None:
+    lines, out = list[str](), tmp_path / "model"
+    init_model(spec(), out)
+    (out / "note.txt").touch()
+    init_model(spec(), out, progress=lines.append)
+    assert lines == [f"model test: {out} is up to date"]
+    assert (out / "note.txt").exists()
+    init_model(spec(seed=1), out)
+    assert not (out / "note.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_of_someone_elses_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").touch()
+    with pytest.raises(DataError, match="was not made by `astraflow model init`"):
+        init_model(spec(), tmp_path)
+    assert (tmp_path / "precious.txt").exists()
+
+
+def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
+    lacking = spec(tokenizer={"characters": "0123456789"})
+    with pytest.raises(ConfigError, match=r"tokenizer\.characters lack a character of the demonstration"):
+        init_model(lacking, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_round_trips_and_long_words_are_one_token() -> None:
+    tokenizer = make_tokenizer(TokenizerConfig(characters=CHARACTERS, words=("Calculate ",)))
+    text = "Calculate 378 + 937.  15,11"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text) - len("Calculate ") + 1
+    assert tokenizer.decode(ids) == text
+    assert tokenizer("?")["input_ids"] == [tokenizer.unk_token_id]
+
+
+def test_the_chat_template_adds_one_token_before_and_after_an_answer() -> None:
+    tokenizer = make_tokenizer(TokenizerConfig(characters=CHARACTERS))
+    messages = [{"role": "user", "content": "2+3"}, {"role": "assistant", "content": "5"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text == "2+3<assistant>5<eos>"
+    opened = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert opened == "2+3<assistant>"
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_model_spec_of_the_recipes_is_valid_and_takes_overrides(path: Path) -> None:
+    assert load_spec(path).name == path.stem
+    assert load_spec(path, ["seed=7"]).seed == 7
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("architecture.num_heads=3", "even multiple of num_heads"),
+        ("tokenizer.characters=aab", "characters repeat: 'a'"),
+        ("warm_start.step=3", 'did you mean "steps"'),
+        ("demonstrations.name=adition", 'did you mean "addition"'),
+    ],
+)
+def test_a_wrong_spec_is_a_config_error(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_spec(RECIPES / "quickstart.yaml", [override])
