@@ -1,0 +1,322 @@
+"""Policies and conversations as a workflow sees them, each completion recorded.
+
+`Dialogue` belongs to one episode: it renders, generates, records and parses, and knows the episode's seeds
+and pinned versions. A conversation keeps the exact tokens of its prefix; where the template cannot extend
+them it renders anew and the recorder forks. Refuses a first prompt that leaves no room in the engine's
+context; whatever finds no room later in the episode is a truncated completion, not a failure.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from astraflow.errors import ConfigError, HistoryRewrittenError, RolloutError
+from astraflow.protocols import Engine, Renderer, ToolRenderer
+from astraflow.rollout.recorder import EpisodeRecorder, Speaker
+from astraflow.types import GenerateRequest, Generation, Message, PolicyInfo, Sampling, ToolSpec
+from astraflow.workflows.calls import CallParser, tagged_calls
+from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
+
+__all__ = [
+    "Answer",
+    "Dialogue",
+    "HostedPolicy",
+    "OpensEndpoint",
+    "RecordedConversation",
+    "Said",
+    "generation_seed",
+    "prompt_of",
+    "with_tools",
+]
+
+_TEXT_OF_MESSAGE = 65_536
+"""Characters of one message that an episode carries to be read; tokens are never cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedPolicy:
+    """A policy that this process can generate with."""
+
+    info: PolicyInfo
+    engine: Engine
+    renderer: Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A point of a conversation: the messages so far and their exact tokens (empty: not rendered yet)."""
+
+    messages: tuple[Message, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A completion, the tokens it is made of, and the point of the conversation behind it."""
+
+    completion: Completion
+    generation: Generation
+    said: Said
+
+
+OpensEndpoint: TypeAlias = Callable[["Dialogue", CallParser], AbstractAsyncContextManager[Endpoint]]
+"""Opens an episode's endpoint for agent programs; the gateway does."""
+
+
+def generation_seed(episode_seed: int, idx: int) -> int:
+    """The seed of an episode's `idx`-th generation: splitmix64 of both, 63 bits."""
+    mixed = (episode_seed * 0x9E3779B97F4A7C15 + (idx + 1) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ (mixed >> 31)) >> 1
+
+
+class Dialogue:
+    """Everything said in one episode.
+
+    Example: `dialogue = Dialogue({"actor": hosted}, seed=7)`, then run a workflow on `dialogue.policies`.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, HostedPolicy],
+        *,
+        seed: int,
+        opens: OpensEndpoint,
+        pinned: Mapping[str, int] | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        """`pinned`: exact versions by policy, for evaluation; `temperature`: instead of the policies' own."""
+        self.hosted = policies
+        self.recorder = EpisodeRecorder()
+        self.generate_s = 0.0
+        self._seed = seed
+        self._num_generations = 0
+        self._pinned = pinned or {}
+        self._temperature = temperature
+        self._conversations: list[RecordedConversation] = []
+        self.policies: Policies = _Policies(self, opens)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All conversations, one after the other; an answer carries its policy's name."""
+        return tuple(message for chat in self._conversations for message in chat.readable())
+
+    def conversation_rewards(self, rewards: Mapping[Conversation, float]) -> dict[int, float]:
+        """Conversation index -> reward. Raises: RolloutError for a conversation of another episode."""
+        known = {id(chat): idx for idx, chat in enumerate(self._conversations)}
+        unknown = [chat for chat in rewards if id(chat) not in known]
+        if unknown:
+            raise RolloutError(
+                "the workflow rewarded a conversation that is not of this episode", is_retryable=False
+            )
+        return {known[id(chat)]: reward for chat, reward in rewards.items()}
+
+    def open(self, hosted: HostedPolicy, messages: Sequence[Message], role: str) -> "RecordedConversation":
+        """A new conversation; `role` empty: the policy's name."""
+        speaker = Speaker(hosted.info.name, role or hosted.info.name, self.sampling(hosted).temperature)
+        chat = RecordedConversation(self, hosted, speaker, tuple(messages), len(self._conversations))
+        self._conversations.append(chat)
+        return chat
+
+    async def complete(
+        self,
+        hosted: HostedPolicy,
+        speaker: Speaker,
+        conversation: int,
+        *,
+        prompt: tuple[int, ...],
+        sampling: Sampling | None = None,
+    ) -> tuple[Completion, Generation]:
+        """Generates, records and parses one completion; `sampling` instead of the policy's own."""
+        sampling = self._seeded(sampling or self.sampling(hosted))
+        room = hosted.engine.capacity().max_context - len(prompt)
+        if room <= 0:
+            return self._overflow(hosted, conversation, prompt)
+        request = GenerateRequest(
+            token_ids=prompt,
+            sampling=msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens)),
+            version=self._pinned.get(hosted.info.name, -1),
+        )
+        started = time.perf_counter()
+        generation = await hosted.engine.generate(request)
+        self.generate_s += time.perf_counter() - started
+        idx = self.recorder.record(speaker, conversation, prompt, generation)
+        message = hosted.renderer.parse(generation.token_ids)
+        completion = Completion(
+            hosted.info.name, message.content, generation.finish_reason, len(generation.token_ids), idx
+        )
+        return completion, generation
+
+    def _overflow(
+        self, hosted: HostedPolicy, conversation: int, prompt: tuple[int, ...]
+    ) -> tuple[Completion, Generation]:
+        try:
+            idx = self.recorder.record_overflow(conversation)
+        except KeyError:
+            raise RolloutError(
+                f"policy {hosted.info.name}: the prompt has {len(prompt)} tokens, the engine's context "
+                f"{hosted.engine.capacity().max_context}; raise rollout.engine.max_context or shorten it",
+                is_retryable=False,
+            ) from None
+        empty = Generation(token_ids=(), logprobs=(), versions=(), finish_reason="length")
+        return Completion(hosted.info.name, "", "length", 0, idx), empty
+
+    def sampling(self, hosted: HostedPolicy) -> Sampling:
+        """How this episode samples from a policy."""
+        sampling = hosted.info.sampling
+        if self._temperature is None:
+            return sampling
+        return msgspec.structs.replace(sampling, temperature=self._temperature)
+
+    def _seeded(self, sampling: Sampling) -> Sampling:
+        idx = self._num_generations
+        self._num_generations += 1
+        return msgspec.structs.replace(sampling, seed=generation_seed(self._seed, idx))
+
+
+class _Policies(Policies):
+    """Names the policies that exist when a workflow asks for another."""
+
+    def __init__(self, dialogue: Dialogue, opens: OpensEndpoint) -> None:
+        self._dialogue, self._opens = dialogue, opens
+
+    def __getitem__(self, name: str) -> Policy:
+        hosted = self._dialogue.hosted.get(name)
+        if hosted is None:
+            raise ConfigError(f"the workflow asks for policy {name!r}; the run has {', '.join(sorted(self))}")
+        return _RecordedPolicy(self._dialogue, hosted)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dialogue.hosted)
+
+    def __len__(self) -> int:
+        return len(self._dialogue.hosted)
+
+    def endpoint(self, *, parser: CallParser = tagged_calls) -> AbstractAsyncContextManager[Endpoint]:
+        return self._opens(self._dialogue, parser)
+
+
+class _RecordedPolicy:
+    def __init__(self, dialogue: Dialogue, hosted: HostedPolicy) -> None:
+        self._dialogue = dialogue
+        self._hosted = hosted
+
+    def conversation(
+        self,
+        *,
+        system: str = "",
+        context: Sequence[Message] = (),
+        role: str = "",
+        tools: Sequence[ToolSpec] = (),
+    ) -> "RecordedConversation":
+        opening = (Message(role="system", content=system),) if system else ()
+        return self._dialogue.open(with_tools(self._hosted, tools), (*opening, *context), role)
+
+    async def chat(self, prompt: str | Sequence[Message], *, role: str = "") -> Completion:
+        if isinstance(prompt, str):
+            return await self.conversation(role=role).say(prompt)
+        return await self.conversation(context=prompt, role=role).send(())
+
+
+def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:
+    """The policy whose template shows these tools. Raises: RolloutError if it shows none."""
+    if not tools:
+        return hosted
+    if not isinstance(hosted.renderer, ToolRenderer):
+        raise RolloutError(
+            f"policy {hosted.info.name}: its engine's renderer cannot show tools to the model",
+            is_retryable=False,
+        )
+    return replace(hosted, renderer=hosted.renderer.with_tools(tools))
+
+
+class RecordedConversation:
+    """An exchange with one policy; `answer` may also go on from an earlier point of it."""
+
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        hosted: HostedPolicy,
+        speaker: Speaker,
+        messages: tuple[Message, ...],
+        idx: int,
+    ) -> None:
+        self._dialogue = dialogue
+        self._hosted = hosted
+        self._speaker = speaker
+        self._said = Said(messages)
+        """No tokens before the first completion and after a rewrite."""
+        self._idx = idx
+        self._is_busy = False
+
+    @property
+    def policy(self) -> str:
+        """Who answers in it."""
+        return self._speaker.policy
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The exchange so far."""
+        return self._said.messages
+
+    def readable(self) -> tuple[Message, ...]:
+        """The messages as an episode carries them."""
+        name = self._speaker.policy
+        return tuple(
+            Message(
+                role=message.role,
+                content=message.content[:_TEXT_OF_MESSAGE],
+                name=name if message.role == "assistant" else message.name,
+            )
+            for message in self._said.messages
+        )
+
+    async def say(self, text: str, *, role: Literal["user", "tool"] = "user") -> Completion:
+        """As `Conversation.say`."""
+        return await self._complete((Message(role=role, content=text),))
+
+    async def send(self, messages: Sequence[Message]) -> Completion:
+        """As `Conversation.send`."""
+        return await self._complete(tuple(messages))
+
+    def rewrite(self, messages: Sequence[Message]) -> None:
+        """As `Conversation.rewrite`."""
+        self._said = Said(tuple(messages))
+
+    async def answer(
+        self, messages: tuple[Message, ...], prompt: tuple[int, ...], sampling: Sampling | None = None
+    ) -> Answer:
+        """The next completion behind `messages`, whose tokens are `prompt`."""
+        completion, generation = await self._dialogue.complete(
+            self._hosted, self._speaker, self._idx, prompt=prompt, sampling=sampling
+        )
+        reply = Message(role="assistant", content=completion.text)
+        self._said = Said((*messages, reply), (*prompt, *generation.token_ids))
+        return Answer(completion, generation, self._said)
+
+    async def _complete(self, new: tuple[Message, ...]) -> Completion:
+        if self._is_busy:
+            raise RolloutError(
+                "a conversation takes one `say` at a time; await the other", is_retryable=False
+            )
+        self._is_busy = True
+        try:
+            prompt = prompt_of(self._hosted.renderer, self._said, new)
+            return (await self.answer((*self._said.messages, *new), prompt)).completion
+        finally:
+            self._is_busy = False
+
+
+def prompt_of(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
+    """The tokens of a conversation that goes on; rendered anew where the template cannot extend them."""
+    if said.token_ids:
+        try:
+            return renderer.extend(said.token_ids, said.messages, new)
+        except HistoryRewrittenError:
+            pass
+    return renderer.render((*said.messages, *new))

@@ -1,0 +1,39 @@
+"""Builds the engine that a recipe names. Nothing heavy is imported before it is needed."""
+
+import importlib
+
+from astraflow.config import Use, check_args, load_attr
+from astraflow.protocols import Engine, WeightSnapshot
+from astraflow.rollout.config import EngineConfig
+
+__all__ = ["make_engine", "preload"]
+
+_TORCH_LIBRARIES = (
+    "astraflow.rollout.engines.torch_engine",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+)
+
+
+def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
+    """An engine that serves `snapshot`.
+
+    A component of the user's own is called as `attr(snapshot, **args)`.
+    Raises: ConfigError, DataError or WeightsError if it cannot serve.
+    """
+    if isinstance(config, Use):
+        target = load_attr(config.use, where="rollout.engine.use")
+        check_args(target, config.args, where="rollout.engine.args")
+        return target(snapshot, **config.args)
+    from astraflow.rollout.engines.torch_engine import TorchEngine
+
+    return TorchEngine(config, snapshot)
+
+
+def preload(config: EngineConfig) -> None:
+    """Imports what `make_engine` will need: seconds that a service need not spend once a version is there.
+
+    May run in a thread.
+    """
+    for name in () if isinstance(config, Use) else _TORCH_LIBRARIES:
+        importlib.import_module(name)

@@ -1,0 +1,101 @@
+"""What a running batch asks of a model, and which implementation answers.
+
+`lean` runs the Llama family from its parameters alone and costs a fraction of the module code at small
+sizes; `generic` runs any causal language model of transformers whose attention goes through its
+`AttentionInterface`. Either is compared with the model's own forward before it serves.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from astraflow.errors import DataError
+from astraflow.rollout.engines.cache import CacheShape, KvCache
+from astraflow.rollout.engines.generic import GenericForward
+from astraflow.rollout.engines.lean import LeanForward, is_lean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Forward", "make_forward"]
+
+logger = logging.getLogger(__name__)
+
+_PROBE_LENGTHS = (24, 7, 1)
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.02}
+"""Mean difference of a probe's logprobs, nats: rounding stays below, a wrong formula far above."""
+
+
+class Forward(Protocol):
+    """A model that decodes against a `KvCache`. Reads its parameters at every call."""
+
+    @property
+    def cache_shape(self) -> CacheShape: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def refresh(self) -> None:
+        """Recomputes what is derived from parameters, after they were replaced in place."""
+        ...
+
+    def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
+        """Stores keys and values of prefixes [B, T], padded on the right, in the cache's rows [B]."""
+        ...
+
+    def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
+        """One step of rows 0..B-1: their newest tokens [B] and these tokens' positions. Returns logits
+        [B, V]."""
+        ...
+
+    def score(self, tokens: Tensor) -> Tensor:
+        """Logprobs [T - 1] of tokens 1..T-1 of one sequence [T], at temperature 1, without a cache."""
+        ...
+
+
+@torch.inference_mode()
+def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "model") -> Forward:
+    """The fastest forward that agrees with the model's own.
+
+    Raises: DataError if the model's attention is none that can be run with slots.
+    """
+    probe = torch.arange(max(_PROBE_LENGTHS)).mul(7).remainder(int(cast("Any", model).config.vocab_size))
+    probe = probe[: max_context - 1].to(model.device)
+    expected = _own_logprobs(model, probe)
+    tolerance = _TOLERANCE[model.dtype]
+    if is_lean(model, max_context=max_context):
+        lean = LeanForward(model, max_context=max_context)
+        error = _probe_error(lean, probe, expected)
+        if error <= tolerance:
+            return lean
+        logger.warning("%s: lean forward differs by %.2g nats; using the module code", name, error)
+    generic = GenericForward(model)
+    error = _probe_error(generic, probe, expected)
+    if not error <= tolerance:
+        raise DataError(
+            f"{name}: decoding with slots differs from the model's own forward by {error:.2g} nats (allowed: "
+            f"{tolerance}); its attention is not one that the torch engine can run"
+        )
+    return generic
+
+
+def _own_logprobs(model: "PreTrainedModel", tokens: Tensor) -> Tensor:
+    output = cast("Any", model)(input_ids=tokens[None], use_cache=False)
+    return torch.log_softmax(output.logits[0].float(), -1)
+
+
+def _probe_error(forward: Forward, tokens: Tensor, expected: Tensor) -> float:
+    """Mean difference when prefixes of several lengths are prefilled together and decoded one token."""
+    lengths = [n for n in _PROBE_LENGTHS if n <= len(tokens)]
+    cache = KvCache(forward.cache_shape, num_slots=len(lengths), max_context=len(tokens) + 1)
+    rows = torch.arange(len(lengths), device=tokens.device)
+    forward.prefill(tokens.expand(len(lengths), -1), rows, cache)
+    last = np.array(lengths, dtype=np.int64) - 1
+    logits = forward.decode(tokens[torch.from_numpy(last).to(tokens.device)], last, cache)
+    decoded = torch.log_softmax(logits.float(), -1) - expected[last]
+    whole = forward.score(tokens) - expected[:-1].gather(1, tokens[1:, None])[:, 0]
+    return float(torch.cat((decoded.abs().reshape(-1), whole.abs())).mean())

@@ -1,0 +1,187 @@
+"""A running request, and the columns of all requests that run together.
+
+`Rows` is a struct of arrays in host memory: row i of every column, and KV slot i, belong to `jobs[i]`. Live
+rows are dense; the last one moves into a hole. A row's newest token is not in the cache yet: the next
+decoding step stores it and picks the one after it. So a prompt's last token needs no call of its own.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from astraflow.rollout.engines.sampling import Restriction, SamplingRows, uniforms
+from astraflow.rollout.engines.stopping import StopText
+from astraflow.types import FinishReason, Generation, Sampling
+
+__all__ = ["Job", "Outcome", "Rows"]
+
+Outcome = Generation | Exception
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on its way through a lane; `resolve` is called once, with its result or its failure."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_new: int
+    """Tokens it may generate: `max_tokens`, or what fits behind the prompt."""
+    stop: StopText | None
+    resolve: Callable[[Outcome], None]
+    version: int = -1
+    """-1 follows the live version; else exactly this one."""
+    prompt_key: int = 0
+    """Hash of the prompt: requests of one group share the prompt's keys and values."""
+    row: int = -1
+    """Its row while it runs, else -1."""
+    marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(first generated token, version that made it and the following ones)."""
+
+    def __post_init__(self) -> None:
+        self.prompt_key = hash(self.prompt)
+
+
+class Rows:
+    """Columns of up to `num_slots` running requests."""
+
+    def __init__(self, num_slots: int, max_context: int, vocab_size: int) -> None:
+        self.jobs: list[Job] = []
+        self.tokens = np.zeros((num_slots, max_context), np.int64)
+        """Prompt and completion."""
+        self.positions = np.zeros(num_slots, np.int64)
+        """Where the newest token is."""
+        self.newest = np.zeros(num_slots, np.int64)
+        """The newest token itself."""
+        self.logprobs = np.zeros((num_slots, max_context), np.float32)
+        self._uniforms = np.zeros((num_slots, max_context))
+        self._last = np.zeros(num_slots, np.int64)
+        """Position of the last token that may be generated."""
+        self._inverse_temperatures = np.ones(num_slots, np.float32)
+        self._is_greedy = np.zeros(num_slots, np.bool_)
+        self._top_p = np.ones(num_slots, np.float64)
+        self._top_k = np.zeros(num_slots, np.int64)
+        self._vocab_size = vocab_size
+        self._columns = (
+            self.tokens, self.positions, self.newest, self.logprobs, self._uniforms, self._last,
+            self._inverse_temperatures, self._is_greedy, self._top_p, self._top_k,
+        )  # fmt: skip
+        self._order = np.arange(num_slots)
+        self._needs: Counter[str] = Counter()
+        """How many live rows need what in sampling."""
+
+    @property
+    def count(self) -> int:
+        """Live rows."""
+        return len(self.jobs)
+
+    @property
+    def num_free(self) -> int:
+        """Rows that may be added."""
+        return len(self.positions) - len(self.jobs)
+
+    def add(self, job: Job, version: int) -> None:
+        """Gives a job the next row."""
+        row = job.row = len(self.jobs)
+        self.jobs.append(job)
+        job.marks.append((0, version))
+        length, sampling = len(job.prompt), job.sampling
+        self.tokens[row, :length] = job.prompt
+        self.newest[row] = job.prompt[-1]
+        self.positions[row] = length - 1
+        self._last[row] = length - 1 + job.max_new
+        self._is_greedy[row] = sampling.temperature == 0
+        self._inverse_temperatures[row] = 1 / sampling.temperature if sampling.temperature else 1
+        self._uniforms[row, length : length + job.max_new] = uniforms(sampling.seed, job.max_new)
+        self._top_p[row] = sampling.top_p
+        self._top_k[row] = sampling.top_k or self._vocab_size
+        self._needs.update(_sampling_needs(sampling))
+
+    def remove(self, row: int) -> int:
+        """Frees a row. Returns: the row whose job now lives in it (the last one), or -1."""
+        self.jobs[row].row = -1
+        self._needs.subtract(_sampling_needs(self.jobs[row].sampling))
+        last_job = self.jobs.pop()
+        last = len(self.jobs)
+        if row == last:
+            return -1
+        for column in self._columns:
+            column[row] = column[last]
+        self.jobs[row] = last_job
+        last_job.row = row
+        return last
+
+    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """Moves rows all at once; `targets` is a permutation of `sources`."""
+        for column in self._columns:
+            column[targets] = column[sources]
+        moved = [self.jobs[int(row)] for row in sources]
+        for job, row in zip(moved, map(int, targets), strict=True):
+            self.jobs[row] = job
+            job.row = row
+
+    def sampling_rows(self, device: torch.device) -> SamplingRows:
+        """The sampling columns of the next step."""
+        n = len(self.jobs)
+
+        def column(values: NDArray[np.generic]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device)
+
+        needs = self._needs
+        return SamplingRows(
+            uniforms=column(self._uniforms[self._order[:n], self.positions[:n] + 1]),
+            inverse_temperatures=column(self._inverse_temperatures[:n]) if needs["temperature"] else None,
+            is_greedy=column(self._is_greedy[:n]) if needs["greedy"] else None,
+            restriction=Restriction(column(self._top_p[:n]), column(self._top_k[:n]))
+            if needs["restriction"]
+            else None,
+        )
+
+    def extend(self, picked: NDArray[np.int64], logprobs: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Appends one token to every live row. Returns: which rows have now reached their last token, [B]."""
+        n = len(self.jobs)
+        positions = self.positions[:n]
+        positions += 1
+        self.tokens[self._order[:n], positions] = picked
+        self.logprobs[self._order[:n], positions] = logprobs
+        self.newest[:n] = picked
+        return positions >= self._last[:n]
+
+    def completion(self, row: int) -> NDArray[np.int64]:
+        """Tokens that a row has generated so far."""
+        return self.tokens[row, len(self.jobs[row].prompt) : self.positions[row] + 1]
+
+    def generation(self, row: int, reason: FinishReason) -> Generation:
+        """A row's result."""
+        job = self.jobs[row]
+        start, end = len(job.prompt), int(self.positions[row]) + 1
+        return Generation(
+            token_ids=tuple(self.tokens[row, start:end].tolist()),
+            logprobs=tuple(self.logprobs[row, start:end].tolist()),
+            versions=_versions(job.marks, end - start),
+            finish_reason=reason,
+        )
+
+    def mark_version(self, version: int) -> None:
+        """Tokens from here on are made by another version."""
+        for job, position in zip(self.jobs, self.positions.tolist(), strict=False):
+            job.marks.append((position + 1 - len(job.prompt), version))
+
+
+def _sampling_needs(sampling: Sampling) -> list[str]:
+    """Columns that a row needs in sampling."""
+    needs = {
+        "temperature": sampling.temperature not in {0, 1},
+        "greedy": sampling.temperature == 0,
+        "restriction": sampling.top_p < 1 or sampling.top_k > 0,
+    }
+    return [name for name, is_needed in needs.items() if is_needed]
+
+
+def _versions(marks: list[tuple[int, int]], count: int) -> tuple[int, ...]:
+    """The version of each of `count` tokens."""
+    ends = [start for start, _ in marks[1:]] + [count]
+    return tuple(v for (start, v), end in zip(marks, ends, strict=True) for _ in range(start, end))

@@ -1,0 +1,208 @@
+"""One version of the model and the batch that runs on it: admission, decoding steps, replacement of weights.
+
+Passive: no threads, no clock. The owner calls `step` while `has_work`; results go out through
+`Job.resolve`. Requests join and leave between any two steps. A prompt that several requests share is
+prefilled once and its keys and values copied; after a replacement of the weights the keys and values of all
+running requests are recomputed, so that every later logprob is that of a full forward under the new version.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from astraflow.errors import RolloutError
+from astraflow.models.loading import FittedTensors
+from astraflow.rollout.engines.cache import KvCache
+from astraflow.rollout.engines.forward import Forward
+from astraflow.rollout.engines.jobs import Job, Outcome, Rows
+from astraflow.rollout.engines.sampling import pick_tokens
+
+__all__ = ["Lane"]
+
+_PREFILL_TOKENS = 4096
+"""Tokens of one prefill call, padding included: bounds its memory and the stall of those who run."""
+_MIN_FILL = 0.6
+"""A prefill call holds prefixes of at least this share of its longest one: less is mostly padding."""
+_MAX_DELAY_STEPS = 4
+"""A prefill call costs about as much as a step, so a request waits up to this long for others to share it."""
+_ADMISSION_SHARE = 16
+"""One request in so many running ones is enough to be admitted at once."""
+
+
+class Lane:
+    """A batch of requests under one version.
+
+    Example: `lane.submit(job)`, then `lane.step()` while `lane.has_work`.
+    """
+
+    def __init__(
+        self, forward: Forward, *, num_slots: int, max_context: int, stop_ids: frozenset[int], version: int
+    ) -> None:
+        self.version = version
+        self.generated_tokens = 0
+        """Since the lane was made; never falls."""
+        shape, vocab_size = forward.cache_shape, forward.vocab_size
+        self._forward, self._device = forward, shape.device
+        self._cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
+        self._rows = Rows(num_slots, max_context, vocab_size)
+        self._waiting: deque[Job] = deque()
+        self._num_delays = 0
+        self._is_stop = np.zeros(vocab_size, np.bool_)
+        self._is_stop[[i for i in stop_ids if 0 <= i < vocab_size]] = True
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below it are tokens."""
+        return self._forward.vocab_size
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch."""
+        return self._rows.count
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """True while there is a request that a step would advance."""
+        return bool(self._rows.count or self._waiting)
+
+    @property
+    def is_held(self) -> bool:
+        """True while requests for exactly this version run or wait here."""
+        return any(job.version >= 0 for job in (*self._rows.jobs, *self._waiting))
+
+    def submit(self, job: Job) -> None:
+        """Queues a request."""
+        self._waiting.append(job)
+
+    def drop(self, job: Job) -> None:
+        """Forgets a request, wherever it is; its `resolve` is not called."""
+        if job.row >= 0:
+            self._release(job.row)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+
+    def drain(self) -> list[Job]:
+        """Takes all requests out, running or waiting."""
+        jobs = [*self._rows.jobs, *self._waiting]
+        self._waiting.clear()
+        while self._rows.count:
+            self._rows.remove(self._rows.count - 1)
+        return jobs
+
+    def replace(self, weights: FittedTensors, version: int) -> None:
+        """Installs another version; running requests go on with it, on recomputed keys and values."""
+        weights.install()
+        self._forward.refresh()
+        self.version = version
+        self._rows.mark_version(version)
+        self._prefill(range(self._rows.count))
+
+    def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1."""
+        if len(token_ids) < 2:
+            return np.zeros(0, np.float32)
+        tokens = torch.tensor(token_ids, device=self._device)
+        return np.asarray(self._forward.score(tokens).cpu().numpy(), np.float32)
+
+    # --- stepping ---------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Admits what waits, advances every running request by one token, and resolves those that end."""
+        if self._is_admission_due():
+            self._admit()
+        rows, n = self._rows, self._rows.count
+        newest = torch.from_numpy(rows.newest[:n]).to(self._device)
+        logits = self._forward.decode(newest, rows.positions[:n], self._cache)
+        picked, logprobs = pick_tokens(logits, rows.sampling_rows(self._device))
+        host_picked, host_logprobs = picked.cpu().numpy(), logprobs.cpu().numpy()
+        is_last = rows.extend(host_picked, host_logprobs)
+        self.generated_tokens += n
+        self._finish(self._is_stop[host_picked], is_last, np.isfinite(host_logprobs))
+
+    def _finish(
+        self, is_stop: NDArray[np.bool_], is_last: NDArray[np.bool_], is_finite: NDArray[np.bool_]
+    ) -> None:
+        rows = self._rows
+        for row, job in enumerate(rows.jobs):
+            if job.stop is not None:
+                tail = rows.completion(row)[-job.stop.num_tokens :]
+                is_stop[row] |= job.stop.is_reached(tail.tolist())
+        ended = np.flatnonzero(is_stop | is_last | ~is_finite)
+        for row in map(int, ended[::-1]):  # from the end: the row that moves into the hole was looked at
+            job = rows.jobs[row]
+            if is_finite[row]:
+                outcome: Outcome = rows.generation(row, "stop" if is_stop[row] else "length")
+            else:
+                self._cache.clear(row)
+                outcome = RolloutError(
+                    f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
+                )
+            self._release(row)
+            job.resolve(outcome)
+
+    def _release(self, row: int) -> None:
+        moved = self._rows.remove(row)
+        if moved >= 0:
+            self._cache.copy(moved, [row], int(self._rows.positions[row]))
+
+    # --- admission --------------------------------------------------------------------------------
+
+    def _is_admission_due(self) -> bool:
+        num_ready = min(len(self._waiting), self._rows.num_free)
+        if num_ready == 0:
+            return False
+        running = self._rows.count
+        if self._num_delays < _MAX_DELAY_STEPS and num_ready * _ADMISSION_SHARE < running:
+            self._num_delays += 1
+            return False
+        self._num_delays = 0
+        return True
+
+    def _admit(self) -> None:
+        """Gives free rows to those who wait; each prompt that is not in the cache yet is prefilled once."""
+        known = {job.prompt_key: job for job in self._rows.jobs}
+        fresh: list[Job] = []
+        sharers: dict[int, list[int]] = {}
+        for _ in range(min(len(self._waiting), self._rows.num_free)):
+            job = self._waiting.popleft()
+            self._rows.add(job, self.version)
+            source = known.setdefault(job.prompt_key, job)
+            if source is not job and source.prompt == job.prompt:
+                sharers.setdefault(source.row, []).append(job.row)
+            else:
+                fresh.append(job)
+        self._prefill([job.row for job in fresh])
+        for row, targets in sharers.items():
+            self._cache.copy(row, targets, len(self._rows.jobs[row].prompt) - 1)
+        positions = self._rows.positions[: self._rows.count]
+        movers, places = self._cache.moves(positions)
+        if len(movers):
+            self._cache.move(movers, places, int(positions[movers].max()))
+            self._rows.move(movers, places)
+
+    def _prefill(self, rows: Sequence[int]) -> None:
+        """Computes keys and values of everything before the newest token of the given rows."""
+        lengths = self._rows.positions
+        ordered = sorted((row for row in rows if lengths[row] > 0), key=lambda row: -lengths[row])
+        start = 0
+        while start < len(ordered):
+            longest = int(lengths[ordered[start]])
+            end = start + 1
+            while (
+                end < len(ordered)
+                and (end + 1 - start) * longest <= _PREFILL_TOKENS
+                and lengths[ordered[end]] >= _MIN_FILL * longest
+            ):
+                end += 1
+            chunk = ordered[start:end]
+            tokens = torch.from_numpy(self._rows.tokens[chunk, :longest]).to(self._device)
+            self._forward.prefill(tokens, torch.tensor(chunk, device=self._device), self._cache)
+            start = end

@@ -1,0 +1,217 @@
+"""The Llama family (Llama, Mistral, Qwen2, Qwen3) run from its parameters, without module code.
+
+The projections of one kind are fused: one tensor holds them, and the model's own parameters become views of
+it, so that replacing parameters in place (`FittedTensors.install`) needs no further step but `refresh`.
+Rotary tables come from the model's own rotary module.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, causal_attention
+from astraflow.rollout.engines.sampling import token_logprobs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LeanForward", "is_lean"]
+
+_ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+_STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
+"""Rotary kinds whose table does not depend on the length of the sequence."""
+
+
+_SCORE_TOKENS = 512
+"""Positions whose logits exist at once when a sequence is scored."""
+
+
+def is_lean(model: "PreTrainedModel", *, max_context: int) -> bool:
+    """True if the model's architecture and settings are those that `LeanForward` implements."""
+    config = cast("Any", model).config
+    if type(model).__name__ not in _ARCHITECTURES or config.hidden_act != "silu":
+        return False
+    rope = config.rope_parameters
+    if rope["rope_type"] not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return False
+    window = getattr(config, "sliding_window", None)  # not every architecture has one
+    return not window or window >= max_context
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The parameters of one layer. Fused: `qkv` is query, key, value; `gate_up` is gate, up."""
+
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: tuple[Tensor, Tensor] | None
+    """Norms of query and key heads (Qwen3)."""
+    head_norm: Tensor | None
+    """Derived from `head_norms`: [query heads + key heads, dim]."""
+    out: Tensor
+    out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class LeanForward:
+    """A `Forward` over a model of the Llama family. The model's projections become views of fused tensors."""
+
+    def __init__(self, model: "PreTrainedModel", *, max_context: int) -> None:
+        config = cast("Any", model).config
+        modules = cast("Any", model).model
+        self._num_heads = int(config.num_attention_heads)
+        self._num_kv_heads = int(config.num_key_value_heads)
+        self._dim = int(modules.layers[0].self_attn.head_dim)
+        self._eps = float(config.rms_norm_eps)
+        self._rule = AttentionRule(scale=float(modules.layers[0].self_attn.scaling))
+        self._embedding: Tensor = modules.embed_tokens.weight
+        self._norm: Tensor = modules.norm.weight
+        self._head: Tensor = cast("Any", model).lm_head.weight
+        self._layers = [_layer(module) for module in modules.layers]
+        positions = torch.arange(max_context, device=model.device)[None]
+        cos, sin = modules.rotary_emb(self._embedding[:1], positions)
+        half = self._dim // 2
+        self._cos: Tensor = cos[0, :, None]
+        self._sin: Tensor = torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
+        self.refresh()
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """What a cache for this model must hold."""
+        weight = self._embedding
+        return CacheShape(len(self._layers), self._num_kv_heads, self._dim, weight.dtype, weight.device)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self._head.shape[0]
+
+    def refresh(self) -> None:
+        """Recomputes what is derived from parameters."""
+        counts = (self._num_heads, self._num_kv_heads)
+        for layer in self._layers:
+            if layer.head_norms is not None:
+                norms = [norm.expand(n, -1) for norm, n in zip(layer.head_norms, counts, strict=True)]
+                layer.head_norm = torch.cat(norms)
+
+    def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
+        """Stores keys and values of prefixes [B, T] in the cache's rows."""
+        num_rows, length = tokens.shape
+        hidden = self._embedding[tokens.reshape(-1)]
+        last = len(self._layers) - 1
+        for i, layer in enumerate(self._layers):
+            query, keys, values = self._sequence_qkv(layer, hidden, (num_rows, length))
+            cache.write(i, keys, values, rows)
+            if i < last:  # nothing reads what the last layer would make of its keys and values
+                attended = causal_attention(query, keys, values, self._rule)
+                hidden = self._finish(layer, hidden, attended.view(num_rows * length, -1))
+
+    def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
+        """One step: logits [B, V]."""
+        at = cache.begin_step(positions)
+        cos, sin = self._cos[at], self._sin[at]
+        hidden = self._embedding[tokens]
+        for i, layer in enumerate(self._layers):
+            query, keys, values = self._qkv(layer, hidden, cos, sin)
+            hidden = self._finish(layer, hidden, cache.attend(i, query, keys, values, self._rule))
+        return functional.linear(self._normed(hidden, self._norm), self._head)
+
+    def score(self, tokens: Tensor) -> Tensor:
+        """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
+        length = len(tokens)
+        hidden = self._embedding[tokens]
+        for layer in self._layers:
+            query, keys, values = self._sequence_qkv(layer, hidden, (1, length))
+            attended = causal_attention(query, keys, values, self._rule)
+            hidden = self._finish(layer, hidden, attended.view(length, -1))
+        normed, targets = self._normed(hidden[:-1], self._norm), tokens[1:]
+        parts: list[Tensor] = []
+        for start in range(0, length - 1, _SCORE_TOKENS):
+            part = slice(start, start + _SCORE_TOKENS)
+            parts.append(token_logprobs(functional.linear(normed[part], self._head), targets[part]))
+        return torch.cat(parts)
+
+    def _sequence_qkv(
+        self, layer: _Layer, hidden: Tensor, shape: tuple[int, int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, keys and values [B, heads, T, dim] of whole sequences, hidden [B * T, h]."""
+        num_rows, length = shape
+        cos, sin = self._cos[:length].repeat(num_rows, 1, 1), self._sin[:length].repeat(num_rows, 1, 1)
+        query, keys, values = (
+            heads.reshape(num_rows, length, -1, self._dim).transpose(1, 2)
+            for heads in self._qkv(layer, hidden, cos, sin)
+        )
+        return query, keys, values
+
+    def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated query and keys, and values: [N, heads, dim], of N positions' hidden states [N, h]."""
+        num_rotated = self._num_heads + self._num_kv_heads
+        fused = functional.linear(self._normed(hidden, layer.norm), layer.qkv, layer.qkv_bias)
+        heads = fused.view(len(hidden), num_rotated + self._num_kv_heads, self._dim)
+        rotated, values = heads[:, :num_rotated], heads[:, num_rotated:]
+        if layer.head_norm is not None:
+            rotated = functional.rms_norm(rotated, (self._dim,), None, self._eps) * layer.head_norm
+        rotated = torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
+        return rotated[:, : self._num_heads], rotated[:, self._num_heads :], values
+
+    def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The rest of a layer after its attention: output projection, MLP, both residuals."""
+        hidden = _add_projected(hidden, attended, layer.out, layer.out_bias)
+        gate_up = functional.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+        gate, up = gate_up.chunk(2, -1)
+        return _add_projected(hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, (hidden.shape[-1],), weight, self._eps)
+
+
+def _layer(module: Any) -> _Layer:
+    """The parameters of one decoder layer; its projections become views of the fused tensors."""
+    attention, mlp = module.self_attn, module.mlp
+    qkv, qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+    gate_up, gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
+    has_head_norms = "q_norm" in dict(attention.named_children())
+    return _Layer(
+        norm=module.input_layernorm.weight,
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        head_norms=(attention.q_norm.weight, attention.k_norm.weight) if has_head_norms else None,
+        head_norm=None,
+        out=attention.o_proj.weight,
+        out_bias=attention.o_proj.bias,
+        mlp_norm=module.post_attention_layernorm.weight,
+        gate_up=gate_up,
+        gate_up_bias=gate_up_bias,
+        down=mlp.down_proj.weight,
+        down_bias=mlp.down_proj.bias,
+    )
+
+
+def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
+    """One weight (and bias) over several projections of the same input, which become views of it."""
+    weight = torch.cat([linear.weight.data for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
+    start = 0
+    for linear in linears:
+        end = start + linear.out_features
+        linear.weight.data = weight[start:end]
+        if bias is not None:
+            linear.bias.data = bias[start:end]
+        start = end
+    return weight, bias
+
+
+def _add_projected(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """residual + x @ weight.T + bias, in one pass where there is no bias."""
+    out = torch.addmm(residual, x, weight.t())
+    return out if bias is None else out + bias

@@ -1,0 +1,252 @@
+"""A model behind an OpenAI-compatible endpoint (`POST BASE_URL/chat/completions`), for evaluation only.
+
+Such an endpoint takes messages and returns text, so this engine comes with a renderer of its own, whose
+"tokens" are the UTF-8 bytes of the conversation: one JSON line a message, the next prefix exact by
+construction. Logprobs are 0 and the version is always 0: nothing that it says can be trained. Token counts
+are the endpoint's own (`usage.completion_tokens`). Connection errors and the statuses 408, 429 and 5xx are
+tried again with growing pauses; any other refusal is final and carries the endpoint's words. The key is sent
+to the endpoint and goes nowhere else.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.errors import ConfigError, RolloutError, UnavailableError
+from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation, Message, Sampling
+
+__all__ = ["OpenAiEngine", "TextRenderer"]
+
+_TRIES = 4
+_FIRST_PAUSE_S = 0.5
+_MAX_CONTEXT = 1 << 30
+"""The endpoint knows its own limit; bytes are no tokens."""
+_SEED_BITS = 31
+"""Endpoints refuse larger seeds."""
+_MAX_TOLD = 300
+"""Characters of an endpoint's answer in an error message."""
+_WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
+_END = ord("\n")
+
+
+class TextRenderer:
+    """Implements `Renderer` over bytes. Example: `TextRenderer().render((Message(...),))`."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The end of a line."""
+        return frozenset({_END})
+
+    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """One JSON line a message."""
+        return tuple(b"".join(_line(message) for message in messages))
+
+    def extend(
+        self, prefix: Sequence[int], history: Sequence[Message], messages: Sequence[Message]
+    ) -> tuple[int, ...]:
+        """The prefix, which ends in the completion's line, and the lines of further messages."""
+        return (*prefix, *self.render(messages))
+
+    def parse(self, token_ids: Sequence[int]) -> Message:
+        """The message of a completion's line."""
+        return _messages(token_ids)[-1]
+
+
+class OpenAiEngine:
+    """Implements `Engine` for the endpoint at `base_url`, e.g. `http://127.0.0.1:8000/v1`; `close` it.
+
+    `model`: the name to ask for; empty: the first that the endpoint lists. Goes with `TextRenderer`.
+    Example: `engine = OpenAiEngine("http://127.0.0.1:8000/v1")`, then `await engine.check()`.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str = "",
+        api_key: str = "",
+        max_requests: int = 32,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._base_url, self.model = base_url.rstrip("/"), model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=10.0)
+        self._slots = asyncio.Semaphore(max_requests)
+        self._max_requests = max_requests
+        self._num_running = self._num_waiting = self._num_tokens = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def check(self) -> str:
+        """The model's name, after asking the endpoint for what it serves.
+
+        Raises: UnavailableError if nobody answers; ConfigError if it refuses, or does not serve `model`.
+        """
+        try:
+            async with self._http().get(f"{self._base_url}/models") as reply:
+                text = await reply.text()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as err:
+            raise UnavailableError(
+                f"{self._base_url}/models does not answer: {err or type(err).__name__}; is this the base URL "
+                "of an OpenAI-compatible server (it usually ends in /v1), and is it running?"
+            ) from err
+        if reply.status >= 400:
+            raise ConfigError(f"{self._base_url}/models answered {reply.status}: {text[:_MAX_TOLD]}")
+        names = _model_names(text)
+        if not self.model and not names:
+            raise ConfigError(f"{self._base_url} lists no model; name one with --model")
+        if self.model and names and self.model not in names:
+            raise ConfigError(
+                f"{self._base_url} does not serve model {self.model!r} (choices: {', '.join(names)})"
+            )
+        self.model = self.model or names[0]
+        return self.model
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """The endpoint's answer as bytes. Raises: RolloutError."""
+        body = _body(self.model, _messages(request.token_ids), request.sampling)
+        self._num_waiting += 1
+        async with self._slots:
+            self._num_waiting -= 1
+            self._num_running += 1
+            try:
+                reply = await self._ask(body)
+            finally:
+                self._num_running -= 1
+        message, finish_reason = _answer(reply, self._base_url)
+        usage = cast("Mapping[str, Any]", reply.get("usage") or {})
+        self._num_tokens += int(usage.get("completion_tokens") or 0)
+        ids = tuple(_line(message))
+        zeros = (0,) * len(ids)
+        return Generation(token_ids=ids, logprobs=zeros, versions=zeros, finish_reason=finish_reason)
+
+    async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Refused: a chat endpoint gives no logprobs of given tokens."""
+        raise RolloutError(f"{self._base_url} cannot score tokens, only generate text", is_retryable=False)
+
+    async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
+        """Refused: the weights are the endpoint's own."""
+        raise RolloutError(f"{self._base_url} serves its own weights", is_retryable=False)
+
+    async def pause(self) -> None:
+        """Nothing to pause: the endpoint steps."""
+
+    async def resume(self) -> None:
+        """Nothing to resume."""
+
+    def capacity(self) -> Capacity:
+        """How many requests run here; the context counts bytes and is not limited."""
+        return Capacity(
+            num_slots=self._max_requests,
+            num_running=self._num_running,
+            num_waiting=self._num_waiting,
+            max_context=_MAX_CONTEXT,
+            generated_tokens=self._num_tokens,
+        )
+
+    def take_spans(self) -> tuple[BusySpan, ...]:
+        """None: the generation is elsewhere."""
+        return ()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self._max_requests)
+            self._session = aiohttp.ClientSession(
+                headers=self._headers, timeout=self._timeout, connector=connector
+            )
+        return self._session
+
+    async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
+        """The decoded reply. Retries what is worth it. Raises: RolloutError."""
+        url, problem, pause_s = f"{self._base_url}/chat/completions", "", _FIRST_PAUSE_S
+        for attempt in range(_TRIES):
+            if attempt:
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+            try:
+                async with self._http().post(url, json=body) as reply:
+                    text = await reply.text()
+            except (aiohttp.ClientError, TimeoutError) as err:
+                problem = f"{type(err).__name__}: {err}"
+                continue
+            if reply.status < 400:
+                return _decoded(text, url)
+            problem = f"{reply.status}: {text[:_MAX_TOLD]}"
+            if reply.status not in _WORTH_ANOTHER_TRY:
+                raise RolloutError(f"{url} answered {problem}", is_retryable=False)
+        raise RolloutError(f"{url} failed {_TRIES} times, last with {problem}")
+
+
+# --- the conversation as bytes --------------------------------------------------------------------
+
+
+def _line(message: Message) -> bytes:
+    fields = {"role": message.role, "content": message.content}
+    if message.name:
+        fields["name"] = message.name
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _messages(token_ids: Sequence[int]) -> list[Message]:
+    return [Message(**json.loads(line)) for line in bytes(token_ids).splitlines()]
+
+
+# --- the endpoint's language ----------------------------------------------------------------------
+
+
+def _body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
+    """What is asked; what the recipe leaves at its default is left to the endpoint."""
+    body: dict[str, object] = {
+        "model": model,
+        "messages": [json.loads(_line(message)) for message in messages],
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "seed": sampling.seed % (1 << _SEED_BITS),
+    }
+    if sampling.top_p < 1:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k > 0:
+        body["top_k"] = sampling.top_k
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    return body
+
+
+def _model_names(text: str) -> list[str]:
+    try:
+        listed = cast("Mapping[str, Any]", json.loads(text))
+        return [str(entry["id"]) for entry in listed.get("data") or ()]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _decoded(text: str, url: str) -> Mapping[str, Any]:
+    try:
+        reply = json.loads(text)
+    except ValueError as err:
+        raise RolloutError(f"{url} answered no JSON: {text[:_MAX_TOLD]!r}") from err
+    if not isinstance(reply, dict):
+        raise RolloutError(f"{url} answered no JSON object: {text[:_MAX_TOLD]!r}")
+    return cast("dict[str, Any]", reply)
+
+
+def _answer(reply: Mapping[str, Any], url: str) -> tuple[Message, FinishReason]:
+    try:
+        choice = cast("Mapping[str, Any]", reply["choices"][0])
+        content = choice["message"]["content"] or ""
+    except (KeyError, IndexError, TypeError) as err:
+        told = json.dumps(reply)[:_MAX_TOLD]
+        raise RolloutError(f"{url} answered without choices[0].message.content: {told}") from err
+    finish_reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
+    return Message(role="assistant", content=str(content)), finish_reason

@@ -1,0 +1,103 @@
+"""Picks one token a row from logits, and its logprob. Pure functions of tensors.
+
+Randomness is one uniform number a token, made from the request's seed and the token's place in its
+completion: the same request gets the same tokens whatever else is in the batch. top-p and top-k only restrict
+what may be picked; the logprob reported is over the full vocabulary at the row's temperature.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from astraflow.errors import RolloutError
+from astraflow.types import Sampling
+
+__all__ = ["Restriction", "SamplingRows", "check_sampling", "pick_tokens", "token_logprobs", "uniforms"]
+
+_UNIFORM_BITS = 48
+"""Below the 53 bits of a float64, so that `u < 1` survives the product with a rounded total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Columns [B]: what may be picked. Unrestricted rows have `top_p` 1 and `top_k` = vocabulary."""
+
+    top_p: Tensor
+    top_k: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Columns [B] of one step. A field that no row needs is None, and costs nothing."""
+
+    uniforms: Tensor
+    """float64 in [0, 1)."""
+    inverse_temperatures: Tensor | None
+    """None: all rows have temperature 1."""
+    is_greedy: Tensor | None
+    """None: no row is greedy. A greedy row has inverse temperature 1."""
+    restriction: Restriction | None
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises: RolloutError (not retryable) if a setting is out of range."""
+    problems: list[str] = []
+    if not 0 <= sampling.temperature < float("inf"):
+        problems.append(f"temperature = {sampling.temperature}; expected a number >= 0 (0 is greedy)")
+    if not 0 < sampling.top_p <= 1:
+        problems.append(f"top_p = {sampling.top_p}; expected a number in (0, 1]")
+    if sampling.top_k < 0:
+        problems.append(f"top_k = {sampling.top_k}; expected a number >= 0 (0 keeps all)")
+    if sampling.max_tokens < 1:
+        problems.append(f"max_tokens = {sampling.max_tokens}; expected a number >= 1")
+    if any(not text for text in sampling.stop):
+        problems.append("stop holds an empty text")
+    if problems:
+        raise RolloutError(f"sampling settings: {'; '.join(problems)}", is_retryable=False)
+
+
+def uniforms(seed: int, count: int) -> NDArray[np.float64]:
+    """The first `count` uniform numbers in [0, 1) of a seed (Philox, counter-based)."""
+    generator = np.random.Generator(np.random.Philox(key=seed % (1 << 128)))
+    return generator.integers(0, 1 << _UNIFORM_BITS, size=count).astype(np.float64) * 2.0**-_UNIFORM_BITS
+
+
+def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """One token a row, and its logprob: int64 [B], float32 [B], from logits [B, V].
+
+    Inverse transform sampling: the first token whose cumulated probability exceeds the row's uniform number.
+    """
+    scaled = logits.float()
+    if rows.inverse_temperatures is not None:
+        scaled = scaled * rows.inverse_temperatures[:, None]
+    logprobs = torch.log_softmax(scaled, -1)
+    probs = logprobs.exp()
+    if rows.restriction is not None:
+        probs = probs * _kept(probs, rows.restriction)
+    cumulated = torch.cumsum(probs, -1, dtype=torch.float64)
+    threshold = rows.uniforms[:, None] * cumulated[:, -1:]
+    picked = torch.searchsorted(cumulated, threshold, right=True)
+    picked = picked.clamp_(max=logits.shape[-1] - 1)  # reached only where logits are not finite
+    if rows.is_greedy is not None:
+        picked = torch.where(rows.is_greedy[:, None], logits.argmax(-1, keepdim=True), picked)
+    return picked[:, 0], logprobs.gather(1, picked)[:, 0]
+
+
+def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logprobs [T] of the given tokens at temperature 1, from logits [T, V]."""
+    return torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
+
+
+def _kept(probs: Tensor, restriction: Restriction) -> Tensor:
+    """True [B, V] for the `top_k` likeliest tokens, and of these the fewest whose share reaches `top_p`."""
+    ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+    rank = torch.arange(probs.shape[-1], device=probs.device)
+    within_k = rank < restriction.top_k[:, None]
+    ordered = ordered * within_k
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+    top_p = restriction.top_p[:, None]
+    within_p = (before < top_p * ordered.sum(-1, keepdim=True, dtype=torch.float64)) | (top_p >= 1)
+    return torch.zeros_like(within_k.expand_as(probs)).scatter_(1, order, within_k & within_p)

@@ -1,0 +1,362 @@
+"""The embedded engine: continuous batching of Hugging Face causal language models on a CPU or one GPU.
+
+    event loop                                    stepping thread (owns models, caches, lanes)
+    generate / score / load / pause  --inbox-->   run commands; while there is work and no pause: step lanes
+    futures  <--call_soon_threadsafe--            results of the step; idle on a condition without work
+
+Nothing outside the thread touches a model after construction, except to read shapes. What a slot serves, and
+which slot serves what, is decided in `slots`. A crash of the thread fails every request with its cause, and
+every later call.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from astraflow.errors import ConfigError, Error, RolloutError, WeightsError
+from astraflow.models.loading import fit_tensors
+from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engines.jobs import Job
+from astraflow.rollout.engines.sampling import check_sampling
+from astraflow.rollout.engines.slots import SlotName, Slots
+from astraflow.rollout.engines.spans import BusyClock
+from astraflow.rollout.engines.stopping import StopText, TokenDecoder, load_decoder
+from astraflow.types import BusySpan, GenerateRequest, Generation
+
+__all__ = ["TorchEngine"]
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 30.0
+"""A step or a load in progress ends first; both take seconds at most."""
+_ResultT = TypeVar("_ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Something the thread does between two steps; `future`, if someone waits, gets its result or its
+    Error."""
+
+    run: Callable[[], object]
+    future: "asyncio.Future[Any] | None" = None
+    slot: SlotName | None = None
+    """The slot that it changes: it waits until no request holds it."""
+
+
+class TorchEngine:
+    """`Engine` over one model. Usable from construction until `close`, from one event loop.
+
+    Example::
+
+        engine = TorchEngine(TorchEngineConfig(num_slots=64), snapshot)
+        generation = await engine.generate(GenerateRequest(token_ids=(5, 6), sampling=Sampling()))
+        await engine.load(newer_snapshot, slot="live")
+        await engine.close()
+
+    Raises: DataError, WeightsError or ConfigError if the first snapshot or the device cannot serve.
+    """
+
+    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot) -> None:
+        self._config = config
+        self._policy = snapshot.policy
+        self._model_dir: Path = snapshot.model_dir
+        _check_device(config.device)
+        self._slots = Slots(config, snapshot)
+        self._vocab_size = self._slots.live.lane.vocab_size
+        self._decoder: TokenDecoder | None = None
+        self._clock = BusyClock("generate")
+        self._wake = threading.Condition()
+        self._inbox: deque[_Command | Job] = deque()
+        self._end: str | None = None
+        """Why the engine takes no more requests; guarded by `_wake`."""
+        self._is_closing = False
+        self._is_paused = False
+        self._changes: dict[SlotName, _Command] = {}
+        """At most one change waits for each slot: `_load_locks`."""
+        self._results: list[tuple[asyncio.Future[Any], object]] = []
+        self._load_locks: dict[SlotName, asyncio.Lock] = {"live": asyncio.Lock(), "pinned": asyncio.Lock()}
+        self._thread = threading.Thread(target=self._work, name=f"engine-{self._policy}", daemon=True)
+        self._thread.start()
+
+    # --- called from the event loop ---------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Tokens, logprobs and the version of each token.
+
+        Raises: RolloutError; not retryable if the request itself is at fault.
+        """
+        decoder = await self._stop_decoder() if request.sampling.stop else None
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        job = self._job(request, future, decoder)
+        self._post(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            with contextlib.suppress(RolloutError):  # an engine that has ended runs it no more
+                self._post(_Command(partial(self._drop, job)))
+            raise
+
+    async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version.
+
+        Raises: RolloutError.
+        """
+        self._check_tokens(token_ids, len(token_ids))
+        return await self._call(lambda: self._slots.live.lane.score(token_ids))
+
+    async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
+        """Installs a version in slot `live` (running requests go on with it) or `pinned`.
+
+        Waits for the requests in the slot that are for exactly its present version. A version that the slot
+        serves already is not loaded again: versions are immutable. Not to be awaited while paused, unless no
+        request holds the slot.
+        Raises: WeightsError; the old version then keeps serving.
+        """
+        if slot not in ("live", "pinned"):
+            raise WeightsError(f'slot {slot!r} does not exist; expected "live" or "pinned"')
+        if snapshot.policy != self._policy:
+            raise WeightsError(
+                f"version {snapshot.version} of policy {snapshot.policy!r} was given to the engine of "
+                f"{self._policy!r}"
+            )
+        name: SlotName = "live" if slot == "live" else "pinned"
+        async with self._load_locks[name]:
+            await self._load(snapshot, name)
+
+    async def pause(self) -> None:
+        """Stops stepping; requests stay. Returns when no step runs any more."""
+        await self._call(partial(self._set_paused, True))
+
+    async def resume(self) -> None:
+        """Goes on stepping."""
+        await self._call(partial(self._set_paused, False))
+
+    def capacity(self) -> Capacity:
+        """What runs, and what could. The pinned lane has as many slots again, which are not offered."""
+        lanes = self._slots.lanes
+        return Capacity(
+            num_slots=self._config.num_slots,
+            num_running=sum(lane.num_running for lane in lanes),
+            num_waiting=sum(lane.num_waiting for lane in lanes),
+            max_context=self._config.max_context,
+            generated_tokens=sum(lane.generated_tokens for lane in lanes),
+        )
+
+    def take_spans(self) -> tuple[BusySpan, ...]:
+        """Wall-clock intervals in which it generated, since the last call."""
+        return self._clock.take(time.time())
+
+    async def close(self) -> None:
+        """Ends the thread; requests that still run fail with a retryable RolloutError."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise RolloutError(
+                f"engine of {self._policy!r}: thread still runs after {_CLOSE_TIMEOUT_S:.0f} s"
+            )
+
+    async def _load(self, snapshot: WeightSnapshot, name: SlotName) -> None:
+        slot = self._slots.slot(name)
+        if slot is None:
+            built = await asyncio.to_thread(self._slots.build, snapshot)
+            await self._call(partial(self._slots.pin, built), slot=name)
+        elif slot.lane.version != snapshot.version:
+            weights = await asyncio.to_thread(fit_tensors, slot.model, snapshot.tensors)
+            await self._call(partial(slot.lane.replace, weights, snapshot.version), slot=name)
+
+    async def _call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
+        """Runs a function in the thread, between two steps."""
+        future: asyncio.Future[_ResultT] = asyncio.get_running_loop().create_future()
+        self._post(_Command(run, future, slot))
+        return await future
+
+    def _post(self, item: "_Command | Job") -> None:
+        with self._wake:
+            if self._end is not None:
+                raise RolloutError(self._end)
+            self._inbox.append(item)
+            self._wake.notify()
+
+    async def _stop_decoder(self) -> TokenDecoder:
+        if self._decoder is None:
+            try:
+                self._decoder = await asyncio.to_thread(load_decoder, self._model_dir)
+            except (OSError, ValueError) as err:
+                raise RolloutError(f"stop texts need a tokenizer: {err}", is_retryable=False) from err
+        return self._decoder
+
+    def _job(
+        self, request: GenerateRequest, future: "asyncio.Future[Generation]", decoder: TokenDecoder | None
+    ) -> Job:
+        sampling, prompt = request.sampling, request.token_ids
+        check_sampling(sampling)
+        self._check_tokens(prompt, len(prompt) + 1)
+        return Job(
+            prompt=prompt,
+            sampling=sampling,
+            max_new=min(sampling.max_tokens, self._config.max_context - len(prompt)),
+            stop=None if decoder is None else StopText(sampling.stop, decoder),
+            resolve=partial(self._answer, future),
+            version=request.version,
+        )
+
+    def _check_tokens(self, token_ids: Sequence[int], num_needed: int) -> None:
+        limit = self._config.max_context
+        if not token_ids:
+            raise RolloutError("the request has no tokens; a prompt needs at least one", is_retryable=False)
+        if num_needed > limit:
+            raise RolloutError(
+                f"{len(token_ids)} tokens leave no room within rollout.engine.max_context = {limit}",
+                is_retryable=False,
+            )
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._vocab_size:
+            raise RolloutError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of {self._vocab_size}; "
+                "was the text rendered with another tokenizer?",
+                is_retryable=False,
+            )
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        torch.set_num_threads(self._config.num_threads)
+        end = f"the engine of {self._policy!r} was closed"
+        try:
+            with torch.inference_mode():
+                while self._take():
+                    self._step()
+        except Exception as err:  # whatever stops the thread must reach those who wait
+            logger.exception("engine of %s failed", self._policy)
+            end = f"the engine of {self._policy!r} failed: {type(err).__name__}: {err}"
+        self._clock.stop(time.time())
+        self._shut(end)
+
+    def _take(self) -> bool:
+        """Waits for work, then runs what came in. Returns: False if the engine is closing."""
+        is_idle = not self._has_work()
+        if is_idle:
+            self._clock.stop(time.time())
+        with self._wake:
+            if is_idle and not self._free_slots():
+                self._wake.wait_for(lambda: self._inbox or self._is_closing)
+            if self._is_closing:
+                return False
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, Job):
+                self._submit(item)
+            elif item.slot is not None:
+                self._changes[item.slot] = item
+            else:
+                self._run(item)
+        for name in self._free_slots():
+            self._run(self._changes.pop(name))
+        return True
+
+    def _free_slots(self) -> list[SlotName]:
+        """Slots whose waiting change may now be made."""
+        return [name for name in self._changes if not self._slots.is_held(name)]
+
+    def _has_work(self) -> bool:
+        return not self._is_paused and any(lane.has_work for lane in self._slots.lanes)
+
+    def _step(self) -> None:
+        if not self._is_paused:
+            for lane in self._slots.lanes:
+                if lane.has_work:
+                    self._clock.start(time.time())
+                    lane.step()
+        self._deliver()
+
+    def _run(self, command: _Command) -> None:
+        try:
+            self._answer(command.future, command.run())
+        except Error as err:
+            self._answer(command.future, err)
+        except Exception as err:
+            self._answer(command.future, RolloutError(f"the engine of {self._policy!r} failed: {err}"))
+            raise
+
+    def _answer(self, future: "asyncio.Future[Any] | None", outcome: object) -> None:
+        """Keeps an outcome for the next delivery."""
+        if future is not None:
+            self._results.append((future, outcome))
+
+    def _submit(self, job: Job) -> None:
+        try:
+            self._slots.lane_for(job.version, changing=frozenset(self._changes)).submit(job)
+        except RolloutError as err:
+            job.resolve(err)
+
+    def _set_paused(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+
+    def _drop(self, job: Job) -> None:
+        for lane in self._slots.lanes:
+            lane.drop(job)
+
+    def _deliver(self) -> None:
+        """Hands results to the event loops that wait for them, one call a loop."""
+        results, self._results = self._results, []
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
+        for future, outcome in results:
+            by_loop.setdefault(future.get_loop(), []).append((future, outcome))
+        for loop, items in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, items)
+            except RuntimeError:
+                logger.warning("engine of %s: %d results for a closed event loop", self._policy, len(items))
+
+    def _shut(self, end: str) -> None:
+        """Refuses everything from now on, and fails everything that is still open."""
+        with self._wake:
+            self._end = end
+            items = [*self._inbox, *self._changes.values()]
+            self._inbox.clear()
+            self._changes.clear()
+        jobs = [item for item in items if isinstance(item, Job)]
+        for job in [*jobs, *(job for lane in self._slots.lanes for job in lane.drain())]:
+            job.resolve(RolloutError(end))
+        for item in items:
+            if isinstance(item, _Command):
+                self._answer(item.future, RolloutError(end))
+        self._deliver()
+
+
+def _resolve(items: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:
+    for future, outcome in items:
+        if future.done():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError as err:
+        raise ConfigError(f"rollout.engine.device = {name!r} is no device; expected cpu or cuda:0") from err
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"rollout.engine.device = {name!r}, but torch finds {count} CUDA devices here; use cpu, or "
+            "install a torch build for this machine's GPU"
+        )

@@ -1,0 +1,392 @@
+"""What the agent gateway reads and writes: OpenAI's chat completions, as far as a policy can serve them.
+
+Requests are strict: an argument that would be ignored, and that matters, is refused. Those that cannot change
+what is sampled here (`user`, `metadata`, `store`, ...) are taken and have no effect; `seed` has none either,
+for a task's episodes must differ.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from astraflow.errors import RefusedError
+from astraflow.types import Message, ToolSpec
+from astraflow.workflows.calls import ToolCall
+
+__all__ = [
+    "ChatMessage",
+    "ChatRequest",
+    "ChatTool",
+    "Choice",
+    "Chunk",
+    "Completed",
+    "ErrorBody",
+    "Model",
+    "ModelList",
+    "Reply",
+    "ReplyCall",
+    "TokenLogprob",
+    "Usage",
+    "bad_request",
+    "called",
+    "logprobs_of",
+    "messages_of",
+    "tool_specs",
+]
+
+
+def bad_request(message: str, code: str = "invalid_value") -> RefusedError:
+    """An error that the caller must mend."""
+    return RefusedError(message, code=code, status=400)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str
+    text: str = ""
+
+
+class _Called(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(msgspec.Struct, frozen=True):
+    function: _Called
+    id: str = ""
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message; what clients add to their own copies of replies is ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | tuple[_Part, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[_Call, ...] | None = None
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as one text. Raises: RefusedError for images and the like."""
+        if isinstance(self.content, str) or self.content is None:
+            return self.content or ""
+        other = [part.type for part in self.content if part.type != "text"]
+        if other:
+            raise bad_request(f"a message has a part of type {other[0]!r}; policies here read text only")
+        return "".join(part.text for part in self.content)
+
+    @property
+    def key(self) -> tuple[str, str, object]:
+        """Equal for two messages that say the same: ids and outer white space aside."""
+        calls = tuple(
+            (call.function.name, _normal(call.function.arguments)) for call in self.tool_calls or ()
+        )
+        role = "system" if self.role == "developer" else self.role
+        return role, self.text.strip() if role == "assistant" else self.text, calls
+
+
+def _normal(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:
+        return arguments
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+
+
+class ChatTool(msgspec.Struct, frozen=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: _Function
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+
+
+class _Format(msgspec.Struct, frozen=True):
+    type: str
+
+
+class ChatRequest(_Strict, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    tools: tuple[ChatTool, ...] | None = None
+    tool_choice: str | dict[str, object] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: _Format | None = None
+    seed: object = None
+    user: object = None
+    metadata: object = None
+    store: object = None
+    parallel_tool_calls: object = None
+    reasoning_effort: object = None
+    service_tier: object = None
+    safety_identifier: object = None
+    prompt_cache_key: object = None
+
+    def check(self) -> None:
+        """Raises: RefusedError for what no policy here can do."""
+        if not self.messages:
+            raise bad_request("messages is empty")
+        if self.n is not None and not 1 <= self.n <= 128:
+            raise bad_request(f"n = {self.n}; it must be 1 to 128")
+        limit = self.limit
+        if limit is not None and limit < 1:
+            raise bad_request(f"max_tokens = {limit}; it must be at least 1")
+        changed = [
+            name for name in ("presence_penalty", "frequency_penalty", "logit_bias") if getattr(self, name)
+        ]
+        if changed:
+            raise bad_request(
+                f"{changed[0]} would change what the policy samples, and its logprobs would not be those "
+                "that it is trained with; leave it out",
+                "unsupported_parameter",
+            )
+        if self.top_logprobs:
+            raise bad_request(
+                "top_logprobs: only logprobs of the sampled tokens are there; use 0", "unsupported_value"
+            )
+        if self.response_format is not None and self.response_format.type != "text":
+            raise bad_request("response_format: only text; ask for JSON in the prompt", "unsupported_value")
+        if isinstance(self.tool_choice, dict) or self.tool_choice not in {None, "auto", "none"}:
+            raise bad_request(
+                "tool_choice: a policy calls what it chooses to; use auto or none", "unsupported_value"
+            )
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of a completion, if the caller names it."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end a completion."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+
+
+def tool_specs(request: ChatRequest) -> tuple[ToolSpec, ...]:
+    """The tools that the model is shown."""
+    if request.tool_choice == "none":
+        return ()
+    return tuple(
+        ToolSpec(
+            name=tool.function.name,
+            description=tool.function.description or "",
+            parameters=json.dumps(tool.function.parameters or {"type": "object", "properties": {}}),
+        )
+        for tool in request.tools or ()
+    )
+
+
+def messages_of(messages: Sequence[ChatMessage], earlier: Sequence[ChatMessage] = ()) -> tuple[Message, ...]:
+    """As the chat template takes them; results of tools get the name of what `earlier` or they called.
+
+    A call that no policy of this episode made is shown in `<tool_call>` tags.
+    """
+    called_by: dict[str, str] = {
+        call.id: call.function.name for message in (*earlier, *messages) for call in message.tool_calls or ()
+    }
+    return tuple(_message(message, called_by) for message in messages)
+
+
+def _message(message: ChatMessage, called_by: Mapping[str, str]) -> Message:
+    calls = "".join(
+        '<tool_call>{"name": '
+        f'{json.dumps(call.function.name)}, "arguments": {call.function.arguments}}}</tool_call>'
+        for call in message.tool_calls or ()
+    )
+    role = "system" if message.role == "developer" else message.role
+    name = message.name or called_by.get(message.tool_call_id or "", "")
+    return Message(role=role, content=message.text + calls, name=name)
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class Usage(_Answer, frozen=True, kw_only=True):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ReplyCall(_Answer, frozen=True, kw_only=True):
+    """A call as clients read it; `index` in streams only."""
+
+    id: str
+    type: str
+    function: _Called
+    index: int | None = None
+
+
+class Reply(_Answer, frozen=True, kw_only=True):
+    """What the policy said."""
+
+    role: str
+    content: str | None
+    tool_calls: tuple[ReplyCall, ...] = ()
+
+
+class TokenLogprob(_Answer, frozen=True, kw_only=True):
+    """One sampled token; its logprob is the one that is recorded."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top_logprobs: tuple[int, ...]
+
+
+class _Logprobs(_Answer, frozen=True, kw_only=True):
+    content: tuple[TokenLogprob, ...]
+    refusal: None
+
+
+class Choice(_Answer, frozen=True, kw_only=True):
+    """One completion: `message` whole, or `delta` in a stream."""
+
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    logprobs: _Logprobs | None
+    message: Reply | None = None
+    delta: Reply | dict[str, str] | None = None
+
+
+class Completed(_Answer, frozen=True, kw_only=True):
+    """The answer to a chat request."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: Usage
+
+    def chunks(self, *, with_usage: bool) -> "list[Chunk]":
+        """The same as a stream: what was said, then why it ended, then the usage if it is asked for."""
+        ends = tuple(
+            Choice(index=c.index, finish_reason=c.finish_reason, logprobs=None, delta={})
+            for c in self.choices
+        )
+        found = [self._chunk(tuple(_said(choice) for choice in self.choices)), self._chunk(ends)]
+        return [*found, self._chunk((), self.usage)] if with_usage else found
+
+    def _chunk(self, choices: tuple[Choice, ...], usage: Usage | None = None) -> "Chunk":
+        return Chunk(
+            id=self.id,
+            object="chat.completion.chunk",
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def _said(choice: Choice) -> Choice:
+    assert choice.message is not None
+    calls = tuple(
+        msgspec.structs.replace(call, index=place) for place, call in enumerate(choice.message.tool_calls)
+    )
+    delta = msgspec.structs.replace(choice.message, tool_calls=calls)
+    return Choice(index=choice.index, finish_reason=None, logprobs=choice.logprobs, delta=delta)
+
+
+class Chunk(_Answer, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    usage: Usage | None = None
+
+
+class Model(_Answer, frozen=True, kw_only=True):
+    """A policy."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class ModelList(_Answer, frozen=True, kw_only=True):
+    """`GET /v1/models`."""
+
+    object: str
+    data: tuple[Model, ...]
+
+
+class _Problem(_Answer, frozen=True, kw_only=True):
+    message: str
+    type: str
+    code: str
+    param: None
+
+
+class ErrorBody(_Answer, frozen=True, kw_only=True):
+    """An error as OpenAI's clients read it."""
+
+    error: _Problem
+
+    @classmethod
+    def of(cls, message: str, code: str, status: int) -> "ErrorBody":
+        """The type follows from the HTTP status."""
+        kinds = {401: "authentication_error"}
+        kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return cls(error=_Problem(message=message, type=kind, code=code, param=None))
+
+
+def called(calls: Sequence[ToolCall], prefix: str) -> tuple[ReplyCall, ...]:
+    """Calls as clients read them, with ids that begin with `prefix`."""
+    return tuple(
+        ReplyCall(
+            id=f"{prefix}_{place}",
+            type="function",
+            function=_Called(call.name, json.dumps(call.arguments)),
+        )
+        for place, call in enumerate(calls)
+    )
+
+
+def logprobs_of(tokens: Sequence[str], values: Sequence[float]) -> _Logprobs:
+    """Logprobs of sampled tokens."""
+    pairs = zip(tokens, values, strict=True)
+    content = tuple(
+        TokenLogprob(token=token, logprob=value, bytes=tuple(token.encode()), top_logprobs=())
+        for token, value in pairs
+    )
+    return _Logprobs(content=content, refusal=None)

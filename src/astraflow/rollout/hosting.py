@@ -1,0 +1,205 @@
+"""One policy on a rollout service: its engine and renderer, kept at the newest version.
+
+    dataflow --versions (long-poll)--> follow --manifest--> receiver --snapshot--> engine.load(live | pinned)
+
+`follow` is the only writer of the engine's weights. A version that cannot be fetched or installed leaves the
+old one serving and is tried again with growing pauses. The engine is made from the first version that
+arrives, with whose files the tokenizer comes too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from astraflow.errors import DeadlineError, RolloutError, UnavailableError, WeightsError
+from astraflow.protocols import Engine, Renderer, WeightSnapshot, WorkerLink
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.slots import SlotName, VersionSlots
+from astraflow.rollout.waiting import unless
+from astraflow.types import Manifest, PolicyInfo, ServedVersions, VersionsReply
+
+__all__ = ["FetchesWeights", "PolicyHost"]
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 25.0
+_PAUSE_S = 0.05
+"""After an answer without news: a dataflow that is ending answers at once."""
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 5.0
+
+
+class FetchesWeights(Protocol):
+    """Downloads and verifies a version; `weights.receiver.Receiver` does."""
+
+    async def fetch(self, manifest: Manifest) -> WeightSnapshot:
+        """The version in host memory. Raises: WeightsError, UnavailableError."""
+        ...
+
+
+class PolicyHost:
+    """Hosts one policy from its first version until `follow` is cancelled or the run ends.
+
+    `make_engine` returns an engine that serves the snapshot.
+    `changed` is called after each change of what is served.
+    """
+
+    def __init__(
+        self,
+        info: PolicyInfo,
+        *,
+        link: WorkerLink,
+        weights: FetchesWeights,
+        make_engine: Callable[[WeightSnapshot], Engine],
+        make_renderer: Callable[[Path], Renderer],
+        changed: Callable[[], None],
+    ) -> None:
+        self.info = info
+        self.hosted: HostedPolicy | None = None
+        self.newest = -1
+        """Newest version that the dataflow announced."""
+        self.problem = ""
+        """What went wrong last, empty if the newest version is installed."""
+        self._link = link
+        self._weights = weights
+        self._make_engine = make_engine
+        self._make_renderer = make_renderer
+        self._changed = changed
+        self._slots = VersionSlots()
+        self._settled_at = -1
+        """The newest version announced when the last update succeeded."""
+        self._released = asyncio.Event()
+
+    @property
+    def served(self) -> ServedVersions:
+        """What leases may be asked for now."""
+        return ServedVersions(policy=self.info.name, versions=self._slots.offered())
+
+    @property
+    def live_version(self) -> int:
+        """Version of the live slot; -1 before the first."""
+        return self._slots.live
+
+    @property
+    def waits_for(self) -> str:
+        """Whom it waits for, or empty."""
+        if self.problem:
+            return self.problem
+        return "" if self.hosted else f"the first version of {self.info.name}"
+
+    @contextmanager
+    def holding(self, version: int) -> Generator[None]:
+        """Keeps an exact version in its slot while an evaluation episode runs.
+
+        Raises: RolloutError if it is not served (any more).
+        """
+        if not self._slots.hold(version):
+            raise RolloutError(
+                f"version {version} of {self.info.name} is not served here (served: {self._slots.offered()})"
+            )
+        try:
+            yield
+        finally:
+            self._slots.release(version)
+            self._released.set()
+
+    async def follow(self) -> None:
+        """Keeps the slots up to date; returns when the run is over."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                reply = await self._poll()
+                if reply.state in {"finished", "failed"}:
+                    return
+                await self._update(reply)
+                self._settled_at = reply.newest
+                if not reply.manifests:
+                    await asyncio.sleep(_PAUSE_S)
+                self.problem, backoff_s = "", _FIRST_BACKOFF_S
+            except (UnavailableError, WeightsError, DeadlineError, OSError) as err:
+                self._slots.kept()
+                self.problem = f"a version of {self.info.name}: {err}"
+                _log.warning("policy %s stays at version %d: %s", self.info.name, self._slots.live, err)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+            self._changed()
+
+    async def close(self) -> None:
+        """Closes the engine."""
+        if self.hosted is not None:
+            await self.hosted.engine.close()
+
+    async def _poll(self) -> VersionsReply:
+        """What is new; while a slot cannot be swapped yet, what frees it ends the wait as well."""
+        source = self.info.follows or self.info.name
+        if self.info.lag:
+            return await self._poll_behind(source)
+        poll = self._link.versions(source, after=max(self._slots.live, -1), wait_s=_POLL_S)
+        if not self._slots.wants_more or self._slots.live < 0:
+            return await poll
+        self._released.clear()
+        if (reply := await unless(poll, self._released)) is not None:
+            return reply
+        return await self._link.versions(source, after=self._slots.live, wait_s=0.0)
+
+    async def _poll_behind(self, source: str) -> VersionsReply:
+        """What a follower should serve now: waits for a newer version, and ends with the one `lag` behind."""
+        reply = await self._link.versions(source, after=self._settled_at, wait_s=_POLL_S)
+        wanted = max(0, reply.newest - self.info.lag)
+        if reply.newest > self._settled_at and wanted <= self._settled_at:
+            older = await self._link.versions(source, after=wanted - 1, wait_s=0.0)
+            reply = msgspec.structs.replace(reply, manifests=older.manifests)
+        behind = tuple(m for m in reply.manifests if m.version <= wanted)
+        return msgspec.structs.replace(reply, manifests=behind[-1:] or reply.manifests[:1])
+
+    async def _update(self, reply: VersionsReply) -> None:
+        self.newest = max(self.newest, reply.newest)
+        self._slots.want(() if self.info.follows else reply.pinned)
+        if self.hosted is not None:
+            await self._update_pinned(reply)
+        newest = reply.manifests[-1] if reply.manifests else None
+        if newest is not None and newest.version > self._slots.live:
+            await self._update_live(newest)
+            await self._update_pinned(reply)
+
+    async def _update_live(self, manifest: Manifest) -> None:
+        snapshot = await self._weights.fetch(manifest)
+        if self.hosted is None:
+            renderer = self._make_renderer(snapshot.model_dir)
+            self.hosted = HostedPolicy(self.info, self._make_engine(snapshot), renderer)
+            self._installed(snapshot, "live")
+            return
+        while self._slots.is_held("live"):
+            self._slots.leave()
+            self._changed()
+            self._released.clear()
+            await self._released.wait()
+        await self._install(self.hosted.engine, snapshot, "live")
+
+    async def _update_pinned(self, reply: VersionsReply) -> None:
+        version = self._slots.next_pinned()
+        if version < 0 or self.hosted is None:
+            return
+        manifest = next((m for m in reply.manifests if m.version == version), None)
+        if manifest is None:
+            source = self.info.follows or self.info.name
+            older = await self._link.versions(source, after=version - 1, wait_s=0.0)
+            manifest = next((m for m in older.manifests if m.version == version), None)
+        if manifest is None:
+            raise UnavailableError(f"version {version} is wanted for evaluation but no longer listed")
+        await self._install(self.hosted.engine, await self._weights.fetch(manifest), "pinned")
+
+    async def _install(self, engine: Engine, snapshot: WeightSnapshot, slot: SlotName) -> None:
+        self._slots.begin(slot)
+        await engine.load(snapshot, slot=slot)
+        self._installed(snapshot, slot)
+
+    def _installed(self, snapshot: WeightSnapshot, slot: SlotName) -> None:
+        self._slots.installed(slot, snapshot.version)
+        self._changed()
+        _log.info("policy %s serves version %d (%s)", self.info.name, snapshot.version, slot)

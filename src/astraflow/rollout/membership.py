@@ -1,0 +1,68 @@
+"""A rollout service's standing with the dataflow: registered once, and again whenever it is forgotten."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from astraflow.errors import RefusedError
+from astraflow.protocols import WorkerLink
+from astraflow.types import RegisterWorker, Registration
+
+__all__ = ["Membership"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_UNKNOWN = "unknown_worker"
+"""Code of a refusal: the dataflow dropped the service, or restarted without it."""
+
+
+class Membership:
+    """Holds the registration. Example: `await membership.call(lambda me: link.drain(me))`."""
+
+    def __init__(self, link: WorkerLink, request: RegisterWorker) -> None:
+        self._link = link
+        self._request = request
+        self._registration: Registration | None = None
+        self._lock = asyncio.Lock()
+        self._heard_at_s = time.monotonic()
+
+    @property
+    def registration(self) -> Registration | None:
+        """The latest one; None before the first."""
+        return self._registration
+
+    @property
+    def peer_url(self) -> str:
+        """Where the service serves weights to others; empty if it does not."""
+        return self._request.peer_url
+
+    @property
+    def silence_s(self) -> float:
+        """How long ago the dataflow answered last."""
+        return time.monotonic() - self._heard_at_s
+
+    async def join(self) -> Registration:
+        """Registers. Raises: RefusedError naming what does not fit; UnavailableError."""
+        async with self._lock:
+            if self._registration is None:
+                self._registration = await self._link.register(self._request)
+                _log.info("registered as %s", self._registration.worker_id)
+            return self._registration
+
+    async def call(self, request: Callable[[str], Awaitable[_T]]) -> _T:
+        """Makes a request under the current id; once more after registering again if the id is unknown."""
+        registration = await self.join()
+        try:
+            reply = await request(registration.worker_id)
+            self._heard_at_s = time.monotonic()
+            return reply
+        except RefusedError as err:
+            if err.code != _UNKNOWN:
+                raise
+        _log.warning("the dataflow does not know %s; registering again", registration.worker_id)
+        if self._registration is registration:
+            self._registration = None
+        return await request((await self.join()).worker_id)

@@ -1,0 +1,210 @@
+"""Records what policies sampled in one episode, and makes trajectories of it.
+
+Owns the tokens of an episode: one prefix tree a policy and role, kept as its root-to-leaf sequences. A
+completion whose prompt is a recorded sequence plus new tokens extends that sequence; any other opens a new
+one. Invariants: a sampled token has mask 1 in exactly one sequence, the one in which it was sampled; every
+other place where it shows up is context; a sequence's tokens are exactly what the engine saw and returned.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from astraflow.errors import RolloutError
+from astraflow.types import FinishReason, Generation, Trajectory, Turn, VersionSpan
+from astraflow.wire import column
+
+__all__ = ["EpisodeRecorder", "Speaker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who samples: completions of different speakers never share a trajectory."""
+
+    policy: str
+    role: str
+    temperature: float
+
+
+@dataclass(slots=True)
+class _Sequence:
+    speaker: Speaker
+    is_fork: bool
+    token_ids: list[int] = field(default_factory=list[int])
+    mask: bytearray = field(default_factory=bytearray)
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[VersionSpan] = field(default_factory=list[VersionSpan])
+    turns: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """Start, end, index of the completion."""
+    finish_reason: FinishReason = "stop"
+    conversations: set[int] = field(default_factory=set[int])
+    unfit: list[int] = field(default_factory=list[int])
+    """Completions that found no room here: no tokens, but perhaps a reward."""
+
+    def append(self, prompt: Sequence[int], generation: Generation, completion_idx: int) -> None:
+        new = prompt[len(self.token_ids) :]
+        self.token_ids.extend(new)
+        self.mask.extend(bytes(len(new)))
+        self.logprobs.extend([0.0] * len(new))
+        start = len(self.token_ids)
+        self.token_ids.extend(generation.token_ids)
+        self.mask.extend(b"\x01" * len(generation.token_ids))
+        self.logprobs.extend(generation.logprobs)
+        self.versions.extend(_version_spans(generation.versions, start))
+        self.turns.append((start, len(self.token_ids), completion_idx))
+        self.finish_reason = generation.finish_reason
+
+
+class EpisodeRecorder:
+    """Lives for one episode: `record` each completion, then `trajectories` once.
+
+    Example: `idx = recorder.record(Speaker("actor", "actor", 1.0), 0, prompt_ids, generation)`.
+    """
+
+    def __init__(self) -> None:
+        self._sequences: list[_Sequence] = []
+        self._last: dict[int, _Sequence] = {}
+        """Conversation -> the sequence that it wrote last."""
+        self._num_completions = 0
+        self._num_overflows = 0
+
+    @property
+    def num_completions(self) -> int:
+        """Completions so far."""
+        return self._num_completions
+
+    @property
+    def num_forks(self) -> int:
+        """Sequences that an edited or stripped history opened."""
+        return sum(sequence.is_fork for sequence in self._sequences)
+
+    @property
+    def num_overflows(self) -> int:
+        """Completions for which the context had no room."""
+        return self._num_overflows
+
+    def record(
+        self, speaker: Speaker, conversation: int, prompt: Sequence[int], generation: Generation
+    ) -> int:
+        """Adds a completion and returns its index.
+
+        Raises: RolloutError if the engine's columns disagree or hold something that is no number.
+        """
+        _check(speaker, generation)
+        idx = self._num_completions
+        self._num_completions += 1
+        sequence = self._extended_by(speaker, conversation, prompt)
+        if sequence is None:
+            sequence = _Sequence(speaker, is_fork=self._is_fork(speaker, conversation, prompt))
+            self._sequences.append(sequence)
+        sequence.append(prompt, generation, idx)
+        sequence.conversations.add(conversation)
+        self._last[conversation] = sequence
+        return idx
+
+    def record_overflow(self, conversation: int) -> int:
+        """Notes a completion for which the context had no room left, and returns its index.
+
+        A conversation that never had room leaves no trajectory, and its rewards go nowhere.
+        Raises: KeyError if nothing was completed yet: then the task's own prompt does not fit.
+        """
+        if not self._sequences:
+            raise KeyError(conversation)
+        idx = self._num_completions
+        self._num_completions += 1
+        self._num_overflows += 1
+        sequence = self._last.get(conversation)
+        if sequence is not None:
+            sequence.finish_reason = "length"
+            sequence.unfit.append(idx)
+        return idx
+
+    def trajectories(
+        self,
+        by_turn: Mapping[int, float],
+        by_conversation: Mapping[int, float],
+        by_policy: Mapping[str, float] | None = None,
+    ) -> tuple[Trajectory, ...]:
+        """The episode's trajectories in the order in which they were opened, with rewards put in place.
+
+        A reward of a conversation goes to all its trajectories, that of a policy to each of its own.
+        """
+        found: list[Trajectory] = []
+        for sequence in self._sequences:
+            whole = sum(by_conversation.get(conversation, 0.0) for conversation in sequence.conversations)
+            whole += (by_policy or {}).get(sequence.speaker.policy, 0.0)
+            found.append(_trajectory(sequence, by_turn, whole))
+        return tuple(found)
+
+    def _extended_by(self, speaker: Speaker, conversation: int, prompt: Sequence[int]) -> _Sequence | None:
+        """The longest sequence of the speaker that `prompt` goes on from; of equals the conversation's."""
+        fitting = [
+            sequence
+            for sequence in self._sequences
+            if sequence.speaker == speaker
+            and len(sequence.token_ids) <= len(prompt)
+            and sequence.token_ids == list(prompt[: len(sequence.token_ids)])
+        ]
+        own = self._last.get(conversation)
+        return max(fitting, key=lambda found: (len(found.token_ids), found is own), default=None)
+
+    def _is_fork(self, speaker: Speaker, conversation: int, prompt: Sequence[int]) -> bool:
+        """The conversation left its own sequence, or the prompt branches off behind a sampled token."""
+        if conversation in self._last:
+            return True
+        return any(
+            sequence.speaker == speaker and _num_shared(sequence.token_ids, prompt) > sequence.turns[0][0]
+            for sequence in self._sequences
+        )
+
+
+def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _version_spans(versions: Sequence[int], start: int) -> list[VersionSpan]:
+    spans: list[VersionSpan] = []
+    run_start = 0
+    for idx in range(1, len(versions) + 1):
+        if idx == len(versions) or versions[idx] != versions[run_start]:
+            spans.append(VersionSpan(start + run_start, idx - run_start, versions[run_start]))
+            run_start = idx
+    return spans
+
+
+def _check(speaker: Speaker, generation: Generation) -> None:
+    num = len(generation.token_ids)
+    if not num == len(generation.logprobs) == len(generation.versions):
+        raise RolloutError(
+            f"policy {speaker.policy}: {num} tokens, {len(generation.logprobs)} logprobs and "
+            f"{len(generation.versions)} versions from the engine; is it returning logprobs?"
+        )
+    if num == 0:
+        raise RolloutError(f"policy {speaker.policy}: the engine returned no token")
+    if not math.isfinite(math.fsum(generation.logprobs)):
+        raise RolloutError(f"policy {speaker.policy}: the engine returned logprobs that are no numbers")
+    if generation.finish_reason == "abort":
+        raise RolloutError(f"policy {speaker.policy}: the engine aborted the request")
+
+
+def _trajectory(sequence: _Sequence, by_turn: Mapping[int, float], whole: float) -> Trajectory:
+    """`whole`: the reward of all of it, besides those of its turns."""
+    turns = tuple(
+        Turn(start=start, end=end, reward=by_turn.get(idx, 0.0)) for start, end, idx in sequence.turns
+    )
+    reward = sum(turn.reward for turn in turns)
+    reward += sum(by_turn.get(idx, 0.0) for idx in sequence.unfit)
+    reward += whole
+    return Trajectory(
+        policy=sequence.speaker.policy,
+        role=sequence.speaker.role,
+        token_ids=column(sequence.token_ids, "int32"),
+        mask=bytes(sequence.mask),
+        behavior_logprobs=column(sequence.logprobs, "float32"),
+        versions=tuple(sequence.versions),
+        temperature=sequence.speaker.temperature,
+        finish_reason=sequence.finish_reason,
+        turns=turns,
+        reward=reward,
+        is_fork=sequence.is_fork,
+    )

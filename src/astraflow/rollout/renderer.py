@@ -1,0 +1,226 @@
+"""Chat templates of Hugging Face folders, tokens in and tokens out.
+
+Owns the tokenizer of one policy. Sampled tokens are never turned into text and back: `extend` keeps the
+prefix as it is and tokenises only what the template puts after the last completion. That suffix is found by
+rendering the conversation with a marker behind the last completion's text. Where the template no longer shows
+an earlier message (reasoning stripped, messages merged away), `extend` refuses and the caller renders anew.
+Differences of white space alone are no rewriting: the exact prefix stands.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from astraflow.errors import DataError, HistoryRewrittenError, RolloutError
+from astraflow.types import Message, ToolSpec
+
+__all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer"]
+
+_MARKER = "\ue000end\ue001"
+"""Private-use characters: no tokenizer sees them, no template treats them."""
+
+_CACHED_PROMPTS = 64
+"""Prompts of the groups in flight: the episodes of a group share theirs."""
+
+_CACHED_TOOL_SETS = 8
+"""A run uses few sets of tools; an agent that makes up its own does not fill the memory."""
+
+
+class ChatTokenizer(Protocol):
+    """What the renderer needs of a tokenizer."""
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """The chat template's text, up to and with the assistant's opening."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without added special tokens; special tokens in the text become their ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        ...
+
+
+class ChatRenderer:
+    """Renders one policy's conversations.
+
+    Example: `load_renderer(folder).render([Message(role="user", content="Calculate 2 + 3.")])`.
+    """
+
+    def __init__(
+        self, tokenizer: ChatTokenizer, stop_ids: frozenset[int], *, tools: tuple[ToolSpec, ...] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_ids = stop_ids
+        self._tools = tools
+        self._render = lru_cache(_CACHED_PROMPTS)(self._rendered)
+        self._with_tools = lru_cache(_CACHED_TOOL_SETS)(self._showing)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a completion."""
+        return self._stop_ids
+
+    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a conversation up to and with the assistant's opening."""
+        return self._render(tuple(messages))
+
+    def with_tools(self, tools: Sequence[ToolSpec]) -> "ChatRenderer":
+        """The same template with these tools. Raises: RolloutError if it does not show them."""
+        return self._with_tools(tuple(tools))
+
+    def _rendered(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(self._tokenizer.text(messages, self._tools)))
+
+    def _showing(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
+        text = self._tokenizer.text((Message(role="user", content=""),), tools)
+        hidden = [tool.name for tool in tools if tool.name not in text]
+        if hidden:
+            raise RolloutError(
+                f"the chat template does not show the tool {hidden[0]!r}, so the model could not know of it; "
+                "use a model whose template takes `tools`",
+                is_retryable=False,
+            )
+        return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools)
+
+    def extend(
+        self, prefix: Sequence[int], history: Sequence[Message], messages: Sequence[Message]
+    ) -> tuple[int, ...]:
+        """`prefix` plus the ids that the template puts between the last completion and the next one.
+
+        Raises: HistoryRewrittenError if a message of `history` no longer shows, or if it ends in no
+        completion.
+        """
+        if not history or history[-1].role != "assistant":
+            raise HistoryRewrittenError("the history does not end in a completion, so nothing can follow it")
+        last = Message(role="assistant", content=history[-1].content + _MARKER, name=history[-1].name)
+        text = self._tokenizer.text((*history[:-1], last, *messages), self._tools)
+        before, marker, after = text.partition(_MARKER)
+        if not marker:
+            raise HistoryRewrittenError("the template does not show the last completion")
+        _check_shown(history, before)
+        ids = self._tokenizer.encode(after)
+        if ids and ids[0] == prefix[-1] and ids[0] in self._stop_ids:
+            del ids[0]
+        return (*prefix, *ids)
+
+    def parse(self, token_ids: Sequence[int]) -> Message:
+        """The assistant message of sampled ids, without stop tokens."""
+        end = len(token_ids)
+        while end and token_ids[end - 1] in self._stop_ids:
+            end -= 1
+        return Message(role="assistant", content=self._tokenizer.decode(token_ids[:end]))
+
+
+def _check_shown(history: Sequence[Message], text: str) -> None:
+    shown, pos = "".join(text.split()), 0
+    for idx, message in enumerate(history):
+        content = "".join(message.content.split())
+        found = shown.find(content, pos)
+        if found < 0:
+            raise HistoryRewrittenError(
+                f"the template changes message {idx} ({message.role}) once more messages follow"
+            )
+        pos = found + len(content)
+    if not shown.endswith("".join(history[-1].content.split())):
+        raise HistoryRewrittenError("the template adds to the last completion once more messages follow")
+
+
+# --- Hugging Face ---------------------------------------------------------------------------------
+
+
+class _HuggingFaceTokenizer:
+    """Encodes and decodes by the compiled tokenizer itself where there is one: the classes around it take
+    several times its own time on a short text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers import PreTrainedTokenizerFast
+
+        self._tokenizer = tokenizer
+        self._compiled: Any = None
+        if isinstance(tokenizer, PreTrainedTokenizerFast):
+            self._compiled = tokenizer.backend_tokenizer
+            self._compiled.no_truncation()
+            self._compiled.no_padding()
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        from jinja2 import TemplateError
+
+        conversation = [_plain(message) for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                conversation,
+                tools=[_function(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except TemplateError as err:
+            roles = ", ".join(message.role for message in messages)
+            raise RolloutError(
+                f"the chat template refuses a conversation of ({roles}): {err}", is_retryable=False
+            ) from err
+        return cast("str", text)
+
+    def encode(self, text: str) -> list[int]:
+        if self._compiled is not None:
+            return cast("list[int]", self._compiled.encode(text, add_special_tokens=False).ids)
+        return cast("list[int]", self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if self._compiled is not None:
+            return cast("str", self._compiled.decode(token_ids, skip_special_tokens=True))
+        text = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return cast("str", text)
+
+
+def _plain(message: Message) -> dict[str, str]:
+    plain = {"role": message.role, "content": message.content}
+    return {**plain, "name": message.name} if message.name else plain
+
+
+def _function(tool: ToolSpec) -> dict[str, object]:
+    parameters: object = json.loads(tool.parameters)
+    described = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+def load_renderer(model_dir: Path) -> ChatRenderer:
+    """The renderer of a model folder. Stop ids: the generation config's and the tokenizer's end tokens.
+
+    Raises: DataError if the folder has no tokenizer, no chat template or no end token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(  # pyright: ignore[reportUnknownVariableType] - no stubs
+            str(model_dir), local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as err:
+        raise DataError(f"{model_dir}: the tokenizer cannot be loaded: {err}") from err
+    if not tokenizer.chat_template:
+        raise DataError(
+            f"{model_dir}: the tokenizer has no chat template; add chat_template.jinja to the folder"
+        )
+    stop_ids = _generation_stop_ids(model_dir / "generation_config.json")
+    eos = cast("int | None", tokenizer.eos_token_id)
+    if eos is not None:
+        stop_ids.add(eos)
+    if not stop_ids:
+        raise DataError(f"{model_dir}: neither generation_config.json nor the tokenizer names an end token")
+    return ChatRenderer(_HuggingFaceTokenizer(tokenizer), frozenset(stop_ids))
+
+
+def _generation_stop_ids(path: Path) -> set[int]:
+    if not path.is_file():
+        return set()
+    try:
+        settings = cast("Mapping[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as err:
+        raise DataError(f"{path} is not valid JSON: {err}") from err
+    eos = cast("int | list[int]", settings.get("eos_token_id") or [])
+    return {eos} if isinstance(eos, int) else set(eos)

@@ -1,0 +1,223 @@
+"""Runs one episode: a lease in, a result out.
+
+`EpisodeRunner.run` never raises for an episode's sake: `failure_of` classifies what went wrong, in this one
+place, and an infrastructure failure is never a reward of 0. Cancellation passes through: a cancelled episode
+has no result.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from statistics import fmean
+
+import msgspec
+
+from astraflow.errors import DeadlineError, Error, RolloutError
+from astraflow.rollout.dialogue import Dialogue, HostedPolicy
+from astraflow.rollout.gateway import Gateway
+from astraflow.rollout.proposals import Proposals, Proposing
+from astraflow.types import (
+    Episode,
+    EpisodeResult,
+    Failure,
+    Lease,
+    MetricItem,
+    Task,
+    Trajectory,
+)
+from astraflow.workflows.conversation import Rewards, ScoredTask, Workflow
+
+__all__ = ["EpisodeRunner", "failure_of"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 2_000
+"""Characters of an error message that travel; the log has all of it."""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Classifies what ended an episode: the only place that does.
+
+    Retryable: errors that say so, and those of the network, files and deadlines. A bug in a workflow or a
+    reward is not: another attempt would meet it again. Of a group of errors the first speaks; it is retryable
+    only if all are.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        parts = [failure_of(part) for part in error.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType] - its type parameter is lost
+        return Failure(
+            error_class=parts[0].error_class,
+            message=parts[0].message,
+            is_retryable=all(part.is_retryable for part in parts),
+        )
+    is_retryable = error.is_retryable if isinstance(error, RolloutError) else isinstance(error, OSError)
+    return Failure(
+        error_class=type(error).__name__,
+        message=str(error)[:_MAX_MESSAGE] or repr(error),
+        is_retryable=is_retryable,
+    )
+
+
+class EpisodeRunner:
+    """Runs a workflow on tasks. Holds no state of an episode; many run at once on one event loop.
+
+    Example: `episode = await runner.episode(task, seed=7)`; `result = await runner.run(lease)`.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, HostedPolicy],
+        workflow: Workflow,
+        score: Callable[[Task, str], Awaitable[float]],
+        *,
+        timeout_s: float = 300.0,
+        eval_temperature: float = 1.0,
+        proposing: Proposing | None = None,
+    ) -> None:
+        """`policies` is read when an episode starts, so it may be filled after the runner is made.
+
+        `proposing`: where tasks go that a training episode proposes; None for nowhere.
+        """
+        self._proposing = proposing
+        self._policies = policies
+        self._workflow = workflow
+        self._score = score
+        self._timeout_s = timeout_s
+        self._eval_temperature = eval_temperature
+        self._gateway = Gateway()
+
+    async def __aenter__(self) -> "EpisodeRunner":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the gateway of agent programs, if it was ever opened."""
+        await self._gateway.close()
+
+    async def run(self, lease: Lease) -> EpisodeResult:
+        """The result of a lease: its episode, or why there is none.
+
+        An evaluation's episode goes without trajectories: nothing of it is trained.
+        """
+        pinned = {served.policy: served.versions[-1] for served in lease.pinned}
+        temperature = self._eval_temperature if lease.kind == "eval" else None
+        try:
+            episode = await self.episode(
+                lease.task,
+                seed=lease.seed,
+                pinned=pinned,
+                temperature=temperature,
+                may_propose=lease.kind == "train",
+            )
+        except Exception as error:  # noqa: BLE001 - the one place where an episode's failure becomes data
+            failure = failure_of(error)
+            is_bug = not isinstance(error, Error | OSError)
+            _log.warning(
+                "episode %s (task %s) failed: %s: %s",
+                lease.id,
+                lease.task.id,
+                failure.error_class,
+                failure.message,
+                exc_info=error if is_bug else None,
+            )
+            return EpisodeResult(lease_id=lease.id, outcome=failure)
+        if lease.kind == "eval":
+            episode = msgspec.structs.replace(episode, trajectories=())
+        return EpisodeResult(lease_id=lease.id, outcome=episode)
+
+    async def episode(
+        self,
+        task: Task,
+        *,
+        seed: int,
+        pinned: Mapping[str, int] | None = None,
+        temperature: float | None = None,
+        may_propose: bool = False,
+    ) -> Episode:
+        """One run of the workflow, in this process.
+
+        `pinned`: exact versions by policy; `temperature`: instead of the policies' own; `may_propose`: tasks
+        that the workflow proposes go into the run.
+        Raises: DeadlineError over the timeout; RolloutError and whatever the workflow raises.
+        """
+        started_s, start = time.time(), time.perf_counter()
+        dialogue = Dialogue(
+            self._policies, seed=seed, opens=self._gateway.endpoint, pinned=pinned, temperature=temperature
+        )
+        proposals = Proposals(self._proposing if may_propose else None)
+        scored = _TimedTask(task, self._score, proposals.propose)
+        timeout = asyncio.timeout(self._timeout_s)
+        try:
+            async with timeout:
+                rewards = await self._workflow(scored, dialogue.policies)
+        except TimeoutError as err:
+            if not timeout.expired():
+                raise
+            raise DeadlineError(
+                f"task {task.id}: the episode took longer than rollout.episode_timeout_s = {self._timeout_s} "
+                f"(after {dialogue.recorder.num_completions} completions)"
+            ) from err
+        _check_rewards(rewards, dialogue)
+        trajectories = dialogue.recorder.trajectories(
+            rewards.by_turn, dialogue.conversation_rewards(rewards.by_conversation), rewards.by_policy
+        )
+        return Episode(
+            trajectories=tuple(t for t in trajectories if self._policies[t.policy].info.is_trained),
+            score=_episode_score(rewards, scored, trajectories),
+            metrics=(*_metrics(dialogue, scored, trajectories), *proposals.metrics(), *rewards.metrics),
+            messages=dialogue.messages,
+            started_s=started_s,
+            duration_s=time.perf_counter() - start,
+        )
+
+
+class _TimedTask(ScoredTask):
+    """A task that knows how long its scoring took."""
+
+    score_s = 0.0
+
+    async def score(self, text: str) -> float:
+        started = time.perf_counter()
+        try:
+            return await super().score(text)
+        finally:
+            self.score_s += time.perf_counter() - started
+
+
+def _check_rewards(rewards: object, dialogue: Dialogue) -> None:
+    if not isinstance(rewards, Rewards):
+        raise RolloutError(
+            f"the workflow returned {type(rewards).__name__}; expected Rewards", is_retryable=False
+        )
+    unknown = [idx for idx in rewards.by_turn if idx >= dialogue.recorder.num_completions]
+    if unknown:
+        raise RolloutError(
+            "the workflow rewarded a completion that is not of this episode", is_retryable=False
+        )
+
+
+def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Trajectory, ...]) -> float:
+    if rewards.score is not None:
+        return rewards.score
+    if task.scores:
+        return task.scores[-1]
+    first = [t.reward for t in trajectories if t.policy == trajectories[0].policy]
+    return fmean(first) if first else 0.0
+
+
+def _metrics(
+    dialogue: Dialogue, task: _TimedTask, trajectories: tuple[Trajectory, ...]
+) -> tuple[MetricItem, ...]:
+    num_sampled = sum(span.length for t in trajectories for span in t.versions)
+    num_truncated = sum(t.finish_reason == "length" for t in trajectories)
+    return (
+        MetricItem("turns", float(dialogue.recorder.num_completions)),
+        MetricItem("sampled_tokens", float(num_sampled)),
+        MetricItem("truncated_frac", num_truncated / max(1, len(trajectories))),
+        MetricItem("forks", float(dialogue.recorder.num_forks)),
+        MetricItem("overflows", float(dialogue.recorder.num_overflows)),
+        MetricItem("generate_s", dialogue.generate_s),
+        MetricItem("score_s", task.score_s),
+    )

@@ -1,0 +1,157 @@
+"""Scores completions in a pool of processes, each call under a hard deadline.
+
+The reward is built by name inside each worker process, so nothing but the task and the text travels. A call
+over its deadline is ended with its process; a process that dies is replaced; either fails one episode and
+nothing else. The pool imports no torch. Rewards that only compare strings run in this process: they cannot
+hang.
+"""
+
+import asyncio
+import ctypes
+import math
+import multiprocessing
+import signal
+import sys
+from dataclasses import dataclass
+from numbers import Real
+
+from pebble import ProcessExpired, ProcessPool
+
+from astraflow.envs.config import ExactReward, TasksConfig
+from astraflow.envs.scoring import make_reward
+from astraflow.errors import ConfigError, DeadlineError, RolloutError
+from astraflow.protocols import Reward
+from astraflow.types import Task
+
+__all__ = ["ScoringPool"]
+
+_CALLS_A_PROCESS = 100_000
+"""A worker is renewed after this many calls: rewards leak, and a new one costs a second."""
+
+_START_S = 120.0
+"""Importing a library of environments on a busy machine takes seconds, not minutes."""
+
+_PR_SET_PDEATHSIG = 1
+"""`prctl` option of Linux: the signal that a process gets when its parent dies."""
+
+
+class ScoringPool:
+    """The reward of a recipe, ready to be called many times at once.
+
+    Example::
+
+        pool = ScoringPool(recipe.tasks)
+        await pool.start()
+        score = await pool.score(task, "5")
+        await pool.close()
+    """
+
+    def __init__(self, tasks: TasksConfig, *, num_workers: int = 1) -> None:
+        self._deadline_s = tasks.score_timeout_s
+        self._local: Reward | None = None
+        self._pool: ProcessPool | None = None
+        if isinstance(tasks.reward, ExactReward):
+            self._local = make_reward(tasks)
+        else:
+            self._pool = ProcessPool(
+                max_workers=num_workers,
+                max_tasks=_CALLS_A_PROCESS,
+                initializer=_start_worker,
+                initargs=[tasks.model_dump_json(), tuple(sys.path)],
+                context=multiprocessing.get_context("spawn"),
+            )
+
+    async def start(self) -> None:
+        """Waits until a worker has built the reward.
+
+        Raises: ConfigError if the reward cannot be built; DeadlineError if that takes too long.
+        """
+        if self._pool is None:
+            return
+        try:
+            problem = await asyncio.wrap_future(self._pool.schedule(_problem, timeout=_START_S))
+        except (TimeoutError, ProcessExpired) as err:
+            raise DeadlineError(f"the scoring process did not come up within {_START_S} s: {err}") from err
+        if problem:
+            raise ConfigError(f"tasks.reward cannot be built: {problem}")
+
+    async def score(self, task: Task, text: str) -> float:
+        """The reward of `text`.
+
+        Raises: RolloutError; not retryable if the reward ran over its deadline, raised, or returned no
+        finite number.
+        """
+        if self._local is not None:
+            return _call(self._local, task, text)
+        assert self._pool is not None
+        # shielded: a cancelled episode would end the worker that scores it
+        future = self._pool.schedule(_score, args=[task, text], timeout=self._deadline_s)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except TimeoutError as err:
+            raise RolloutError(
+                f"task {task.id}: the reward took longer than tasks.score_timeout_s = {self._deadline_s} for "
+                f"a completion of {len(text)} characters",
+                is_retryable=False,
+            ) from err
+        except ProcessExpired as err:
+            raise RolloutError(
+                f"task {task.id}: the scoring process died (exit code {err.exitcode}) on a completion of "
+                f"{len(text)} characters"
+            ) from err
+
+    async def close(self) -> None:
+        """Ends the workers; calls that still wait are cancelled."""
+        if self._pool is not None:
+            self._pool.stop()
+            await asyncio.to_thread(self._pool.join)
+
+
+# --- inside a worker process ----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker's reward, or why there is none. One a process, filled by the pool's initializer."""
+
+    reward: Reward | None = None
+    problem: str = "the worker was not initialized"
+
+
+_worker = _Worker()
+
+
+def _start_worker(tasks_json: str, path: tuple[str, ...]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.path[:] = path
+    try:
+        _worker.reward = make_reward(TasksConfig.model_validate_json(tasks_json))
+        _worker.problem = ""
+    except Exception as error:  # noqa: BLE001 - code of the user's; a worker that dies here is started for ever
+        _worker.problem = f"{type(error).__name__}: {error}"
+
+
+def _problem() -> str:
+    return _worker.problem
+
+
+def _score(task: Task, text: str) -> float:
+    if _worker.reward is None:
+        raise RolloutError(f"task {task.id}: {_worker.problem}", is_retryable=False)
+    return _call(_worker.reward, task, text)
+
+
+def _call(reward: Reward, task: Task, text: str) -> float:
+    try:
+        value: object = reward(task, text)
+    except Exception as error:
+        # the user's exception may not survive the way back, so ours goes instead
+        raise RolloutError(
+            f"task {task.id}: the reward raised {type(error).__name__}: {error}", is_retryable=False
+        ) from error
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise RolloutError(
+            f"task {task.id}: the reward returned {value!r}; expected a finite number", is_retryable=False
+        )
+    return float(value)

@@ -1,0 +1,118 @@
+"""Wires a rollout service for a run: what a process calls that joins one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from astraflow.envs.config import TasksConfig
+from astraflow.errors import ConfigError
+from astraflow.protocols import Engine, WeightSnapshot, WorkerLink
+from astraflow.rollout.config import EngineConfig, RolloutConfig
+from astraflow.rollout.engines.factory import make_engine, preload
+from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.rollout.service import RolloutService
+from astraflow.service import settle_memory
+from astraflow.types import Fingerprints, Manifest, PolicyInfo, RunInfo
+from astraflow.weights.peer import Spool, served
+from astraflow.weights.receiver import Receiver
+from astraflow.workflows.config import WorkflowConfig
+from astraflow.workflows.factory import make_workflow
+
+__all__ = ["run_rollout"]
+
+
+async def run_rollout(
+    link: WorkerLink,
+    stop: asyncio.Event,
+    *,
+    run_info: RunInfo,
+    tasks: TasksConfig,
+    workflow: WorkflowConfig,
+    rollout: RolloutConfig,
+    cache_dir: Path,
+    name: str,
+    hosts: tuple[str, ...] = (),
+    eval_temperature: float = 1.0,
+    labels: Mapping[str, str] | None = None,
+    fingerprints: Fingerprints | None = None,
+    token: str = "",
+    peer: str = "",
+    max_upload_mb_s: float = 0.0,
+) -> None:
+    """Serves a run until it ends or `stop` is set.
+
+    `hosts`: policies to serve; empty for all of the run. `token`: for sources of weights that ask for one.
+    `peer`: address at which it serves the weights that it has to other services, at `max_upload_mb_s` at
+    most; empty: it does not.
+
+    Raises: ConfigError for a component that cannot be built or an address that cannot be bound;
+    RefusedError if the dataflow does not take it.
+    """
+    async with _receiving(cache_dir, peer, token, max_upload_mb_s) as (weights, peer_url):
+        loading = asyncio.create_task(asyncio.to_thread(preload, rollout.engine), name="preload")
+        service = RolloutService(
+            link,
+            name=name,
+            policies=_hosted(run_info, hosts),
+            workflow=make_workflow(workflow),
+            scoring=ScoringPool(tasks, num_workers=rollout.scorers),
+            weights=_AfterLoading(weights, loading),
+            config=rollout,
+            make_engine=partial(_settled_engine, rollout.engine),
+            make_renderer=load_renderer,
+            eval_temperature=eval_temperature,
+            labels=labels,
+            peer_url=peer_url,
+            fingerprints=fingerprints,
+        )
+        try:
+            await service.run(stop)
+        finally:
+            loading.cancel()
+
+
+def _settled_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
+    engine = make_engine(config, snapshot=snapshot)
+    settle_memory()
+    return engine
+
+
+@asynccontextmanager
+async def _receiving(
+    cache_dir: Path, peer: str, token: str, max_upload_mb_s: float
+) -> AsyncGenerator[tuple[Receiver, str]]:
+    """A receiver, and where it serves what it has; empty if it does not."""
+    spool = Spool(cache_dir / "chunks") if peer else None
+    weights = Receiver(cache_dir, token=token, spool=spool)
+    try:
+        if spool is None:
+            yield weights, ""
+            return
+        async with served(spool, peer, token=token, max_upload_mb_s=max_upload_mb_s):
+            yield weights, spool.url
+    finally:
+        await weights.close()
+
+
+class _AfterLoading:
+    """Hands a version on once the engine's libraries are imported: their modules load lazily, and an import
+    in the event loop while the other thread's is under way can see half of one."""
+
+    def __init__(self, weights: Receiver, loading: asyncio.Task[None]) -> None:
+        self._weights, self._loading = weights, loading
+
+    async def fetch(self, manifest: Manifest) -> WeightSnapshot:
+        snapshot = await self._weights.fetch(manifest)
+        await asyncio.shield(self._loading)
+        return snapshot
+
+
+def _hosted(run_info: RunInfo, hosts: tuple[str, ...]) -> tuple[PolicyInfo, ...]:
+    known = [info.name for info in run_info.policies]
+    unknown = [name for name in hosts if name not in known]
+    if unknown:
+        raise ConfigError(f"hosts = {', '.join(unknown)}: no such policy (choices: {', '.join(known)})")
+    return tuple(info for info in run_info.policies if not hosts or info.name in hosts)

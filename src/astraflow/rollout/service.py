@@ -1,0 +1,357 @@
+"""The rollout service: catches up on weights, takes leases, runs episodes, sends results.
+
+    loop             consumes            produces            waits for              woken by
+    follow (policy)  versions, chunks    engine weights      a newer version        dataflow (long-poll)
+    lease            leases              a task an episode   room, weights, leases  a slot that frees,
+                                                                                    dataflow (long-poll)
+    episode (many)   engine tokens       a result            engine, scoring pool   both
+    send (outbox)    results             receipts            results                an episode that ends
+    heartbeat        revocations, state  lease life, load    its interval           the clock, new weights
+
+All tasks belong to one task group in `run`. An episode's task ends by itself, or is cancelled when its lease
+is revoked or the service leaves. State shared between loops: `_running` (lease loop writes, episodes' end
+callbacks remove), the outbox, and each host's slots (its follow loop writes). A stop signal ends leasing at
+once, gives running episodes `drain_s`, sends what is finished, and says goodbye.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from astraflow.config import Use
+from astraflow.errors import Error, RolloutError, UnavailableError
+from astraflow.protocols import Engine, Renderer, WeightSnapshot, WorkerLink
+from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.hosting import FetchesWeights, PolicyHost
+from astraflow.rollout.membership import Membership
+from astraflow.rollout.outbox import Outbox
+from astraflow.rollout.proposals import Proposing
+from astraflow.rollout.runner import EpisodeRunner, failure_of
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.rollout.waiting import done_or_set, first_of, unless
+from astraflow.types import (
+    EpisodeResult,
+    Fingerprints,
+    Heartbeat,
+    HeartbeatReply,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    Load,
+    PolicyInfo,
+    RegisterWorker,
+    ServedVersions,
+)
+from astraflow.workflows.conversation import Workflow
+
+__all__ = ["RolloutService"]
+
+_log = logging.getLogger(__name__)
+
+_WAIT_S = 25.0
+"""Length of a lease long-poll."""
+_COALESCE_S = 0.01
+"""A busy service asks this long after a slot frees: one request for the slots that free together."""
+_PAUSE_S = 0.25
+"""After an answer without leases, and after an outage that outlived the link's retries."""
+_GOODBYE_S = 1.5
+"""Sending what is finished, and then the drain, may each take this long when the service is told to stop."""
+_MAX_UNSENT = 4
+"""Leasing pauses when this many times `max_episodes` results wait for a dataflow that does not answer."""
+
+
+class RolloutService:
+    """Serves a run until it ends, the dataflow drains it, or it is told to stop.
+
+    Example: `await RolloutService(link, policies=run_info.policies, ...).run(stop)`. `run` is called once; it
+    closes the engines and the scoring pool that it was given.
+    """
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        *,
+        name: str,
+        policies: Sequence[PolicyInfo],
+        workflow: Workflow,
+        scoring: ScoringPool,
+        weights: FetchesWeights,
+        config: RolloutConfig,
+        make_engine: Callable[[WeightSnapshot], Engine],
+        make_renderer: Callable[[Path], Renderer],
+        eval_temperature: float = 1.0,
+        labels: Mapping[str, str] | None = None,
+        peer_url: str = "",
+        fingerprints: Fingerprints | None = None,
+        drain_s: float = 2.0,
+    ) -> None:
+        """`policies`: what it hosts, in the recipe's order; at `peer_url` it serves their weights."""
+        self._link, self._scoring, self._config, self._drain_s = link, scoring, config, drain_s
+        self._served_changed, self._beat_due = asyncio.Event(), asyncio.Event()
+        host = partial(
+            PolicyHost,
+            link=link,
+            weights=weights,
+            make_engine=make_engine,
+            make_renderer=make_renderer,
+            changed=self._note_served,
+        )
+        self._hosts = {info.name: host(info) for info in policies}
+        request = RegisterWorker(
+            name=name,
+            hosts=tuple(self._hosts),
+            engine=config.engine.use if isinstance(config.engine, Use) else config.engine.name,
+            num_slots=config.max_episodes,
+            labels=dict(labels or {}),
+            peer_url=peer_url,
+            fingerprints=fingerprints or Fingerprints(),
+        )
+        self._membership = Membership(link, request)
+        self._outbox = Outbox(link, self._membership)
+        self._hosted: dict[str, HostedPolicy] = {}
+        limits = {"timeout_s": config.episode_timeout_s, "eval_temperature": eval_temperature}
+        proposing = Proposing(link.push_tasks, config.max_proposals)
+        self._runner = EpisodeRunner(self._hosted, workflow, scoring.score, proposing=proposing, **limits)
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._freed, self._ended, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """The run is over; the dataflow asked the service to finish what runs and leave."""
+        self._waits_for = ""
+        self._tokens_before, self._beat_at_s = 0, time.monotonic()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves. Raises: the error that made it fail; an episode's failure never does."""
+        try:
+            if await unless(self._membership.join(), stop) is None:
+                return
+            async with asyncio.TaskGroup() as group:
+                loops = [group.create_task(loop, name=name) for name, loop in self._loops(group)]
+                await first_of(stop, self._ended, self._draining)
+                await self._leave(loops, stop)
+        except ExceptionGroup as failures:
+            raise _first_leaf(failures) from failures
+        finally:
+            await self._runner.close()
+            await self._scoring.close()
+            for host in self._hosts.values():
+                await host.close()
+
+    def _loops(self, group: asyncio.TaskGroup) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """The lease loop first, since a leaving service ends it first."""
+        follows = [(f"follow {name}", self._follow(host)) for name, host in self._hosts.items()]
+        return [
+            ("lease", self._lease(group)),
+            ("send", self._outbox.run()),
+            ("heartbeat", self._beat()),
+            *follows,
+        ]
+
+    # --- leaving ---
+
+    async def _leave(self, loops: Sequence[asyncio.Task[None]], stop: asyncio.Event) -> None:
+        loops[0].cancel()
+        if not self._ended.is_set():
+            _log.info("leaving: %d episodes run", len(self._running))
+            num_abandoned = await self._finish_running(stop)
+            await _within(_GOODBYE_S, self._outbox.emptied())
+            await _within(_GOODBYE_S, self._say_goodbye(num_abandoned))
+        for task in (*loops, *self._running.values()):
+            task.cancel()
+
+    async def _say_goodbye(self, num_abandoned: int) -> None:
+        """Leaves; leases of abandoned episodes go back by a request that no longer names them as held."""
+        if num_abandoned:
+            await self._request_leases(0, (), 0.0)
+        await self._membership.call(self._link.drain)
+
+    async def _finish_running(self, stop: asyncio.Event) -> int:
+        """Waits for running episodes: to the end if drained, for `drain_s` once told to stop.
+
+        Returns how many were abandoned.
+        """
+        rest = asyncio.ensure_future(self._all_done())
+        try:
+            await done_or_set(rest, stop)
+            if not rest.done():
+                await asyncio.wait({rest}, timeout=self._drain_s)
+        finally:
+            rest.cancel()
+        abandoned = list(self._running.values())
+        for task in abandoned:
+            task.cancel()
+        await asyncio.gather(*abandoned, return_exceptions=True)
+        return len(abandoned)
+
+    async def _all_done(self) -> None:
+        while self._running:
+            self._freed.clear()
+            await self._freed.wait()
+
+    # --- weights ---
+
+    async def _follow(self, host: PolicyHost) -> None:
+        await host.follow()
+        self._ended.set()
+
+    async def _all_served(self) -> None:
+        while any(host.live_version < 0 for host in self._hosts.values()):
+            self._served_changed.clear()
+            await self._served_changed.wait()
+        for name, host in self._hosts.items():
+            assert host.hosted is not None
+            self._hosted[name] = host.hosted
+
+    def _note_served(self) -> None:
+        self._served_changed.set()
+        self._beat_due.set()
+
+    def _served(self) -> tuple[ServedVersions, ...]:
+        return tuple(host.served for host in self._hosts.values())
+
+    # --- leases and episodes ---
+
+    async def _lease(self, group: asyncio.TaskGroup) -> None:
+        await self._scoring.start()
+        await self._all_served()
+        while True:
+            num_free = await self._room()
+            try:
+                reply = await self._request_leases(num_free, self._served(), _WAIT_S)
+            except UnavailableError as err:
+                _log.warning("no leases, the dataflow does not answer: %s", err)
+                self._waits_for = "dataflow"
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._note_state(reply.state)
+            self._waits_for = reply.waits_for
+            for lease in reply.leases:
+                self._start(group, lease)
+            if not reply.leases:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _room(self) -> int:
+        """Free slots, at least one."""
+        while (num_free := self._num_free()) <= 0:
+            self._freed.clear()
+            await self._freed.wait()
+        if self._running:
+            await asyncio.sleep(_COALESCE_S)
+            num_free = self._num_free()
+        return num_free
+
+    def _num_free(self) -> int:
+        if len(self._outbox.lease_ids) >= _MAX_UNSENT * self._config.max_episodes:
+            return 0
+        return self._config.max_episodes - len(self._running)
+
+    async def _request_leases(
+        self, num_free: int, served: tuple[ServedVersions, ...], wait_s: float
+    ) -> LeaseReply:
+        """Names all leases that the service holds, so that any whose answer got lost goes out again.
+
+        A request that waits is never given up: leases on their way would be lost. What is served from then
+        on reaches the dataflow by heartbeat.
+        """
+        held = (*self._running, *self._outbox.lease_ids)
+        return await self._membership.call(
+            lambda me: self._link.leases(
+                LeaseRequest(worker_id=me, num_free=num_free, served=served, wait_s=wait_s, held=held)
+            )
+        )
+
+    def _start(self, group: asyncio.TaskGroup, lease: Lease) -> None:
+        if lease.id in self._running:
+            return
+        task = group.create_task(self._run_episode(lease), name=f"episode {lease.id}")
+        self._running[lease.id] = task
+        task.add_done_callback(lambda _: self._episode_ended(lease.id))
+
+    def _episode_ended(self, lease_id: str) -> None:
+        del self._running[lease_id]
+        self._freed.set()
+
+    async def _run_episode(self, lease: Lease) -> None:
+        self._outbox.put(await self._result(lease))
+        self._freed.set()
+
+    async def _result(self, lease: Lease) -> EpisodeResult:
+        with ExitStack() as held:
+            try:
+                for pin in lease.pinned:
+                    held.enter_context(self._hosts[pin.policy].holding(pin.versions[-1]))
+            except RolloutError as err:
+                return EpisodeResult(lease_id=lease.id, outcome=failure_of(err))
+            return await self._runner.run(lease)
+
+    # --- heartbeat ---
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                registration = await self._membership.join()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(registration.heartbeat_s):
+                        await self._beat_due.wait()
+                self._beat_due.clear()
+                held = (*self._running, *self._outbox.lease_ids)
+                beat = Heartbeat(lease_ids=held, load=self._load(), peer_url=self._membership.peer_url)
+                self._obey(await self._membership.call(lambda me, beat=beat: self._link.heartbeat(me, beat)))
+            except UnavailableError as err:
+                if self._membership.silence_s > self._config.outage_s:
+                    raise
+                _log.warning("no heartbeat, the dataflow does not answer: %s", err)
+                await asyncio.sleep(_PAUSE_S)
+
+    def _obey(self, reply: HeartbeatReply) -> None:
+        self._note_state(reply.state)
+        if reply.is_draining:
+            self._draining.set()
+        for lease_id in reply.revoked:
+            if (task := self._running.get(lease_id)) is not None:
+                task.cancel()
+        self._outbox.discard(reply.revoked)
+        self._freed.set()
+
+    def _note_state(self, state: str) -> None:
+        if state in {"finished", "failed"}:
+            self._ended.set()
+
+    def _load(self) -> Load:
+        engines = [host.hosted.engine for host in self._hosts.values() if host.hosted is not None]
+        capacities = [engine.capacity() for engine in engines]
+        generated = sum(capacity.generated_tokens for capacity in capacities)
+        now_s = time.monotonic()
+        speed = (generated - self._tokens_before) / max(now_s - self._beat_at_s, 1e-6)
+        self._tokens_before, self._beat_at_s = generated, now_s
+        host_waits = next((host.waits_for for host in self._hosts.values() if host.waits_for), "")
+        return Load(
+            num_running=len(self._running),
+            num_waiting=sum(capacity.num_waiting for capacity in capacities),
+            generated_tokens=generated,
+            tokens_per_s=speed,
+            versions=self._served(),
+            waits_for=host_waits or ("" if self._running else self._waits_for),
+            spans=tuple(span for engine in engines for span in engine.take_spans()),
+        )
+
+
+# --- leaving --------------------------------------------------------------------------------------
+
+
+async def _within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
+    """Waits for the call, not longer; what fails on the way out is logged, nothing more."""
+    try:
+        async with asyncio.timeout(seconds):
+            await call
+    except (TimeoutError, Error) as err:
+        _log.warning("left without saying everything: %s", err or f"no answer within {seconds} s")
+
+
+def _first_leaf(error: Exception) -> Exception:
+    return _first_leaf(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - its type parameter is lost

@@ -1,0 +1,67 @@
+"""Reads function calls out of what a model said; one parser a style of chat template."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+__all__ = ["CALL_PARSERS", "CallParser", "ToolCall", "bare_json_calls", "tagged_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call as the model wrote it; `problem` says why it cannot be read, for the model to mend."""
+
+    name: str = ""
+    arguments: Mapping[str, object] = field(default_factory=dict[str, object])
+    problem: str = ""
+
+
+CallParser: TypeAlias = Callable[[str], Sequence[ToolCall]]
+"""The calls in a text, in order; none if the text is an answer."""
+
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def tagged_calls(text: str) -> tuple[ToolCall, ...]:
+    """JSON between <tool_call> and </tool_call>, as Hermes and Qwen write it.
+
+    Example: `tagged_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')`.
+    """
+    return tuple(_call(part) for part in _TAGGED.findall(text))
+
+
+def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
+    """A text that is one JSON object or a list of them, each with a name, as Llama 3 writes it."""
+    stripped = text.strip().removeprefix("<|python_tag|>")
+    if not stripped.startswith(("{", "[")) or '"name"' not in stripped:
+        return ()
+    try:
+        loaded = cast("object", json.loads(stripped))
+    except ValueError as err:
+        return (ToolCall(problem=f"the call is not valid JSON: {err}"),)
+    parts = cast("list[object]", loaded) if isinstance(loaded, list) else [loaded]
+    return tuple(_checked(part) for part in parts)
+
+
+def _call(text: str) -> ToolCall:
+    try:
+        return _checked(json.loads(text))
+    except ValueError as err:
+        return ToolCall(problem=f"the call is not valid JSON: {err}")
+
+
+def _checked(loaded: object) -> ToolCall:
+    expected = 'expected {"name": ..., "arguments": {...}}'
+    if not isinstance(loaded, dict):
+        return ToolCall(problem=f"the call is no JSON object; {expected}")
+    call = cast("dict[str, object]", loaded)
+    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return ToolCall(problem=f"the call has no name or its arguments are no object; {expected}")
+    return ToolCall(name, cast("dict[str, object]", arguments))
+
+
+CALL_PARSERS: dict[str, CallParser] = {"tagged": tagged_calls, "bare_json": bare_json_calls}
+"""By the name that a recipe gives."""

@@ -1,0 +1,76 @@
+"""Several debaters answer, read each other, and answer again (Du et al. 2023, arXiv:2305.14325)."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask
+from astraflow.workflows.parallel import in_parallel
+from astraflow.workflows.roles import blended
+
+__all__ = ["DEBATE_PROMPT", "debate", "seats"]
+
+DEBATE_PROMPT = (
+    "Others answered:\n\n{answers}\n\nConsider them, then give your answer to the problem again:\n{prompt}"
+)
+
+
+def seats(names: Sequence[str], debaters: Sequence[str], num_debaters: int) -> tuple[str, ...]:
+    """The policies that sit in a debate: `debaters`, or the recipe's, in turn until all seats are taken."""
+    chosen = debaters or names
+    return tuple(chosen[idx % len(chosen)] for idx in range(num_debaters))
+
+
+async def debate(
+    task: ScoredTask,
+    policies: Policies,
+    *,
+    debaters: Sequence[str] = (),
+    num_debaters: int = 2,
+    rounds: int = 2,
+    debate_prompt: str = DEBATE_PROMPT,
+    team_share: float = 0.0,
+) -> Rewards:
+    """`rounds` answers of each debater, each conversation growing; the last answers vote.
+
+    The vote goes to the last line that most debaters end with, a tie to the earlier seat; its score is the
+    episode's. Rewarded: each debater with the score of its own last answer; `team_share` mixes in the vote's.
+    Metrics: `first_score` and `last_score` (means), `agreement`, the share of votes that won.
+    """
+    names = seats(tuple(policies), debaters, num_debaters)
+    chats = [policies[name].conversation(context=task.context, role="debater") for name in names]
+    answers = await in_parallel(chat.say(task.prompt) for chat in chats)
+    first_score = fmean(await _scores(task, answers))
+    for _ in range(rounds - 1):
+        answers = await _next_round(task, chats, answers, debate_prompt)
+    scores = await _scores(task, answers)
+    votes = [_vote(answer) for answer in answers]
+    winner, num_votes = Counter(votes).most_common(1)[0]
+    team = scores[votes.index(winner)]
+    rewards = Rewards()
+    for chat, score in zip(chats, scores, strict=True):
+        rewards.add(chat, blended(score, team, team_share))
+    rewards.set_score(team)
+    rewards.add_metric("first_score", first_score)
+    rewards.add_metric("last_score", fmean(scores))
+    rewards.add_metric("agreement", num_votes / len(votes))
+    return rewards
+
+
+async def _next_round(
+    task: ScoredTask, chats: Sequence[Conversation], answers: Sequence[Completion], prompt: str
+) -> list[Completion]:
+    def others(seat: int) -> str:
+        return "\n\n".join(answer.reply for idx, answer in enumerate(answers) if idx != seat)
+
+    texts = [prompt.format(prompt=task.prompt, answers=others(seat)) for seat in range(len(chats))]
+    return await in_parallel(chat.say(text) for chat, text in zip(chats, texts, strict=True))
+
+
+async def _scores(task: ScoredTask, answers: Sequence[Completion]) -> list[float]:
+    return await in_parallel(task.score(answer.text) for answer in answers)
+
+
+def _vote(answer: Completion) -> str:
+    lines = answer.reply.split("\n")
+    return " ".join(lines[-1].lower().split()).rstrip(".")

@@ -1,0 +1,99 @@
+"""From a recipe's `workflow` section to the function that runs episodes."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+from astraflow.config import Use, check_args, load_attr
+from astraflow.errors import ConfigError
+from astraflow.workflows.agent import agent, function_run
+from astraflow.workflows.config import AgentConfig, PolicyRoles, ProgramConfig, ToolUseConfig, WorkflowConfig
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
+from astraflow.workflows.debate import debate
+from astraflow.workflows.multi_turn import multi_turn
+from astraflow.workflows.plan_and_solve import plan_and_solve
+from astraflow.workflows.program import run_program
+from astraflow.workflows.propose_and_select import propose_and_select
+from astraflow.workflows.route import route
+from astraflow.workflows.single_turn import single_turn
+from astraflow.workflows.solve_and_check import solve_and_check
+from astraflow.workflows.solve_and_verify import solve_and_verify
+from astraflow.workflows.spawn import spawn
+from astraflow.workflows.tool_use import tool_use
+from astraflow.workflows.tools import make_tool
+
+__all__ = ["WORKFLOWS", "make_workflow"]
+
+WORKFLOWS: dict[str, Callable[..., Awaitable[Rewards]]] = {
+    "agent": agent,
+    "debate": debate,
+    "multi_turn": multi_turn,
+    "plan_and_solve": plan_and_solve,
+    "propose_and_select": propose_and_select,
+    "route": route,
+    "single_turn": single_turn,
+    "solve_and_check": solve_and_check,
+    "solve_and_verify": solve_and_verify,
+    "spawn": spawn,
+    "tool_use": tool_use,
+}
+"""Built-in workflows; a config's fields are exactly the function's keyword arguments."""
+
+
+def make_workflow(config: WorkflowConfig) -> Workflow:
+    """The workflow with its arguments bound; functions that a built-in takes are loaded.
+
+    Raises: ConfigError if a component of the user's own is missing, not async where it must be, or refuses
+    the arguments.
+    """
+    if not isinstance(config, Use):
+        if isinstance(config, AgentConfig) and isinstance(config.run, ProgramConfig):
+            return _program_agent(config.run, _read(config))
+        return cast("Workflow", partial(WORKFLOWS[config.name], **_arguments(config)))
+    function = load_attr(config.use, where="workflow.use")
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"workflow.use = {config.use!r} is no async function; expected "
+            f"`async def {config.use.partition(':')[2]}(task, policies) -> Rewards`"
+        )
+    check_args(function, config.args, where="workflow.args")
+    return cast("Workflow", partial(function, **config.args))
+
+
+def _arguments(config: PolicyRoles) -> dict[str, Any]:
+    arguments = {key: getattr(config, key) for key in type(config).model_fields if key != "name"}
+    if isinstance(config, AgentConfig):
+        assert isinstance(config.run, Use)
+        run = function_run(_function(config.run, "workflow.run"))
+        return {**arguments, "run": run, "parser": _read(config)}
+    if not isinstance(config, ToolUseConfig):
+        return arguments
+    tools = tuple(make_tool(_function(use, f"workflow.tools.{idx}")) for idx, use in enumerate(config.tools))
+    names = [tool.spec.name for tool in tools]
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ConfigError(f"workflow.tools: two tools are named {min(repeated)!r}; a call could mean either")
+    return {**arguments, "tools": tools, "parser": _read(config)}
+
+
+def _read(config: ToolUseConfig | AgentConfig) -> str | Callable[..., Any]:
+    parser = config.parser
+    return parser if isinstance(parser, str) else _function(parser, "workflow.parser")
+
+
+def _program_agent(config: ProgramConfig, parser: str | Callable[..., Any]) -> Workflow:
+    async def workflow(task: ScoredTask, policies: Policies) -> Rewards:
+        model = config.model or next(iter(policies))
+        run = partial(run_program, model=model, command=config.command, timeout_s=config.timeout_s)
+        return await agent(task, policies, run=run, parser=parser)
+
+    return workflow
+
+
+def _function(use: Use, where: str) -> Callable[..., Any]:
+    function = load_attr(use.use, where=f"{where}.use")
+    if not callable(function):
+        raise ConfigError(f"{where}.use = {use.use!r} is no function")
+    check_args(function, use.args, where=f"{where}.args")
+    return partial(function, **use.args) if use.args else function

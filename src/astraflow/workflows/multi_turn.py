@@ -1,0 +1,41 @@
+"""A wrong answer gets feedback and another try, in the same conversation."""
+
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from astraflow.workflows.roles import is_right, policy_at
+
+__all__ = ["FEEDBACK", "multi_turn"]
+
+FEEDBACK = "That is not right. Try again."
+
+
+async def multi_turn(
+    task: ScoredTask,
+    policies: Policies,
+    *,
+    policy: str = "",
+    turns: int = 3,
+    feedback: str = FEEDBACK,
+    rewards_each_turn: bool = False,
+) -> Rewards:
+    """Asks until an answer is right, at most `turns` times.
+
+    Rewarded: the whole conversation with the last answer's score; with `rewards_each_turn`, each turn with
+    its own score instead. How much a late success is worth is a matter of the recipe's credit.
+    Metrics: `first_score`, the score without any feedback.
+    """
+    rewards, chat = Rewards(), policy_at(policies, policy, 0).conversation(context=task.context)
+    scores: list[float] = []
+    prompt = task.prompt
+    for _ in range(turns):
+        answer = await chat.say(prompt)
+        scores.append(await task.score(answer.text))
+        if rewards_each_turn:
+            rewards.add(answer, scores[-1])
+        if is_right(scores[-1]) or answer.num_tokens == 0:  # no token: the context is full
+            break
+        prompt = feedback.format(score=scores[-1])
+    if not rewards_each_turn:
+        rewards.add(chat, scores[-1])
+    rewards.set_score(scores[-1])
+    rewards.add_metric("first_score", scores[0])
+    return rewards

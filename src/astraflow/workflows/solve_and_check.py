@@ -1,0 +1,43 @@
+"""A solver answers, a checker reads it and gives the final answer itself."""
+
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from astraflow.workflows.roles import blended, is_right, policy_at
+
+__all__ = ["CHECK_PROMPT", "solve_and_check"]
+
+CHECK_PROMPT = (
+    "Problem:\n{prompt}\n\nAn answer that may be wrong:\n{answer}\n\nCheck it, then give the right answer."
+)
+
+
+async def solve_and_check(
+    task: ScoredTask,
+    policies: Policies,
+    *,
+    solver: str = "",
+    checker: str = "",
+    check_prompt: str = CHECK_PROMPT,
+    team_share: float = 0.0,
+) -> Rewards:
+    """The checker's answer, right or corrected, is the episode's.
+
+    Rewarded: the solver with the score of its own answer, the checker with the final one. `team_share` mixes
+    the final score into the solver's.
+    Metrics: `first_score`, the solver's; `fixed` and `broken`, how often the checker made a wrong answer
+    right, and a right one wrong.
+    """
+    rewards = Rewards()
+    chat = policy_at(policies, solver, 0).conversation(context=task.context, role="solver")
+    answer = await chat.say(task.prompt)
+    own = await task.score(answer.text)
+    question = check_prompt.format(prompt=task.prompt, answer=answer.reply)
+    check = policy_at(policies, checker, 1).conversation(context=task.context, role="checker")
+    final = await check.say(question)
+    team = await task.score(final.text)
+    rewards.add(chat, blended(own, team, team_share))
+    rewards.add(check, team)
+    rewards.set_score(team)
+    rewards.add_metric("first_score", own)
+    rewards.add_metric("fixed", float(is_right(team) and not is_right(own)))
+    rewards.add_metric("broken", float(is_right(own) and not is_right(team)))
+    return rewards

@@ -1,0 +1,90 @@
+"""A solver answers, a verifier approves or rejects; what is rejected is solved again with the critique."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from astraflow.workflows.choices import last_choice
+from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask
+from astraflow.workflows.roles import blended, is_right, policy_at
+
+__all__ = ["RETRY_PROMPT", "VERIFY_PROMPT", "solve_and_verify"]
+
+VERIFY_PROMPT = (
+    "Problem:\n{prompt}\n\nProposed answer:\n{answer}\n\n"
+    "Is the answer right? Say what is wrong, if anything, and end with yes or no."
+)
+RETRY_PROMPT = "A reviewer rejects this answer:\n{critique}\n\nSolve the problem again:\n{prompt}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    chat: Conversation
+    score: float
+    verdict: Completion
+    choice: bool | None
+    """True approves, False rejects, None is no verdict."""
+
+    @property
+    def is_judged_right(self) -> bool:
+        return self.choice is is_right(self.score)
+
+
+async def solve_and_verify(
+    task: ScoredTask,
+    policies: Policies,
+    *,
+    solver: str = "",
+    verifier: str = "",
+    rounds: int = 2,
+    verify_prompt: str = VERIFY_PROMPT,
+    retry_prompt: str = RETRY_PROMPT,
+    approve: str = "yes",
+    reject: str = "no",
+    keeps_history: bool = True,
+    team_share: float = 0.0,
+) -> Rewards:
+    """The solver answers until the verifier approves, at most `rounds` times; the last answer counts.
+
+    Rewarded: the solver with the score of its last answer, over the whole conversation; without
+    `keeps_history` every attempt is a conversation of its own, rewarded with its own score. Each verdict of
+    the verifier with 1 if it is right, else 0; what names neither `approve` nor `reject` rejects, and is
+    never right. `team_share` mixes the episode's score into both.
+    Metrics: `first_score` (the solver alone), `attempts`, `verdict_right`, `approves_right` and
+    `rejects_wrong` (the mean of these two is the verifier's balanced accuracy).
+    """
+    actor, judge = policy_at(policies, solver, 0), policy_at(policies, verifier, 1)
+    chat = actor.conversation(context=task.context, role="solver")
+    exchanges: list[_Exchange] = []
+    prompt = task.prompt
+    for idx in range(rounds):
+        if idx and not keeps_history:
+            chat = actor.conversation(context=task.context, role="solver")
+        answer = await chat.say(prompt)
+        score = await task.score(answer.text)
+        question = verify_prompt.format(prompt=task.prompt, answer=answer.reply)
+        verdict = await judge.chat(question, role="verifier")
+        choice = {approve: True, reject: False}.get(last_choice(verdict.reply, (approve, reject)))
+        exchanges.append(_Exchange(chat, score, verdict, choice))
+        if choice:
+            break
+        prompt = retry_prompt.format(prompt=task.prompt, answer=answer.reply, critique=verdict.reply)
+    return _rewards(exchanges, team_share)
+
+
+def _rewards(exchanges: Sequence[_Exchange], team_share: float) -> Rewards:
+    rewards, team = Rewards(), exchanges[-1].score
+    rewards.set_score(team)
+    last_scores = {exchange.chat: exchange.score for exchange in exchanges}
+    for chat, score in last_scores.items():
+        rewards.add(chat, blended(score, team, team_share))
+    for exchange in exchanges:
+        rewards.add(exchange.verdict, blended(float(exchange.is_judged_right), team, team_share))
+    rewards.add_metric("first_score", exchanges[0].score)
+    rewards.add_metric("attempts", len(exchanges))
+    rewards.add_metric("verdict_right", fmean(e.is_judged_right for e in exchanges))
+    for name, wanted in (("approves_right", True), ("rejects_wrong", False)):
+        judged = [float(e.is_judged_right) for e in exchanges if is_right(e.score) is wanted]
+        if judged:
+            rewards.add_metric(name, fmean(judged))
+    return rewards

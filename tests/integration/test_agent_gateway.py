@@ -1,0 +1,264 @@
+"""OpenAI's own client against the agent gateway: what it gets, what is recorded, what it is refused."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.gateway import Gateway
+from astraflow.types import GenerateRequest
+from astraflow.wire import array
+from gateway_driver import episode
+from rollout_fakes import ScriptedEngine, make_hosted, make_policy
+from workflow_driver import LetterTokenizer, letter_renderer
+
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def letters(
+    engine: ScriptedEngine, *, max_tokens: int = 100, is_trained: bool = True
+) -> dict[str, HostedPolicy]:
+    info = make_policy("actor", max_tokens=max_tokens, is_trained=is_trained)
+    return {"actor": HostedPolicy(info, engine, letter_renderer("agentic"))}
+
+
+async def test_a_history_that_goes_on_extends_one_trajectory() -> None:
+    engine = ScriptedEngine(" So 5. ")
+    async with episode(letters(engine)) as open_:
+        chat = open_.client.chat.completions
+        first = await chat.create(model="actor", messages=[user("2+3")])
+        said = first.choices[0].message.content
+        assert said == " So 5. "
+        assert first.choices[0].finish_reason == "stop"
+        # a client that strips what it was told still goes on
+        history = [user("2+3"), {"role": "assistant", "content": "So 5."}, user("sure?")]
+        second = await chat.create(model="actor", messages=history)
+        assert second.usage is not None
+        assert second.usage.prompt_tokens == len(engine.requests[1].token_ids)
+        (trajectory,) = open_.trajectories(0.5)
+    assert engine.requests[1].token_ids[: len(engine.requests[0].token_ids)] == engine.requests[0].token_ids
+    assert (len(trajectory.turns), trajectory.reward, trajectory.is_fork) == (2, 0.5, False)
+
+
+async def test_an_edited_history_forks_and_a_new_one_is_a_conversation_of_its_own() -> None:
+    async with episode(letters(ScriptedEngine("So 5."))) as open_:
+        chat = open_.client.chat.completions
+        await chat.create(model="actor", messages=[user("2+3")])
+        told = {"role": "assistant", "content": "So 5, I think."}
+        await chat.create(model="actor", messages=[user("2+3"), told, user("sure?")])
+        await chat.create(model="actor", messages=[user("7+1")])
+        forks = [t.is_fork for t in open_.trajectories()]
+    assert forks == [False, True, False]
+
+
+async def test_several_choices_share_a_prompt_and_only_one_trains_each_token() -> None:
+    engine = ScriptedEngine("yes")
+    async with episode(letters(engine)) as open_:
+        chat = open_.client.chat.completions
+        first = await chat.create(model="actor", messages=[user("2+3")], n=3)
+        assert [choice.index for choice in first.choices] == [0, 1, 2]
+        history = [user("2+3"), {"role": "assistant", "content": "yes"}, user("and?")]
+        await chat.create(model="actor", messages=history, n=2)
+        trajectories = open_.trajectories(1.0)
+    assert sum(sum(array(t.mask, "uint8")) for t in trajectories) == 5 * 4
+    assert {t.reward for t in trajectories} == {1.0}
+
+
+async def test_tools_are_shown_called_and_answered() -> None:
+    replies = iter([f"I add. {CALL}", "It is 5."])
+    engine = ScriptedEngine(lambda _: next(replies))
+    async with episode(letters(engine)) as open_:
+        chat = open_.client.chat.completions
+        first = await chat.create(model="actor", messages=[user("2+3")], tools=[ADD])
+        message = first.choices[0].message
+        assert first.choices[0].finish_reason == "tool_calls"
+        assert message.content == "I add."
+        assert message.tool_calls is not None
+        call: Any = message.tool_calls[0]
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 2})
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "5"}
+        history: Any = [user("2+3"), message, result]
+        second = await chat.create(model="actor", messages=history, tools=[ADD])
+        assert second.choices[0].message.content == "It is 5."
+        (trajectory,) = open_.trajectories()
+    assert len(trajectory.turns) == 2
+    shown = LetterTokenizer("agentic").decode(engine.requests[0].token_ids)
+    assert "[add {" in shown
+    assert CALL + "\n<response>5" in LetterTokenizer("agentic").decode(engine.requests[1].token_ids)
+
+
+async def test_a_call_that_cannot_be_read_is_shown_as_text() -> None:
+    async with episode(letters(ScriptedEngine("<tool_call>{</tool_call>"))) as open_:
+        answer = await open_.client.chat.completions.create(model="actor", messages=[user("2")], tools=[ADD])
+    assert answer.choices[0].message.content == "<tool_call>{</tool_call>"
+    assert not answer.choices[0].message.tool_calls
+
+
+async def test_a_stream_says_the_same_in_chunks() -> None:
+    async with episode(letters(ScriptedEngine(f"I add. {CALL}"))) as open_:
+        stream = await open_.client.chat.completions.create(
+            model="actor",
+            messages=[user("2+3")],
+            tools=[ADD],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == "I add."
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [(call.index, call.function.name) for call in calls if call.function] == [(0, "add")]
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices] == [None, "tool_calls"]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 0
+
+
+async def test_a_stop_text_ends_a_completion_and_is_not_shown() -> None:
+    engine = ScriptedEngine("5 END")
+    async with episode(letters(engine)) as open_:
+        chat = open_.client.chat.completions
+        answer = await chat.create(model="actor", messages=[user("2+3")], stop=" END", max_tokens=9)
+        assert answer.choices[0].message.content == "5"
+    assert engine.requests[0].sampling.stop == (" END",)
+    assert engine.requests[0].sampling.max_tokens == 9
+
+
+async def test_a_frozen_policy_takes_any_temperature_and_a_trained_one_its_own() -> None:
+    engine = ScriptedEngine()
+    async with episode(letters(engine)) as open_:
+        chat = open_.client.chat.completions
+        await chat.create(model="actor", messages=[user("2")], temperature=1.0)
+        with pytest.raises(openai.BadRequestError, match="trained with 1;"):
+            await chat.create(model="actor", messages=[user("2")], temperature=0.7)
+    frozen = ScriptedEngine()
+    async with episode(letters(frozen, is_trained=False)) as open_:
+        await open_.client.chat.completions.create(model="actor", messages=[user("2")], temperature=0.0)
+    assert frozen.requests[0].sampling.temperature == 0.0
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"n": 0}, "n = 0"),
+    ({"extra_body": {"top_k": 5}}, "top_k"),
+    ({"messages": []}, "messages"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "image_url",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "named"), REFUSED, ids=[named for _, named in REFUSED])
+async def test_what_no_policy_can_do_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
+    engine = ScriptedEngine()
+    async with episode(letters(engine)) as open_:
+        asked: dict[str, Any] = {"model": "actor", "messages": [user("2")], **changed}
+        with pytest.raises(openai.BadRequestError, match=named):
+            await open_.client.chat.completions.create(**asked)
+        assert named in open_.endpoint.problem
+    assert engine.requests == []
+
+
+async def test_wrong_keys_unknown_models_and_ended_episodes_are_refused() -> None:
+    async with episode(letters(ScriptedEngine())) as open_:
+        assert [model.id async for model in open_.client.models.list()] == ["actor"]
+        assert (await open_.client.models.retrieve("actor")).id == "actor"
+        with pytest.raises(openai.NotFoundError, match="policies: actor"):
+            await open_.client.chat.completions.create(model="gpt", messages=[user("2")])
+        thief = open_.client.with_options(api_key="guess")
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await thief.chat.completions.create(model="actor", messages=[user("2")])
+        assert refused.value.code == "invalid_api_key"
+        async with open_.gateway.endpoint(open_.dialogue, tuple) as other:
+            gone = open_.client.with_options(base_url=other.base_url, api_key=other.api_key)
+        with pytest.raises(openai.NotFoundError, match="it is over"):
+            await gone.models.list()
+        assert open_.trajectories() == ()
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_and_ends_its_conversation() -> None:
+    async with episode(letters(ScriptedEngine("ok", max_context=40))) as open_:
+        chat = open_.client.chat.completions
+        with pytest.raises(openai.BadRequestError) as refused:
+            await chat.create(model="actor", messages=[user("2" * 50)])
+        assert refused.value.code == "context_length_exceeded"
+        assert not open_.endpoint.is_full
+        await chat.create(model="actor", messages=[user("2")])
+        history = [user("2"), {"role": "assistant", "content": "ok"}, user("3" * 50)]
+        with pytest.raises(openai.BadRequestError):
+            await chat.create(model="actor", messages=history)
+        assert open_.endpoint.is_full
+        (trajectory,) = open_.trajectories()
+    assert trajectory.finish_reason == "length"
+    assert open_.dialogue.recorder.num_overflows == 1
+
+
+async def test_an_engine_that_fails_is_a_server_error() -> None:
+    engine = ScriptedEngine()
+    engine.error = OSError("gone")
+    async with episode({"actor": make_hosted("actor", engine)}) as open_:
+        with pytest.raises(openai.InternalServerError):
+            await open_.client.chat.completions.create(model="actor", messages=[user("2")])
+
+
+async def test_a_client_that_leaves_cancels_its_request_and_nothing_is_recorded() -> None:
+    engine = Noticing()
+    async with episode(letters(engine)) as open_:
+        asked = asyncio.create_task(open_.client.chat.completions.create(model="actor", messages=[user("2")]))
+        await engine.asked.wait()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await engine.cancelled.wait()
+        assert open_.trajectories() == ()
+
+
+async def test_the_end_of_the_episode_cancels_what_still_runs() -> None:
+    engine = Noticing()
+    async with episode(letters(engine)) as open_:
+        async with open_.gateway.endpoint(open_.dialogue, tuple) as inner:
+            client = open_.client.with_options(base_url=inner.base_url, api_key=inner.api_key)
+            asked = asyncio.create_task(client.chat.completions.create(model="actor", messages=[user("2")]))
+            await engine.asked.wait()
+        assert engine.cancelled.is_set()
+        with pytest.raises(openai.APIStatusError, match="the episode is over"):
+            await asked
+
+
+class Noticing(ScriptedEngine):
+    """Never answers, and says when it is no longer asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+def test_a_gateway_that_was_never_used_opens_no_port() -> None:
+    asyncio.run(Gateway().close())

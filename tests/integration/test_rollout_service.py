@@ -1,0 +1,360 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astraflow.envs.config import ExactReward, JsonlSourceConfig, TasksConfig
+from astraflow.errors import DataError, RefusedError, UnavailableError, WeightsError
+from astraflow.protocols import Engine, Renderer, WeightSnapshot
+from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.rollout.service import RolloutService
+from astraflow.types import Episode, Failure, RegisterWorker, Registration
+from astraflow.workflows.single_turn import single_turn
+from rollout_fakes import (
+    CharRenderer,
+    MemoryDataflow,
+    MemoryWeights,
+    ScriptedEngine,
+    make_lease,
+    make_policy,
+)
+
+EXACT = TasksConfig(sources={"sums": JsonlSourceConfig(path="sums.jsonl")}, reward=ExactReward())
+
+
+class Rig:
+    """A service under test with its dataflow, its engines and the task that runs it."""
+
+    def __init__(
+        self,
+        *names: str,
+        max_episodes: int = 4,
+        drain_s: float = 0.05,
+        outage_s: float = 60.0,
+        dataflow: MemoryDataflow | None = None,
+        make_renderer: Callable[[Path], Renderer] = lambda _: CharRenderer(),
+    ) -> None:
+        self.dataflow = dataflow or MemoryDataflow(names)
+        self.weights = MemoryWeights()
+        self.engines = {name: ScriptedEngine("5") for name in names}
+        self.stop = asyncio.Event()
+        self.service = RolloutService(
+            self.dataflow,
+            name="rollout-0",
+            policies=[make_policy(name) for name in names],
+            workflow=single_turn,
+            scoring=ScoringPool(EXACT),
+            weights=self.weights,
+            config=RolloutConfig(max_episodes=max_episodes, outage_s=outage_s),
+            make_engine=self._engine,
+            make_renderer=make_renderer,
+            drain_s=drain_s,
+        )
+        self.task = asyncio.create_task(self.service.run(self.stop))
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        return self.engines["actor"]
+
+    def _engine(self, snapshot: WeightSnapshot) -> Engine:
+        self.engines[snapshot.policy].slots["live"] = snapshot.version
+        return self.engines[snapshot.policy]
+
+    def hold_answers(self) -> asyncio.Event:
+        """Episodes stay in generation until the returned event is set."""
+        self.engine.gate = asyncio.Event()
+        return self.engine.gate
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(5):
+            await self.task
+
+
+Start = Callable[..., Rig]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    rigs: list[Rig] = []
+
+    def make(*names: str, **settings: Any) -> Rig:
+        rigs.append(Rig(*(names or ("actor",)), **settings))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.stop.set()
+        if not rig.task.done():
+            await rig.ended()
+
+
+async def test_leases_become_episodes_under_the_newest_version(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(*(make_lease(f"{i}") for i in range(6)))
+    await rig.dataflow.until(lambda: len(rig.dataflow.results) == 6)
+    outcomes = [result.outcome for result in rig.dataflow.results.values()]
+    assert all(isinstance(outcome, Episode) and outcome.score == 1.0 for outcome in outcomes)
+    assert rig.dataflow.registered[0].hosts == ("actor",)
+    assert max(request.num_free for request in rig.dataflow.lease_requests) == 4
+
+
+async def test_no_lease_is_asked_for_before_every_policy_has_weights(start: Start) -> None:
+    rig = start("solver", "verifier")
+    await rig.dataflow.publish("solver", 0)
+    await rig.dataflow.until(
+        lambda: any("first version of verifier" in b.load.waits_for for b in rig.dataflow.beats)
+    )
+    assert rig.dataflow.lease_requests == []
+    await rig.dataflow.publish("verifier", 3)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    served = {s.policy: s.versions for s in rig.dataflow.lease_requests[0].served}
+    assert served == {"solver": (0,), "verifier": (3,)}
+
+
+async def test_a_new_version_is_installed_while_an_episode_runs(start: Start) -> None:
+    rig = start()
+    gate = rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(lambda: rig.engine.requests)
+    await rig.dataflow.publish("actor", 1)
+    await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})
+    gate.set()
+    await rig.dataflow.until(lambda: "1" in rig.dataflow.results)
+
+
+async def test_a_version_that_cannot_be_fetched_or_installed_leaves_the_old_one_serving(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    rig.weights.errors = [UnavailableError("no source answers")]
+    rig.engine.load_errors = [WeightsError("hash differs")]
+    await rig.dataflow.publish("actor", 1)
+    await rig.dataflow.until(lambda: any("no source answers" in b.load.waits_for for b in rig.dataflow.beats))
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(lambda: "1" in rig.dataflow.results)
+    outcome = rig.dataflow.results["1"].outcome
+    assert isinstance(outcome, Episode)
+    assert outcome.trajectories[0].versions[0].version == 0
+    await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})
+    await rig.dataflow.until(lambda: rig.dataflow.beats[-1].load.waits_for == "")
+
+
+async def test_eval_leases_generate_at_the_pinned_version_while_live_moves_on(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0, pinned=(0,))
+    gate = rig.hold_answers()
+    await rig.dataflow.offer(make_lease("e", pinned={"actor": 0}))
+    await rig.dataflow.until(lambda: rig.engine.requests)
+    await rig.dataflow.publish("actor", 1)
+    await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1, "pinned": 0})
+    gate.set()
+    await rig.dataflow.until(lambda: "e" in rig.dataflow.results)
+    assert [r.version for r in rig.engine.requests] == [0]
+    assert isinstance(rig.dataflow.results["e"].outcome, Episode)
+
+
+async def test_a_waiting_request_is_kept_and_a_heartbeat_tells_of_new_versions_at_once(start: Start) -> None:
+    rig = start()
+    rig.dataflow.heartbeat_s = 60.0
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    await rig.dataflow.publish("actor", 1, pinned=(1,))
+    await rig.dataflow.offer(make_lease("e", pinned={"actor": 1}))
+    await rig.dataflow.until(lambda: "e" in rig.dataflow.results, wait_s=0.8)
+    assert rig.engine.slots == {"live": 1, "pinned": 1}
+    assert [s.versions for s in rig.dataflow.lease_requests[0].served] == [(0,)]
+
+
+async def test_an_older_round_is_finished_before_the_next_version_is_pinned(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0, pinned=(0,))
+    await rig.dataflow.until(lambda: rig.engine.slots.get("pinned") == 0)
+    await rig.dataflow.publish("actor", 1, pinned=(0, 1))
+    await rig.dataflow.publish("actor", 2)
+    await rig.dataflow.until(lambda: rig.engine.slots["live"] == 2)
+    assert rig.engine.slots["pinned"] == 0
+    await rig.dataflow.pin("actor", 1)
+    await rig.dataflow.until(lambda: rig.engine.slots["pinned"] == 1)
+
+
+async def test_an_eval_lease_for_a_version_that_is_gone_is_a_retryable_failure(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 3)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    rig.dataflow.force(make_lease("e", pinned={"actor": 2}))
+    await rig.dataflow.notify()
+    await rig.dataflow.until(lambda: "e" in rig.dataflow.results)
+    outcome = rig.dataflow.results["e"].outcome
+    assert isinstance(outcome, Failure)
+    assert outcome.is_retryable
+
+
+async def test_a_service_that_is_forgotten_registers_again_and_sends_its_results(start: Start) -> None:
+    rig = start()
+    gate = rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(lambda: rig.engine.requests)
+    rig.dataflow.forget()
+    await rig.dataflow.until(lambda: len(rig.dataflow.registered) == 2)
+    gate.set()
+    await rig.dataflow.until(lambda: "1" in rig.dataflow.results)
+    assert len(rig.dataflow.registered) == 2
+
+
+async def test_results_survive_an_outage_of_the_dataflow(start: Start) -> None:
+    rig = start()
+    gate = rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(*(make_lease(f"{i}") for i in range(3)))
+    await rig.dataflow.until(lambda: len(rig.engine.requests) == 3)
+    rig.dataflow.is_up = False
+    gate.set()
+    await rig.dataflow.notify()
+    async with asyncio.timeout(2):
+        await rig.dataflow.refused.wait()
+    assert rig.dataflow.results == {}
+    rig.dataflow.is_up = True
+    await rig.dataflow.until(lambda: len(rig.dataflow.results) == 3)
+    assert len(rig.dataflow.batches) == 1
+
+
+async def test_a_revoked_lease_is_cancelled_and_frees_its_slot(start: Start) -> None:
+    rig = start(max_episodes=1)
+    gate = rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1"), make_lease("2"))
+    await rig.dataflow.until(lambda: any(b.lease_ids == ("1",) for b in rig.dataflow.beats))
+    rig.dataflow.revoked.append("1")
+    await rig.dataflow.until(lambda: any(b.lease_ids == ("2",) for b in rig.dataflow.beats))
+    gate.set()
+    await rig.dataflow.until(lambda: "2" in rig.dataflow.results)
+    assert "1" not in rig.dataflow.results
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_the_end_reaches_a_service_whose_heartbeat_falls_due_at_that_moment(
+    start: Start, num_turns: int
+) -> None:
+    rig = start()
+    rig.dataflow.heartbeat_s = 60.0
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    rig.weights.gate = asyncio.Event()
+    await rig.dataflow.publish("actor", 1)
+    async with asyncio.timeout(5):
+        while rig.weights.fetched[-1] != 1:  # noqa: ASYNC110 - the moment is counted in turns of the loop
+            await asyncio.sleep(0)
+    await rig.dataflow.end()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    rig.weights.gate.set()
+    await rig.ended()
+
+
+async def test_a_service_gives_up_a_dataflow_that_is_gone_for_good(start: Start) -> None:
+    rig = start(outage_s=0.05)
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    rig.dataflow.is_up = False
+    await rig.dataflow.notify()
+    with pytest.raises(UnavailableError, match="the dataflow is down"):
+        await rig.ended()
+
+
+async def test_a_stop_finishes_what_runs_and_says_goodbye(start: Start) -> None:
+    rig = start(drain_s=5.0)
+    gate = rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(lambda: rig.engine.requests)
+    rig.stop.set()
+    gate.set()
+    await rig.ended()
+    assert list(rig.dataflow.results) == ["1"]
+    assert rig.dataflow.drained == ["w1"]
+    assert rig.engine.is_closed
+
+
+async def test_a_stop_abandons_episodes_that_take_too_long(start: Start) -> None:
+    rig = start(drain_s=0.02)
+    rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(lambda: rig.engine.requests)
+    rig.stop.set()
+    await rig.ended()
+    assert rig.dataflow.results == {}
+    assert rig.dataflow.drained == ["w1"]
+
+
+async def test_a_drain_by_the_dataflow_waits_for_what_runs_and_leases_no_more(start: Start) -> None:
+    rig = start(drain_s=0.0)
+    gate = rig.hold_answers()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(lambda: rig.engine.requests)
+    rig.dataflow.is_draining = True
+    num_beats = len(rig.dataflow.beats)
+    await rig.dataflow.until(lambda: len(rig.dataflow.beats) >= num_beats + 3)
+    num_requests = len(rig.dataflow.lease_requests)
+    gate.set()
+    await rig.ended()
+    assert list(rig.dataflow.results) == ["1"]
+    assert len(rig.dataflow.lease_requests) == num_requests
+
+
+@pytest.mark.parametrize("num_published", [0, 1])
+async def test_the_end_of_the_run_ends_the_service(start: Start, num_published: int) -> None:
+    rig = start()
+    for version in range(num_published):
+        await rig.dataflow.publish("actor", version)
+    await rig.dataflow.until(lambda: rig.dataflow.beats)
+    await rig.dataflow.end()
+    await rig.ended()
+
+
+async def test_a_stop_before_the_first_version_ends_at_once(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.until(lambda: rig.dataflow.beats)
+    rig.stop.set()
+    await rig.ended()
+    assert rig.dataflow.drained == ["w1"]
+
+
+async def test_a_result_that_the_dataflow_finds_invalid_is_logged(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = start()
+    rig.dataflow.invalid["1"] = "group 5/trajectory 2: NaN"
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(
+        lambda: any(b.lease_ids == () for b in rig.dataflow.beats if rig.dataflow.results)
+    )
+    assert "trajectory 2: NaN" in caplog.text
+
+
+async def test_a_refused_registration_ends_the_service_with_the_reason(start: Start) -> None:
+    class Strict(MemoryDataflow):
+        async def register(self, request: RegisterWorker) -> Registration:
+            raise RefusedError("model digests differ")
+
+    rig = start(dataflow=Strict())
+    with pytest.raises(RefusedError, match="digests differ"):
+        await rig.ended()
+
+
+async def test_a_policy_that_cannot_be_hosted_ends_the_service_with_the_reason(start: Start) -> None:
+    def broken(folder: Path) -> Renderer:
+        raise DataError("no chat template")
+
+    rig = start(make_renderer=broken)
+    await rig.dataflow.publish("actor", 0)
+    with pytest.raises(DataError, match="no chat template"):
+        await rig.ended()

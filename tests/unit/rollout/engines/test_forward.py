@@ -1,0 +1,84 @@
+"""Which forward serves a model, and that it agrees with the model's own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from astraflow.errors import DataError
+from astraflow.rollout.engines.cache import KvCache
+from astraflow.rollout.engines.forward import make_forward
+from astraflow.rollout.engines.generic import GenericForward
+from astraflow.rollout.engines.lean import LeanForward
+from engine_models import configs, make_random_model
+
+GENERIC = {"mistral_window", "gptneox"}
+
+
+def own_logprobs(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model(torch.tensor([tokens])).logits[0].float(), -1)
+
+
+@pytest.mark.parametrize("kind", list(configs()))
+def test_the_llama_family_runs_lean_and_others_generic(kind: str) -> None:
+    forward = make_forward(make_random_model(kind), max_context=32)
+    assert isinstance(forward, GenericForward if kind in GENERIC else LeanForward)
+
+
+@pytest.mark.parametrize("kind", list(configs()))
+@torch.inference_mode()
+def test_decoding_and_scoring_agree_with_the_model(kind: str) -> None:
+    reference = make_random_model(kind)
+    forward = make_forward(make_random_model(kind), max_context=48)
+    lengths = [40, 17, 2, 1]
+    sequences = [torch.arange(n).mul(11 + n).remainder(40).tolist() for n in lengths]
+    cache = KvCache(forward.cache_shape, num_slots=4, max_context=48)
+    padded = torch.tensor([s[:-1] + [0] * (40 - len(s)) for s in sequences])
+    forward.prefill(padded, torch.arange(4), cache)
+    logits = forward.decode(torch.tensor([s[-1] for s in sequences]), np.array(lengths) - 1, cache)
+    for row, sequence in enumerate(sequences):
+        expected = own_logprobs(reference, sequence)
+        assert torch.allclose(torch.log_softmax(logits[row], -1), expected[-1], atol=5e-5)
+        targets = torch.tensor(sequence)[1:, None]
+        scores = forward.score(torch.tensor(sequence)) if len(sequence) > 1 else torch.zeros(0)
+        assert torch.allclose(scores, expected[:-1].gather(1, targets)[:, 0], atol=5e-5)
+
+
+@torch.inference_mode()
+def test_parameters_replaced_in_place_are_used_after_refresh() -> None:
+    model = make_random_model(seed=0)
+    forward = make_forward(model, max_context=32)
+    model.load_state_dict(make_random_model(seed=1).state_dict())
+    forward.refresh()
+    tokens = [5, 9, 3, 30, 12]
+    expected = own_logprobs(make_random_model(seed=1), tokens)
+    targets = torch.tensor(tokens)[1:, None]
+    scores = forward.score(torch.tensor(tokens))
+    assert torch.allclose(scores, expected[:-1].gather(1, targets)[:, 0], atol=5e-5)
+
+
+class TwiceTheAttention(torch.nn.Module):
+    """Stands for attention that does not go through the interface."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        hidden, weights = self.inner(*args, **kwargs)
+        return hidden + hidden.cumsum(1), weights
+
+
+def test_a_model_whose_attention_cannot_be_decoded_is_refused() -> None:
+    model = make_random_model("gptneox")
+    for layer in model.gpt_neox.layers:
+        layer.attention = TwiceTheAttention(layer.attention)
+    with pytest.raises(DataError, match="attention is not one that the torch engine can run"):
+        make_forward(model, max_context=32)
+
+
+def test_bfloat16_models_are_served() -> None:
+    model = make_random_model().to(torch.bfloat16)
+    assert isinstance(make_forward(model, max_context=32), LeanForward)

@@ -1,0 +1,236 @@
+"""A batch of requests under one version, without threads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from astraflow.errors import RolloutError
+from astraflow.models.loading import export_tensors, fit_tensors
+from astraflow.rollout.engines.cache import CacheShape, KvCache
+from astraflow.rollout.engines.forward import Forward, make_forward
+from astraflow.rollout.engines.jobs import Job, Outcome
+from astraflow.rollout.engines.lane import Lane
+from astraflow.types import Generation, Sampling
+from engine_models import make_random_model
+
+PROMPT = (5, 9, 3, 30, 12)
+
+
+class Recording:
+    """A forward that notes what it is asked to prefill."""
+
+    def __init__(self, inner: Forward) -> None:
+        self.inner = inner
+        self.prefills: list[tuple[int, ...]] = []
+        """Shapes."""
+        self.batches: list[int] = []
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return self.inner.cache_shape
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    def refresh(self) -> None:
+        self.inner.refresh()
+
+    def prefill(self, tokens: torch.Tensor, rows: torch.Tensor, cache: KvCache) -> None:
+        self.prefills.append(tuple(tokens.shape))
+        self.inner.prefill(tokens, rows, cache)
+
+    def decode(self, tokens: torch.Tensor, positions: Any, cache: KvCache) -> torch.Tensor:
+        self.batches.append(len(tokens))
+        return self.inner.decode(tokens, positions, cache)
+
+    def score(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.inner.score(tokens)
+
+
+class Bench:
+    """A lane over a tiny model, and the outcomes of its jobs by name."""
+
+    def __init__(self, *, num_slots: int = 4, stop_ids: frozenset[int] = frozenset(), seed: int = 0) -> None:
+        self.model = make_random_model(seed=seed)
+        self.forward = Recording(make_forward(self.model, max_context=64))
+        self.lane = Lane(self.forward, num_slots=num_slots, max_context=64, stop_ids=stop_ids, version=0)
+        self.outcomes: dict[str, Outcome] = {}
+
+    def submit(
+        self, name: str, prompt: tuple[int, ...] = PROMPT, *, max_new: int = 6, **sampling: Any
+    ) -> Job:
+        def resolve(outcome: Outcome) -> None:
+            self.outcomes[name] = outcome
+
+        job = Job(prompt, Sampling(**sampling), max_new, None, resolve)
+        self.lane.submit(job)
+        return job
+
+    @torch.inference_mode()
+    def steps(self, count: int = 10_000) -> None:
+        while count and self.lane.has_work:
+            self.lane.step()
+            count -= 1
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        outcome = self.outcomes[name]
+        assert isinstance(outcome, Generation)
+        return outcome.token_ids
+
+
+def test_requests_join_and_leave_between_steps_and_do_not_disturb_each_other() -> None:
+    alone: dict[str, tuple[int, ...]] = {}
+    settings = {
+        "a": {"prompt": PROMPT, "max_new": 20, "seed": 1},
+        "b": {"prompt": (4, 4), "max_new": 3, "seed": 2, "temperature": 0.7},
+        "c": {"prompt": tuple(range(2, 32)), "max_new": 9, "seed": 3, "top_k": 3},
+        "d": {"prompt": (7,), "max_new": 12, "seed": 4, "temperature": 0.0},
+        "e": {"prompt": (8, 8, 8), "max_new": 7, "seed": 5, "top_p": 0.5},
+    }
+    for name, chosen in settings.items():
+        bench = Bench()
+        bench.submit(name, **chosen)  # type: ignore[arg-type]
+        bench.steps()
+        alone[name] = bench.tokens(name)
+    together = Bench(num_slots=3)
+    for name, chosen in settings.items():
+        together.submit(name, **chosen)  # type: ignore[arg-type]
+        together.steps(2)
+    together.steps()
+    assert {name: together.tokens(name) for name in settings} == alone
+    assert max(together.forward.batches) == 3
+
+
+def test_a_prompt_of_a_group_is_prefilled_once() -> None:
+    bench = Bench(num_slots=8)
+    for i in range(4):
+        bench.submit(f"first{i}", seed=i, max_new=30)
+    bench.steps(3)
+    for i in range(4):
+        bench.submit(f"second{i}", seed=i, max_new=30)
+    bench.steps()
+    assert bench.forward.prefills == [(1, len(PROMPT) - 1)]
+    for i in range(4):
+        assert bench.tokens(f"second{i}") == bench.tokens(f"first{i}")
+    assert len({bench.tokens(f"first{i}") for i in range(4)}) > 1
+
+
+def test_rows_that_are_rearranged_keep_their_tokens_and_settings() -> None:
+    rng = np.random.default_rng(0)
+    wanted = [
+        (tuple(rng.integers(2, 40, rng.integers(1, 50)).tolist()), int(rng.integers(2, 14)), seed)
+        for seed in range(90)
+    ]
+    bench = Bench(num_slots=40)
+    jobs = [
+        bench.submit(str(seed), prompt, max_new=count, seed=seed, temperature=seed % 3, top_k=seed % 5)
+        for prompt, count, seed in wanted
+    ]
+    bench.steps(1)
+    rows = [job.row for job in jobs if job.row >= 0]
+    assert sorted(rows) == list(range(40))
+    assert rows != sorted(rows)  # in the order of submission, had nothing been rearranged
+    bench.steps()
+    for prompt, count, seed in wanted[::9]:
+        alone = Bench(num_slots=1)
+        alone.submit("a", prompt, max_new=count, seed=seed, temperature=seed % 3, top_k=seed % 5)
+        alone.steps()
+        assert alone.tokens("a") == bench.tokens(str(seed))
+
+
+def test_short_and_long_prompts_are_prefilled_apart() -> None:
+    bench = Bench()
+    bench.submit("long", tuple(range(2, 42)))
+    bench.submit("short", (3, 4, 5))
+    bench.submit("other", tuple(range(3, 41)))
+    bench.submit("single", (3,))
+    bench.steps(1)
+    assert bench.forward.prefills == [(2, 39), (1, 2)]
+
+
+def test_a_stop_id_ends_a_completion_and_stays_in_it() -> None:
+    free = Bench()
+    free.submit("a", max_new=12, seed=3)
+    free.steps()
+    stop = free.tokens("a")[4]
+    bench = Bench(stop_ids=frozenset([stop, 10**6]))
+    bench.submit("a", max_new=12, seed=3)
+    bench.steps()
+    outcome = bench.outcomes["a"]
+    assert isinstance(outcome, Generation)
+    assert outcome.finish_reason == "stop"
+    assert outcome.token_ids == free.tokens("a")[: free.tokens("a").index(stop) + 1]
+
+
+def test_new_weights_take_over_in_mid_generation_with_recomputed_keys_and_values() -> None:
+    bench = Bench()
+    bench.submit("a", max_new=10, seed=1)
+    bench.submit("b", (2, 3), max_new=10, seed=2)
+    bench.steps(4)
+    newer = make_random_model(seed=9)
+    with torch.inference_mode():
+        bench.lane.replace(fit_tensors(bench.model, export_tensors(newer)), 7)
+    bench.steps()
+    models = {0: make_random_model(seed=0), 7: newer}
+    for name, prompt in (("a", PROMPT), ("b", (2, 3))):
+        outcome = bench.outcomes[name]
+        assert isinstance(outcome, Generation)
+        assert outcome.versions == (0,) * 4 + (7,) * 6
+        tokens = torch.tensor([*prompt, *outcome.token_ids])
+        for i, (version, logprob) in enumerate(zip(outcome.versions, outcome.logprobs, strict=True)):
+            with torch.no_grad():
+                logits = models[version](tokens[None, : len(prompt) + i]).logits[0, -1]
+            assert abs(float(torch.log_softmax(logits, -1)[outcome.token_ids[i]]) - logprob) < 1e-4
+
+
+def test_a_dropped_request_leaves_its_slot_to_others() -> None:
+    bench = Bench(num_slots=1)
+    running, waiting = bench.submit("a", max_new=50), bench.submit("b")
+    bench.submit("c")
+    bench.steps(2)
+    bench.lane.drop(waiting)
+    bench.lane.drop(running)
+    bench.lane.drop(running)
+    bench.steps()
+    assert set(bench.outcomes) == {"c"}
+
+
+def test_diverged_weights_fail_the_request_and_spare_those_that_follow() -> None:
+    bench = Bench()
+    bench.submit("a", max_new=20)
+    bench.steps(2)
+    with torch.no_grad():
+        bench.model.model.norm.weight.fill_(torch.inf)
+    bench.steps()
+    assert isinstance(bench.outcomes["a"], RolloutError)
+    assert "version 0 gives logprobs that are not finite" in str(bench.outcomes["a"])
+    with torch.inference_mode():
+        bench.lane.replace(fit_tensors(bench.model, export_tensors(make_random_model(seed=0))), 1)
+    bench.submit("b", max_new=20)
+    bench.steps()
+    assert len(bench.tokens("b")) == 20
+
+
+def test_drain_returns_everything_unresolved() -> None:
+    bench = Bench(num_slots=1)
+    jobs = [bench.submit(name, max_new=40) for name in "abc"]
+    bench.steps(2)
+    assert (bench.lane.num_running, bench.lane.num_waiting) == (1, 2)
+    assert bench.lane.drain() == jobs
+    assert not bench.lane.has_work
+    assert not bench.outcomes
+
+
+@pytest.mark.parametrize("length", [1, 2, 30])
+def test_scores_are_the_models_logprobs(length: int) -> None:
+    bench = Bench()
+    tokens = list(range(2, 2 + length))
+    with torch.inference_mode():
+        scores = bench.lane.score(tokens)
+        logprobs = torch.log_softmax(make_random_model()(torch.tensor([tokens])).logits[0], -1)
+    assert scores.dtype == np.float32
+    expected = [float(logprobs[i, tokens[i + 1]]) for i in range(length - 1)]
+    assert scores.tolist() == pytest.approx(expected, abs=1e-4)

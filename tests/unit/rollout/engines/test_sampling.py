@@ -1,0 +1,123 @@
+"""Picking tokens from logits."""
+
+import numpy as np
+import pytest
+import torch
+
+from astraflow.errors import RolloutError
+from astraflow.rollout.engines.sampling import (
+    Restriction,
+    SamplingRows,
+    check_sampling,
+    pick_tokens,
+    token_logprobs,
+    uniforms,
+)
+from astraflow.types import Sampling
+
+VOCAB = 8
+
+
+def rows(count: int, *, seed: int = 0, **columns: object) -> SamplingRows:
+    base: dict[str, object] = {"inverse_temperatures": None, "is_greedy": None, "restriction": None}
+    numbers = torch.from_numpy(uniforms(seed, count))
+    return SamplingRows(uniforms=numbers, **{**base, **columns})  # type: ignore[arg-type]
+
+
+def restriction(count: int, *, top_p: float = 1.0, top_k: int = VOCAB) -> Restriction:
+    return Restriction(torch.full((count,), top_p, dtype=torch.float64), torch.full((count,), top_k))
+
+
+def test_uniform_numbers_depend_on_the_seed_alone_and_a_longer_run_begins_alike() -> None:
+    assert uniforms(7, 4).tolist() == uniforms(7, 9)[:4].tolist()
+    assert uniforms(7, 4).tolist() != uniforms(8, 4).tolist()
+    assert uniforms(-3, 2).tolist() == uniforms(-3, 2).tolist()
+    numbers = uniforms(0, 10_000)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert abs(numbers.mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_follow_the_softmax_at_the_temperature(temperature: float) -> None:
+    count = 20_000
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 1.5, -2.0, 0.25])
+    inverse = torch.full((count,), 1 / temperature)
+    picked, logprobs = pick_tokens(logits.expand(count, -1), rows(count, inverse_temperatures=inverse))
+    expected = torch.softmax(logits / temperature, -1)
+    observed = torch.bincount(picked, minlength=VOCAB)
+    chi_square = float(((observed - count * expected) ** 2 / (count * expected)).sum())
+    assert chi_square < 24.3  # 0.999 quantile, 7 degrees of freedom
+    assert torch.allclose(logprobs, expected.log()[picked], atol=1e-6)
+
+
+def test_a_greedy_row_takes_the_likeliest_token_and_reports_its_logprob_at_temperature_1() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
+    greedy = torch.tensor([True, True])
+    picked, logprobs = pick_tokens(logits, rows(2, is_greedy=greedy))
+    assert picked.tolist() == [1, 0]
+    assert torch.allclose(logprobs, torch.log_softmax(logits, -1).amax(-1))
+
+
+def test_top_k_keeps_the_k_likeliest_tokens() -> None:
+    logits = torch.tensor([0.0, 5.0, 4.9, 1.0, 4.8, 0.5, 0.2, 0.1]).expand(500, -1)
+    picked, _ = pick_tokens(logits, rows(500, restriction=restriction(500, top_k=3)))
+    assert set(picked.tolist()) == {1, 2, 4}
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_the_share() -> None:
+    probs = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.02, 0.01, 0.01, 0.01])
+    for top_p, kept in ((0.39, {0}), (0.41, {0, 1}), (0.7001, {0, 1, 2})):
+        picked, _ = pick_tokens(
+            probs.log().expand(500, -1), rows(500, restriction=restriction(500, top_p=top_p))
+        )
+        assert set(picked.tolist()) == kept
+
+
+def test_top_p_counts_the_share_among_the_top_k() -> None:
+    probs = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.02, 0.01, 0.01, 0.01])
+    limits = restriction(500, top_p=0.55, top_k=2)
+    picked, _ = pick_tokens(probs.log().expand(500, -1), rows(500, restriction=limits))
+    assert set(picked.tolist()) == {0}  # 0.4 of the 0.7 that top_k leaves is 0.57
+
+
+def test_restricted_rows_report_logprobs_over_the_full_vocabulary() -> None:
+    logits = torch.randn(50, VOCAB)
+    picked, logprobs = pick_tokens(logits, rows(50, restriction=restriction(50, top_k=2)))
+    assert torch.allclose(logprobs, torch.log_softmax(logits, -1).gather(1, picked[:, None])[:, 0])
+
+
+def test_a_row_picks_the_same_token_whatever_its_neighbours_need() -> None:
+    logits = torch.randn(64, VOCAB)
+    alone, _ = pick_tokens(logits, rows(64))
+    limits = restriction(64)
+    limits.top_k[::2] = 1
+    beside, _ = pick_tokens(
+        logits,
+        rows(64, restriction=limits, inverse_temperatures=torch.ones(64), is_greedy=torch.zeros(64).bool()),
+    )
+    assert beside[1::2].tolist() == alone[1::2].tolist()
+
+
+def test_token_logprobs_are_those_of_the_targets() -> None:
+    logits, targets = torch.randn(5, VOCAB), torch.tensor([0, 3, 7, 1, 1])
+    expected = torch.log_softmax(logits, -1)[np.arange(5), targets]
+    assert torch.equal(token_logprobs(logits, targets), expected)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (Sampling(temperature=-0.1), "temperature = -0.1"),
+        (Sampling(temperature=float("nan")), "temperature = nan"),
+        (Sampling(top_p=0.0), "top_p = 0.0"),
+        (Sampling(top_p=1.5), "top_p = 1.5"),
+        (Sampling(top_k=-1), "top_k = -1"),
+        (Sampling(max_tokens=0), "max_tokens = 0"),
+        (Sampling(stop=("x", "")), "stop holds an empty text"),
+    ],
+)
+def test_settings_out_of_range_are_named_and_not_retried(sampling: Sampling, message: str) -> None:
+    with pytest.raises(RolloutError, match=message) as caught:
+        check_sampling(sampling)
+    assert not caught.value.is_retryable

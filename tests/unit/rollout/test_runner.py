@@ -1,0 +1,309 @@
+import asyncio
+
+import pytest
+
+from astraflow.errors import ConfigError, DeadlineError, Error, RolloutError
+from astraflow.rollout.dialogue import generation_seed
+from astraflow.rollout.runner import EpisodeRunner, failure_of
+from astraflow.types import Episode, Failure, GenerateRequest, Message, Task
+from astraflow.wire import array
+from astraflow.workflows.conversation import Completion, Policies, Rewards, ScoredTask
+from astraflow.workflows.single_turn import single_turn
+from rollout_fakes import (
+    STOP,
+    CharRenderer,
+    ScriptedEngine,
+    exact,
+    ids_of,
+    make_hosted,
+    make_lease,
+    make_task,
+)
+
+
+async def solve_and_verify(task: ScoredTask, policies: Policies, *, rounds: int = 2) -> Rewards:
+    rewards, chat, prompt = Rewards(), policies["solver"].conversation(), task.prompt
+    for _ in range(rounds):
+        answer = await chat.say(prompt)
+        correct = await task.score(answer.text)
+        check = await policies["verifier"].chat(f"{task.prompt}\n{answer.text}\nRight?")
+        accepts = check.text.startswith("yes")
+        rewards.add(check, float(accepts == bool(correct)))
+        if accepts:
+            break
+        prompt = f"A reviewer objects: {check.text}"
+    rewards.add(chat, correct)
+    return rewards
+
+
+def text_of(ids: bytes) -> str:
+    return "".join(chr(i) if i > 5 else "|" for i in array(ids, "int32").tolist())
+
+
+async def test_the_agent_pair_makes_token_exact_trajectories_of_both_policies() -> None:
+    solver = ScriptedEngine(lambda r: "5" if len(r.token_ids) > 10 else "4")
+    verifier = ScriptedEngine(lambda r: "yes" if "\n5\n" in "".join(map(chr, r.token_ids)) else "no")
+    runner = EpisodeRunner(
+        {"solver": make_hosted("solver", solver), "verifier": make_hosted("verifier", verifier)},
+        solve_and_verify,
+        exact,
+    )
+    episode = await runner.episode(make_task(), seed=1)
+    chat, first, second = episode.trajectories
+    assert [t.policy for t in episode.trajectories] == ["solver", "verifier", "verifier"]
+    assert text_of(chat.token_ids) == "|2+3||4||A reviewer objects: no||5|"
+    assert [t.reward for t in (chat, first, second)] == [1.0, 1.0, 1.0]
+    assert second.turns[0].reward == 1.0
+    assert episode.score == 1.0
+    # append-only: each request of the solver starts with the last request and what was sampled
+    assert solver.requests[1].token_ids[: len(solver.requests[0].token_ids) + 2] == (
+        *solver.requests[0].token_ids,
+        ord("4"),
+        STOP,
+    )
+    assert [m.content for m in episode.messages[:4]] == ["2+3", "4", "A reviewer objects: no", "5"]
+
+
+async def test_the_mask_covers_exactly_the_sampled_tokens() -> None:
+    engine = ScriptedEngine("5")
+    runner = EpisodeRunner({"actor": make_hosted("actor", engine)}, single_turn, exact)
+    (trajectory,) = (await runner.episode(make_task(), seed=1)).trajectories
+    ids, mask = array(trajectory.token_ids, "int32"), array(trajectory.mask, "uint8").astype(bool)
+    assert tuple(ids[~mask].tolist()) == engine.requests[0].token_ids
+    assert tuple(ids[mask].tolist()) == (*ids_of("5"), STOP)
+    assert trajectory.reward == 1.0
+
+
+async def three_turns(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards, chat = Rewards(), policies["actor"].conversation()
+    for text in ("a", "b", "c"):
+        rewards.add(await chat.say(text), 1.0)
+    return rewards
+
+
+async def test_stripped_reasoning_forks_and_trains_each_sampled_token_once() -> None:
+    engine = ScriptedEngine("<think>hm</think>7")
+    hosted = make_hosted("actor", engine, renderer=CharRenderer(strips=True))
+    episode = await EpisodeRunner({"actor": hosted}, three_turns, exact).episode(make_task(), seed=1)
+    assert [t.is_fork for t in episode.trajectories] == [False, True, True]
+    assert [text_of(t.token_ids) for t in episode.trajectories] == [
+        "|a||<think>hm</think>7|",
+        "|a||7||b||<think>hm</think>7|",
+        "|a||7||b||7||c||<think>hm</think>7|",
+    ]
+    num_sampled = [int(array(t.mask, "uint8").sum()) for t in episode.trajectories]
+    assert num_sampled == [len("<think>hm</think>7|")] * 3
+    assert [m.value for m in episode.metrics if m.name == "forks"] == [2.0]
+
+
+async def edited(task: ScoredTask, policies: Policies) -> Rewards:
+    chat = policies["actor"].conversation(system="short", role="writer")
+    await chat.say("one")
+    chat.rewrite((*chat.messages[:1], Message(role="user", content="summary")))
+    await chat.say("two")
+    rewards = Rewards()
+    rewards.add(chat, 0.5)
+    return rewards
+
+
+async def test_a_rewritten_history_is_a_fork_of_the_same_role() -> None:
+    runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine())}, edited, exact)
+    first, fork = (await runner.episode(make_task(), seed=1)).trajectories
+    assert (first.is_fork, fork.is_fork) == (False, True)
+    assert fork.role == first.role == "writer"
+    assert text_of(fork.token_ids) == "|short||summary||two||ok|"
+
+
+async def test_every_generation_has_its_own_seed_and_the_same_one_again() -> None:
+    seeds: list[list[int]] = []
+    for _ in range(2):
+        engine = ScriptedEngine()
+        runner = EpisodeRunner({"actor": make_hosted("actor", engine)}, three_turns, exact)
+        await runner.run(make_lease("1", seed=99))
+        seeds.append([r.sampling.seed for r in engine.requests])
+    assert seeds[0] == seeds[1] == [generation_seed(99, i) for i in range(3)]
+    assert len(set(seeds[0])) == 3
+    assert generation_seed(99, 0) != generation_seed(100, 0)
+
+
+async def test_an_eval_lease_generates_with_the_pinned_version_and_temperature() -> None:
+    engine = ScriptedEngine()
+    engine.slots = {"live": 6, "pinned": 4}
+    runner = EpisodeRunner({"actor": make_hosted("actor", engine)}, single_turn, exact, eval_temperature=0.25)
+    result = await runner.run(make_lease("1", pinned={"actor": 4}))
+    assert isinstance(result.outcome, Episode)
+    assert [(r.version, r.sampling.temperature) for r in engine.requests] == [(4, 0.25)]
+    assert result.outcome.trajectories == ()
+    assert [m.role for m in result.outcome.messages] == ["user", "assistant"]
+
+
+async def test_a_frozen_policy_leaves_no_trajectory() -> None:
+    frozen = make_hosted("actor", ScriptedEngine("5"), is_trained=False)
+    episode = await EpisodeRunner({"actor": frozen}, single_turn, exact).episode(make_task(), seed=1)
+    assert episode.trajectories == ()
+    assert episode.score == 1.0
+
+
+async def test_an_overlong_completion_is_truncated_data() -> None:
+    engine = ScriptedEngine("x" * 100, max_context=12)
+    episode = await EpisodeRunner({"actor": make_hosted("actor", engine)}, three_turns, exact).episode(
+        make_task(), seed=1
+    )
+    (trajectory,) = episode.trajectories
+    assert trajectory.finish_reason == "length"
+    assert len(trajectory.token_ids) == 12 * 4
+    assert len(engine.requests) == 1
+
+
+async def test_a_prompt_beyond_the_context_is_an_error_that_names_the_setting() -> None:
+    runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine(max_context=3))}, single_turn, exact)
+    with pytest.raises(RolloutError, match="max_context"):
+        await runner.episode(make_task(), seed=1)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+async def outcome_of(engine: ScriptedEngine, workflow=single_turn, timeout_s: float = 5.0) -> Failure:
+    runner = EpisodeRunner({"actor": make_hosted("actor", engine)}, workflow, exact, timeout_s=timeout_s)
+    outcome = (await runner.run(make_lease("9"))).outcome
+    assert isinstance(outcome, Failure)
+    return outcome
+
+
+async def test_an_engine_failure_is_retryable_and_no_reward() -> None:
+    engine = ScriptedEngine()
+    engine.error = RolloutError("out of memory")
+    assert await outcome_of(engine) == Failure(error_class="RolloutError", message="out of memory")
+
+
+async def test_an_episode_over_its_deadline_fails_and_names_the_setting() -> None:
+    engine = ScriptedEngine()
+    engine.gate = asyncio.Event()
+    failure = await outcome_of(engine, timeout_s=0.01)
+    assert (failure.error_class, failure.is_retryable) == ("DeadlineError", True)
+    assert "episode_timeout_s" in failure.message
+
+
+async def no_rewards(task: ScoredTask, policies: Policies) -> None:
+    return None
+
+
+async def other_policy(task: ScoredTask, policies: Policies) -> Rewards:
+    await policies["actress"].chat("hello")
+    return Rewards()
+
+
+async def raises(task: ScoredTask, policies: Policies) -> Rewards:
+    raise ZeroDivisionError("by zero")
+
+
+async def infinite(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards = Rewards()
+    rewards.add(await policies["actor"].chat("hello"), float("inf"))
+    return rewards
+
+
+async def foreign(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards = Rewards()
+    rewards.add(Completion("actor", "", "stop", 1, 5), 1.0)
+    return rewards
+
+
+async def two_at_once(task: ScoredTask, policies: Policies) -> Rewards:
+    chat = policies["actor"].conversation()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(chat.say("a"))
+        group.create_task(chat.say("b"))
+    return Rewards()
+
+
+@pytest.mark.parametrize(
+    ("workflow", "error_class", "message"),
+    [
+        (no_rewards, "RolloutError", "returned NoneType"),
+        (other_policy, "ConfigError", "'actress'; the run has actor"),
+        (raises, "ZeroDivisionError", "by zero"),
+        (infinite, "RolloutError", "reward is inf"),
+        (foreign, "RolloutError", "not of this episode"),
+        (two_at_once, "RolloutError", "one `say` at a time"),
+    ],
+)
+async def test_a_mistake_in_a_workflow_is_no_retryable_failure(
+    workflow, error_class: str, message: str
+) -> None:
+    failure = await outcome_of(ScriptedEngine(), workflow)
+    assert failure.error_class == error_class
+    assert message in failure.message
+    assert not failure.is_retryable
+
+
+def test_failures_are_classified_in_one_place() -> None:
+    cases: list[tuple[BaseException, bool]] = [
+        (RolloutError("x", is_retryable=False), False),
+        (RolloutError("x"), True),
+        (DeadlineError("x"), True),
+        (ConnectionResetError("x"), True),
+        (ConfigError("x"), False),
+        (KeyError("x"), False),
+        (ExceptionGroup("g", [RolloutError("x"), KeyError("y")]), False),
+    ]
+    assert [failure_of(error).is_retryable for error, _ in cases] == [expected for _, expected in cases]
+    assert issubclass(DeadlineError, Error)
+
+
+async def test_a_cancelled_episode_has_no_result() -> None:
+    engine = ScriptedEngine()
+    engine.gate = asyncio.Event()
+    runner = EpisodeRunner({"actor": make_hosted("actor", engine)}, single_turn, exact)
+    task = asyncio.create_task(runner.run(make_lease("1")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def by_turn_only(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards = Rewards()
+    rewards.add(await policies["actor"].chat([Message(role="user", content="hi")]), 0.25)
+    rewards.add_metric("length", 2.0)
+    return rewards
+
+
+async def own_score(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards = await by_turn_only(task, policies)
+    rewards.set_score(0.75)
+    return rewards
+
+
+@pytest.mark.parametrize(("workflow", "score"), [(by_turn_only, 0.25), (own_score, 0.75)])
+async def test_the_score_is_the_workflows_or_the_mean_reward(workflow, score: float) -> None:
+    runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine())}, workflow, exact)
+    episode = await runner.episode(make_task(), seed=1)
+    assert episode.score == score
+    assert ("length", 2.0) in [(m.name, m.value) for m in episode.metrics]
+
+
+async def test_concurrent_one_off_chats_are_recorded_apart() -> None:
+    async def fan_out(task: ScoredTask, policies: Policies) -> Rewards:
+        rewards = Rewards()
+        answers = await asyncio.gather(*(policies["actor"].chat(t) for t in ("a", "bb", "ccc")))
+        for answer in answers:
+            rewards.add(answer, float(len(answer.text)))
+        return rewards
+
+    def echo(request: GenerateRequest) -> str:
+        return "".join(chr(i) for i in request.token_ids if i > 5)
+
+    runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine(echo))}, fan_out, exact)
+    episode = await runner.episode(make_task(), seed=1)
+    assert [t.reward for t in episode.trajectories] == [1.0, 2.0, 3.0]
+
+
+async def test_scoring_errors_pass_through_a_workflow_as_failures() -> None:
+    async def broken(task: Task, text: str) -> float:
+        raise RolloutError(f"task {task.id}: too slow", is_retryable=False)
+
+    runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine())}, single_turn, broken)
+    outcome = (await runner.run(make_lease("1"))).outcome
+    assert outcome == Failure(error_class="RolloutError", message="task sums/0: too slow", is_retryable=False)

@@ -1,0 +1,113 @@
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from astraflow.config import Use
+from astraflow.envs.config import ExactReward, JsonlSourceConfig, RewardConfig, TasksConfig
+from astraflow.errors import ConfigError, RolloutError
+from astraflow.rollout.scoring import ScoringPool
+from rollout_fakes import make_task
+
+REWARDS = """
+import os
+
+class OddError(Exception):
+    def __init__(self, a, b):
+        super().__init__(a)
+
+def moody(task, text):
+    if text == "hang":
+        while True:
+            pass
+    if text == "die":
+        os._exit(7)
+    if text == "odd":
+        raise OddError(1, 2)
+    if text == "nan":
+        return float("nan")
+    if text == "word":
+        return "good"
+    if text == "torch":
+        import sys
+        return float("torch" in sys.modules)
+    return float(text == task.answer)
+"""
+
+
+def make_tasks(reward: RewardConfig, *, timeout_s: float = 5.0) -> TasksConfig:
+    return TasksConfig(
+        sources={"sums": JsonlSourceConfig(path="sums.jsonl")}, reward=reward, score_timeout_s=timeout_s
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ScoringPool]:
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "moody_rewards.py").write_text(REWARDS)
+    sys.path.insert(0, str(folder))
+    pool = ScoringPool(make_tasks(Use(use="moody_rewards:moody"), timeout_s=0.5), num_workers=1)
+    await pool.start()
+    yield pool
+    await pool.close()
+    sys.path.remove(str(folder))
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_reward_of_the_users_own_runs_in_a_worker_without_torch(pool: ScoringPool) -> None:
+    assert await pool.score(make_task(), "5") == 1.0
+    assert await pool.score(make_task(), "torch") == 0.0
+
+
+async def test_a_reward_that_loops_for_ever_is_ended_and_the_pool_works_on(pool: ScoringPool) -> None:
+    hanging, waiting = await asyncio.gather(
+        pool.score(make_task(idx=3), "hang"), pool.score(make_task(), "5"), return_exceptions=True
+    )
+    assert isinstance(hanging, RolloutError)
+    assert not hanging.is_retryable
+    assert "sums/3" in str(hanging)
+    assert "score_timeout_s" in str(hanging)
+    assert waiting == 1.0
+
+
+async def test_a_scorer_that_dies_fails_one_call_and_is_replaced(pool: ScoringPool) -> None:
+    with pytest.raises(RolloutError, match="sums/0: the scoring process died") as failure:
+        await pool.score(make_task(), "die")
+    assert failure.value.is_retryable
+    assert await pool.score(make_task(), "5") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("odd", "OddError"), ("nan", "returned nan"), ("word", "'good'")]
+)
+async def test_a_reward_that_raises_or_returns_no_number_is_named(
+    pool: ScoringPool, text: str, message: str
+) -> None:
+    with pytest.raises(RolloutError, match=message) as failure:
+        await pool.score(make_task(), text)
+    assert not failure.value.is_retryable
+
+
+async def test_an_episode_cancelled_while_scoring_leaves_the_worker_alone(pool: ScoringPool) -> None:
+    call = asyncio.create_task(pool.score(make_task(), "5"))
+    await asyncio.sleep(0)
+    call.cancel()
+    assert await pool.score(make_task(), "5") == 1.0
+
+
+async def test_a_reward_that_cannot_be_built_is_a_config_error_at_the_start() -> None:
+    pool = ScoringPool(make_tasks(Use(use="no_such_module:reward")))
+    with pytest.raises(ConfigError, match="no_such_module"):
+        await pool.start()
+    await pool.close()
+
+
+async def test_a_comparison_needs_no_process() -> None:
+    pool = ScoringPool(make_tasks(ExactReward()))
+    await pool.start()
+    assert await pool.score(make_task(), " 5\n") == 1.0
+    await pool.close()
