@@ -1,0 +1,25 @@
+"""Builds the trainer backend that a recipe names."""
+
+from pathlib import Path
+from typing import cast
+
+from astraflow.config import Use, check_args, load_attr
+from astraflow.protocols import TrainerBackend
+from astraflow.trainer.config import TrainConfig
+
+__all__ = ["make_backend"]
+
+
+def make_backend(config: TrainConfig, *, model_dir: str | Path, seed: int = 0) -> TrainerBackend:
+    """A backend with the model loaded; one of the user's own gets `config`, `model_dir`, `seed` and its args.
+
+    Raises: ConfigError or DataError if it cannot be built.
+    """
+    if isinstance(config.backend, Use):
+        where = "train.backend"
+        target = load_attr(config.backend.use, where=f"{where}.use")
+        check_args(target, config.backend.args, where=f"{where}.args")
+        return cast("TrainerBackend", target(config, model_dir=model_dir, seed=seed, **config.backend.args))
+    from astraflow.trainer.backends.torch_backend import TorchBackend
+
+    return TorchBackend(config, model_dir=model_dir, seed=seed)

@@ -1,0 +1,245 @@
+"""One forward pass of any Hugging Face causal language model over a packed layout.
+
+Packed: the model sees a single row of all packed tokens; embedding, norms, projections and MLPs run on each
+token once, and an attention function of our own, which reads the layout, keeps the sequences apart. Padded:
+one right-padded row a sample, with the model's own attention; for models whose attention cannot be replaced,
+or mixes tokens in another way. Which of the two is exact for a model is found by trying, once, at load.
+
+Legend: H heads, D head dimension; others as in `trainer.packing`.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from astraflow import wire
+from astraflow.trainer.columns import Columns, columns_from_samples
+from astraflow.trainer.packing import Layout, make_layout
+from astraflow.trainer.step import token_logprobs
+from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
+
+__all__ = ["Forward", "LayoutTensors"]
+
+_log = logging.getLogger(__name__)
+_ATTENTION_NAME = "astraflow_packed"
+_PROBE_TOLERANCE = 1e-3
+"""Of the largest logit. Packed and padded agree to about 1e-6 in float32; a leak changes far more."""
+
+_HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "output_attentions"})
+"""Arguments that models pass to their attention and that change nothing here (in eval mode)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutTensors:
+    """A layout on the model's device; index arrays flattened as `index_select` wants them."""
+
+    token_ids: Tensor
+    position_ids: Tensor
+    causal_idx: Tensor
+    causal_shape: tuple[int, int]
+    tail_idx: Tensor
+    tail_shape: tuple[int, int]
+    key_idx: Tensor
+    key_bias: Tensor
+    """float32 [Q, 1, Tq, Tp + Tq]: 0 where seen, -inf where not."""
+    row_idx: Tensor
+    predict_idx: Tensor
+    target_ids: Tensor
+    trained: NDArray[np.int64]
+    num_computed: int
+    """Tokens that the model computes, padding included."""
+    num_sample_tokens: int
+
+
+class Forward:
+    """Computes logits at the positions that predict trained tokens. Gradients flow if they are enabled.
+
+    Owns nothing but the choice of layout; the model stays the caller's.
+    """
+
+    def __init__(self, model: nn.Module, *, vocab_size: int, device: str) -> None:
+        self._model = cast("Any", model)
+        self._device = device
+        self.is_packed = False
+        if _can_replace_attention(self._model):
+            self.is_packed = self._packed_is_exact(vocab_size)
+        _log.info("%s: %s layout", type(model).__name__, "packed" if self.is_packed else "padded")
+
+    def tensors(self, layout: Layout) -> LayoutTensors:
+        """The layout on the device."""
+
+        def move(values: NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(values.reshape(-1)).to(self._device)
+
+        bias = np.where(layout.key_mask, np.float32(0), np.float32(-np.inf))
+        return LayoutTensors(
+            token_ids=move(layout.token_ids),
+            position_ids=move(layout.position_ids),
+            causal_idx=move(layout.causal_idx),
+            causal_shape=(layout.causal_idx.shape[0], layout.causal_idx.shape[1]),
+            tail_idx=move(layout.tail_idx),
+            tail_shape=(layout.tail_idx.shape[0], layout.tail_idx.shape[1]),
+            key_idx=move(layout.key_idx),
+            key_bias=torch.from_numpy(bias[:, None]).to(self._device),
+            row_idx=move(layout.row_idx),
+            predict_idx=move(layout.predict_idx),
+            target_ids=move(layout.target_ids),
+            trained=layout.trained,
+            num_computed=len(layout.token_ids) if self.is_packed else layout.causal_idx.size,
+            num_sample_tokens=layout.num_sample_tokens,
+        )
+
+    def logits(self, packed: LayoutTensors) -> Tensor:
+        """[P, V], of the output that predicts each trained token. The layout must share nothing unless
+        `is_packed`."""
+        return self._packed_logits(packed) if self.is_packed else self._padded_logits(packed)
+
+    def logprobs(
+        self, columns: Columns, packed: LayoutTensors, *, dtype: Literal["float32", "bfloat16"]
+    ) -> tuple[Tensor, Tensor]:
+        """([P], [P, V]): logprobs of the trained tokens at their sampling temperature, and the logits."""
+        is_low = dtype == "bfloat16"
+        with torch.autocast(torch.device(self._device).type, dtype=torch.bfloat16, enabled=is_low):
+            logits = self.logits(packed).float()
+        temperatures = columns.temperatures[columns.sample_of(packed.trained)]
+        if (temperatures != 1).any():
+            logits = logits / torch.from_numpy(temperatures).to(self._device)[:, None]
+        return token_logprobs(logits, packed.target_ids), logits
+
+    def _packed_logits(self, packed: LayoutTensors) -> Tensor:
+        output = self._model(
+            input_ids=packed.token_ids[None],
+            position_ids=packed.position_ids[None],
+            use_cache=False,
+            logits_to_keep=packed.predict_idx,
+            packed_layout=packed,
+        )
+        return output.logits[0]
+
+    def _padded_logits(self, packed: LayoutTensors) -> Tensor:
+        ids = packed.token_ids.index_select(0, packed.causal_idx).view(packed.causal_shape)
+        is_token = torch.zeros(ids.numel(), dtype=torch.long, device=self._device)
+        is_token[packed.row_idx] = 1
+        logits = self._model(input_ids=ids, attention_mask=is_token.view_as(ids), use_cache=False).logits
+        rows = packed.row_idx.index_select(0, packed.predict_idx)
+        return logits.reshape(ids.numel(), -1).index_select(0, rows)
+
+    @torch.no_grad()
+    def _packed_is_exact(self, vocab_size: int) -> bool:
+        """Compares both layouts on made-up samples; leaves the model on the attention that it needs."""
+        columns = columns_from_samples(_probe_samples(vocab_size), vocab_size=vocab_size)
+        everything = np.arange(len(columns.lengths))
+        before = str(self._model.config._attn_implementation)
+        padded = self._padded_logits(self.tensors(make_layout(columns, everything, share=False)))
+        self._model.set_attn_implementation(_ATTENTION_NAME)
+        try:
+            packed = self._packed_logits(self.tensors(make_layout(columns, everything)))
+        except _UnknownAttentionError as err:
+            _log.info("attention takes %s, which the packed layout does not know", err)
+            packed = torch.full_like(padded, torch.inf)
+        if (packed - padded).abs().max() <= _PROBE_TOLERANCE * padded.abs().max():
+            return True
+        self._model.set_attn_implementation(before)
+        return False
+
+
+class _UnknownAttentionError(Exception):
+    """The model asks for a kind of attention that the packed one would compute wrongly."""
+
+
+def _can_replace_attention(model: Any) -> bool:
+    """Whether the model takes its attention from transformers' table of functions, and every layer attends to
+    the whole past."""
+    # Optional attributes of foreign classes; where they are absent, so is the feature.
+    layer_types = cast("list[str]", getattr(model.config, "layer_types", None) or [])
+    if not getattr(model, "_supports_attention_backend", False) or set(layer_types) - {"full_attention"}:
+        return False
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_ATTENTION_NAME, _packed_attention)
+    return True
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_layout: LayoutTensors,
+    scaling: float,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """Attention within causal rows, and of tails to their prefix and themselves; [1, H, N, D] in,
+    [1, N, H, D] out. The signature is transformers'."""
+    unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    if unknown:
+        raise _UnknownAttentionError(", ".join(unknown))
+    packed = packed_layout
+    causal = scaled_dot_product_attention(
+        _rows(query, packed.causal_idx, packed.causal_shape[0]),
+        _rows(key, packed.causal_idx, packed.causal_shape[0]),
+        _rows(value, packed.causal_idx, packed.causal_shape[0]),
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    outputs = [causal.transpose(1, 2).flatten(0, 1)]
+    if packed.tail_shape[0]:
+        tails = scaled_dot_product_attention(
+            _rows(query, packed.tail_idx, packed.tail_shape[0]),
+            _rows(key, packed.key_idx, packed.tail_shape[0]),
+            _rows(value, packed.key_idx, packed.tail_shape[0]),
+            attn_mask=packed.key_bias.to(query.dtype),
+            scale=scaling,
+            enable_gqa=True,
+        )
+        outputs.append(tails.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, packed.row_idx)[None], None
+
+
+def _rows(heads: Tensor, idx: Tensor, num_rows: int) -> Tensor:
+    """[1, H, N, D] -> [rows, H, T, D] by packed position."""
+    num_heads, _, dim = heads.shape[1:]
+    flat = heads[0].transpose(0, 1).reshape(-1, num_heads * dim)
+    return flat.index_select(0, idx).view(num_rows, -1, num_heads, dim).transpose(1, 2)
+
+
+def _probe_samples(vocab_size: int) -> list[Sample]:
+    """A group of three that shares a prefix, and one sample alone."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, vocab_size, 6)
+    sizes = ((0, 6, 1), (0, 6, 3), (0, 6, 5), (1, 2, 6))
+    samples: list[Sample] = []
+    for group, num_prompt, num_sampled in sizes:
+        ids = np.concatenate([shared[:num_prompt], rng.integers(0, vocab_size, num_sampled)])
+        mask = np.arange(len(ids)) >= num_prompt
+        trajectory = Trajectory(
+            policy="probe",
+            role="probe",
+            token_ids=wire.column(ids, "int32"),
+            mask=wire.column(mask, "uint8"),
+            behavior_logprobs=wire.column(np.zeros(len(ids)), "float32"),
+            versions=(VersionSpan(num_prompt, num_sampled, 0),),
+            temperature=1.0,
+            finish_reason="stop",
+            turns=(),
+            reward=0.0,
+        )
+        samples.append(
+            Sample(
+                group_id=group,
+                episode_idx=len(samples),
+                task_id="probe",
+                trajectory=trajectory,
+                advantages=(AdvantageSpan(num_prompt, len(ids), 1.0),),
+            )
+        )
+    return samples

@@ -1,0 +1,164 @@
+"""What accumulates over one training step: per-token columns, sums, times; and the numbers that are reported.
+
+Legend: P trained tokens of the batch.
+"""
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from astraflow.losses.auxiliary import KL_ESTIMATORS
+from astraflow.losses.config import KlConfig
+from astraflow.losses.policy import LossInputs, LossOutput
+from astraflow.trainer.backends.forward import LayoutTensors
+from astraflow.trainer.columns import Columns
+from astraflow.trainer.step import TokenSums, effective_frac, rest_sums
+from astraflow.types import MetricItem
+
+__all__ = ["Minibatch", "StepRun", "joined"]
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """The samples of one optimizer step, and the forward passes that they take."""
+
+    samples: NDArray[np.int64]
+    microbatches: tuple[LayoutTensors, ...]
+
+
+@dataclass(slots=True)
+class StepRun:
+    """One step. Example: `run = StepRun(columns=columns, trainer_version=3)`, then `add` and `metrics`."""
+
+    columns: Columns
+    trainer_version: int
+    proximal: Floats = field(init=False)
+    """[P] filled before use: logprobs at the step's start, or the current ones if the loss needs none."""
+    is_at_start: NDArray[np.bool_] = field(init=False)
+    """[P] where `proximal` is of the step's start, and so what the newest version's engine should say."""
+    staleness: Floats = field(init=False)
+    advantages: Floats = field(init=False)
+    reference: Floats | None = None
+    teacher: Floats | None = None
+    sums: TokenSums = field(default_factory=TokenSums)
+    losses: float = 0.0
+    grad_norms: list[float] = field(default_factory=list[float])
+    lr: float = 0.0
+    num_computed: int = 0
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        self.proximal = np.full_like(self.columns.behavior_logprobs, np.nan)
+        self.is_at_start = np.zeros(len(self.proximal), dtype=np.bool_)
+        self.staleness = (self.trainer_version - self.columns.versions).astype(np.float32)
+        self.advantages = self.columns.advantages
+
+    @contextmanager
+    def timed(self, name: str) -> Generator[None, None, None]:
+        """Adds the time inside to a phase."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def note_proximal(self, packed: LayoutTensors, logprobs: Tensor, *, is_at_start: bool) -> None:
+        """Fills the proximal logprobs of one microbatch."""
+        self.proximal[packed.trained] = logprobs.detach().cpu().numpy()
+        self.is_at_start[packed.trained] = is_at_start
+
+    def penalise(self, kl: KlConfig) -> None:
+        """Takes the distance to the reference off the advantages: from each token to its sequence's end.
+
+        Source: KL in the reward as Ouyang et al. 2022 (arXiv:2203.02155), eq. 2; the sum over the rest is the
+        undiscounted return of it.
+        """
+        assert self.reference is not None
+        behavior = torch.from_numpy(self.columns.behavior_logprobs)
+        estimates = KL_ESTIMATORS[kl.estimator](behavior, torch.from_numpy(self.reference)).numpy()
+        rest = rest_sums(estimates, self.columns.trained_starts)
+        self.advantages = (self.advantages - kl.coef * rest).astype(np.float32)
+
+    def inputs(self, packed: LayoutTensors, logprobs: Tensor) -> LossInputs:
+        """The loss's columns of one microbatch; entropies and statistics are left to the caller."""
+
+        def column(values: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(values).to(logprobs.device)
+
+        trained = packed.trained
+        samples = self.columns.sample_of(trained)
+        return LossInputs(
+            logprobs=logprobs,
+            proximal_logprobs=column(self.proximal[trained]),
+            behavior_logprobs=column(self.columns.behavior_logprobs[trained]),
+            advantages=column(self.advantages[trained]),
+            sequence_idx=column(np.cumsum(np.diff(samples, prepend=samples[0]) != 0)),
+            staleness=column(self.staleness[trained]),
+            reference_logprobs=None if self.reference is None else column(self.reference[trained]),
+            teacher_logprobs=None if self.teacher is None else column(self.teacher[trained]),
+        )
+
+    def total(self, packed: LayoutTensors, per_token: Tensor, denominator: str) -> Tensor:
+        """The loss summed over a microbatch; with `sequence_means`, the sum of its sequences' means."""
+        if denominator != "sequence_means":
+            return per_token.sum()
+        counts = np.diff(self.columns.trained_starts)[self.columns.sample_of(packed.trained)]
+        return (per_token / torch.from_numpy(counts).to(per_token.device)).sum()
+
+    def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor) -> None:
+        """Counts one microbatch."""
+        assert inputs.entropies is not None
+        with torch.no_grad():
+            ratio = torch.exp(inputs.logprobs - inputs.proximal_logprobs)
+            self.sums.add({"entropy": inputs.entropies, "ratio_mean": ratio, **output.metrics})
+            self.sums.add_max("ratio_max", ratio)
+        self.losses += float(loss.detach())
+
+    def metrics(self, num_minibatches: int) -> tuple[MetricItem, ...]:
+        """All numbers of the step; those of a phase end in `_s`."""
+        columns = self.columns
+        gap = (self.proximal - columns.behavior_logprobs)[self.is_at_start]
+        is_fresh = self.staleness == 0
+        values = {
+            "loss": self.losses / num_minibatches,
+            "grad_norm": float(np.mean(self.grad_norms)),
+            **{name: self.sums.mean(name) for name in self.sums.sums},
+            **self.sums.largest,
+            "behavior_gap": float(np.abs(gap).mean()),
+            "behavior_gap_max": float(np.abs(gap).max()),
+            "behavior_kl": float((np.expm1(gap) - gap).mean()),
+            "effective_frac": effective_frac(gap),
+            "fresh_frac": float(is_fresh.mean()),
+            "token_staleness": float(self.staleness.mean()),
+            "lr": self.lr,
+            "num_tokens": float(len(columns.token_ids)),
+            "num_trained_tokens": float(len(columns.trained_idx)),
+            "computed_frac": self.num_computed / len(columns.token_ids),
+            **self.seconds,
+        }
+        if self.reference is not None:
+            away = (self.reference - self.proximal)[self.is_at_start]
+            values["reference_kl"] = float((np.expm1(away) - away).mean())
+        if (fresh := is_fresh[self.is_at_start]).any():
+            values["logprob_mismatch"] = float(np.abs(gap[fresh]).mean())
+        sums = {"num_tokens", "num_trained_tokens"}
+        return tuple(
+            MetricItem(name, value, "sum" if name in sums else "max" if name.endswith("_max") else "mean")
+            for name, value in values.items()
+        )
+
+
+def joined(parts: Sequence[LossInputs]) -> LossInputs:
+    """All microbatches of a minibatch as one, for statistics; sequences and frozen models are left out."""
+    return LossInputs(
+        logprobs=torch.cat([p.logprobs.detach() for p in parts]),
+        proximal_logprobs=torch.cat([p.proximal_logprobs for p in parts]),
+        behavior_logprobs=torch.cat([p.behavior_logprobs for p in parts]),
+        advantages=torch.cat([p.advantages for p in parts]),
+    )

@@ -1,0 +1,262 @@
+"""Trains one policy with PyTorch on one device.
+
+Owns the model, the optimizer, the number of steps done, and the frozen models that the loss needs (reference,
+teacher), which are never exported. A step is: check and pack the samples; score them with the frozen models;
+for more than one minibatch, the proximal logprobs of all but the first (whose own are proximal); each one's
+forward and backward of each microbatch, clipping, and one optimizer step. The model stays in eval mode, so
+there is no dropout: behavior logprobs come from an engine without any. Not thread-safe: one caller at a time.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from astraflow.config import Config
+from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.losses.factory import make_loss
+from astraflow.losses.policy import LossInputs
+from astraflow.models.loading import export_tensors, host_tensor, load_causal_lm, torch_tensor
+from astraflow.protocols import HostTensor, StepResult
+from astraflow.trainer.backends import state_files
+from astraflow.trainer.backends.forward import Forward, LayoutTensors
+from astraflow.trainer.backends.frozen import load_frozen, vocab_size_of
+from astraflow.trainer.backends.step_run import Minibatch, StepRun, joined
+from astraflow.trainer.columns import Columns, columns_from_samples, sample_name
+from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
+from astraflow.trainer.step import denominator, entropies, learning_rate, shuffle_seed
+from astraflow.types import Batch
+
+__all__ = ["TorchBackend"]
+
+_log = logging.getLogger(__name__)
+_MAX_NAMED = 5
+"""Groups that an error message names."""
+
+
+class TorchBackend:
+    """Implements `TrainerBackend`.
+
+    Example: `TorchBackend(config, model_dir="models/tiny", seed=0).train_step(batch)`.
+    """
+
+    def __init__(self, config: TrainConfig, *, model_dir: str | Path, seed: int = 0) -> None:
+        """Loads the model. Raises: DataError if the folder does not hold one, ConfigError for a bad loss or
+        device."""
+        backend = _torch_config(config.backend)
+        torch.set_num_threads(backend.num_threads)
+        self._config, self._backend, self._seed = config, backend, seed
+        self._loss = make_loss(config.loss, config.auxiliary)
+        self._device = _checked_device(backend.device)
+        self._model = load_causal_lm(model_dir, dtype="float32", device=self._device)
+        self._vocab_size = vocab_size_of(self._model)
+        self._forward = Forward(self._model, vocab_size=self._vocab_size, device=self._device)
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=config.lr,
+            betas=config.optimizer.betas,
+            eps=config.optimizer.eps,
+            weight_decay=config.optimizer.weight_decay,
+            fused=True,
+        )
+        self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size)
+        self.num_steps_done = 0
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """All optimizer steps of one batch.
+
+        Raises: WireError if the samples are malformed; TrainingError naming the groups if a number is not
+        finite, or if the batch is not of the step that is due. The model must then not be used any more.
+        """
+        if batch.step != self.num_steps_done:
+            raise TrainingError(f"batch of step {batch.step} given, step {self.num_steps_done} is due")
+        columns = columns_from_samples(batch.samples, vocab_size=self._vocab_size)
+        run = StepRun(columns=columns, trainer_version=batch.trainer_version)
+        with run.timed("pack_s"):
+            minibatches = self._pack(columns)
+        self._score_frozen(run)
+        if self._loss.needs_proximal:
+            with run.timed("proximal_s"):
+                for minibatch in minibatches[1:]:
+                    self._fill_proximal(run, minibatch)
+        for idx, minibatch in enumerate(minibatches):
+            with run.timed("forward_backward_s"):
+                self._forward_backward(run, minibatch, is_first=idx == 0)
+            with run.timed("optim_s"):
+                self._optim_step(run, minibatch, batch.step * self._config.minibatches + idx)
+        self.num_steps_done += 1
+        return StepResult(metrics=run.metrics(len(minibatches)))
+
+    def export(self) -> Sequence[HostTensor]:
+        """Copies of the weights in host memory, in the dtype that the recipe publishes."""
+        tensors = export_tensors(self._model)
+        if self._backend.publish_dtype == "float32":
+            return tensors
+        return tuple(host_tensor(t.name, torch_tensor(t).to(torch.bfloat16)) for t in tensors)
+
+    def save(self, folder: Path) -> None:
+        """Writes model, optimizer, random state and step into an existing folder."""
+        state = state_files.TrainerState(
+            optimizer=self._optimizer.state_dict(),
+            num_steps_done=self.num_steps_done,
+            rng_state=torch.get_rng_state(),
+            config_json=self._config.model_dump_json(),
+            frozen={role: model.digest for role, model in self._frozen.items()},
+        )
+        state_files.save_state(folder, self._model, state)
+
+    def load(self, folder: Path) -> None:
+        """Goes on where `save` stopped. Raises: DataError if the folder does not fit the model."""
+        state = state_files.load_state(folder, self._model, device=self._device)
+        try:
+            self._optimizer.load_state_dict(state.optimizer)
+        except (ValueError, KeyError) as err:
+            raise DataError(
+                f"checkpoint {folder}: the optimizer state does not fit the model: {err}"
+            ) from err
+        for role, model in self._frozen.items():
+            if state.frozen.get(role) != model.digest:
+                raise DataError(
+                    f"checkpoint {folder}: its {role} had other weights than {model.folder} has now; restore "
+                    "that folder, or begin a new run"
+                )
+        torch.set_rng_state(state.rng_state)
+        self.num_steps_done = state.num_steps_done
+
+    # --- parts of a step ---
+
+    def _pack(self, columns: Columns) -> list[Minibatch]:
+        seed = shuffle_seed(self._seed, self.num_steps_done)
+        minibatches: list[Minibatch] = []
+        for samples in cut_minibatches(columns, self._config.minibatches, seed=seed):
+            parts = cut_microbatches(columns, samples, self._config.token_budget)
+            layouts = [make_layout(columns, part, share=self._forward.is_packed) for part in parts]
+            packed = tuple(self._forward.tensors(layout) for layout in layouts if layout.trained.size)
+            if packed:
+                minibatches.append(Minibatch(samples=samples, microbatches=packed))
+        return minibatches
+
+    def _score_frozen(self, run: StepRun) -> None:
+        """Logprobs of the reference and the teacher, and the KL penalty in the reward."""
+        columns, budget = run.columns, self._config.token_budget
+        run.teacher = columns.teacher_logprobs
+        for role, model in self._frozen.items():
+            with run.timed(f"{role}_s"):
+                logprobs = model.logprobs(columns, token_budget=budget)
+            if role == "reference":
+                run.reference = logprobs
+            else:
+                run.teacher = logprobs
+        if run.reference is not None and self._config.auxiliary.kl.place == "reward":
+            run.penalise(self._config.auxiliary.kl)
+
+    @torch.no_grad()
+    def _fill_proximal(self, run: StepRun, minibatch: Minibatch) -> None:
+        for packed in minibatch.microbatches:
+            run.note_proximal(packed, self._logprobs(run.columns, packed)[0], is_at_start=True)
+
+    def _forward_backward(self, run: StepRun, minibatch: Minibatch, *, is_first: bool) -> None:
+        statistics = self._statistics(run, minibatch, is_first=is_first)
+        num_tokens = sum(len(packed.trained) for packed in minibatch.microbatches)
+        divisor = denominator(self._config, num_tokens=num_tokens, num_samples=len(minibatch.samples))
+        for packed in minibatch.microbatches:
+            logprobs, logits = self._logprobs(run.columns, packed)
+            if is_first or not self._loss.needs_proximal:
+                run.note_proximal(packed, logprobs, is_at_start=is_first)
+            with torch.set_grad_enabled(self._config.auxiliary.entropy_coef > 0):
+                entropy = entropies(logits)
+            inputs = replace(run.inputs(packed, logprobs), entropies=entropy, statistics=statistics or {})
+            if statistics is None:
+                inputs = replace(inputs, statistics=self._statistics_of([inputs]))
+            output = self._loss.function(inputs)
+            _check_finite(run.columns, packed, output.per_token)
+            loss = run.total(packed, output.per_token, self._config.denominator) / divisor
+            torch.autograd.backward(loss)
+            run.add(inputs, output, loss)
+            run.num_computed += packed.num_computed
+
+    def _statistics(
+        self, run: StepRun, minibatch: Minibatch, *, is_first: bool
+    ) -> Mapping[str, Tensor] | None:
+        """Numbers of the current logprobs over the whole minibatch, from a pass without gradients.
+
+        None if the loss needs them and the minibatch is one microbatch: its own pass gives them for nothing.
+        """
+        if self._loss.statistics is None:
+            return {}
+        if len(minibatch.microbatches) == 1:
+            return None
+        with run.timed("statistics_s"), torch.no_grad():
+            parts: list[LossInputs] = []
+            for packed in minibatch.microbatches:
+                logprobs = self._logprobs(run.columns, packed)[0]
+                if is_first:
+                    run.note_proximal(packed, logprobs, is_at_start=True)
+                parts.append(run.inputs(packed, logprobs))
+            return self._statistics_of(parts)
+
+    @torch.no_grad()
+    def _statistics_of(self, parts: Sequence[LossInputs]) -> Mapping[str, Tensor]:
+        assert self._loss.statistics is not None
+        return self._loss.statistics(joined(parts))
+
+    def _logprobs(self, columns: Columns, packed: LayoutTensors) -> tuple[Tensor, Tensor]:
+        return self._forward.logprobs(columns, packed, dtype=self._backend.dtype)
+
+    def _optim_step(self, run: StepRun, minibatch: Minibatch, update: int) -> None:
+        optimizer = self._config.optimizer
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
+        if not np.isfinite(norm):
+            named = _names(run.columns, minibatch.samples)
+            raise TrainingError(
+                f"the gradient is {norm} in optimizer step {update}; its minibatch holds {named}"
+            )
+        num_updates = self._config.steps * self._config.minibatches
+        lr = learning_rate(optimizer, self._config.lr, update=update, num_updates=num_updates)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        run.grad_norms.append(norm)
+        run.lr = lr
+
+
+def _torch_config(config: Config) -> TorchBackendConfig:
+    if not isinstance(config, TorchBackendConfig):
+        raise ConfigError(f"train.backend.name = {config!r} is not the torch backend")
+    return config
+
+
+def _checked_device(device: str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as err:
+        raise ConfigError(
+            f'train.backend.device = "{device}" is not usable here: {str(err).splitlines()[0]}; use "cpu"'
+        ) from err
+    return device
+
+
+def _check_finite(columns: Columns, packed: LayoutTensors, per_token: Tensor) -> None:
+    """Raises: TrainingError naming the samples whose loss is not finite."""
+    is_finite = torch.isfinite(per_token.detach())
+    if bool(is_finite.all()):
+        return
+    bad = packed.trained[(~is_finite).cpu().numpy()]
+    named = _names(columns, np.unique(columns.sample_of(bad)))
+    raise TrainingError(
+        f"the loss of {len(bad)} tokens is not finite, in {named}; are its logprobs or the weights broken?"
+    )
+
+
+def _names(columns: Columns, samples: NDArray[np.int64]) -> str:
+    named = [sample_name(columns, int(sample)) for sample in samples[:_MAX_NAMED]]
+    rest = len(samples) - len(named)
+    return ", ".join(named) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,164 @@
+"""Checkpoints of one trainer: folders that appear whole or not at all.
+
+A checkpoint is written in two moves. `stage` fills a hidden folder; `finish` makes its bytes durable, writes
+the record that names every file with its size and hash, and renames the folder into place. `latest` trusts
+only folders whose files fit their record; anything else is torn and skipped. One trainer writes at a time.
+
+    folder/step-00000010/{model.safetensors, trainer.pt, config.json, ..., checkpoint.json}
+"""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from astraflow import wire
+from astraflow.errors import DataError, WireError
+from astraflow.types import Item
+
+__all__ = ["RECORD_FILE", "Checkpoint", "CheckpointRecord", "CheckpointStore", "FileRecord"]
+
+_log = logging.getLogger(__name__)
+RECORD_FILE = "checkpoint.json"
+"""Written last: a folder without it is no checkpoint."""
+
+_PREFIX = "step-"
+_STAGED = ".staged-"
+_REPLACED = ".replaced-"
+_READ_BYTES = 16 * 1024 * 1024
+
+
+class FileRecord(Item, frozen=True, array_like=True):
+    """A file of a checkpoint: its name, size and xxh3-128 hex."""
+
+    name: str
+    num_bytes: int
+    hash: str
+
+
+class CheckpointRecord(Item, frozen=True, kw_only=True):
+    """The content of `checkpoint.json`."""
+
+    policy: str
+    step: int
+    """Steps done."""
+    created_s: float
+    files: tuple[FileRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    path: Path
+    step: int
+    """Steps done."""
+
+
+class CheckpointStore:
+    """The checkpoints of one policy in one folder; keeps the newest few.
+
+    Example::
+
+        store = CheckpointStore(Path("checkpoints/actor"), policy="actor", keep=2)
+        store.finish(store.stage(10, backend.save))
+        store.latest()  # Checkpoint(path=.../step-00000010, step=10)
+    """
+
+    def __init__(self, folder: Path, *, policy: str, keep: int) -> None:
+        self._folder, self._policy, self._keep = folder, policy, keep
+
+    def stage(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
+        """Calls `fill` with an empty hidden folder. Nothing is durable or visible before `finish`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{_STAGED}{step:08d}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        fill(path)
+        return Checkpoint(path, step)
+
+    def finish(self, staged: Checkpoint) -> Checkpoint:
+        """Makes a staged checkpoint durable and visible, then removes the oldest ones beyond `keep`."""
+        files = sorted(p for p in staged.path.iterdir() if p.is_file())
+        record = CheckpointRecord(
+            policy=self._policy,
+            step=staged.step,
+            created_s=time.time(),
+            files=tuple(FileRecord(p.name, p.stat().st_size, _hash(p)) for p in files),
+        )
+        (staged.path / RECORD_FILE).write_bytes(wire.encode(record, wire.JSON))
+        for path in (*files, staged.path / RECORD_FILE, staged.path):
+            _sync(path)
+        final = self._folder / f"{_PREFIX}{staged.step:08d}"
+        if final.exists():
+            replaced = self._folder / f"{_REPLACED}{staged.step:08d}"
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+        staged.path.rename(final)
+        _sync(self._folder)
+        self._prune()
+        return Checkpoint(final, staged.step)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None. Torn ones are skipped with a warning.
+
+        Raises: DataError if a checkpoint belongs to another policy.
+        """
+        for path in reversed(self._finished()):
+            problem = self._problem(path)
+            if not problem:
+                return Checkpoint(path, int(path.name.removeprefix(_PREFIX)))
+            _log.warning("checkpoint %s is skipped: %s", path, problem)
+        return None
+
+    def _finished(self) -> list[Path]:
+        """Folders by rising step."""
+        if not self._folder.is_dir():
+            return []
+        names = (p for p in self._folder.iterdir() if p.name.removeprefix(_PREFIX).isdigit())
+        return sorted(p for p in names if p.name.startswith(_PREFIX))
+
+    def _problem(self, path: Path) -> str:
+        """Why a folder is no whole checkpoint, or nothing."""
+        try:
+            record = wire.decode((path / RECORD_FILE).read_bytes(), CheckpointRecord, wire.JSON)
+            wrong = [f.name for f in record.files if _file_differs(path / f.name, f)]
+        except (OSError, WireError) as err:
+            return str(err)
+        if record.policy != self._policy:
+            raise DataError(
+                f"checkpoint {path} belongs to policy {record.policy!r}, not {self._policy!r}; is the folder "
+                "the right one?"
+            )
+        return f"{', '.join(wrong)} differ from {RECORD_FILE}" if wrong else ""
+
+    def _prune(self) -> None:
+        for path in self._finished()[: -self._keep]:
+            shutil.rmtree(path)
+        for path in self._folder.glob(f"{_REPLACED}*"):
+            shutil.rmtree(path)
+
+
+def _file_differs(path: Path, record: FileRecord) -> bool:
+    return path.stat().st_size != record.num_bytes or _hash(path) != record.hash
+
+
+def _hash(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

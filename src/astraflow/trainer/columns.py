@@ -1,0 +1,196 @@
+"""The samples of a batch as flat numpy columns, checked. Pure.
+
+A batch of hundreds of short samples is checked at once; only when something is wrong are the samples looked
+at one by one, so that the message names the one at fault.
+
+Legend: B samples, N tokens of all samples, P trained tokens of all samples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow import wire
+from astraflow.errors import WireError
+from astraflow.types import Sample
+
+__all__ = ["TEACHER_STREAM", "Columns", "columns_from_samples", "sample_name"]
+
+TEACHER_STREAM = "teacher_logprobs"
+"""Name of the trajectories' stream of a teacher's logprobs, float32 [T], at the sampling temperature."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """All samples one after the other."""
+
+    token_ids: NDArray[np.int32]
+    """[N]."""
+    starts: Ints
+    """[B] first token of each sample."""
+    lengths: Ints
+    """[B]."""
+    group_ids: Ints
+    """[B]."""
+    episode_idx: Ints
+    """[B]."""
+    temperatures: Floats
+    """[B], above 0."""
+    trained_idx: Ints
+    """[P] position in `token_ids` of each trained token; never a sample's first token."""
+    trained_starts: Ints
+    """[B + 1] first trained token of each sample, as a position in the trained columns."""
+    behavior_logprobs: Floats
+    """[P], nats."""
+    advantages: Floats
+    """[P]."""
+    versions: Ints
+    """[P] version of the policy that sampled the token."""
+    teacher_logprobs: Floats | None
+    """[P], nats at the sampling temperature; None where the trajectories carry no such stream."""
+
+    def sample_of(self, trained: Ints) -> Ints:
+        """The sample of each of some trained tokens."""
+        return np.searchsorted(self.trained_starts, trained, side="right") - 1
+
+
+def sample_name(columns: Columns, sample: int) -> str:
+    """How messages name a sample."""
+    return f"group {columns.group_ids[sample]}/episode {columns.episode_idx[sample]}"
+
+
+def columns_from_samples(samples: Sequence[Sample], *, vocab_size: int) -> Columns:
+    """Checks and joins samples.
+
+    Raises: WireError naming the group and episode if columns differ in length, hold ids outside the
+    vocabulary or numbers that are not finite, or lack advantages or versions of trained tokens.
+    """
+    if not samples:
+        raise WireError("the batch holds no samples; a step needs at least one")
+    for sample in samples:
+        _check_lengths(sample)
+    trajectories = [s.trajectory for s in samples]
+    token_ids = wire.array(b"".join(t.token_ids for t in trajectories), "int32")
+    mask = wire.array(b"".join(t.mask for t in trajectories), "uint8")
+    behavior = wire.array(b"".join(t.behavior_logprobs for t in trajectories), "float32")
+    lengths = np.array([len(t.mask) for t in trajectories], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    trained_idx = np.flatnonzero(mask)
+    counts = np.add.reduceat(mask != 0, starts, dtype=np.int64)
+    columns = Columns(
+        token_ids=token_ids,
+        starts=starts,
+        lengths=lengths,
+        group_ids=np.array([s.group_id for s in samples], dtype=np.int64),
+        episode_idx=np.array([s.episode_idx for s in samples], dtype=np.int64),
+        temperatures=np.array([t.temperature for t in trajectories], dtype=np.float32),
+        trained_idx=trained_idx,
+        trained_starts=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]),
+        behavior_logprobs=behavior[trained_idx],
+        advantages=_advantages(samples, starts, len(mask))[trained_idx],
+        versions=_versions(samples, starts, len(mask))[trained_idx],
+        teacher_logprobs=None
+        if (teacher := _stream(samples, TEACHER_STREAM)) is None
+        else teacher[trained_idx],
+    )
+    _check(columns, vocab_size)
+    return columns
+
+
+def _stream(samples: Sequence[Sample], name: str) -> Floats | None:
+    """[N] of a float32 stream; None if no trajectory has it. Raises: WireError if only some do."""
+    found = [next((s for s in sample.trajectory.streams if s.name == name), None) for sample in samples]
+    if not any(found):
+        return None
+    for sample, stream in zip(samples, found, strict=True):
+        num = len(sample.trajectory.mask)
+        if stream is None or stream.dtype != "float32" or len(stream.data) != 4 * num:
+            has = "no entries" if stream is None else f"{len(stream.data)} bytes of {stream.dtype}"
+            raise WireError(
+                f"group {sample.group_id}/episode {sample.episode_idx}: stream {name!r} has {has}; expected "
+                f"{num} float32 entries, as the batch's other trajectories carry it"
+            )
+    return wire.array(b"".join(stream.data for stream in found if stream), "float32")
+
+
+def _check_lengths(sample: Sample) -> None:
+    trajectory = sample.trajectory
+    num = len(trajectory.mask)
+    sizes = (len(trajectory.token_ids), len(trajectory.behavior_logprobs))
+    if num < 2 or sizes != (4 * num, 4 * num):
+        raise WireError(
+            f"group {sample.group_id}/episode {sample.episode_idx}: {sizes[0] / 4:g} token ids, {num} mask "
+            f"entries and {sizes[1] / 4:g} logprobs; they must be equally many, and at least 2"
+        )
+
+
+def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> Floats:
+    """[N], NaN where no span covers the token."""
+    column = np.full(num_tokens, np.nan, dtype=np.float32)
+    for sample, offset in zip(samples, starts.tolist(), strict=True):
+        num = len(sample.trajectory.mask)
+        for span in sample.advantages:
+            _check_span(sample, "an advantage", span.start, span.end - span.start, num)
+            column[offset + span.start : offset + span.end] = span.value
+    return column
+
+
+def _versions(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> Ints:
+    """[N], -1 where no span covers the token."""
+    column = np.full(num_tokens, -1, dtype=np.int64)
+    for sample, offset in zip(samples, starts.tolist(), strict=True):
+        num = len(sample.trajectory.mask)
+        for span in sample.trajectory.versions:
+            _check_span(sample, "a version", span.start, span.length, num)
+            column[offset + span.start : offset + span.start + span.length] = span.version
+    return column
+
+
+def _check_span(sample: Sample, what: str, start: int, length: int, num: int) -> None:
+    if start < 0 or length < 0 or start + length > num:
+        raise WireError(
+            f"group {sample.group_id}/episode {sample.episode_idx}: {what} covers tokens {start} to "
+            f"{start + length} of {num}"
+        )
+
+
+def _check(columns: Columns, vocab_size: int) -> None:
+    if not columns.trained_idx.size:
+        raise WireError(f"none of the batch's {len(columns.lengths)} samples has a trained token")
+    ids = columns.token_ids
+    _refuse(
+        columns, np.flatnonzero((ids < 0) | (ids >= vocab_size)), f"token ids outside 0..{vocab_size - 1}"
+    )
+    is_first = np.isin(columns.trained_idx, columns.starts)
+    _refuse(columns, columns.trained_idx[is_first], "a trained first token, which nothing predicts")
+    problems = (
+        (~np.isfinite(columns.behavior_logprobs), "behavior logprobs that are not finite"),
+        (~np.isfinite(columns.advantages), "trained tokens without a finite advantage"),
+        (columns.versions < 0, "trained tokens without a version"),
+    )
+    if columns.teacher_logprobs is not None:
+        problems += ((~np.isfinite(columns.teacher_logprobs), "teacher logprobs that are not finite"),)
+    for is_bad, what in problems:
+        _refuse(columns, columns.trained_idx[is_bad], what)
+    cold = ~(np.isfinite(columns.temperatures) & (columns.temperatures > 0))
+    _refuse(
+        columns, columns.starts[cold], "a sampling temperature that is not above 0; greedy data cannot train"
+    )
+
+
+def _refuse(columns: Columns, tokens: NDArray[Any], what: str) -> None:
+    """Raises if any token is at fault, naming the first one's sample."""
+    if not tokens.size:
+        return
+    first = int(tokens[0])
+    sample = int(np.flatnonzero(columns.starts <= first)[-1])
+    position = first - int(columns.starts[sample])
+    raise WireError(
+        f"{sample_name(columns, sample)}: {what} (first at token {position}; {len(tokens)} in the batch)"
+    )

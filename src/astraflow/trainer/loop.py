@@ -1,0 +1,330 @@
+"""A trainer's life: attach, publish, then take, train and publish step after step, until the run is over.
+
+    loop        consumes            produces                         waits for              woken by
+    _work       batches             trained weights (host copies)    the batch of a step    link.batch,
+                                                                                            stop, a failed
+                                                                                            publication
+    train       a batch             new weights, metrics             -                      _work
+    (thread)
+    publication weights of step s   version, commit, checkpoint,     publisher, dataflow    _work
+    (task)                          release
+
+While the publication of step s runs, `_work` takes and trains step s + 1. At most one publication is in
+flight, so versions and commits keep their order. A checkpoint is staged between two steps, in the train
+thread, and becomes visible only after its step is committed: a trainer never attaches with steps that the
+dataflow has not seen. Released is what is committed and durable.
+
+Refuses to train for an epoch that is fenced: FencedError ends the process. A stop lets the running step and
+its publication end within `STOP_S`, saves, and leaves; what does not make it is repeated after the resume.
+"""
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from astraflow.errors import RefusedError, ServiceError, UnavailableError
+from astraflow.protocols import HostTensor, Publishes, StepResult, TrainerBackend, TrainerLink
+from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore
+from astraflow.types import (
+    Batch,
+    BusySpan,
+    Commit,
+    Fingerprints,
+    MetricItem,
+    Publication,
+    Release,
+    Session,
+    SessionRequest,
+)
+
+__all__ = ["STOP_S", "Trainer", "TrainerPlan", "run_trainer"]
+
+_log = logging.getLogger(__name__)
+_ResultT = TypeVar("_ResultT")
+
+STOP_S = 2.5
+"""How long a stopped trainer may still work on its last step, its publication and its checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPlan:
+    """What a trainer must know besides its backend and its counterparts."""
+
+    policy: str
+    trainer_id: str
+    checkpoint_every: int
+    """Steps."""
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Small files of the model folder (config, tokenizer, chat template) by name; they go with the first
+    version of a session and into each checkpoint, which is thereby a Hugging Face folder."""
+    fingerprints: Fingerprints = field(default_factory=Fingerprints)
+
+
+async def run_trainer(trainer: "Trainer", stop: asyncio.Event, *, stop_s: float = STOP_S) -> None:
+    """Trains until the run is over, all steps are done, or `stop` is set; then ends within `stop_s`.
+
+    Raises: FencedError if a newer session took over; UnavailableError if dataflow or publisher do not
+    answer; DataError, WireError or TrainingError as the backend finds them.
+    """
+    work = asyncio.create_task(trainer.run(), name=f"trainer:{trainer.policy}")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            trainer.stop()
+            await asyncio.wait({work}, timeout=stop_s)
+        if work.done():
+            work.result()
+        else:
+            _log.warning("%s: stopped before its last step was published", trainer.policy)
+    except UnavailableError:
+        if not stop.is_set():
+            raise
+        _log.warning("%s: stopped; dataflow or publisher are gone already", trainer.policy)
+    finally:
+        await _discard(work, stopping)
+        trainer.close()
+
+
+class Trainer:
+    """One session of one policy's trainer. `run` once, `stop` from the same loop at any time, then `close`.
+
+    Example::
+
+        store = CheckpointStore(folder, policy="actor", keep=2)
+        trainer = Trainer(plan, backend=backend, link=link, publisher=publisher, checkpoints=store)
+        await run_trainer(trainer, stop)
+    """
+
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        *,
+        backend: TrainerBackend,
+        link: TrainerLink,
+        publisher: Publishes,
+        checkpoints: CheckpointStore,
+    ) -> None:
+        self._plan, self._backend, self._link = plan, backend, link
+        self._publisher, self._checkpoints = publisher, checkpoints
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"train-{plan.policy}")
+        self._stopping = asyncio.Event()
+        self._is_run_over = False
+        self._publication: asyncio.Task[None] | None = None
+        self._committed = 0
+        self._durable = 0
+        self._spans: list[BusySpan] = []
+
+    @property
+    def policy(self) -> str:
+        """The policy that it trains."""
+        return self._plan.policy
+
+    def stop(self) -> None:
+        """Lets the running step end and takes no further one."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Gives the train thread up; a step that still runs in it ends unused."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self) -> None:
+        """From the latest checkpoint to the end of the run. Raises as `run_trainer`."""
+        try:
+            await self._work()
+        finally:
+            if self._publication is not None:
+                await _discard(self._publication)
+
+    async def _work(self) -> None:
+        durable_step = await self._in_thread(self._restore)
+        try:
+            session = await self._attach(durable_step)
+            await self._publish(session, session.step, await self._in_thread(self._backend.export))
+        except RefusedError as err:
+            self._end_if_run_is_over(err)
+            return
+        _log.info(
+            "%s: session %d begins at step %d of %d with version %d",
+            self.policy, session.epoch, session.step, session.num_steps, session.next_version,
+        )  # fmt: skip
+        step = session.step
+        while step < session.num_steps and not self._stopping.is_set():
+            batch = await self._take(session, step)
+            if batch is None:
+                break
+            await self._train(session, batch)
+            step += 1
+        await self._settle()
+        if self._committed == step > self._durable:
+            await self._finish(session, await self._stage(step))
+        _log.info("%s: ends after %d of %d steps", self.policy, step, session.num_steps)
+
+    # --- beginning ---
+
+    def _restore(self) -> int:
+        checkpoint = self._checkpoints.latest()
+        if checkpoint is None:
+            return 0
+        self._backend.load(checkpoint.path)
+        _log.info("%s: goes on from %s", self.policy, checkpoint.path)
+        return checkpoint.step
+
+    async def _attach(self, durable_step: int) -> Session:
+        request = SessionRequest(
+            trainer_id=self._plan.trainer_id,
+            durable_step=durable_step,
+            fingerprints=self._plan.fingerprints,
+        )
+        session = await self._link.attach(self.policy, request)
+        if session.step != durable_step:
+            raise ServiceError(
+                f"{self.policy}: the dataflow begins session {session.epoch} at step {session.step}, but the "
+                f"checkpoint holds {durable_step} steps; do run folder and checkpoints belong together?"
+            )
+        self._committed = self._durable = durable_step
+        return session
+
+    # --- one step ---
+
+    async def _take(self, session: Session, step: int) -> Batch | None:
+        """The batch of a step; None if the run ended or this trainer stops.
+
+        Raises: what the publication in flight failed with, if it fails while this waits.
+        """
+        began_s = time.time()
+        waiting = asyncio.create_task(self._link.batch(self.policy, step, epoch=session.epoch))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while not (waiting.done() or stopping.done() or self._is_run_over):
+                publication = (
+                    {self._publication} if self._publication is not None else set[asyncio.Task[None]]()
+                )
+                await asyncio.wait({waiting, stopping, *publication}, return_when=asyncio.FIRST_COMPLETED)
+                if self._publication is not None and self._publication.done():
+                    await self._settle()
+            return waiting.result() if waiting.done() else None
+        except RefusedError as err:
+            self._end_if_run_is_over(err)
+            return None
+        finally:
+            self._note("wait:dataflow", began_s)
+            await _discard(waiting, stopping)
+
+    async def _train(self, session: Session, batch: Batch) -> None:
+        """Trains a batch and hands the result to the next publication."""
+        began_s = time.time()
+        result = await self._in_thread(lambda: self._backend.train_step(batch))
+        trained_s = time.time()
+        self._note("train", began_s)
+        tensors = await self._in_thread(self._backend.export)
+        exported_s = time.time()
+        step = batch.step + 1
+        staged = await self._stage(step) if step % self._plan.checkpoint_every == 0 else None
+        waited_s = time.time()
+        await self._settle()
+        self._note("wait:publisher", waited_s)
+        timings = {"train_s": trained_s - began_s, "export_s": exported_s - trained_s}
+        spans, self._spans = tuple(self._spans), []
+        done = _TrainedStep(step, tensors, _with_timings(result, timings), spans, staged)
+        self._publication = asyncio.create_task(self._publish_step(session, done), name=f"publish:{step}")
+
+    async def _publish_step(self, session: Session, done: "_TrainedStep") -> None:
+        """Publication, commit, and the checkpoint if there is one. Nothing after the run's end."""
+        try:
+            began_s = time.perf_counter()
+            version = await self._publish(session, done.step, done.tensors)
+            timings = {"publish_s": time.perf_counter() - began_s}
+            commit = Commit(
+                epoch=session.epoch,
+                step=done.step - 1,
+                version=version,
+                metrics=_with_timings(StepResult(done.metrics), timings),
+                spans=done.spans,
+            )
+            await self._link.commit(self.policy, commit)
+        except RefusedError as err:
+            self._end_if_run_is_over(err)
+            return
+        self._committed = done.step
+        _log.info("%s: step %d is version %d", self.policy, done.step, version)
+        if done.staged is not None:
+            await self._finish(session, done.staged)
+
+    async def _publish(self, session: Session, step: int, tensors: Sequence[HostTensor]) -> int:
+        """Makes weights that did `step` steps the next version, and lets the publisher drop old ones."""
+        version = session.next_version + step - session.step
+        files: Mapping[str, Path] = self._plan.files if step == session.step else {}
+        manifest = await self._publisher.publish(self.policy, version, tensors, files)
+        publication = Publication(epoch=session.epoch, step=step, manifest=manifest)
+        reply = await self._link.publish(self.policy, publication)
+        await self._publisher.forget(self.policy, reply.needed)
+        return version
+
+    async def _settle(self) -> None:
+        """Waits for the publication in flight. Raises what it failed with."""
+        publication, self._publication = self._publication, None
+        if publication is not None:
+            await publication
+
+    # --- checkpoints ---
+
+    async def _stage(self, step: int) -> Checkpoint:
+        def fill(folder: Path) -> None:
+            self._backend.save(folder)
+            for name, path in self._plan.files.items():
+                shutil.copyfile(path, folder / name)
+
+        return await self._in_thread(lambda: self._checkpoints.stage(step, fill))
+
+    async def _finish(self, session: Session, staged: Checkpoint) -> None:
+        """Makes a checkpoint of committed steps durable, then releases their batches."""
+        await asyncio.to_thread(self._checkpoints.finish, staged)
+        self._durable = staged.step
+        version = session.next_version + staged.step - session.step
+        release = Release(epoch=session.epoch, step=staged.step, version=version)
+        await self._link.release(self.policy, release)
+
+    # --- small parts ---
+
+    async def _in_thread(self, function: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def _note(self, kind: str, began_s: float) -> None:
+        self._spans.append(BusySpan(kind, began_s, time.time()))
+
+    def _end_if_run_is_over(self, err: RefusedError) -> None:
+        """A refusal because the run is over is an end, any other is an error."""
+        if err.code != "finished":
+            raise err
+        _log.info("%s: %s", self.policy, err)
+        self._is_run_over = True
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainedStep:
+    """What a publication needs of a step."""
+
+    step: int
+    """Steps done."""
+    tensors: Sequence[HostTensor]
+    metrics: tuple[MetricItem, ...]
+    spans: tuple[BusySpan, ...]
+    staged: Checkpoint | None
+
+
+async def _discard(*tasks: "asyncio.Task[Any]") -> None:
+    """Ends tasks whose results nobody wants any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _with_timings(result: StepResult, timings: Mapping[str, float]) -> tuple[MetricItem, ...]:
+    return (*result.metrics, *(MetricItem(name, value) for name, value in timings.items()))

@@ -1,0 +1,122 @@
+"""The arithmetic of a training step: learning rate, denominators, logprobs, and sums for the metrics. Pure.
+
+Legend: P trained tokens, V vocabulary.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from astraflow.errors import ConfigError
+from astraflow.trainer.config import OptimizerConfig, TrainConfig
+
+__all__ = [
+    "TokenSums",
+    "denominator",
+    "effective_frac",
+    "entropies",
+    "learning_rate",
+    "rest_sums",
+    "shuffle_seed",
+    "token_logprobs",
+]
+
+_COSINE_FLOOR = 0.1
+"""Share of the learning rate that the cosine schedule ends at."""
+
+
+def learning_rate(config: OptimizerConfig, lr: float, *, update: int, num_updates: int) -> float:
+    """Learning rate of optimizer step `update` (from 0) of `num_updates`.
+
+    Warm-up: lr * (update + 1) / warmup_steps; then the schedule over the rest of the run.
+    """
+    if update < config.warmup_steps:
+        return lr * (update + 1) / config.warmup_steps
+    progress = min(1.0, (update - config.warmup_steps) / max(1, num_updates - config.warmup_steps))
+    if config.schedule == "linear":
+        return lr * (1 - progress)
+    if config.schedule == "cosine":
+        return lr * (_COSINE_FLOOR + (1 - _COSINE_FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
+    return lr
+
+
+def denominator(config: TrainConfig, *, num_tokens: int, num_samples: int) -> float:
+    """What the loss summed over a minibatch is divided by: its trained tokens, its samples, or a constant.
+
+    With `sequence_means` the caller divides each token's loss by its sequence's trained tokens besides.
+    """
+    if config.denominator == "tokens":
+        return float(num_tokens)
+    if config.denominator == "fixed":
+        return config.fixed_denominator
+    return float(num_samples)
+
+
+def rest_sums(values: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """[P]: the sum of `values` [P] from each entry to the end of its sequence; `starts` [B + 1]."""
+    until = np.concatenate([np.zeros(1), np.cumsum(values, dtype=np.float64)])
+    ends = np.repeat(starts[1:], np.diff(starts))
+    return (until[ends] - until[:-1]).astype(np.float32)
+
+
+def effective_frac(log_weights: NDArray[np.float32]) -> float:
+    """Effective sample size of importance weights, as a share of their number: (sum w)^2 / (n * sum w^2).
+
+    Source: Kong 1992, "A note on importance sampling using standardized weights".
+    """
+    weights = np.exp(log_weights.astype(np.float64) - log_weights.max())
+    return float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()))
+
+
+def shuffle_seed(seed: int, step: int) -> int:
+    """Seed of a step's minibatches: the same for a repeated step, another for every other."""
+    return (seed * 1_000_003 + step) % 2**63
+
+
+def token_logprobs(logits: Tensor, target_ids: Tensor) -> Tensor:
+    """Logprobs [P] in nats of `target_ids` [P] under `logits` [P, V], float32."""
+    return -cross_entropy(logits.float(), target_ids, reduction="none")
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """Entropy [P] in nats of each distribution in `logits` [P, V]."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+@dataclass(slots=True)
+class TokenSums:
+    """Sums of per-token numbers over a step, from which the means of its metrics come."""
+
+    num_tokens: int = 0
+    sums: dict[str, float] = field(default_factory=dict[str, float])
+    largest: dict[str, float] = field(default_factory=dict[str, float])
+
+    def add(self, columns: Mapping[str, Tensor]) -> None:
+        """Adds columns [P]; all tokens of the step must pass exactly once.
+
+        Raises: ConfigError if a loss reports a metric of another shape.
+        """
+        sizes = {name: column.shape for name, column in columns.items()}
+        if any(len(shape) != 1 for shape in sizes.values()) or len(set(sizes.values())) != 1:
+            raise ConfigError(
+                f"metrics of a loss are columns [T], one entry a token; got {dict(sizes)}: return per-token "
+                "columns, whose means are reported"
+            )
+        self.num_tokens += next(iter(sizes.values()))[0]
+        for name, column in columns.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(column.detach().double().sum())
+
+    def add_max(self, name: str, column: Tensor) -> None:
+        """Keeps the largest entry seen."""
+        self.largest[name] = max(self.largest.get(name, -math.inf), float(column.detach().max()))
+
+    def mean(self, name: str) -> float:
+        """Mean over all tokens that were added."""
+        return self.sums[name] / max(1, self.num_tokens)

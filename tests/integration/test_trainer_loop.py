@@ -1,0 +1,295 @@
+"""The trainer's loop against an in-memory dataflow and publisher."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import FencedError, RefusedError, TrainingError, UnavailableError
+from astraflow.protocols import StepResult, TrainerBackend
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import STOP_S, Trainer, TrainerPlan, run_trainer
+from astraflow.types import Batch, Commit, Publication, PublicationReply, Release
+from trainer_fakes import CountingBackend, MemoryDataflow, MemoryPublisher
+
+DEADLINE_S = 10.0
+
+
+class Bench:
+    """One policy's counterparts, which outlive its trainers."""
+
+    def __init__(self, folder: Path, dataflow: MemoryDataflow, *, checkpoint_every: int = 2) -> None:
+        self.folder, self.dataflow, self.checkpoint_every = folder, dataflow, checkpoint_every
+        self.publisher = MemoryPublisher()
+        self.backend = CountingBackend()
+        self.stop = asyncio.Event()
+        (folder / "config.json").write_text("{}")
+
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(self.folder / "checkpoints", policy="actor", keep=2)
+
+    def start(self, backend: TrainerBackend | None = None, *, stop_s: float = STOP_S) -> "asyncio.Task[None]":
+        """A trainer process, so to speak."""
+        self.stop = asyncio.Event()
+        plan = TrainerPlan(
+            policy="actor",
+            trainer_id="me",
+            checkpoint_every=self.checkpoint_every,
+            files={"config.json": self.folder / "config.json"},
+        )
+        trainer = Trainer(
+            plan,
+            backend=backend or self.backend,
+            link=self.dataflow,
+            publisher=self.publisher,
+            checkpoints=self.store,
+        )
+        return asyncio.create_task(run_trainer(trainer, self.stop, stop_s=stop_s))
+
+    async def run(self, backend: TrainerBackend | None = None) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await self.start(backend)
+
+    async def until_asked(self, version: int) -> None:
+        """Waits until the publisher is given a version."""
+        async with asyncio.timeout(DEADLINE_S):
+            while await self.publisher.asked.get() != version:
+                pass
+
+
+def numbers(items: Sequence[Commit] | Sequence[Publication]) -> list[int]:
+    return [item.step for item in items]
+
+
+async def test_a_whole_run_publishes_commits_and_releases_in_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=5))
+    await bench.run()
+    dataflow = bench.dataflow
+    assert dataflow.taken == [0, 1, 2, 3, 4]
+    assert [(p.manifest.version, p.step) for p in dataflow.publications] == [(v, v) for v in range(6)]
+    assert [(c.step, c.version) for c in dataflow.commits] == [(s, s + 1) for s in range(5)]
+    assert [(r.step, r.version) for r in dataflow.releases] == [(2, 2), (4, 4), (5, 5)]
+    assert bench.publisher.forgotten == [(v,) for v in range(6)]
+    latest = bench.store.latest()
+    assert latest is not None
+    assert latest.step == 5
+    assert (latest.path / "config.json").read_text() == "{}"
+
+
+async def test_only_the_first_version_of_a_session_carries_the_models_files(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=2))
+    await bench.run()
+    assert [sorted(files) for files in bench.publisher.files.values()] == [["config.json"], [], []]
+
+
+async def test_the_next_step_trains_while_the_last_is_published(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    bench.publisher.hold(1)
+    work = bench.start()
+    await bench.until_asked(1)
+    for _ in range(2):
+        assert await asyncio.to_thread(bench.backend.ended_steps.acquire, timeout=DEADLINE_S)
+    assert bench.dataflow.commits == []
+    assert bench.publisher.num_in_flight == 1
+    bench.publisher.let_go(1)
+    async with asyncio.timeout(DEADLINE_S):
+        await work
+    assert numbers(bench.dataflow.commits) == [0, 1, 2, 3]
+    assert bench.publisher.most_in_flight == 1
+
+
+async def test_the_loop_stays_live_while_a_step_trains(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=1))
+    bench.backend.may_train.clear()
+    work = bench.start()
+    await bench.until_asked(0)
+    bench.backend.may_train.set()  # from the loop: were it blocked, the step would never end
+    async with asyncio.timeout(DEADLINE_S):
+        await work
+    assert {name.rstrip("_0") for name in bench.backend.threads} == {"train-actor"}
+
+
+async def test_commits_carry_metrics_and_what_the_time_went_to(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=3))
+    await bench.run()
+    for commit in bench.dataflow.commits:
+        named = {m.name: m.value for m in commit.metrics}
+        assert named["loss"] == commit.step
+        assert min(named["train_s"], named["export_s"], named["publish_s"]) >= 0
+        kinds = [span.kind for span in commit.spans]
+        assert kinds.count("train") == 1
+        assert "wait:dataflow" in kinds
+        assert all(span.start_s <= span.end_s for span in commit.spans)
+
+
+async def test_a_killed_trainer_repeats_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=6, num_ready=5))
+    first = bench.start()
+    await bench.until_asked(5)
+    first.cancel()
+    await asyncio.wait({first})
+    assert bench.dataflow.released == 4
+    committed = bench.dataflow.committed
+    await bench.dataflow.change(num_ready=6)
+    bench.dataflow.taken.clear()
+    second = CountingBackend()
+    await bench.run(second)
+    assert bench.dataflow.taken == [4, 5]
+    assert bench.dataflow.sessions[-1].durable_step == 4
+    restored = bench.dataflow.publications[-3]
+    assert restored.step == 4
+    assert restored.manifest.version == bench.dataflow.newest - 2
+    assert bench.publisher.files[restored.manifest.version]
+    assert bench.publisher.versions[restored.manifest.version] == bench.publisher.versions[4]
+    assert committed <= 5
+    straight = Bench(tmp_path_of(tmp_path, "straight"), MemoryDataflow(num_steps=6))
+    await straight.run()
+    assert second.weight == straight.backend.weight
+
+
+def tmp_path_of(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
+
+
+async def test_a_checkpoint_never_holds_more_steps_than_are_committed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4), checkpoint_every=1)
+    bench.publisher.hold(2)
+    work = bench.start()
+    await bench.until_asked(2)
+    work.cancel()
+    await asyncio.wait({work})
+    latest = bench.store.latest()
+    assert latest is not None
+    assert latest.step == bench.dataflow.committed == 1
+
+
+async def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4), checkpoint_every=2)
+    await bench.run()
+    torn = bench.store.latest()
+    assert torn is not None
+    (torn.path / "weight").write_text("")
+    bench.dataflow.released = 2
+    await bench.run(CountingBackend())
+    assert bench.dataflow.sessions[-1].durable_step == 2
+
+
+async def test_a_fenced_trainer_ends_with_the_reason(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4, num_ready=2))
+    work = bench.start()
+    await bench.until_asked(2)
+    await bench.dataflow.change(fence=True)
+    with pytest.raises(FencedError, match="session 2 holds the policy"):
+        async with asyncio.timeout(DEADLINE_S):
+            await work
+
+
+class LosesItsVoice(MemoryDataflow):
+    """Stops answering publications after the first."""
+
+    async def publish(self, policy: str, publication: Publication) -> PublicationReply:
+        if publication.step > 0:
+            raise UnavailableError("POST /v1/policies/actor/versions: no answer after 9 tries")
+        return await super().publish(policy, publication)
+
+
+async def test_a_failed_publication_ends_the_wait_for_a_batch(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, LosesItsVoice(num_steps=4, num_ready=1))
+    with pytest.raises(UnavailableError, match="9 tries"):
+        await bench.run()
+
+
+async def test_a_stop_while_waiting_saves_the_last_committed_step(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=3), checkpoint_every=100)
+    work = bench.start()
+    await bench.until_asked(3)
+    bench.stop.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await work
+    assert bench.dataflow.released == bench.dataflow.committed == 3
+    latest = bench.store.latest()
+    assert latest is not None
+    assert latest.step == 3
+
+
+class FallsSilent(MemoryDataflow):
+    """Hangs in its second commit, as a client does that retries while the service is gone."""
+
+    async def commit(self, policy: str, commit: Commit) -> None:
+        if commit.step == 1:
+            await asyncio.Event().wait()
+        await super().commit(policy, commit)
+
+
+async def test_a_stop_does_not_wait_for_a_silent_dataflow(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FallsSilent(num_steps=9, num_ready=2), checkpoint_every=1)
+    work = bench.start(stop_s=0.2)
+    await bench.until_asked(2)
+    bench.stop.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await work
+    latest = bench.store.latest()
+    assert latest is not None
+    assert latest.step == 1
+
+
+class GoneWhenStopped(MemoryDataflow):
+    """The whole run is stopped at once: the dataflow is gone first."""
+
+    async def release(self, policy: str, release: Release) -> None:
+        raise UnavailableError("gone")
+
+
+async def test_a_stop_is_no_failure_when_the_dataflow_is_gone_already(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, GoneWhenStopped(num_steps=9, num_ready=1), checkpoint_every=100)
+    work = bench.start()
+    await bench.until_asked(1)
+    bench.stop.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await work
+    latest = bench.store.latest()
+    assert latest is not None
+    assert latest.step == 1
+
+
+async def test_the_runs_end_is_a_good_end_with_a_checkpoint(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=1), checkpoint_every=100)
+    work = bench.start()
+    await bench.until_asked(1)
+    await bench.dataflow.change(is_over=True)
+    async with asyncio.timeout(DEADLINE_S):
+        await work
+    latest = bench.store.latest()
+    assert bench.dataflow.committed == (latest.step if latest else 0)
+
+
+async def test_a_run_that_is_over_needs_no_trainer(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow())
+    await bench.dataflow.change(is_over=True)
+    await bench.run()
+    assert bench.dataflow.publications == []
+
+
+async def test_a_refusal_for_another_reason_is_an_error(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    await bench.run()
+    bench.dataflow.committed = 0  # another run's dataflow
+    with pytest.raises(RefusedError, match="checkpoint of 4 steps"):
+        await bench.run()
+
+
+class Broken(CountingBackend):
+    def train_step(self, batch: Batch) -> StepResult:
+        if batch.step == 1:
+            raise TrainingError("the loss of 3 tokens is not finite, in group 9/episode 1")
+        return super().train_step(batch)
+
+
+async def test_an_error_of_the_backend_ends_the_trainer(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    with pytest.raises(TrainingError, match="group 9/episode 1"):
+        await bench.run(Broken())
+    assert bench.dataflow.committed <= 1

@@ -1,0 +1,103 @@
+"""Checkpoints appear whole or not at all."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import DataError
+from astraflow.trainer.checkpoint import RECORD_FILE, CheckpointStore
+
+
+def make_store(folder: Path, *, keep: int = 2, policy: str = "actor") -> CheckpointStore:
+    return CheckpointStore(folder, policy=policy, keep=keep)
+
+
+def write(store: CheckpointStore, step: int, text: str = "weights") -> Path:
+    return store.finish(store.stage(step, lambda folder: fill(folder, text))).path
+
+
+def fill(folder: Path, text: str) -> None:
+    (folder / "model").write_text(text)
+    (folder / "state").write_bytes(b"state")
+
+
+def test_a_folder_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
+    assert make_store(tmp_path / "none").latest() is None
+
+
+def test_the_latest_is_the_one_of_the_most_steps(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    for step in (9, 10, 100):
+        write(store, step, text=f"after {step}")
+    latest = make_store(tmp_path).latest()
+    assert latest is not None
+    assert latest.step == 100
+    assert (latest.path / "model").read_text() == "after 100"
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep=2)
+    paths = [write(store, step) for step in (1, 2, 3)]
+    assert [path.exists() for path in paths] == [False, True, True]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_staged_checkpoint_is_not_visible(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    write(store, 1)
+    store.stage(2, lambda folder: fill(folder, "half"))
+    latest = store.latest()
+    assert latest is not None
+    assert latest.step == 1
+
+
+def test_what_a_killed_trainer_staged_is_overwritten(tmp_path: Path) -> None:
+    make_store(tmp_path).stage(2, lambda folder: (folder / "left over").write_text("x"))
+    path = write(make_store(tmp_path), 2)
+    assert sorted(p.name for p in path.iterdir()) == sorted([RECORD_FILE, "model", "state"])
+
+
+@pytest.mark.parametrize("damage", ["record gone", "file gone", "file cut", "file changed", "record cut"])
+def test_a_torn_checkpoint_is_skipped(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = make_store(tmp_path)
+    write(store, 1)
+    torn = write(store, 2)
+    if damage == "record gone":
+        (torn / RECORD_FILE).unlink()
+    elif damage == "file gone":
+        (torn / "model").unlink()
+    elif damage == "file cut":
+        (torn / "model").write_text("wei")
+    elif damage == "file changed":
+        (torn / "model").write_text("heights")
+    else:
+        (torn / RECORD_FILE).write_bytes((torn / RECORD_FILE).read_bytes()[:-5])
+    latest = store.latest()
+    assert latest is not None
+    assert latest.step == 1
+    assert "step-00000002 is skipped" in caplog.text
+
+
+def test_a_torn_checkpoint_is_replaced_by_the_next_of_its_step(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    (write(store, 2) / "model").unlink()
+    write(store, 2, text="again")
+    latest = store.latest()
+    assert latest is not None
+    assert (latest.path / "model").read_text() == "again"
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_foreign_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "step-by-step").mkdir()
+    write(make_store(tmp_path, keep=1), 3)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "step-by-step").is_dir()
+
+
+def test_a_checkpoint_of_another_policy_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(write(make_store(tmp_path / "a"), 1), tmp_path / "b" / "step-00000001")
+    with pytest.raises(DataError, match="belongs to policy 'actor', not 'judge'"):
+        make_store(tmp_path / "b", policy="judge").latest()

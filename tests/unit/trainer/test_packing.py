@@ -1,0 +1,78 @@
+"""Minibatches, microbatches and layouts by example; their laws are in the property tests."""
+
+import numpy as np
+
+from astraflow.trainer.columns import Columns, columns_from_samples
+from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
+from trainer_builders import VOCAB_SIZE, make_sample
+
+
+def make_columns(*groups: list[tuple[list[int], list[int]]]) -> Columns:
+    samples = [
+        make_sample(prompt, sampled, group_id=group, episode_idx=episode)
+        for group, members in enumerate(groups)
+        for episode, (prompt, sampled) in enumerate(members)
+    ]
+    return columns_from_samples(samples, vocab_size=VOCAB_SIZE)
+
+
+def test_a_shared_prompt_is_computed_once() -> None:
+    columns = make_columns([([2, 3], [4]), ([2, 3], [5, 6])])
+    layout = make_layout(columns, np.arange(2))
+    assert layout.token_ids.tolist() == [2, 3, 4, 5, 6]
+    assert layout.position_ids.tolist() == [0, 1, 2, 2, 3]
+    assert layout.causal_idx.tolist() == [[0, 1]]
+    assert layout.tail_idx.tolist() == [[2, 2], [3, 4]]
+    assert layout.key_idx.tolist() == [[0, 1, 2, 2], [0, 1, 3, 4]]
+    assert layout.key_mask[0].tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert layout.predict_idx.tolist() == [1, 1, 3]
+    assert layout.target_ids.tolist() == [4, 5, 6]
+    assert layout.num_sample_tokens == 7
+
+
+def test_equal_beginnings_of_different_groups_are_not_shared() -> None:
+    columns = make_columns([([2, 3], [4])], [([2, 3], [5])])
+    assert make_layout(columns, np.arange(2)).causal_idx.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_small_saving_is_not_shared() -> None:
+    columns = make_columns([([2], [3] * 9), ([2], [4] * 9)])
+    layout = make_layout(columns, np.arange(2))
+    assert layout.tail_idx.size == 0
+    assert len(layout.token_ids) == 20
+
+
+def test_identical_samples_keep_a_token_of_their_own() -> None:
+    columns = make_columns([([2, 3], [4, 5]), ([2, 3], [4, 5])])
+    layout = make_layout(columns, np.arange(2))
+    assert layout.token_ids.tolist() == [2, 3, 4, 5, 5]
+    assert layout.predict_idx.tolist() == [1, 2, 1, 2]
+
+
+def test_longest_samples_come_first_and_groups_stay_together() -> None:
+    short, long = ([2], [3]), ([2], [3] * 8)
+    columns = make_columns([short, short], [long, short], [short])
+    parts = cut_microbatches(columns, np.arange(5), 18)
+    assert [part.tolist() for part in parts] == [[2, 3], [0, 1, 4]]
+
+
+def test_a_sample_over_the_budget_stands_alone() -> None:
+    columns = make_columns([([2], [3] * 8)], [([2], [3])], [([2], [3])])
+    assert [part.tolist() for part in cut_microbatches(columns, np.arange(3), 4)] == [[0], [1, 2]]
+
+
+def test_the_seed_alone_decides_the_minibatches() -> None:
+    columns = make_columns(*[[([2], [3])] * 2 for _ in range(16)])
+    first, same, other = (
+        [part.tolist() for part in cut_minibatches(columns, 4, seed=seed)] for seed in (1, 1, 2)
+    )
+    assert first == same
+    assert first != other
+    assert [len(part) for part in first] == [8, 8, 8, 8]
+
+
+def test_uneven_groups_give_minibatches_of_similar_size() -> None:
+    columns = make_columns(*[[([2], [3])] * num for num in (8, 1, 1, 1, 1, 8, 2, 2)])
+    sizes = [len(part) for part in cut_minibatches(columns, 2, seed=3)]
+    assert sum(sizes) == 24
+    assert min(sizes) >= 8
