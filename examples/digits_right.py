@@ -1,0 +1,17 @@
+"""A reward with partial credit: the share of digits that are right.
+
+Try it: astraflow try examples/digits_right.yaml --task 1
+"""
+
+from astraflow.types import Task
+
+__all__ = ["digits_right"]
+
+
+def digits_right(task: Task, text: str, *, exact_bonus: float = 0.5) -> float:
+    """Share of digits that are right, counted from the last one; `exact_bonus` of the reward is for all."""
+    answer, given = task.answer[::-1], text.strip()[::-1]
+    if given == answer:
+        return 1.0
+    num_right = sum(a == b for a, b in zip(answer, given, strict=False))
+    return (1.0 - exact_bonus) * num_right / max(len(answer), len(given))

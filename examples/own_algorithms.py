@@ -1,0 +1,35 @@
+"""Data algorithms of one's own: a curator, a filter and a credit function."""
+
+from astraflow.protocols import GroupFacts, Outcome
+
+
+def long_enough(facts: GroupFacts, *, least: int) -> bool | str:
+    """Filter: drops groups that say little."""
+    mean = sum(t.num_trained_tokens for t in facts.trajectories) / len(facts.trajectories)
+    return mean >= least or f"{mean:.0f} tokens on average"
+
+
+def best_only(facts: GroupFacts) -> list[float]:
+    """Credit: what is better than the second best counts, and nothing else."""
+    rewards = sorted(t.reward for t in facts.trajectories)
+    return [max(0.0, t.reward - rewards[-2]) for t in facts.trajectories]
+
+
+class Rest:
+    """Curator: passes over a task for the next `pause` groups after it was drawn."""
+
+    def __init__(self, *, num_tasks: int, seed: int, pause: int) -> None:
+        self.pause, self.num_groups, self.last = pause, 0, {}
+
+    def why_skip(self, task_idx: int) -> str:
+        return "resting" if self.num_groups - self.last.get(task_idx, -self.pause) < self.pause else ""
+
+    def observe(self, outcome: Outcome) -> None:
+        self.num_groups += 1
+        self.last[outcome.task_idx] = self.num_groups
+
+    def state(self) -> dict:
+        return {"num_groups": self.num_groups, "last": self.last}
+
+    def restore(self, state: dict) -> None:
+        self.num_groups, self.last = state["num_groups"], dict(state["last"])

@@ -1,0 +1,27 @@
+"""A workflow of two policies, both trained: one solves, the other says whether the working is right.
+
+Used by `recipes/pair.yaml`. Each policy is rewarded for its own job: the solver for a right answer, the
+verifier for a right verdict. With more rounds, the solver tries again as long as the verifier objects.
+"""
+
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+
+__all__ = ["solve_and_verify"]
+
+
+async def solve_and_verify(task: ScoredTask, policies: Policies, *, rounds: int = 1) -> Rewards:
+    """The solver answers until the verifier's verdict is `=y`, at most `rounds` times."""
+    rewards = Rewards()
+    score, accepts = 0.0, False
+    for _ in range(rounds):
+        answer = await policies["actor"].chat(task.prompt)
+        score = await task.score(answer.text)
+        rewards.add(answer, score)
+        verdict = await policies["verifier"].chat(f"{task.prompt}{answer.text}?")
+        accepts = verdict.text.endswith("=y")
+        rewards.add(verdict, float(verdict.text.endswith("=y" if score == 1.0 else "=n")))
+        if accepts:
+            break
+    rewards.set_score(score)
+    rewards.add_metric("verifier_agrees", float(accepts == (score == 1.0)))
+    return rewards

@@ -1,0 +1,139 @@
+"""Commands about what a run has learned: `eval`, `export`."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from astraflow.launch.evaluation import EvalReport, EvalSize
+    from astraflow.launch.targets import Target
+
+__all__ = ["evaluate", "export"]
+
+_FAILED = 1
+_Policy = Annotated[
+    str, typer.Option("--policy", help="Policy that is meant. Default: the recipe's first trained one.")
+]
+_Target = Annotated[
+    str,
+    typer.Argument(
+        help="Run folder, Hugging Face model folder, or base URL of an OpenAI-compatible server.",
+        metavar="RUN_DIR|MODEL_DIR|URL",
+    ),
+]
+_Recipe = Annotated[
+    Path | None,
+    typer.Option("--recipe", help="Recipe with the evaluation sets. Default: the run folder's own."),
+]
+_Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="Evaluation set; repeatable. Default: all of the recipe.")
+]
+_Samples = Annotated[
+    int, typer.Option("--samples", help="Episodes a task: the k of avg@k. Default: the recipe's.", min=0)
+]
+_Tasks = Annotated[
+    int, typer.Option("--tasks", help="First tasks of each set. Default: the recipe's.", min=0)
+]
+_Version = Annotated[
+    int, typer.Option("--version", help="Version of a run's weights. Default: the newest.", min=-1)
+]
+_Model = Annotated[
+    str, typer.Option("--model", help="Model name to ask a URL for. Default: the first that it lists.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
+
+
+def evaluate(
+    target: _Target,
+    *,
+    recipe: _Recipe = None,
+    sets: _Sets = None,
+    samples: _Samples = 0,
+    tasks: _Tasks = 0,
+    version: _Version = -1,
+    policy: _Policy = "",
+    model: _Model = "",
+    as_json: _Json = False,
+) -> None:
+    """Evaluate a run's weights, a model folder or an endpoint on a recipe's evaluation sets.
+
+    One process, offline, no services: workflow, sampling, reward and seeds are those of evaluation during
+    training, so a run's version scores what the run itself reported. Says pass@1, avg@k and unbiased pass@k
+    with 95 % intervals over tasks. A sample passes if its score is at least 1. A URL gets its key from
+    $OPENAI_API_KEY. Exits with 1 if an episode failed for good.
+
+    Examples: `astraflow eval runs/quickstart --samples 8`,
+    `astraflow eval models/quickstart --recipe recipes/quickstart.yaml --json`,
+    `astraflow eval http://127.0.0.1:8000/v1 --recipe recipes/quickstart.yaml --tasks 64`.
+    """
+    from astraflow.launch.config import load_recipe
+    from astraflow.launch.evaluation import EvalSize
+    from astraflow.launch.targets import Endpoint, find_target
+
+    for folder in (Path.cwd(), *((recipe.resolve().parent,) if recipe else ())):
+        sys.path += [str(folder)] if str(folder) not in sys.path else []
+    endpoint = Endpoint(target, model, os.environ.get("OPENAI_API_KEY", ""))
+    loaded = load_recipe(recipe) if recipe else None
+    found = find_target(target, loaded, policy=policy, version=version, endpoint=endpoint)
+    size = EvalSize(tuple(sets or ()), samples, tasks)
+    report = asyncio.run(_evaluated(found, size, is_shown=not as_json and sys.stderr.isatty()))
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        from rich.console import Console
+
+        from astraflow.launch.evaluation_table import evaluation_table
+
+        Console().print(evaluation_table(report))
+    raise typer.Exit(_FAILED if any(score.num_failed for score in report.sets) else 0)
+
+
+async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "EvalReport":
+    from astraflow.launch.evaluation import EvalReport, evaluate
+    from astraflow.launch.targets import hosting
+
+    def progress(name: str, done: int, total: int) -> None:
+        end = "\n" if done == total else "\r"
+        print(f"{name}: {done}/{total} episodes", end=end, file=sys.stderr, flush=True)
+
+    async with hosting(target) as (hosted, version):
+        sets = await evaluate(target.recipe, hosted, size, progress=progress if is_shown else None)
+    return EvalReport(
+        target=target.where,
+        kind=target.kind,
+        recipe=target.recipe.name,
+        policy=target.policy,
+        version=version,
+        temperature=target.recipe.eval.temperature,
+        sets=sets,
+    )
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder; the run may go on.", metavar="RUN_DIR")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR")],
+    version: _Version = -1,
+    policy: _Policy = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace a model folder that is there.")] = False,
+) -> None:
+    """Write a version of a run's weights as a Hugging Face folder, bit-equal to what was served.
+
+    `from_pretrained` opens it: weights, config, tokenizer and chat template. What was written is read back
+    and checked against the version's digest. Needs no service; a version that the run no longer keeps is an
+    error that names those it does.
+
+    Example: `astraflow export runs/quickstart models/trained`.
+    """
+    from astraflow.launch.export import export_version
+
+    done = export_version(run_dir, out, policy=policy, version=version, force=force)
+    print(
+        f"{done.folder}: {done.policy} version {done.version}, {done.num_bytes:,} bytes of weights, "
+        f"digest {done.digest}"
+    )

@@ -1,0 +1,77 @@
+"""The `astraflow` command: a thin shell over `launch`. Heavy imports happen inside the commands."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import astraflow
+from astraflow.cli.doctor import doctor
+from astraflow.cli.evaluation import evaluate, export
+from astraflow.cli.models import models
+from astraflow.cli.runs import audit, run, status, try_task
+from astraflow.cli.services import join, publish, serve, train
+from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
+
+__all__ = ["app", "main"]
+
+MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
+
+app = typer.Typer(
+    name="astraflow",
+    help="Reinforcement learning of LLM agents as a dataflow between autonomous services.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    del debug  # read by `main`, which handles errors outside of typer
+    if version:
+        print(f"astraflow {astraflow.__version__}")
+        raise typer.Exit
+
+
+app.command("run")(run)
+app.command("try")(try_task)
+app.command("status")(status)
+app.command("audit")(audit)
+app.command("doctor")(doctor)
+app.command("eval")(evaluate)
+app.command("export")(export)
+app.add_typer(models, name="model")
+app.command("join", rich_help_panel="Single services")(join)
+app.command("serve", rich_help_panel="Single services")(serve)
+app.command("publish", rich_help_panel="Single services")(publish)
+app.command("train", rich_help_panel="Single services")(train)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command; an error of ours is one line on stderr and exit code 2 (yours to mend) or 1."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.path += [path for path in _module_path() if path not in sys.path]
+    try:
+        app(args=arguments, prog_name="astraflow")
+    except Error as err:
+        if "--debug" in arguments:
+            raise
+        print(f"error: {err}", file=sys.stderr)
+        sys.exit(2 if isinstance(err, ConfigError | DataError | VersionMismatchError) else 1)
+
+
+def _module_path() -> list[str]:
+    """Where a recipe's own modules are found: what the launcher says, then the current folder."""
+    given = os.environ.get(MODULE_PATH_VARIABLE, "")
+    return [*(part for part in given.split(os.pathsep) if part), os.getcwd()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Commands about whole runs: `run`, `try`, `status`, `audit`."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from astraflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astraflow.launch.config import Recipe as LoadedRecipe
+
+__all__ = ["audit", "run", "status", "try_task"]
+
+Recipe = Annotated[Path, typer.Argument(help="Recipe file (YAML).", metavar="RECIPE")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes to the recipe, e.g. policies.actor.train.lr=1e-4", metavar="[a.b=value]..."),
+]
+
+
+def run(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    *,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Run folder. Default: runs/NAME with the recipe's name.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and start nothing.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live screen.")] = False,
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only",
+            help="One half, in this process: `rollout` saves batches of the starting weights to "
+            "RUN_DIR/batches, `train` trains from saved batches, bit-reproducibly.",
+        ),
+    ] = "",
+    batches: Annotated[
+        Path | None,
+        typer.Option("--batches", help="For --only train: folder of batches. Default: RUN_DIR/batches."),
+    ] = None,
+) -> None:
+    """Train: start all services of a recipe on this machine and show their progress.
+
+    Ctrl-C stops cleanly within 5 seconds; the same command again resumes. A second Ctrl-C ends everything at
+    once. Exits with 0 when the run finished, 1 when it failed, 2 when the recipe is wrong, 130 when
+    interrupted.
+    """
+    from astraflow.launch.config import load_recipe
+
+    loaded = load_recipe(recipe, overrides or ())
+    if dry_run:
+        from astraflow.config import dump_yaml
+
+        sys.stdout.write(dump_yaml(loaded))
+        return
+    folder = run_dir or Path("runs") / loaded.name
+    if only or batches:
+        _module_path(recipe)
+        raise typer.Exit(_run_half(loaded, folder, only, batches))
+    from astraflow.launch.command import run_recipe
+
+    raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=_module_path(recipe)))
+
+
+def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
+    """`--only rollout` and `--only train`."""
+    from astraflow.launch.half_run import run_only_rollout, run_only_train
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    match only:
+        case "rollout" if batches is None:
+            return run_only_rollout(recipe, folder)
+        case "train":
+            return run_only_train(recipe, folder, batches or folder / "batches")
+        case "rollout" | "":
+            raise ConfigError("--batches is read by --only train; --only rollout writes RUN_DIR/batches")
+        case _:
+            raise ConfigError(f"--only {only} is not a half of a run (choices: rollout, train)")
+
+
+def _module_path(recipe: Path) -> tuple[str, ...]:
+    """Where modules that a recipe names are found: the current folder and the recipe's."""
+    folders = tuple(dict.fromkeys([str(Path.cwd()), str(recipe.resolve().parent)]))
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    return folders
+
+
+def try_task(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    task: Annotated[int, typer.Option("--task", help="Position of the task in its source.", min=0)] = 0,
+    source: Annotated[
+        str, typer.Option("--source", help="Task source or evaluation set. Default: the first source.")
+    ] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
+) -> None:
+    """Run one episode in this process, with the policies' starting weights, and print it."""
+    from astraflow.launch.config import load_recipe
+    from astraflow.launch.trial import episode_text, try_episode
+
+    loaded = load_recipe(recipe, overrides or ())
+    _module_path(recipe)
+    trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
+    print(episode_text(trial))
+
+
+def status(
+    where: Annotated[str, typer.Argument(help="Run folder, or URL of a dataflow.", metavar="RUN_DIR|URL")],
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
+    ] = None,
+) -> None:
+    """Show how a run stands: steps, queues, services, and who waits for whom since when."""
+    from astraflow.launch.command import show_status
+
+    raise typer.Exit(show_status(where, token_file))
+
+
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")],
+) -> None:
+    """Recompute a run's accounting from its journal; exit with 1 where it does not hold."""
+    from astraflow.launch.command import show_audit
+
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir} is no run folder; pass the folder of a run, e.g. runs/quickstart")
+    raise typer.Exit(show_audit(run_dir))

@@ -1,0 +1,147 @@
+"""Commands that are one service each: `astraflow run` starts these, and so may anyone else, anywhere."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.errors import ConfigError, DataError, RefusedError, VersionMismatchError
+
+__all__ = ["join", "publish", "serve", "train"]
+
+_RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
+_Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
+_Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0: the recipe's, or any free one.")]
+_TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="File with the token. Default: $ASTRAFLOW_TOKEN.")
+]
+
+
+def serve(run_dir: _RunDir, port: _Port = 0) -> None:
+    """Run the dataflow of a run folder: tasks, tables and journal."""
+    from astraflow.launch.dataflow_process import run_dataflow
+
+    _run("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
+
+
+def publish(
+    run_dir: _RunDir,
+    policy: _Policy,
+    port: _Port = 0,
+    url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow; for a frozen policy.")] = "",
+) -> None:
+    """Run the publisher of a policy: it owns and serves the files of its versions.
+
+    A frozen policy's publisher also announces the policy's only version.
+    """
+    from astraflow.launch.publisher_process import run_policy_publisher
+
+    main = partial(
+        run_policy_publisher, run_dir=run_dir, policy=policy, port=port, url=url, token=_token(None)
+    )
+    _run(f"publisher-{policy}", main)
+
+
+def train(
+    run_dir: _RunDir,
+    policy: _Policy,
+    url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow.")],
+    publisher: Annotated[str, typer.Option("--publisher", help="Base URL of the policy's publisher.")],
+    token_file: _TokenFile = None,
+) -> None:
+    """Run the trainer of a policy."""
+    from astraflow.launch.trainer_process import run_policy_trainer
+
+    links = {"url": url, "publisher_url": publisher, "token": _token(token_file)}
+    _run(f"trainer-{policy}", partial(run_policy_trainer, run_dir=run_dir, policy=policy, **links))
+
+
+def join(
+    url: Annotated[str, typer.Argument(help="Base URL of a dataflow.", metavar="URL")],
+    name: Annotated[str, typer.Option("--name", help="Name of this service. Default: the host's.")] = "",
+    token_file: _TokenFile = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="Module, or agent command, that the recipe may run here; repeatable."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Folder for model files. Default: a temporary one.")
+    ] = None,
+    *,
+    peer: Annotated[
+        str,
+        typer.Option(
+            "--peer",
+            help="Serve the weights that are here to other services at this address of the machine, HOST or "
+            "HOST:PORT. Default: not.",
+        ),
+    ] = "",
+) -> None:
+    """Join a run with a rollout service: without --peer it needs outbound connections only."""
+    from astraflow.launch.rollout_process import run_rollout_service
+
+    token = _token(token_file)
+    main = partial(
+        run_rollout_service,
+        url=url,
+        name=name,
+        token=token,
+        allow=tuple(allow or ()),
+        cache=cache,
+        peer=peer,
+    )
+    _run(name or "rollout", main)
+
+
+_log = logging.getLogger(__name__)
+
+_USER_ERROR_CODE = 2
+_PR_SET_PDEATHSIG = 1
+"""`prctl` option of Linux: the signal that a process gets when its parent dies."""
+
+
+def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
+    """Runs a service; exits with its code, or with 2 if its settings are wrong."""
+    from astraflow.service import PARENT_FD_VARIABLE, run_service
+
+    if os.environ.get(PARENT_FD_VARIABLE):
+        _die_with_parent()
+
+    async def guarded(stop: asyncio.Event) -> int:
+        try:
+            return await main(stop)
+        except (ConfigError, DataError, RefusedError, VersionMismatchError) as err:
+            _log.error("%s stopped: %s", name, err)
+            return _USER_ERROR_CODE
+
+    code = run_service(guarded, name=name)
+    logging.shutdown()
+    sys.stdout.flush()
+    # A training step may still run in a thread, and unloading heavy libraries takes a second: nothing waits.
+    os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """The kernel ends this process when the launcher dies, even while it is stuck in a computation."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _token(token_file: Path | None) -> str:
+    """The token of a file, or of the environment; never an argument, which others could read."""
+    from astraflow.launch.program import TOKEN_VARIABLE
+
+    if token_file is None:
+        return os.environ.get(TOKEN_VARIABLE, "")
+    try:
+        return token_file.read_text(encoding="utf-8").strip()
+    except OSError as err:
+        raise ConfigError(f"--token-file {token_file} cannot be read: {err.strerror}") from err

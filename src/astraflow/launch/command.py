@@ -1,0 +1,148 @@
+"""What the commands about runs do, and what they print."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from astraflow.dataflow.audit import audit
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import DataError, UnavailableError
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import RunFolder, changes_between, refuse_changes
+from astraflow.launch.report import load_summary, summary_table, write_report
+from astraflow.launch.run import Run, launch
+from astraflow.launch.screen import LiveView, PlainView, ScreenState, View, render
+from astraflow.service import ServiceClient
+from astraflow.types import StatusReply
+
+__all__ = ["run_recipe", "show_audit", "show_status"]
+
+_INTERRUPTED = 130
+"""Exit code of a command that was interrupted."""
+
+
+def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tuple[str, ...]) -> int:
+    """Runs a recipe in the foreground; returns the exit code.
+
+    Raises: ConfigError or DataError for the recipe or folder, ServiceError if a process fails for good.
+    """
+    folder, console = RunFolder(run_dir.resolve()), Console()
+    if folder.is_finished:
+        refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
+        console.print(f"{run_dir} is finished; pass another --run-dir to train again")
+        summary = load_summary(folder) if folder.summary.is_file() else write_report(folder, recipe)
+        console.print(summary_table(summary))
+        return 0 if summary.audit_ok else 1
+    is_live = console.is_terminal and not is_plain
+    view: View
+    view = (
+        LiveView(recipe.name, str(run_dir), console)
+        if is_live
+        else PlainView(recipe.name, str(run_dir), sys.stdout)
+    )
+    try:
+        is_finished = asyncio.run(_until_end(recipe, run_dir, view, module_path))
+    finally:
+        view.close()
+    if not is_finished:
+        console.print(f"stopped; the same command goes on where {run_dir} is", highlight=False)
+        return _INTERRUPTED
+    return _conclude(folder, recipe, console)
+
+
+async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tuple[str, ...]) -> bool:
+    """Whether the run finished; False if it was interrupted."""
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    runs: list[Run] = []
+
+    def interrupt() -> None:
+        is_second = interrupted.is_set()
+        interrupted.set()
+        if is_second:
+            for run in runs:
+                run.kill()
+        else:
+            view.note("stopping; Ctrl-C again ends everything at once")
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt)
+    async with launch(recipe, run_dir, view=view, module_path=module_path) as run:
+        runs.append(run)
+        ended, stopped = asyncio.ensure_future(run.wait()), asyncio.ensure_future(interrupted.wait())
+        try:
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.done()
+        finally:
+            ended.cancel()
+            stopped.cancel()
+
+
+def _conclude(folder: RunFolder, recipe: Recipe, console: Console) -> int:
+    summary = write_report(folder, recipe)
+    console.print(summary_table(summary))
+    console.print(f"summary: {folder.summary}", highlight=False, soft_wrap=True)
+    console.print(
+        f"episodes before and after: {folder.samples / 'episodes.md'}", highlight=False, soft_wrap=True
+    )
+    if folder.curve.is_file():
+        console.print(f"learning curve: {folder.curve}", highlight=False, soft_wrap=True)
+    return 0 if summary.audit_ok else 1
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def show_status(where: str, token_file: Path | None) -> int:
+    """Prints how a run stands; `where` is a run folder or a URL."""
+    console = Console()
+    if where.startswith(("http://", "https://")):
+        token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+        status = asyncio.run(_ask(where, token))
+        name = status.name
+    else:
+        folder = RunFolder(Path(where))
+        record = folder.load_record()
+        if record.state == "finished":
+            console.print(f"{where} is finished")
+            console.print(summary_table(load_summary(folder)))
+            return 0
+        token_path = token_file or folder.path / "secrets" / "viewer"
+        token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
+        try:
+            status = asyncio.run(_ask(record.url, token))
+        except UnavailableError as err:
+            raise DataError(
+                f"{where} is {record.state}, and its dataflow at {record.url} does not answer; `astraflow "
+                "run` with "
+                "the same recipe goes on with it"
+            ) from err
+        name = record.name
+    state = ScreenState(name, where, status.now_s)
+    state.status = status
+    console.print(render(state, status.now_s))
+    return 0
+
+
+async def _ask(url: str, token: str) -> StatusReply:
+    client = ServiceClient(url, token=token, patience_s=2.0)
+    try:
+        return await DataflowClient(client).status()
+    finally:
+        await client.close()
+
+
+# --- audit ----------------------------------------------------------------------------------------
+
+
+def show_audit(run_dir: Path) -> int:
+    """Prints a run's accounting, computed from its journal; 1 where it does not hold."""
+    report = audit(RunFolder(run_dir).journal)
+    console = Console()
+    console.print(report.table())
+    for problem in report.problems:
+        console.print(f"problem: {problem}", style="red", highlight=False, markup=False)
+    return 0 if report.ok else 1

@@ -1,0 +1,162 @@
+"""The recipe: everything that one run needs, composed of the parts' own sections."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from astraflow.algorithms.config import CuratorConfig, FollowingConfig, ShuffleConfig, WeightedConfig
+from astraflow.config import Config, load_mapping, parse_config
+from astraflow.dataflow.config import DataflowConfig, TableConfig
+from astraflow.envs.config import EvalConfig, TasksConfig
+from astraflow.rollout.config import RolloutConfig
+from astraflow.trainer.config import TrainConfig
+from astraflow.weights.config import WeightsConfig
+from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
+
+__all__ = ["PolicyConfig", "Recipe", "RecipeTasksConfig", "SamplingConfig", "load_recipe"]
+
+
+class SamplingConfig(Config):
+    """How the policy samples in training. Training refuses a support below the full vocabulary."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Of sampling in training; the trainer divides its logits by the same."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Longest completion; longer ones are truncated data, not failures."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, besides the tokenizer's end token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Must be 1 for a trained policy."""
+    top_k: int = Field(default=0, ge=0)
+    """0 keeps the whole vocabulary; must be 0 for a trained policy."""
+
+
+class PolicyConfig(Config):
+    """One named model of the run."""
+
+    model: str
+    """Hugging Face folder, or a name on the hub."""
+    role: Literal["trained", "frozen", "follower"] = "trained"
+    """`trained`: has a trainer. `frozen`: keeps its weights. `follower`: serves older versions of another."""
+    follows: str = ""
+    """Of a follower: the trained policy whose versions it serves; `model` is that policy's."""
+    lag: int = Field(default=0, ge=0)
+    """Of a follower: versions behind the newest; early in a run, the oldest there is."""
+    sampling: SamplingConfig = SamplingConfig()
+    table: TableConfig = TableConfig()
+    train: TrainConfig = TrainConfig()
+
+    @property
+    def model_dir(self) -> Path:
+        """The model's folder, `~` expanded."""
+        return Path(self.model).expanduser()
+
+    @model_validator(mode="after")
+    def _role_is_whole(self) -> "PolicyConfig":
+        if (self.role == "follower") != bool(self.follows) or (self.lag and self.role != "follower"):
+            raise ValueError(
+                f"`follows` and `lag` belong to `role: follower`, which needs `follows` (got {self.role}, "
+                f"follows {self.follows!r}, lag {self.lag})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _support_is_full(self) -> "PolicyConfig":
+        if self.role == "trained" and (self.sampling.top_p < 1 or self.sampling.top_k > 0):
+            raise ValueError(
+                f"a trained policy samples from the full vocabulary: top_p must be 1 and top_k 0, or "
+                f"behavior logprobs would not match the trainer's (got top_p {self.sampling.top_p}, top_k "
+                f"{self.sampling.top_k})"
+            )
+        return self
+
+
+class RecipeTasksConfig(TasksConfig):
+    """What is trained on, how it is scored, and in which order it is drawn."""
+
+    curators: tuple[CuratorConfig, ...] = (ShuffleConfig(),)
+    """Decide which task is drawn next: `shuffle`, `weighted` or one of your own proposes tasks, the others
+    pass over some of them, in this order."""
+
+    @model_validator(mode="after")
+    def _curators_fit(self) -> "RecipeTasksConfig":
+        orders = [c.name for c in self.curators if isinstance(c, ShuffleConfig | WeightedConfig)]
+        if len(orders) > 1:
+            raise ValueError(f"curators: {' and '.join(orders)} both propose tasks; name one of them")
+        named = [name for c in self.curators if isinstance(c, WeightedConfig) for name in c.weights]
+        if unknown := [name for name in named if name not in self.sources]:
+            raise ValueError(f"curators: {unknown[0]!r} is no source (sources: {', '.join(self.sources)})")
+        return self
+
+    @property
+    def without_curators(self) -> TasksConfig:
+        """What a rollout service scores with."""
+        return TasksConfig.model_validate_json(self.model_dump_json(exclude={"curators"}))
+
+
+class Recipe(Config):
+    """A complete run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    """Lower-case letters, digits, `-` and `_`; names the run folder."""
+    seed: int = 0
+    """Of the order of the tasks, of sampling, and of whatever else is random in the run."""
+    tasks: RecipeTasksConfig
+    workflow: WorkflowConfig = SingleTurnConfig()
+    """How the policies and a task talk."""
+    policies: dict[str, PolicyConfig] = Field(min_length=1)
+    rollout: RolloutConfig = RolloutConfig()
+    eval: EvalConfig = EvalConfig()
+    dataflow: DataflowConfig = DataflowConfig()
+    weights: WeightsConfig = WeightsConfig()
+
+    @property
+    def trained(self) -> dict[str, PolicyConfig]:
+        """The policies that have a trainer, in the recipe's order."""
+        return {name: policy for name, policy in self.policies.items() if policy.role == "trained"}
+
+    @property
+    def published(self) -> dict[str, PolicyConfig]:
+        """The policies that have versions of their own, and so a publisher."""
+        return {name: policy for name, policy in self.policies.items() if policy.role != "follower"}
+
+    @property
+    def group_size(self) -> int:
+        """Episodes of one draw; the same for all trained policies."""
+        return next(iter(self.trained.values())).table.group_size if self.trained else 1
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "Recipe":
+        sizes = {name: p.table.group_size for name, p in self.trained.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(
+                f"policies.*.table.group_size must be equal, since a draw is shared (got {sizes})"
+            )
+        followed = [c.policy for c in self.tasks.curators if isinstance(c, FollowingConfig)]
+        if unknown := [name for name in followed if name and name not in self.trained]:
+            raise ValueError(
+                f"tasks.curators: {unknown[0]!r} is no trained policy (trained: {', '.join(self.trained)})"
+            )
+        for name, policy in self.policies.items():
+            self._check_follower(name, policy)
+        return self
+
+    def _check_follower(self, name: str, policy: PolicyConfig) -> None:
+        if policy.role != "follower":
+            return
+        if policy.follows not in self.trained:
+            raise ValueError(
+                f"policies.{name}.follows = {policy.follows!r} is no trained policy (choices: "
+                f"{', '.join(self.trained)})"
+            )
+        if policy.model != self.policies[policy.follows].model:
+            raise ValueError(
+                f"policies.{name}.model must be that of {policy.follows!r}, whose versions it serves"
+            )
+
+
+def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file, with dotted overrides. Raises: ConfigError."""
+    return parse_config(load_mapping(Path(path), overrides), Recipe, where=str(path))

@@ -1,0 +1,62 @@
+"""The process of a run's dataflow."""
+
+import asyncio
+from pathlib import Path
+
+from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.service import DataflowService
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import RunFolder
+from astraflow.launch.plan import run_info, run_plan
+from astraflow.launch.preflight import open_sources
+from astraflow.launch.program import needs_tokens
+from astraflow.service import HttpServer, TokenAuth, settle_memory
+
+__all__ = ["run_dataflow", "tokens_of"]
+
+
+async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
+    """Serves a run folder until `stop`; returns the process's exit code, 1 if the core itself failed.
+
+    `port` 0: the recipe's. Raises: ConfigError, DataError, JournalError.
+    """
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    sources = open_sources(recipe)
+    sizes = {name: len(source) for name, source in sources.train.items()}
+    config = recipe.dataflow
+    journal = Journal(
+        folder.journal, snapshot_every=config.snapshot_every, retained_steps=config.retained_steps
+    )
+    service = DataflowService(
+        run_plan(recipe, sizes), sources.train, sources.eval, run_info(recipe), config, journal
+    )
+    app = TokenAuth(service.app, tokens_of(recipe, folder))
+    server = HttpServer(app, host=config.host, port=port or config.port, name="dataflow")
+    await service.start()
+    try:
+        await server.start()
+        settle_memory()
+        await _first_of(stop, service.fatal)
+        await service.say_farewell()
+    finally:
+        await service.stop()
+        await server.stop()
+    return 1 if service.fatal.is_set() else 0
+
+
+def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
+    """Token -> role; empty on loopback, where everything is open."""
+    if not needs_tokens(recipe):
+        return {}
+    return {folder.token(role): role for role in ("worker", "trainer", "viewer", "admin")}
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Returns when one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

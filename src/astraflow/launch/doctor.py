@@ -1,0 +1,274 @@
+"""Everything about a machine and a recipe that can be found out before a run, one finding a line.
+
+Reads, and runs a second of episodes in this process; writes nothing but a file that is gone at once. Findings
+come one by one, since some take seconds. A failure means that `astraflow run` would not work; a warning, that
+it would work badly.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+from pathlib import Path
+
+import psutil
+
+from astraflow.config import Config
+from astraflow.errors import Error
+from astraflow.launch.config import PolicyConfig, Recipe
+from astraflow.launch.machine import (
+    GIB,
+    Finding,
+    check_folder,
+    examine_machine,
+    existing_parent,
+    found,
+    num_cores,
+)
+from astraflow.launch.preflight import OpenSources, check_model, check_recipe, open_sources
+from astraflow.launch.program import choose_addresses
+from astraflow.launch.targets import host_models
+from astraflow.protocols import TaskSource, WeightSnapshot
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.runner import EpisodeRunner
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.types import Episode, Lease, Message
+from astraflow.weights.snapshot import read_model
+from astraflow.workflows.factory import make_workflow
+
+__all__ = ["examine", "thread_finding"]
+
+_PROCESS_GIB = 0.5
+"""Resident memory of a process that has loaded torch and transformers."""
+_SHOWN = 60
+"""Characters of a task that are shown."""
+_TRIAL_S = 1.0
+_TRIAL_LIMIT_S = 60.0
+_ENOUGH = 16
+"""Episodes that say something about how scores differ."""
+_ENGINE = "engine"
+
+
+async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding]:
+    """All findings, as they come; without a recipe, those about the machine."""
+    for finding in examine_machine(run_dir):
+        yield finding
+    yield found("run folder", lambda: check_folder(run_dir))
+    if recipe is None:
+        return
+    yield thread_finding(_threads(recipe), num_cores())
+    yield found("ports", lambda: _ports(recipe))
+    problems = 0
+    for finding in _static(recipe, run_dir):
+        problems += finding.level == "fail"
+        yield finding
+    if problems:
+        yield Finding("warn", _ENGINE, "not tried, since something above fails")
+        return
+    try:
+        yield await _trial(recipe, open_sources(recipe))
+    except Error as err:
+        yield Finding("fail", _ENGINE, str(err))
+
+
+def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
+    """Memory and disk, models, data, and whether they fit together."""
+    models = [found(f"model of {name}", lambda n=name: _model(n, recipe)) for name in recipe.policies]
+    yield from models
+    if all(finding.level == "ok" for finding in models):
+        yield found("memory of the run", lambda: _memory(recipe))
+        yield found("disk of the run", lambda: _disk(recipe, run_dir))
+    try:
+        sources = open_sources(recipe)
+    except Error as err:
+        yield Finding("fail", "data", str(err))
+        return
+    for name, source in {**sources.train, **sources.eval}.items():
+        yield found(f"data of {name}", lambda n=name, s=source: _data(n, s))
+    yield found("recipe", lambda: _whole(recipe))
+
+
+# --- threads and ports ----------------------------------------------------------------------------
+
+
+def _threads(recipe: Recipe) -> dict[str, int]:
+    """Compute threads by process; dataflow and publishers mostly wait."""
+    trainers = {f"trainer-{name}": _threads_of(p.train.backend) for name, p in recipe.trained.items()}
+    engine = _threads_of(recipe.rollout.engine)
+    return {**trainers, **{f"rollout-{idx}": engine for idx in range(recipe.rollout.services)}}
+
+
+def _threads_of(component: Config) -> int:
+    return int(component.model_dump().get("num_threads", 1))
+
+
+def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:
+    """Processes of one thread may share cores; several threads a process on shared cores collapse."""
+    total = sum(threads.values())
+    text = f"{total} compute threads ({', '.join(f'{n}: {t}' for n, t in threads.items())}) on {cores} cores"
+    if total <= cores:
+        return Finding("ok", "threads", text)
+    if max(threads.values()) > 1:
+        remedy = "set num_threads to 1: processes whose threads wait for each other on shared cores collapse"
+        return Finding("warn", "threads", text, remedy)
+    if total > 2 * cores:
+        return Finding("warn", "threads", text, "lower rollout.services: more of them only take turns")
+    return Finding("ok", "threads", f"{text}; they take turns")
+
+
+def _ports(recipe: Recipe) -> Finding:
+    addresses = choose_addresses(recipe, {})
+    listed = [addresses.dataflow, *addresses.publishers.values()]
+    fixed = recipe.dataflow.port or recipe.weights.port
+    text = ", ".join(f"{host}:{port}" for host, port in listed) + " can be bound"
+    return Finding("ok", "ports", text if fixed else f"{text} (the recipe takes any free ones)")
+
+
+# --- models and data ------------------------------------------------------------------------------
+
+
+def _model(name: str, recipe: Recipe) -> Finding:
+    policy, check = recipe.policies[name], f"model of {name}"
+    check_model(name, policy)
+    renderer = load_renderer(policy.model_dir)
+    renderer.render((Message(role="user", content="1 + 1"),))
+    num_files = len(list(policy.model_dir.glob("*.safetensors")))
+    text = (
+        f"{policy.model}: {_num_parameters(policy):,} parameters in {num_files} safetensors, tokenizer, chat "
+        f"template, ends with {_ids(renderer.stop_ids)}"
+    )
+    return Finding("ok", check, text)
+
+
+def _ids(stop_ids: frozenset[int]) -> str:
+    return ("token " if len(stop_ids) == 1 else "tokens ") + ", ".join(map(str, sorted(stop_ids)))
+
+
+def _num_parameters(policy: PolicyConfig) -> int:
+    return sum(prod(tensor.shape) for tensor in read_model(policy.model_dir))
+
+
+def _memory(recipe: Recipe) -> Finding:
+    """Weights of two slots an engine; weights, gradients and two moments a trainer, and a published copy."""
+    sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
+    num_processes = recipe.rollout.services + 2 * len(recipe.trained) + 1
+    engines = recipe.rollout.services * 2 * 4 * sum(sizes.values())
+    trainers = 20 * sum(sizes[name] for name in recipe.trained)
+    need, free = num_processes * _PROCESS_GIB * GIB + engines + trainers, psutil.virtual_memory().available
+    text = f"about {need / GIB:.1f} GiB for {num_processes} processes, of {free / GIB:.1f} GiB free"
+    if need > free:
+        return Finding("warn", "memory of the run", text, "lower rollout.services, or use a smaller model")
+    return Finding("ok", "memory of the run", text)
+
+
+def _disk(recipe: Recipe, run_dir: Path) -> Finding:
+    """Published versions, and checkpoints with two moments; one of each more while they are written."""
+    need = sum(
+        _num_parameters(policy) * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
+        for policy in recipe.trained.values()
+    )
+    free = psutil.disk_usage(str(existing_parent(run_dir))).free
+    text = f"about {need / GIB:.2f} GiB for weights and checkpoints, of {free / GIB:.1f} GiB free"
+    remedy = "choose another --run-dir, or keep fewer: weights.keep, train.keep_checkpoints"
+    level = "fail" if need > free else "warn" if 2 * need > free else "ok"
+    return Finding(level, "disk of the run", text, "" if level == "ok" else remedy)
+
+
+def _data(name: str, source: TaskSource) -> Finding:
+    task = source.task(0)
+    prompt = task.prompt if len(task.prompt) <= _SHOWN else f"{task.prompt[: _SHOWN - 3]}..."
+    answer = task.answer if len(task.answer) <= _SHOWN else f"{task.answer[: _SHOWN - 3]}..."
+    return Finding("ok", f"data of {name}", f"{len(source):,} tasks; {task.id}: {prompt!r} -> {answer!r}")
+
+
+def _whole(recipe: Recipe) -> Finding:
+    check_recipe(recipe)
+    parts = [
+        f"{name}: {p.train.steps} steps of {p.table.groups_per_batch} groups of {p.table.group_size}, "
+        f"{p.table.max_tickets} groups in flight"
+        for name, p in recipe.trained.items()
+    ]
+    return Finding("ok", "recipe", f"{'; '.join(parts)}: the tables can be filled")
+
+
+# --- a second of episodes -------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Trial:
+    scores: list[float] = field(default_factory=list[float])
+    failures: list[str] = field(default_factory=list[str])
+
+
+async def _trial(recipe: Recipe, sources: OpenSources) -> Finding:
+    """Runs workflow, engine and reward for a second."""
+    source = next(iter(sources.train.values()))
+    snapshots = {
+        name: WeightSnapshot(name, 0, read_model(policy.model_dir), policy.model_dir)
+        for name, policy in recipe.policies.items()
+    }
+    trial = _Trial()
+    async with AsyncExitStack() as stack:
+        hosted = await stack.enter_async_context(host_models(recipe, snapshots))
+        scoring = ScoringPool(recipe.tasks.without_curators)
+        stack.push_async_callback(scoring.close)
+        await scoring.start()
+        runner = await stack.enter_async_context(
+            EpisodeRunner(
+                hosted,
+                make_workflow(recipe.workflow),
+                scoring.score,
+                timeout_s=recipe.rollout.episode_timeout_s,
+            )
+        )
+        began_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(_TRIAL_LIMIT_S):
+                await _run_episodes(recipe, runner, source, trial)
+        except TimeoutError:
+            trial.failures += [] if trial.scores else [f"no episode ended within {_TRIAL_LIMIT_S:.0f} s"]
+        return _trial_finding(trial, hosted, time.perf_counter() - began_s)
+
+
+async def _run_episodes(recipe: Recipe, runner: EpisodeRunner, source: TaskSource, trial: _Trial) -> None:
+    numbers, end_s = count(), time.perf_counter() + _TRIAL_S
+
+    async def work() -> None:
+        while time.perf_counter() < end_s and not trial.failures:
+            number = next(numbers)
+            task = source.task(number % len(source))
+            lease = Lease(
+                id=f"doctor.{number}",
+                kind="train",
+                group_id=0,
+                episode_idx=0,
+                attempt=0,
+                task=task,
+                seed=number,
+            )
+            outcome = (await runner.run(lease)).outcome
+            if isinstance(outcome, Episode):
+                trial.scores.append(outcome.score)
+            else:
+                trial.failures.append(f"{outcome.error_class}: {outcome.message}")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(recipe.rollout.max_episodes):
+            group.create_task(work())
+
+
+def _trial_finding(trial: _Trial, hosted: Mapping[str, HostedPolicy], seconds: float) -> Finding:
+    if trial.failures:
+        return Finding("fail", _ENGINE, f"an episode failed with {trial.failures[0]}")
+    tokens = sum(policy.engine.capacity().generated_tokens for policy in hosted.values())
+    mean = sum(trial.scores) / len(trial.scores)
+    speed = f"{tokens / seconds:,.0f} tokens/s in one process"
+    text = f"{len(trial.scores)} episodes, {speed}, mean score {mean:.3f}"
+    if len(trial.scores) >= _ENOUGH and min(trial.scores) == max(trial.scores):
+        remedy = "all scores are equal, so groups may have nothing to learn from: try `astraflow try RECIPE`"
+        return Finding("warn", _ENGINE, text, remedy)
+    return Finding("ok", _ENGINE, text)

@@ -1,0 +1,156 @@
+"""The lr=0 self-check: do engine and trainer compute the same logprobs?
+
+A short run in one process with a learning rate of 0: versions are published and loaded as ever, but all hold
+the same weights, so that any difference between the logprob that the engine recorded and the one that the
+trainer computes is an error of one of them: another template, temperature, mask, dtype or stale weights.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import xxhash
+
+from astraflow.errors import ConfigError, DeadlineError
+from astraflow.launch.config import PolicyConfig, Recipe
+from astraflow.launch.in_process import run_in_process
+from astraflow.launch.machine import Finding
+from astraflow.launch.preflight import check_recipe
+from astraflow.protocols import HostTensor, StepResult, TrainerBackend
+from astraflow.rollout.config import TorchEngineConfig
+from astraflow.trainer.backends.factory import make_backend
+from astraflow.trainer.config import TorchBackendConfig
+from astraflow.types import Batch, Item
+
+__all__ = ["LIMIT", "PolicyDrift", "drift_finding", "measure_drift"]
+
+LIMIT = 1e-4
+"""Nats: far above float32's rounding over a forward pass (about 1e-6), far below what changes a ratio."""
+
+_LIMIT_BF16 = 0.5
+"""Nats: one token's logprob in bfloat16 moves by 0.1 and more from rounding alone, on each side."""
+
+
+class PolicyDrift(Item, frozen=True, kw_only=True):
+    """|logprob of the engine - logprob of the trainer| over one policy's trained tokens, in nats."""
+
+    policy: str
+    steps: int
+    num_tokens: int
+    gap_mean: float
+    """Mean over the steps."""
+    gap_max: float
+    limit: float
+    """What `gap_max` must stay below: `LIMIT`, but where engine and trainer both compute in bfloat16."""
+    are_weights_unchanged: bool
+    """Whether lr=0 left every bit of the weights."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether engine and trainer agree."""
+        return self.gap_max < self.limit and self.are_weights_unchanged
+
+
+async def measure_drift(
+    recipe: Recipe, *, steps: int = 3, deadline_s: float = 600.0
+) -> tuple[PolicyDrift, ...]:
+    """Runs `steps` steps of every trained policy with lr 0; nothing is kept.
+
+    Raises: ConfigError if a backend does not report the gap; DeadlineError; whatever made a part fail.
+    """
+    short = _with_lr_0(recipe, steps)
+    sources = check_recipe(short)
+    probes = {
+        name: _Probe(name, make_backend(policy.train, model_dir=policy.model_dir, seed=short.seed))
+        for name, policy in short.trained.items()
+    }
+    with tempfile.TemporaryDirectory(prefix="astraflow-drift-") as folder:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await run_in_process(short, sources, probes, folder=Path(folder), stop=asyncio.Event())
+        except TimeoutError as err:
+            done = ", ".join(f"{name}: {len(probe.results)}" for name, probe in probes.items())
+            raise DeadlineError(f"{steps} steps took longer than {deadline_s:.0f} s (done: {done})") from err
+    return tuple(_drift(name, probe, _limit(short, short.policies[name])) for name, probe in probes.items())
+
+
+def drift_finding(drift: PolicyDrift) -> Finding:
+    """The measurement as a line of the doctor's report."""
+    check = f"drift of {drift.policy}"
+    text = (
+        f"max {drift.gap_max:.2g}, mean {drift.gap_mean:.2g} nats between engine and trainer over "
+        f"{drift.num_tokens:,} tokens of {drift.steps} steps with lr=0 (limit {drift.limit:g})"
+    )
+    if not drift.are_weights_unchanged:
+        return Finding("fail", check, text, "the backend changes weights although lr is 0: mend it first")
+    if not drift.is_ok:
+        remedy = "engine and trainer disagree: compare their dtype, temperature, attention and loaded weights"
+        return Finding("fail", check, text, remedy)
+    return Finding("ok", check, text)
+
+
+def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
+    policies = {
+        name: policy.model_copy(update={"train": policy.train.model_copy(update={"lr": 0.0, "steps": steps})})
+        for name, policy in recipe.policies.items()
+    }
+    no_sets = recipe.eval.model_copy(update={"sets": {}})
+    return recipe.model_copy(update={"policies": policies, "eval": no_sets})
+
+
+class _Probe:
+    """A backend that keeps what each step of another one reports. Implements `TrainerBackend`."""
+
+    def __init__(self, policy: str, backend: TrainerBackend) -> None:
+        self._policy, self._backend = policy, backend
+        self.results: list[dict[str, float]] = []
+        self.num_tokens = 0
+        self.digests = {_digest(backend.export())}
+
+    def train_step(self, batch: Batch) -> StepResult:
+        result = self._backend.train_step(batch)
+        self.num_tokens += batch.totals.num_trained_tokens
+        self.results.append({item.name: item.value for item in result.metrics})
+        return result
+
+    def export(self) -> Sequence[HostTensor]:
+        tensors = self._backend.export()
+        self.digests.add(_digest(tensors))
+        return tensors
+
+    def save(self, folder: Path) -> None:
+        self._backend.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self._backend.load(folder)
+
+
+def _drift(name: str, probe: _Probe, limit: float) -> PolicyDrift:
+    if any({"behavior_gap", "behavior_gap_max"} - result.keys() for result in probe.results):
+        raise ConfigError(
+            f"policies.{name}.train.backend reports no behavior_gap_max, so its drift is unknown"
+        )
+    return PolicyDrift(
+        policy=name,
+        steps=len(probe.results),
+        num_tokens=probe.num_tokens,
+        gap_mean=sum(result["behavior_gap"] for result in probe.results) / max(1, len(probe.results)),
+        gap_max=max((result["behavior_gap_max"] for result in probe.results), default=0.0),
+        limit=limit,
+        are_weights_unchanged=len(probe.digests) == 1,
+    )
+
+
+def _limit(recipe: Recipe, policy: PolicyConfig) -> float:
+    """Rounding is excused where both sides compute in bfloat16; a component of one's own has to keep up."""
+    parts = (recipe.rollout.engine, policy.train.backend)
+    dtypes = {p.dtype for p in parts if isinstance(p, TorchEngineConfig | TorchBackendConfig)}
+    return _LIMIT_BF16 if dtypes == {"bfloat16"} else LIMIT
+
+
+def _digest(tensors: Sequence[HostTensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for tensor in tensors:
+        digest.update(tensor.data.data)
+    return digest.hexdigest()

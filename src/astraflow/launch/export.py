@@ -1,0 +1,83 @@
+"""A version of a run as a Hugging Face folder, bit-equal to what was served.
+
+What is written is read back and hashed before the folder appears under its name; it either appears whole or
+not at all.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.errors import ConfigError, WeightsError
+from astraflow.launch.folder import RunFolder
+from astraflow.launch.targets import chosen_policy
+from astraflow.types import Manifest
+from astraflow.weights.manifest import TensorDigest, lay_out, pack
+from astraflow.weights.snapshot import read_safetensors, snapshot_to_folder
+from astraflow.weights.stored import StoredVersions
+
+__all__ = ["Exported", "export_version"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written where."""
+
+    folder: Path
+    policy: str
+    version: int
+    num_bytes: int
+    digest: str
+    """xxh3-128 over the tensors' bytes: the manifest's, and that of the written file."""
+
+
+def export_version(
+    run_dir: Path, out: Path, *, policy: str = "", version: int = -1, force: bool = False
+) -> Exported:
+    """Writes a version (-1: the newest) of a policy (empty: the first trained one) to `out`.
+
+    `force` replaces a model folder; nothing else is ever replaced.
+    Raises: ConfigError if `out` is taken or the policy unknown; DataError if the version is not kept;
+    WeightsError if its bytes are damaged.
+    """
+    folder = RunFolder(run_dir)
+    name = chosen_policy(folder.load_recipe(), policy)
+    _check_free(out, force=force)
+    stored = StoredVersions(folder.weights / name, name).read(version)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
+        files, made = Path(aside) / "files", Path(aside) / "model"
+        snapshot_to_folder(stored.snapshot(files), made)
+        _check_written(made, stored.manifest)
+        if out.exists():
+            out.rename(Path(aside) / "replaced")
+        made.rename(out)
+    manifest = stored.manifest
+    num_bytes = sum(tensor.num_bytes for tensor in manifest.tensors)
+    return Exported(out, name, manifest.version, num_bytes, manifest.digest)
+
+
+def _check_free(out: Path, *, force: bool) -> None:
+    if out.is_symlink() or out.is_file():
+        raise ConfigError(f"{out} is no folder; name a new one")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not force:
+        raise ConfigError(f"{out} is not empty; name a new folder, or replace it with --force")
+    if not (out / "config.json").is_file() or any(path.is_dir() for path in out.iterdir()):
+        raise ConfigError(
+            f"{out} is not empty and no plain model folder, so --force does not replace it; name a new folder"
+        )
+
+
+def _check_written(folder: Path, manifest: Manifest) -> None:
+    """Raises: WeightsError unless the written tensors are the version's, bit by bit."""
+    by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
+    tensors = [by_name[info.name] for info in manifest.tensors if info.name in by_name]
+    digest = TensorDigest(lay_out(tensors))
+    digest.update(pack(tensors).data)
+    if len(by_name) != len(manifest.tensors) or digest.hexdigest() != manifest.digest:
+        raise WeightsError(
+            f"policy {manifest.policy!r} version {manifest.version}: what was written hashes to "
+            f"{digest.hexdigest()}, expected {manifest.digest}; is the disk sound?"
+        )

@@ -1,0 +1,157 @@
+"""A whole run in one process: dataflow, one rollout service and a trainer a policy, without a socket.
+
+    run_in_process: one task group
+    rollout service   leases, versions  -> episodes                  ends with the run, or `stop`
+    trainer (policy)  batches           -> versions, commits         ends after its last step, or `stop`
+
+The parts are those of `astraflow run`, except that weights stay in memory. The backends are the caller's:
+what they do with a batch is what the run is for. Ends by itself once every policy has done its steps.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from astraflow.dataflow.client import DataflowClient
+from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.service import DataflowService
+from astraflow.errors import WeightsError
+from astraflow.launch.config import Recipe
+from astraflow.launch.plan import fingerprints, run_info, run_plan
+from astraflow.launch.preflight import OpenSources
+from astraflow.protocols import Engine, HostTensor, TrainerBackend, WeightSnapshot
+from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.rollout.service import RolloutService
+from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.types import Fingerprints, Manifest, RunInfo
+from astraflow.weights.manifest import build_manifest
+from astraflow.workflows.factory import make_workflow
+
+__all__ = ["MemoryVersions", "run_in_process"]
+
+_KEPT = 3
+"""Newest versions that stay: an engine may just be fetching the one before the newest."""
+_CHUNK_BYTES = 64 * 1024 * 1024
+
+
+class MemoryVersions:
+    """Weights from trainers to engines through memory: implements `Publishes` and `FetchesWeights`.
+
+    `model_dirs`: policy -> folder with its config and tokenizer.
+    """
+
+    def __init__(self, model_dirs: Mapping[str, Path]) -> None:
+        self._model_dirs = model_dirs
+        self._versions: dict[str, dict[int, tuple[HostTensor, ...]]] = {name: {} for name in model_dirs}
+
+    async def publish(
+        self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
+    ) -> Manifest:
+        """Keeps the tensors as they are: the caller leaves them alone. Files need not travel."""
+        del files
+        self._versions[policy][version] = tuple(tensors)
+        return await asyncio.to_thread(build_manifest, policy, version, tensors, chunk_bytes=_CHUNK_BYTES)
+
+    async def forget(self, policy: str, needed: Sequence[int]) -> None:
+        """Drops all but the needed and the newest versions."""
+        known = self._versions[policy]
+        for version in sorted(known)[:-_KEPT]:
+            if version not in needed:
+                del known[version]
+
+    async def fetch(self, manifest: Manifest) -> WeightSnapshot:
+        """A version. Raises: WeightsError if it was dropped meanwhile."""
+        tensors = self._versions[manifest.policy].get(manifest.version)
+        if tensors is None:
+            raise WeightsError(
+                f"policy {manifest.policy!r} version {manifest.version} is no longer in memory"
+            )
+        return WeightSnapshot(manifest.policy, manifest.version, tensors, self._model_dirs[manifest.policy])
+
+
+async def run_in_process(
+    recipe: Recipe,
+    sources: OpenSources,
+    backends: Mapping[str, TrainerBackend],
+    *,
+    folder: Path,
+    stop: asyncio.Event,
+) -> None:
+    """Runs the recipe with these backends, one a trained policy, until its end or `stop`.
+
+    `folder` gets `journal` and `checkpoints`; from what it holds already the run goes on.
+    Raises: whatever made a part fail.
+    """
+    info = run_info(recipe)
+    sizes = {name: len(source) for name, source in sources.train.items()}
+    journal = Journal(
+        folder / "journal",
+        snapshot_every=recipe.dataflow.snapshot_every,
+        retained_steps=recipe.dataflow.retained_steps,
+    )
+    service = DataflowService(
+        run_plan(recipe, sizes), sources.train, sources.eval, info, recipe.dataflow, journal
+    )
+    client = ServiceClient("http://memory", transport=MemoryTransport(service.app))
+    link = DataflowClient(client)
+    versions = MemoryVersions({name: policy.model_dir for name, policy in recipe.policies.items()})
+    await service.start()
+    try:
+        async with asyncio.TaskGroup() as group:
+            rollout = _rollout(recipe, info, link, versions)
+            group.create_task(rollout.run(stop), name="rollout")
+            for name, backend in backends.items():
+                trainer = _trainer(recipe, name, backend, link, versions, folder)
+                group.create_task(run_trainer(trainer, stop), name=f"trainer {name}")
+    except ExceptionGroup as failures:
+        raise _first_leaf(failures) from failures
+    finally:
+        await client.close()
+        await service.stop()
+
+
+def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: MemoryVersions) -> RolloutService:
+    def engine_of(snapshot: WeightSnapshot) -> Engine:
+        from astraflow.rollout.engines.factory import make_engine  # heavy: imports the engine's libraries
+
+        return make_engine(recipe.rollout.engine, snapshot=snapshot)
+
+    return RolloutService(
+        link,
+        name="in-process",
+        policies=info.policies,
+        workflow=make_workflow(recipe.workflow),
+        scoring=ScoringPool(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
+        weights=versions,
+        config=recipe.rollout,
+        make_engine=engine_of,
+        make_renderer=load_renderer,
+        eval_temperature=recipe.eval.temperature,
+        fingerprints=Fingerprints(recipe=info.fingerprints.recipe),
+    )
+
+
+def _trainer(  # noqa: PLR0917 - the parts of a trainer, each from elsewhere
+    recipe: Recipe,
+    name: str,
+    backend: TrainerBackend,
+    link: DataflowClient,
+    versions: MemoryVersions,
+    folder: Path,
+) -> Trainer:
+    config = recipe.policies[name].train
+    plan = TrainerPlan(
+        policy=name,
+        trainer_id="in-process",
+        checkpoint_every=config.checkpoint_every,
+        fingerprints=fingerprints(recipe),
+    )
+    checkpoints = CheckpointStore(folder / "checkpoints" / name, policy=name, keep=config.keep_checkpoints)
+    return Trainer(plan, backend=backend, link=link, publisher=versions, checkpoints=checkpoints)
+
+
+def _first_leaf(error: Exception) -> Exception:
+    return _first_leaf(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - its type parameter is lost

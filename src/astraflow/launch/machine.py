@@ -1,0 +1,151 @@
+"""What this machine offers, as `astraflow doctor` tells it: nothing here knows a recipe.
+
+A finding is one line: what was looked at, what was found, and, unless all is well, what to do.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+import astraflow
+from astraflow.errors import Error
+
+__all__ = [
+    "GIB",
+    "Finding",
+    "Level",
+    "check_folder",
+    "examine_machine",
+    "existing_parent",
+    "found",
+    "num_cores",
+]
+
+Level = Literal["ok", "warn", "fail"]
+GIB = 2**30
+_LOW_MEMORY_GIB = 1.0
+_LOW_DISK_GIB = 1.0
+_NEEDED = ("torch", "transformers", "safetensors", "jinja2")
+_INSTALL = "pip install 'astraflow[quickstart]'"
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    level: Level
+    check: str
+    detail: str
+    remedy: str = ""
+
+
+def found(check: str, look: Callable[[], Finding]) -> Finding:
+    """What `look` finds; an error of ours is a failure, whose message says what to do."""
+    try:
+        return look()
+    except Error as err:
+        return Finding("fail", check, str(err))
+
+
+def examine_machine(run_dir: Path) -> Iterator[Finding]:
+    """Versions, cores, memory, disk and accelerators."""
+    yield _python()
+    yield from _packages()
+    yield _cores()
+    yield _memory()
+    yield _disk(run_dir)
+    if importlib.util.find_spec("torch") is not None:
+        yield _gpus()
+
+
+def _python() -> Finding:
+    text = f"astraflow {astraflow.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    if sys.platform != "linux":
+        return Finding("warn", "system", text, "Linux is what this is tested on")
+    return Finding("ok", "system", text)
+
+
+def _packages() -> Iterator[Finding]:
+    versions: dict[str, str] = {}
+    for name in _NEEDED:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("fail", "packages", f"{name} is not installed", _INSTALL)
+    if versions:
+        yield Finding("ok", "packages", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def num_cores() -> int:
+    """Cores that this process may use: its affinity, or less if its control group has a quota."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def _cores() -> Finding:
+    cores, load = num_cores(), os.getloadavg()[0]
+    text = f"{cores} cores, load {load:.1f}"
+    if load > 1.5 * cores:
+        return Finding(
+            "warn", "cores", text, "other processes keep them busy: speeds will be lower than usual"
+        )
+    return Finding("ok", "cores", text)
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    if memory.available < _LOW_MEMORY_GIB * GIB:
+        return Finding("warn", "memory", text, "each service with torch needs about 0.5 GiB: end something")
+    return Finding("ok", "memory", text)
+
+
+def _disk(run_dir: Path) -> Finding:
+    folder = existing_parent(run_dir)
+    free = shutil.disk_usage(folder).free
+    text = f"{free / GIB:.1f} GiB free at {folder}"
+    if free < _LOW_DISK_GIB * GIB:
+        return Finding("warn", "disk", text, "free some space, or choose another --run-dir")
+    return Finding("ok", "disk", text)
+
+
+def _gpus() -> Finding:
+    from astraflow.rollout.engines.devices import gpu_names
+
+    gpus = gpu_names()
+    return Finding("ok", "GPUs", ", ".join(gpus) if gpus else "none that torch can use: all runs on the CPU")
+
+
+def existing_parent(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    path = path.absolute()
+    return path if path.exists() else existing_parent(path.parent)
+
+
+def check_folder(run_dir: Path) -> Finding:
+    """Whether a run could write its folder; leaves nothing behind."""
+    folder = existing_parent(run_dir)
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".astraflow-doctor-", dir=folder) as file:
+            file.write(b"doctor")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as err:
+        remedy = "choose a --run-dir that you may write to"
+        return Finding("fail", "run folder", f"{folder} cannot be written: {err.strerror}", remedy)
+    return Finding("ok", "run folder", f"{run_dir} can be written")

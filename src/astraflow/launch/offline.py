@@ -1,0 +1,251 @@
+"""One half of a run at a time: collect batches without training, or train from collected batches.
+
+    astraflow run RECIPE --only rollout --run-dir A     A/batches/POLICY/STEP.msgpack, one `Batch` a step
+    astraflow run RECIPE --only train --run-dir B --batches A/batches     B/metrics.jsonl, B/model/POLICY
+
+What staleness means here: while batches are collected the weights never change, whatever the tables call
+their versions, so a saved batch says the truth: every token was sampled by version 0, and step s, which
+training takes with version s, is s versions stale. The tables' own limits therefore do not hold offline, and
+from the second step on the data is off-policy: the loss sees it through its behavior logprobs.
+
+Collecting goes on where it stopped when the same command runs again. Training is one loop in one process over
+files in order: the same recipe, batches, machine and thread count give the same weights, bit for bit.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from astraflow import wire
+from astraflow.errors import ConfigError, DataError, WireError
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import RunFolder, changes_between, refuse_changes, write_atomic
+from astraflow.launch.in_process import run_in_process
+from astraflow.launch.metrics_log import MetricsLog
+from astraflow.launch.preflight import check_recipe
+from astraflow.protocols import HostTensor, StepResult, TrainerBackend, WeightSnapshot
+from astraflow.trainer.backends.factory import make_backend
+from astraflow.types import Batch, StepRecord, VersionSpan
+from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
+
+__all__ = ["BatchRecorder", "TrainedModel", "collect_batches", "load_batches", "train_from_batches"]
+
+BATCHES = "batches"
+_MARK = "collected.json"
+"""All that a checkpoint of collecting needs: its folder's name says the step."""
+
+
+class BatchRecorder:
+    """A backend that writes each batch to a file and never changes the weights. Implements `TrainerBackend`.
+
+    `told` is called with each batch that is durable.
+    """
+
+    def __init__(self, folder: Path, model_dir: Path, told: Callable[[Batch, Path], None]) -> None:
+        self._folder, self._told = folder, told
+        self._tensors = read_model(model_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Saves the batch as training will see it."""
+        path = _batch_path(self._folder, batch.step)
+        write_atomic(path, wire.encode(_as_of_version_0(batch)))
+        self._told(batch, path)
+        return StepResult(metrics=())
+
+    def export(self) -> Sequence[HostTensor]:
+        """The starting weights, for ever."""
+        return self._tensors
+
+    def save(self, folder: Path) -> None:
+        """The batches are their own checkpoint."""
+        (folder / _MARK).write_text("{}\n")
+
+    def load(self, folder: Path) -> None:
+        """Nothing to load."""
+        del folder
+
+
+def _batch_path(folder: Path, step: int) -> Path:
+    return folder / f"{step:06d}.msgpack"
+
+
+def _as_of_version_0(batch: Batch) -> Batch:
+    """The batch with the truth about its versions: see the module."""
+    samples = tuple(
+        msgspec.structs.replace(
+            sample,
+            trajectory=msgspec.structs.replace(
+                sample.trajectory,
+                versions=tuple(VersionSpan(s.start, s.length, 0) for s in sample.trajectory.versions),
+            ),
+        )
+        for sample in batch.samples
+    )
+    return msgspec.structs.replace(
+        batch,
+        samples=samples,
+        trainer_version=batch.step,
+        staleness_mean=float(batch.step),
+        staleness_max=batch.step,
+        is_redo=False,
+    )
+
+
+# --- collecting -----------------------------------------------------------------------------------
+
+
+async def collect_batches(
+    recipe: Recipe, run_dir: Path, *, stop: asyncio.Event, told: Callable[[Batch, Path], None]
+) -> Path:
+    """Saves the batches of all steps of all trained policies; returns their folder.
+
+    Evaluation sets are left out: nothing learns. `told` gets each saved batch, in another thread.
+    Raises: ConfigError or DataError for recipe or folder; whatever made a part fail.
+    """
+    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"sets": {}})})
+    sources = check_recipe(recipe)
+    folder = _own_folder(recipe, run_dir)
+    batches = folder.path / BATCHES
+    backends: dict[str, TrainerBackend] = {
+        name: BatchRecorder(batches / name, policy.model_dir, told) for name, policy in recipe.trained.items()
+    }
+    await run_in_process(recipe, sources, backends, folder=folder.path, stop=stop)
+    return batches
+
+
+def _own_folder(recipe: Recipe, run_dir: Path) -> RunFolder:
+    folder = RunFolder(run_dir)
+    if folder.record.exists():
+        raise ConfigError(f"{run_dir} belongs to a whole run; choose another --run-dir")
+    if folder.recipe.exists():
+        refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.save_recipe(recipe)
+    return folder
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """What training from batches made of one policy."""
+
+    policy: str
+    folder: Path
+    num_steps: int
+    digest: str
+    """xxh3-128 over the weights' bytes, ordered by name: equal for runs that are equal."""
+
+
+def train_from_batches(
+    recipe: Recipe, run_dir: Path, batches: Path, *, told: Callable[[StepRecord], None]
+) -> tuple[TrainedModel, ...]:
+    """Trains each policy from its batches, one after the other; writes metrics and models to `run_dir`.
+
+    Raises: ConfigError if `run_dir` holds results already; DataError if batches are missing or broken;
+    TrainingError or WireError as the backend finds them.
+    """
+    folder = RunFolder(run_dir)
+    models = run_dir / "model"
+    if models.exists() or folder.metrics.exists() or folder.record.exists():
+        raise ConfigError(f"{run_dir} holds results already; choose another --run-dir")
+    paths = {
+        name: load_batches(batches / name, num_steps=policy.train.steps)
+        for name, policy in recipe.trained.items()
+    }
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.save_recipe(recipe)
+    log = MetricsLog(folder.metrics)
+
+    def note(record: StepRecord) -> None:
+        log.write(record)
+        told(record)
+
+    try:
+        return tuple([_trained(recipe, name, paths[name], models / name, note) for name in recipe.trained])
+    finally:
+        log.close()
+
+
+def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:
+    """The batch files of the first steps, from 0 without a gap, `num_steps` at most.
+
+    Raises: DataError if there is none.
+    """
+    paths: list[Path] = []
+    while len(paths) < num_steps and _batch_path(folder, len(paths)).is_file():
+        paths.append(_batch_path(folder, len(paths)))
+    if not paths and num_steps:
+        raise DataError(
+            f"{folder} holds no batch of step 0; collect some with `astraflow run RECIPE --only rollout "
+            "--run-dir DIR` and pass --batches DIR/batches"
+        )
+    return tuple(paths)
+
+
+def _trained(
+    recipe: Recipe, name: str, paths: Sequence[Path], out: Path, note: Callable[[StepRecord], None]
+) -> TrainedModel:
+    policy = recipe.policies[name]
+    backend = make_backend(policy.train, model_dir=policy.model_dir, seed=recipe.seed)
+    for step, path in enumerate(paths):
+        batch = _load(path, name, step)
+        note(_record(batch, backend.train_step(batch)))
+    tensors = tuple(backend.export())
+    _write_model(WeightSnapshot(name, len(paths), tensors, policy.model_dir), out)
+    return TrainedModel(name, out, len(paths), _digest(tensors))
+
+
+def _load(path: Path, policy: str, step: int) -> Batch:
+    body = path.read_bytes()
+    try:
+        batch = wire.decode(body, Batch, limit=len(body))
+    except WireError as err:
+        raise DataError(f"{path} is no saved batch: {err}") from err
+    if (batch.policy, batch.step) != (policy, step):
+        raise DataError(f"{path} is step {batch.step} of {batch.policy!r}, expected {step} of {policy!r}")
+    return batch
+
+
+def _record(batch: Batch, result: StepResult) -> StepRecord:
+    totals = batch.totals
+    return StepRecord(
+        policy=batch.policy,
+        step=batch.step,
+        version=batch.step + 1,
+        at_s=time.time(),
+        reward_mean=totals.reward_sum / max(1, totals.num_samples),
+        staleness_mean=batch.staleness_mean,
+        staleness_max=batch.staleness_max,
+        num_groups=totals.num_groups,
+        num_samples=totals.num_samples,
+        num_trained_tokens=totals.num_trained_tokens,
+        num_discarded_groups=0,
+        metrics=result.metrics,
+    )
+
+
+def _write_model(trained: WeightSnapshot, out: Path) -> None:
+    """A Hugging Face folder: the new weights, and the small files of the model that training began with."""
+    with tempfile.TemporaryDirectory(prefix="astraflow-model-") as aside:
+        files: Mapping[str, Path] = model_files(trained.model_dir)
+        for name, path in files.items():
+            shutil.copyfile(path, Path(aside) / name)
+        snapshot = WeightSnapshot(trained.policy, trained.version, trained.tensors, Path(aside))
+        snapshot_to_folder(snapshot, out)
+
+
+def _digest(tensors: Sequence[HostTensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for tensor in sorted(tensors, key=lambda t: t.name):
+        digest.update(tensor.data.data)
+    return digest.hexdigest()

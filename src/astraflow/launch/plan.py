@@ -1,0 +1,146 @@
+"""From a recipe to what the dataflow is told: sizes for its core, and what a joining service must know."""
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import xxhash
+
+import astraflow
+from astraflow.config import Config, Use
+from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import PolicyConfig, Recipe
+from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
+
+__all__ = ["code_fingerprint", "fingerprints", "policy_info", "run_info", "run_plan", "uses"]
+
+_BY_THE_WAY = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
+"""Keys of a config.json that say nothing about the architecture."""
+
+
+def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
+    """Everything that the core decides by; `sources` are the sizes of the task sources."""
+    return RunPlan(
+        seed=recipe.seed,
+        group_size=recipe.group_size,
+        policies={
+            name: PolicyPlan(p.table, p.train.steps, _longest_lag(recipe, name))
+            for name, p in recipe.trained.items()
+        },
+        frozen=tuple(name for name, policy in recipe.policies.items() if policy.role == "frozen"),
+        sources=dict(sources),
+        curators=recipe.tasks.curators,
+        eval=EvalPlan(
+            sets={name: EvalSetPlan(s.num_tasks, s.samples) for name, s in recipe.eval.sets.items()},
+            every=recipe.eval.every,
+            deadline_s=recipe.eval.deadline_s,
+        ),
+        max_attempts=recipe.dataflow.max_attempts,
+        max_pushed=recipe.dataflow.max_pushed,
+        max_waiting_pushed=recipe.dataflow.max_waiting_pushed,
+    )
+
+
+def run_info(recipe: Recipe) -> RunInfo:
+    """What a joiner needs besides URL and token; the dataflow fills in run id and state."""
+    workflow = recipe.workflow
+    return RunInfo(
+        name=recipe.name,
+        run_id="",
+        state="running",
+        policies=tuple(policy_info(name, policy) for name, policy in recipe.policies.items()),
+        workflow=workflow.use if isinstance(workflow, Use) else workflow.name,
+        fingerprints=fingerprints(recipe),
+        recipe=recipe.model_dump_json(),
+    )
+
+
+def policy_info(name: str, policy: PolicyConfig) -> PolicyInfo:
+    """What a rollout service must know of a policy."""
+    sampling = policy.sampling
+    return PolicyInfo(
+        name=name,
+        is_trained=policy.role == "trained",
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            stop=sampling.stop,
+        ),
+        max_lag=policy.table.engine_lag,
+        follows=policy.follows,
+        lag=policy.lag,
+    )
+
+
+def _longest_lag(recipe: Recipe, name: str) -> int:
+    return max((policy.lag for policy in recipe.policies.values() if policy.follows == name), default=0)
+
+
+# --- fingerprints ---------------------------------------------------------------------------------
+
+
+def fingerprints(recipe: Recipe) -> Fingerprints:
+    """Digests of everything that must agree between the services of a run. Raises: DataError."""
+    return Fingerprints(
+        recipe=_digest(recipe.model_dump_json().encode()),
+        code=code_fingerprint(recipe),
+        models={name: _architecture(policy.model_dir) for name, policy in recipe.policies.items()},
+        tokenizers={name: _tokenizer(policy.model_dir) for name, policy in recipe.policies.items()},
+    )
+
+
+def code_fingerprint(recipe: Recipe) -> str:
+    """Of the package's version, the protocol's, and the sources of the recipe's own modules."""
+    parts = [f"astraflow {astraflow.__version__}, protocol {PROTOCOL_VERSION}".encode()]
+    for module in sorted({use.use.partition(":")[0] for use in uses(recipe)}):
+        try:
+            spec = importlib.util.find_spec(module)
+        except ImportError:
+            spec = None
+        if spec is None or not spec.origin:
+            raise ConfigError(f"module {module!r}, which the recipe names, is not installed here")
+        parts.append(Path(spec.origin).read_bytes())
+    return _digest(b"\0".join(parts))
+
+
+def uses(config: Config) -> Iterator[Use]:
+    """Every component of the user's own in a config."""
+    if isinstance(config, Use):
+        yield config
+        return
+    for key in type(config).model_fields:
+        yield from _uses_in(getattr(config, key))
+
+
+def _uses_in(value: object) -> Iterator[Use]:
+    if isinstance(value, Config):
+        yield from uses(value)
+    elif isinstance(value, dict):
+        for item in value.values():  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
+            yield from _uses_in(item)  # pyright: ignore[reportUnknownArgumentType]
+    elif isinstance(value, tuple):
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _uses_in(item)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _architecture(folder: Path) -> str:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise DataError(f"{path} cannot be read: {err}") from err
+    kept = {key: value for key, value in config.items() if key not in _BY_THE_WAY}
+    return _digest(json.dumps(kept, sort_keys=True).encode())
+
+
+def _tokenizer(folder: Path) -> str:
+    path = folder / "tokenizer.json"
+    return _digest(path.read_bytes()) if path.is_file() else ""
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)

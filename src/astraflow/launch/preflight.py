@@ -1,0 +1,155 @@
+"""Everything about a recipe that can be found wrong before a process starts.
+
+Reads and checks only; nothing is written, downloaded or started.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.config import Use, load_attr
+from astraflow.envs.config import TaskSourceConfig
+from astraflow.envs.sources import make_source
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import PolicyConfig, Recipe
+from astraflow.launch.plan import uses
+from astraflow.protocols import TaskSource
+from astraflow.rollout.config import TorchEngineConfig
+from astraflow.workflows.factory import make_workflow
+
+__all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSources:
+    """The recipe's task sources and evaluation sets, open."""
+
+    train: Mapping[str, TaskSource]
+    eval: Mapping[str, TaskSource]
+
+
+def check_recipe(recipe: Recipe) -> OpenSources:
+    """Checks models, components of the user's own, sizes and task sources; returns the open sources.
+
+    Raises: ConfigError or DataError for the first thing that is wrong.
+    """
+    if not recipe.trained:
+        raise ConfigError("policies: none has `role: trained`, so nothing would learn")
+    for name, policy in recipe.policies.items():
+        check_model(name, policy)
+    for use in uses(recipe):
+        load_attr(use.use, where="use")
+    _check_workflow(recipe)
+    _check_lengths(recipe)
+    sources = open_sources(recipe)
+    _check_sizes(recipe, sources)
+    return sources
+
+
+def check_model(name: str, policy: PolicyConfig) -> None:
+    """Raises DataError if a model of a policy (own, reference, teacher) is no Hugging Face folder here."""
+    auxiliary = policy.train.auxiliary
+    _check_folder(f"policies.{name}.model = {policy.model!r}", policy.model)
+    for key, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
+        if model:
+            _check_folder(f"policies.{name}.train.auxiliary.{key} = {model!r}", model)
+
+
+def _check_folder(where: str, model: str) -> None:
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"{where}: no such folder. Build a tiny model with `astraflow model init SPEC.yaml --out "
+            f"{model}` "
+            "(for the quickstart: SPEC.yaml is recipes/models/quickstart.yaml), or download one with "
+            f"`hf download NAME --local-dir {model}`"
+        )
+    config = folder / "config.json"
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise DataError(f"{where}: no config.json in it, so it is no Hugging Face model folder") from err
+    except ValueError as err:
+        raise DataError(f"{where}: its config.json is broken: {err}") from err
+    if not any(folder.glob("*.safetensors")):
+        raise DataError(f"{where}: no *.safetensors in it; is the folder complete?")
+
+
+def open_sources(recipe: Recipe) -> OpenSources:
+    """Opens every task source. Raises: ConfigError or DataError, naming the source."""
+    train = {
+        name: _open(config, name, f"tasks.sources.{name}") for name, config in recipe.tasks.sources.items()
+    }
+    held_out = {
+        name: _open(config.source, name, f"eval.sets.{name}.source")
+        for name, config in recipe.eval.sets.items()
+    }
+    return OpenSources(train, held_out)
+
+
+def _open(config: TaskSourceConfig, name: str, where: str) -> TaskSource:
+    try:
+        return make_source(config, name=name)
+    except (ConfigError, DataError) as err:
+        raise type(err)(f"{where}: {err}") from err
+
+
+def _check_workflow(recipe: Recipe) -> None:
+    make_workflow(recipe.workflow)
+    if isinstance(recipe.workflow, Use):
+        return
+    acting = recipe.workflow.acting(tuple(recipe.policies))
+    for role, name in acting.items():
+        if name not in recipe.policies:
+            names = ", ".join(recipe.policies)
+            raise ConfigError(f"workflow.{role} = {name!r} is not a policy (choices: {names})")
+    idle = [name for name in recipe.trained if name not in acting.values()]
+    if idle:
+        listed = ", ".join(repr(name) for name in dict.fromkeys(acting.values()))
+        raise ConfigError(
+            f"policies.{idle[0]} is trained, but the workflow {recipe.workflow.name} lets only {listed} act, "
+            "so its table could never fill a batch; give it `role: frozen`, or name a workflow that uses it"
+        )
+
+
+def _check_lengths(recipe: Recipe) -> None:
+    engine = recipe.rollout.engine
+    if not isinstance(engine, TorchEngineConfig):
+        return
+    for name, policy in recipe.policies.items():
+        if policy.sampling.max_tokens >= engine.max_context:
+            raise ConfigError(
+                f"policies.{name}.sampling.max_tokens = {policy.sampling.max_tokens} leaves no room for a "
+                "prompt "
+                f"in rollout.engine.max_context = {engine.max_context}"
+            )
+
+
+def _check_sizes(recipe: Recipe, sources: OpenSources) -> None:
+    sizes = {name: len(source) for name, source in sources.train.items()}
+    total = sum(sizes.values())
+    listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+    for name, policy in recipe.trained.items():
+        need = policy.table.groups_per_batch
+        if total < need:
+            raise ConfigError(
+                f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources hold only {total} tasks "
+                f"({listed}): a batch could never be filled with different tasks; add tasks, or lower it "
+                "to at "
+                f"most {total}"
+            )
+    for name, config in recipe.eval.sets.items():
+        size = len(sources.eval[name])
+        if size < config.num_tasks:
+            raise ConfigError(
+                f"eval.sets.{name}.num_tasks = {config.num_tasks}, but its source holds only {size} tasks; "
+                "lower "
+                "it, or add tasks"
+            )
+        if config.source in recipe.tasks.sources.values():
+            raise ConfigError(
+                f"eval.sets.{name}.source is also a training source, so its tasks would be trained on; "
+                "give it "
+                "another seed, split or file"
+            )

@@ -1,0 +1,68 @@
+"""The process of one policy's publisher."""
+
+import asyncio
+from pathlib import Path
+
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import ConfigError
+from astraflow.launch.dataflow_process import tokens_of
+from astraflow.launch.folder import RunFolder
+from astraflow.service import ServiceClient
+from astraflow.types import Publication
+from astraflow.weights.publisher import run_publisher
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.snapshot import model_files, read_model
+
+__all__ = ["run_policy_publisher"]
+
+
+async def run_policy_publisher(
+    stop: asyncio.Event, run_dir: Path, *, policy: str, port: int, url: str = "", token: str = ""
+) -> int:
+    """Serves the versions of a policy until `stop`; `port` 0: the recipe's.
+
+    The publisher of a frozen policy hands itself the model, and announces it to the dataflow at `url`.
+    Raises: ConfigError if the recipe gives the policy no versions, or the port is taken.
+    """
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    if policy not in recipe.published:
+        raise ConfigError(f"policy {policy!r} has no versions (choices: {', '.join(recipe.published)})")
+    is_frozen = policy not in recipe.trained
+    if is_frozen and not url:
+        raise ConfigError(f"policy {policy!r} is frozen; name the dataflow that shall know it with --url")
+    config = recipe.weights.model_copy(update={"port": port}) if port else recipe.weights
+    weights, ready = folder.weights / policy, asyncio.Future[str]()
+    tokens = tokens_of(recipe, folder)
+    work = [
+        asyncio.create_task(run_publisher(weights, config, stop, tokens=tokens, on_ready=ready.set_result))
+    ]
+    if is_frozen:
+        model_dir = recipe.policies[policy].model_dir
+        work.append(asyncio.create_task(_announce(policy, model_dir, weights, ready, link=(url, token))))
+    try:
+        await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    for task in work:
+        if not task.cancelled():
+            task.result()
+    return 0
+
+
+async def _announce(
+    policy: str, model_dir: Path, weights: Path, ready: asyncio.Future[str], *, link: tuple[str, str]
+) -> None:
+    """Publishes the model as version 0; doing so again after a restart changes nothing."""
+    url, token = link
+    own, dataflow = ServiceClient(await ready, token=token), ServiceClient(url, token=token)
+    try:
+        tensors = await asyncio.to_thread(read_model, model_dir)
+        publisher = PublisherClient(own, weights / "incoming")
+        manifest = await publisher.publish(policy, 0, tensors, model_files(model_dir))
+        await DataflowClient(dataflow).publish(policy, Publication(epoch=0, step=0, manifest=manifest))
+    finally:
+        await own.close()
+        await dataflow.close()

@@ -1,0 +1,169 @@
+"""What a finished run leaves for people: a table, a learning curve, and episodes before and after.
+
+Reads the journal and the summary; draws with matplotlib where it is installed.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from astraflow.dataflow.records import JournalReader, SampleRow
+from astraflow.dataflow.samples import load_samples
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import RunFolder, write_atomic
+from astraflow.launch.summary import Summary, summarize
+from astraflow.types import EvalRecord, Message, StepRecord
+
+__all__ = ["draw_curve", "episodes_text", "load_summary", "summary_table", "write_report"]
+
+_Sample = tuple[SampleRow, tuple[Message, ...]]
+_NUM_EPISODES = 3
+_MOST_WAITS = 6
+
+
+def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
+    """Writes `summary.json`, `samples/episodes.md` and, with matplotlib, `learning_curve.png`.
+
+    Raises: JournalError if the journal cannot be read.
+    """
+    summary = summarize(folder, recipe)
+    with JournalReader(folder.journal) as journal:
+        steps, evals = journal.steps(), journal.evals()
+    write_atomic(folder.samples / "episodes.md", episodes_text(folder).encode())
+    draw_curve(folder.curve, steps, evals)
+    write_atomic(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+    return summary
+
+
+def load_summary(folder: RunFolder) -> Summary:
+    """The summary that `write_report` wrote."""
+    return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def summary_table(summary: Summary) -> Table:
+    """The summary as a table of two columns."""
+    table = Table(title=f"{summary.name}: {summary.state}", show_header=False, title_justify="left")
+    table.add_column(style="dim")
+    table.add_column()
+    for policy in summary.policies:
+        for eval_set, before in policy.heldout_before.items():
+            after = policy.heldout_after[eval_set]
+            table.add_row(f"{policy.name}: held-out {eval_set}", f"{before:.3f} -> [bold]{after:.3f}[/bold]")
+        table.add_row(f"{policy.name}: reward", f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}")
+        table.add_row(
+            f"{policy.name}: steps", f"{policy.steps} of {policy.num_steps}, version {policy.version}"
+        )
+        table.add_row(
+            f"{policy.name}: staleness",
+            f"mean {policy.staleness_mean:.2f}, max {policy.staleness_max}, bound {policy.staleness_bound}",
+        )
+    rl_s = max(summary.rl_wall_s, 1e-9)
+    table.add_row("wall time", f"{summary.wall_s:.1f} s, of which RL {summary.rl_wall_s:.1f} s")
+    table.add_row("generated", _tokens(summary.generated_tokens, rl_s))
+    table.add_row("trained", _tokens(summary.trained_tokens, rl_s))
+    table.add_row("generation and training overlap", f"{summary.overlap_frac:.0%} of the RL time")
+    for wait in summary.waits[:_MOST_WAITS]:
+        table.add_row("waited", f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
+    table.add_row(
+        "audit", "holds" if summary.audit_ok else "[red]" + "; ".join(summary.audit_problems) + "[/red]"
+    )
+    return table
+
+
+def _tokens(count: int, seconds: float) -> str:
+    return f"{count:,} tokens, {count / seconds:,.0f} a second"
+
+
+# --- episodes -------------------------------------------------------------------------------------
+
+
+def episodes_text(folder: RunFolder) -> str:
+    """Three episodes of the first evaluation and three of the last, of the same tasks where there are any."""
+    kept = load_samples(folder.journal, "eval") or load_samples(folder.journal, "train")
+    if not kept:
+        return "no episodes were kept\n"
+    policy = kept[0][0].policy
+    versions = sorted({row.version for row, _ in kept if row.policy == policy})
+    first = [s for s in kept if s[0].policy == policy and s[0].version == versions[0]]
+    last = [s for s in kept if s[0].policy == policy and s[0].version == versions[-1]]
+    shared = _shared_tasks(first, last)
+    parts = ["# Before\n", *_episodes(first, shared, versions[0])]
+    if versions[-1] != versions[0]:
+        parts += ["# After\n", *_episodes(last, shared, versions[-1])]
+    return "\n".join(parts)
+
+
+def _shared_tasks(first: Sequence[_Sample], last: Sequence[_Sample]) -> list[str]:
+    """Up to three tasks of both, those whose score changed first."""
+    before = {row.task_id: row.score for row, _ in first}
+    after = {row.task_id: row.score for row, _ in last}
+    both = [task_id for task_id in before if task_id in after]
+    return sorted(both, key=lambda task_id: before[task_id] == after[task_id])[:_NUM_EPISODES]
+
+
+def _episodes(samples: Sequence[_Sample], task_ids: Sequence[str], version: int) -> list[str]:
+    by_task = {row.task_id: (row, messages) for row, messages in samples}
+    chosen = [by_task[task_id] for task_id in task_ids] or list(samples[:_NUM_EPISODES])
+    lines: list[str] = []
+    for row, messages in chosen:
+        lines.append(f"## {row.task_id}, {row.policy} version {version}, score {row.score:g}\n")
+        lines += [f"**{message.role}**: {message.content}\n" for message in messages]
+    return lines
+
+
+# --- the learning curve ---------------------------------------------------------------------------
+
+
+def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> bool:
+    """Held-out score and training reward over steps and over seconds; False without matplotlib or data."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    if not steps and not evals:
+        return False
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots(1, 2, sharey=True)
+    start_s = min([record.at_s for record in steps] + [record.at_s for record in evals])
+    for axis, label in zip(axes, ("step", "seconds"), strict=True):
+        _draw(axis, steps, evals, start_s=start_s, over=label)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("score")
+    axes[0].legend(loc="lower right", fontsize=8)
+    part = path.with_name(f".{path.name}.part.png")
+    figure.savefig(part, dpi=120)
+    part.replace(path)
+    return True
+
+
+def _draw(
+    axis: Any, steps: Sequence[StepRecord], evals: Sequence[EvalRecord], *, start_s: float, over: str
+) -> None:
+    def x_of(record: StepRecord | EvalRecord) -> float:
+        if over == "seconds":
+            return record.at_s - start_s
+        return record.step + 1 if isinstance(record, StepRecord) else record.step
+
+    for policy in dict.fromkeys(record.policy for record in steps):
+        own = [record for record in steps if record.policy == policy]
+        rewards = [record.reward_mean for record in own]
+        axis.plot([x_of(r) for r in own], rewards, alpha=0.4, linewidth=1, label=f"{policy}: training reward")
+    for policy, eval_set in dict.fromkeys((record.policy, record.eval_set) for record in evals):
+        rounds = [r for r in evals if (r.policy, r.eval_set) == (policy, eval_set)]
+        axis.errorbar(
+            [x_of(r) for r in rounds],
+            [r.score_mean for r in rounds],
+            yerr=[2 * r.score_stderr for r in rounds],
+            marker="o",
+            capsize=2,
+            label=f"{policy}: held-out {eval_set}",
+        )

@@ -1,0 +1,90 @@
+"""The process of a rollout service, which needs a URL and at most a token: everything else comes over it."""
+
+import asyncio
+import contextlib
+import shlex
+import socket
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import msgspec
+
+from astraflow.config import parse_config
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import ConfigError
+from astraflow.launch.config import Recipe
+from astraflow.launch.plan import code_fingerprint
+from astraflow.launch.program import network_modules
+from astraflow.rollout.serve import run_rollout
+from astraflow.service import ServiceClient
+from astraflow.types import Fingerprints, RunInfo
+
+__all__ = ["check_allowed", "recipe_of", "run_rollout_service"]
+
+
+async def run_rollout_service(
+    stop: asyncio.Event,
+    url: str,
+    *,
+    name: str,
+    token: str,
+    allow: tuple[str, ...],
+    cache: Path | None,
+    peer: str = "",
+) -> int:
+    """Serves the run at `url` until it ends or `stop`, and its weights to others at the address `peer`.
+
+    Raises: ConfigError if the run names a module that `allow` does not; RefusedError if it takes no service
+    like this one; UnavailableError if nobody answers.
+    """
+    client = ServiceClient(url, token=token)
+    try:
+        link = DataflowClient(client)
+        info = await link.run()
+        recipe = recipe_of(info, url)
+        check_allowed(recipe, allow)
+        with _cache_folder(cache) as folder:
+            await run_rollout(
+                link,
+                stop,
+                run_info=info,
+                tasks=recipe.tasks.without_curators,
+                workflow=recipe.workflow,
+                rollout=recipe.rollout,
+                cache_dir=folder,
+                name=name or socket.gethostname(),
+                eval_temperature=recipe.eval.temperature,
+                fingerprints=Fingerprints(recipe=info.fingerprints.recipe, code=code_fingerprint(recipe)),
+                token=token,
+                peer=peer,
+                max_upload_mb_s=recipe.weights.max_upload_mb_s,
+            )
+    finally:
+        await client.close()
+    return 0
+
+
+def recipe_of(info: RunInfo, url: str) -> Recipe:
+    """The recipe that a run hands to those who join."""
+    return parse_config(msgspec.json.decode(info.recipe), Recipe, where=f"the recipe of {url}")
+
+
+def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:
+    """Raises ConfigError unless every module and command that the recipe would run here is allowed."""
+    missing = [module for module in network_modules(recipe) if module not in allow]
+    if missing:
+        flags = " ".join(f"--allow {shlex.quote(module)}" for module in missing)
+        raise ConfigError(
+            f"this run's recipe runs or imports {', '.join(missing)} here; if you trust that code and have "
+            f"it installed, join again with {flags}"
+        )
+
+
+@contextlib.contextmanager
+def _cache_folder(cache: Path | None) -> Generator[Path]:
+    if cache is not None:
+        yield cache
+        return
+    with tempfile.TemporaryDirectory(prefix="astraflow-") as folder:
+        yield Path(folder)

@@ -1,0 +1,331 @@
+"""A run with real services: starts them, follows the dataflow, ends them.
+
+Loops of a `Run`, all in one TaskGroup that `launch` owns:
+
+    supervise      processes -> restarts; a ServiceError ends the run; woken by process ends
+    follow steps   one a policy: long-polls the dataflow -> metrics.jsonl, view, supervisor, `steps` iterators
+    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals` iterators
+    follow end     waits until everything was told -> ends the processes in order, sets `wait`'s result
+    show           twice a second: status -> view, run.json (for display only, nothing waits for it)
+
+An interrupted run is durable: the same folder goes on later. Nothing here decides about data.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import ConfigError, ServiceError, UnavailableError
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import (
+    RunFolder,
+    RunRecord,
+    ServiceRecord,
+    changes_between,
+    refuse_changes,
+)
+from astraflow.launch.local import LocalLauncher
+from astraflow.launch.metrics_log import MetricsLog
+from astraflow.launch.preflight import check_recipe
+from astraflow.launch.program import Addresses, choose_addresses, needs_tokens, program
+from astraflow.launch.screen import SilentView, View
+from astraflow.launch.supervisor import Supervisor
+from astraflow.service import ServiceClient
+from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
+
+__all__ = ["Run", "launch"]
+
+_FeedT = TypeVar("_FeedT")
+
+_SHOW_EVERY_S = 0.5
+_SAVE_EVERY = 10
+"""Refreshes between two writes of run.json, which says until when the launcher lived."""
+_WORKERS_GRACE_S = 2.4
+"""Trainers and rollout services: what they lose by a kill is done again after a restart."""
+_STORES_GRACE_S = 1.0
+"""Dataflow and publishers, which end last; with the workers' grace this stays well below 5 s."""
+_LAST_CHECKPOINT_S = 120.0
+"""Longest time that a trainer may take after its last commit."""
+_LAST_ROLLOUT_S = 10.0
+
+
+class _Feed(Generic[_FeedT]):
+    """Records in order for any number of readers, each from the start. Wakes readers, polls nothing."""
+
+    def __init__(self) -> None:
+        self._items: list[_FeedT] = []
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def add(self, item: _FeedT) -> None:
+        self._items.append(item)
+        self._wake()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        event, self._changed = self._changed, asyncio.Event()
+        event.set()
+
+    async def __aiter__(self) -> AsyncIterator[_FeedT]:
+        idx = 0
+        while True:
+            changed = self._changed
+            while idx < len(self._items):
+                yield self._items[idx]
+                idx += 1
+            if self._is_closed:
+                return
+            await changed.wait()
+
+
+class Run:
+    """A run whose services are up or on their way; made by `launch`.
+
+    Example: `async for step in run.steps("solver"): print(step.step, step.reward_mean)`.
+    """
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, addresses: Addresses, view: View) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.url = addresses.url
+        self._ports = {"dataflow": addresses.dataflow[1]}
+        self._ports |= {f"publisher-{name}": port for name, (_, port) in addresses.publishers.items()}
+        self._view = view
+        token = folder.token("admin") if needs_tokens(recipe) else ""
+        self._http = ServiceClient(self.url, token=token, patience_s=60.0)
+        self._quick_http = ServiceClient(self.url, token=token, patience_s=0.0)
+        self._client = DataflowClient(self._http)
+        self._metrics = MetricsLog(folder.metrics)
+        self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}
+        self._evals = _Feed[EvalRecord]()
+        self._state: RunState = "running"
+        self._ended = asyncio.Event()
+        self._followers: list[asyncio.Task[None]] = []
+        self._begin_s = time.time()
+        self._earlier = folder.load_record().active if folder.record.is_file() else ()
+        self._supervisor: Supervisor | None = None
+
+    # --- for the caller ---
+
+    def steps(self, policy: str) -> AsyncIterator[StepRecord]:
+        """The steps of a policy that this start of the run commits, as they come; ends with the run.
+
+        Raises: ConfigError if the recipe does not train the policy.
+        """
+        if policy not in self._steps:
+            raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(self._steps)})")
+        return aiter(self._steps[policy])
+
+    def evals(self) -> AsyncIterator[EvalRecord]:
+        """Evaluation rounds that finish during this start of the run; ends with the run."""
+        return aiter(self._evals)
+
+    async def status(self) -> StatusReply:
+        """Who waits for whom, now. Raises: UnavailableError while the dataflow does not answer."""
+        return await DataflowClient(self._quick_http).status()
+
+    async def wait(self) -> RunState:
+        """Returns when the run is over and its processes have ended: `finished` or `failed`."""
+        await self._ended.wait()
+        return self._state
+
+    def kill(self) -> None:
+        """Ends all processes at once; what was durable stays."""
+        if self._supervisor is not None:
+            self._supervisor.kill_all()
+
+    # --- life ---
+
+    def start(self, group: asyncio.TaskGroup, supervisor: Supervisor) -> None:
+        """Starts all loops in `group`."""
+        self._supervisor = supervisor
+        self._save("running")
+        for record in self._metrics.earlier_evals:
+            self._view.recall(record)
+        group.create_task(self._supervise(supervisor), name="supervise")
+        feeds = [self._follow_steps(name) for name in self.recipe.trained] + [self._follow_evals()]
+        followers = [group.create_task(feed, name="follow") for feed in feeds]
+        followers.append(group.create_task(self._follow_end(list(followers), supervisor), name="follow end"))
+        followers.append(group.create_task(self._show(supervisor), name="show"))
+        self._followers = followers
+
+    async def stop(self) -> None:
+        """Ends what still runs, workers first, and writes down how the run stands."""
+        for task in self._followers:
+            task.cancel()
+        if self._supervisor is not None:
+            workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
+            await self._supervisor.stop(workers, grace_s=_WORKERS_GRACE_S)
+            await self._supervisor.stop(grace_s=_STORES_GRACE_S)
+        for feed in (*self._steps.values(), self._evals):
+            feed.close()
+        self._save("stopped" if self._state == "running" else self._state)
+        self._metrics.close()
+        await self._http.close()
+        await self._quick_http.close()
+
+    def _save(self, state: str) -> None:
+        services = self._supervisor.states if self._supervisor else ()
+        record = RunRecord(
+            name=self.recipe.name,
+            url=self.url,
+            state=state,
+            updated_s=time.time(),
+            active=(*self._earlier, (self._begin_s, time.time())),
+            services=tuple(
+                ServiceRecord(
+                    name=service.name,
+                    pid=service.pid,
+                    port=self._ports.get(service.name, 0),
+                    restarts=service.restarts,
+                    state=service.state,
+                )
+                for service in services
+            ),
+        )
+        self.folder.save_record(record)
+
+    def note_change(self) -> None:
+        """Writes run.json: a process started or ended, or time has passed."""
+        if not self._ended.is_set():
+            self._save("running")
+
+    # --- loops ---
+
+    async def _supervise(self, supervisor: Supervisor) -> None:
+        try:
+            await supervisor.run()
+        except ServiceError:
+            self._state = "failed"
+            raise
+
+    async def _follow_steps(self, policy: str) -> None:
+        after, is_over = self._metrics.last_step(policy), False
+        while not is_over:
+            is_over = await self._is_over()
+            with contextlib.suppress(UnavailableError):
+                for record in await self._client.steps(policy, after, 0.0 if is_over else 25.0):
+                    after = record.step
+                    self._take_step(record)
+        self._steps[policy].close()
+
+    def _take_step(self, record: StepRecord) -> None:
+        self._metrics.write(record)
+        self._steps[record.policy].add(record)
+        self._view.step(record)
+        for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}"):
+            self._note_progress(name)
+
+    async def _follow_evals(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = await self._is_over()
+            with contextlib.suppress(UnavailableError):
+                for record in await self._client.evals(self._metrics.num_evals, 0.0 if is_over else 25.0):
+                    self._metrics.write(record)
+                    self._evals.add(record)
+                    self._view.evaluated(record)
+        self._evals.close()
+
+    async def _is_over(self) -> bool:
+        """Whether the dataflow says that the run is over. Asked before each poll, so that none misses it."""
+        with contextlib.suppress(UnavailableError):
+            return (await self._client.status()).state in {"finished", "failed"}
+        return False
+
+    async def _follow_end(self, feeds: list[asyncio.Task[None]], supervisor: Supervisor) -> None:
+        await asyncio.wait(feeds)
+        status = await self._client.status()
+        if status.state == "failed":
+            self._state = "failed"
+            raise ServiceError(f"the run failed: {status.reason}")
+        names = [state.name for state in supervisor.states]
+        for prefix, longest_s in (("trainer-", _LAST_CHECKPOINT_S), ("rollout-", _LAST_ROLLOUT_S)):
+            chosen = [name for name in names if name.startswith(prefix)]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(longest_s):
+                    await supervisor.ended(chosen)
+        await supervisor.stop()
+        self._state = "finished"
+        self._ended.set()
+
+    async def _show(self, supervisor: Supervisor) -> None:
+        for turn in itertools.count():
+            status = None
+            with contextlib.suppress(UnavailableError):
+                status = await self.status()
+            for worker in status.workers if status else ():
+                if worker.load.generated_tokens > 0:
+                    self._note_progress(worker.name)
+            self._view.status(status, supervisor.states)
+            if turn % _SAVE_EVERY == 0:
+                self.note_change()
+            await asyncio.sleep(_SHOW_EVERY_S)
+
+    def _note_progress(self, name: str) -> None:
+        if self._supervisor and name in {state.name for state in self._supervisor.states}:
+            self._supervisor.note_progress(name)
+
+
+@asynccontextmanager
+async def launch(
+    recipe: Recipe, run_dir: str | Path, *, view: View | None = None, module_path: tuple[str, ...] = ()
+) -> AsyncGenerator[Run]:
+    """Starts all services of a recipe on this machine; leaving the block ends them.
+
+    A folder that holds an interrupted run of the recipe goes on where that stopped. `module_path` names
+    folders where the recipe's own modules are found.
+    Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
+    """
+    folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
+    check_recipe(recipe)
+    with folder.locked(), LocalLauncher() as launcher:
+        if folder.is_finished:
+            raise ConfigError(f"{folder.path} holds a finished run; pass another folder to start a new one")
+        _prepare(folder, recipe)
+        addresses = choose_addresses(recipe, _earlier_ports(folder))
+        run = Run(recipe, folder, addresses, view or SilentView())
+        specs = program(recipe, folder, addresses, module_path=module_path)
+        try:
+            async with asyncio.TaskGroup() as group:
+                run.start(group, Supervisor(launcher, specs, on_change=run.note_change))
+                try:
+                    yield run
+                finally:
+                    await run.stop()
+        except BaseExceptionGroup as err:
+            raise _first(err) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first single exception in nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        parts = cast("tuple[BaseException, ...]", error.exceptions)
+        error = parts[0]
+    return error
+
+
+def _prepare(folder: RunFolder, recipe: Recipe) -> None:
+    """Makes the folder, or checks that it belongs to the recipe and notes what changed."""
+    folder.create()
+    if folder.recipe.is_file():
+        changes = changes_between(folder.load_recipe(), recipe)
+        refuse_changes(changes, folder.path)
+        if changes:
+            folder.note_changes(changes)
+    folder.save_recipe(recipe)
+
+
+def _earlier_ports(folder: RunFolder) -> dict[str, int]:
+    if not folder.record.is_file():
+        return {}
+    return {service.name: service.port for service in folder.load_record().services if service.port}

@@ -1,0 +1,352 @@
+"""What a person sees of a running run: one live screen in a terminal, plain lines elsewhere.
+
+A view is told of steps, evaluations and status as they come; it asks nobody. `ScreenState` keeps what was
+told, `render` and `plain_step` turn it into text: both are pure.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from astraflow.launch.supervisor import ServiceState
+from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord
+
+__all__ = [
+    "LiveView",
+    "PlainView",
+    "ScreenState",
+    "SilentView",
+    "View",
+    "plain_eval",
+    "plain_step",
+    "render",
+]
+
+_RATE_STEPS = 8
+"""Steps that the shown training speed is averaged over."""
+
+_PLAIN_EVERY_S = 2.0
+"""Plain lines come at most this often; evaluations and notes always."""
+
+
+_POLICY_COLUMNS = (
+    "policy", "step", "reward", "held-out", "staleness", "tickets", "ready", "trained", "dropped",
+)  # fmt: skip
+
+
+class View(Protocol):
+    """Shows a run. Calls come from one event loop and return at once."""
+
+    def step(self, record: StepRecord) -> None:
+        """A step was committed."""
+        ...
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """An evaluation round finished."""
+        ...
+
+    def recall(self, record: EvalRecord) -> None:
+        """An evaluation round of an earlier start of the same run."""
+        ...
+
+    def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
+        """The dataflow's state (None while it does not answer) and the processes."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something to say once."""
+        ...
+
+    def close(self) -> None:
+        """Shows nothing more."""
+        ...
+
+
+@dataclass
+class ScreenState:
+    """Everything that was told of a run, as far as it is shown."""
+
+    name: str
+    run_dir: str
+    started_s: float
+    steps: dict[str, deque[StepRecord]] = field(default_factory=dict[str, deque[StepRecord]])
+    first_evals: dict[tuple[str, str], EvalRecord] = field(default_factory=dict[tuple[str, str], EvalRecord])
+    last_evals: dict[tuple[str, str], EvalRecord] = field(default_factory=dict[tuple[str, str], EvalRecord])
+    status: StatusReply | None = None
+    services: tuple[ServiceState, ...] = ()
+    notes: deque[str] = field(default_factory=lambda: deque[str](maxlen=4))
+    restarts: dict[str, int] = field(default_factory=dict[str, int])
+    """Of each service, as far as they were told."""
+
+    def new_restarts(self, services: Sequence[ServiceState]) -> list[str]:
+        """A line for each service that was started again since the last call, with what it said last."""
+        told: list[str] = []
+        for service in services:
+            if service.restarts > self.restarts.get(service.name, 0):
+                self.restarts[service.name] = service.restarts
+                reason = f": {service.last_line}" if service.last_line else ""
+                told.append(
+                    f"{service.name} ended with {service.exit_code}; restart {service.restarts}{reason}"
+                )
+        return told
+
+    def add_step(self, record: StepRecord) -> None:
+        """Remembers a step."""
+        self.steps.setdefault(record.policy, deque(maxlen=_RATE_STEPS)).append(record)
+
+    def add_eval(self, record: EvalRecord) -> None:
+        """Remembers an evaluation."""
+        key = (record.policy, record.eval_set)
+        self.first_evals.setdefault(key, record)
+        self.last_evals[key] = record
+
+    def trained_tokens_per_s(self, policy: str) -> float:
+        """Over the last steps; 0 before the second one."""
+        records = self.steps.get(policy, deque())
+        if len(records) < 2:
+            return 0.0
+        tokens = sum(record.num_trained_tokens for record in list(records)[1:])
+        return tokens / max(records[-1].at_s - records[0].at_s, 1e-9)
+
+    def generated_tokens_per_s(self) -> float:
+        """Of all rollout services, as they report it."""
+        return sum(w.load.tokens_per_s for w in self.status.workers) if self.status else 0.0
+
+    def held_out(self, policy: str) -> str:
+        """First and newest score of every evaluation set, e.g. `0.41 -> 0.78`."""
+        parts: list[str] = []
+        for (name, eval_set), last in self.last_evals.items():
+            if name != policy:
+                continue
+            first = self.first_evals[name, eval_set]
+            text = f"{first.score_mean:.3f}"
+            parts.append(text if last is first else f"{text} -> {last.score_mean:.3f}")
+        return ", ".join(parts) or "-"
+
+
+# --- the live screen ------------------------------------------------------------------------------
+
+
+def render(state: ScreenState, now_s: float) -> RenderableType:
+    """The whole screen."""
+    run_state = state.status.state if state.status else "starting"
+    head = Text.assemble(
+        (f"astraflow {state.name}", "bold"),
+        f"  {run_state}  {_duration(now_s - state.started_s)}  {state.run_dir}  ",
+        (f"generating {state.generated_tokens_per_s():,.0f} tok/s", "cyan"),
+    )
+    parts: list[RenderableType] = [head, _policies_table(state), _workers_table(state)]
+    parts += [_waits_text(state, now_s), _services_text(state)]
+    pushed = state.status.pushed if state.status else PushedTasks()
+    if pushed.num_accepted or pushed.num_refused:
+        counts = f"{pushed.num_accepted} taken, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
+        parts.append(Text(f"pushed tasks: {counts}", style="dim"))
+    parts += [Text(note, style="yellow") for note in state.notes]
+    return Group(*parts)
+
+
+def _policies_table(state: ScreenState) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in _POLICY_COLUMNS:
+        table.add_column(name, justify="left" if name in {"policy", "held-out"} else "right", no_wrap=True)
+    for policy in state.status.policies if state.status else ():
+        last = state.steps[policy.name][-1] if policy.name in state.steps else None
+        table.add_row(
+            policy.name,
+            f"{policy.step}/{policy.num_steps}",
+            f"{last.reward_mean:.3f}" if last else "-",
+            state.held_out(policy.name),
+            f"{last.staleness_mean:.2f}, max {last.staleness_max} of {policy.staleness_bound}"
+            if last
+            else "-",
+            f"{policy.num_tickets}/{policy.max_tickets}",
+            f"{policy.num_ready_groups}/{policy.groups_per_batch}",
+            f"{state.trained_tokens_per_s(policy.name):,.0f} tok/s",
+            str(_num_dropped(policy)),
+        )
+    return table
+
+
+def _num_dropped(policy: PolicyStatus) -> int:
+    """Groups that ended in another way than trained."""
+    fates = policy.fates
+    return fates.drawn - fates.trained - fates.live
+
+
+def _workers_table(state: ScreenState) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("rollout service", "episodes", "tok/s", "versions", "waits for"):
+        table.add_column(name, justify="right" if name in {"episodes", "tok/s"} else "left", no_wrap=True)
+    for worker in state.status.workers if state.status else ():
+        versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
+        table.add_row(
+            worker.name,
+            str(worker.num_leases),
+            f"{worker.load.tokens_per_s:,.0f}",
+            versions or "-",
+            worker.load.waits_for or "-",
+        )
+    return table
+
+
+def _waits_text(state: ScreenState, now_s: float) -> Text:
+    waits = state.status.waits if state.status else ()
+    now_s = state.status.now_s if state.status else now_s
+    parts = [f"{w.who} waits for {w.whom} ({w.what}, {max(now_s - w.since_s, 0):.1f} s)" for w in waits[:6]]
+    return Text("; ".join(parts) or "nobody waits", style="dim")
+
+
+def _services_text(state: ScreenState) -> Text:
+    text = Text()
+    for service in state.services:
+        restarts = f" ({service.restarts} restarts)" if service.restarts else ""
+        style = {"running": "green", "restarting": "red", "failed": "red"}.get(service.state, "dim")
+        text.append(f"{service.name} {service.state}{restarts}  ", style=style)
+    return text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+class LiveView:
+    """One live screen in a terminal, redrawn when the status comes."""
+
+    def __init__(self, name: str, run_dir: str, console: Console) -> None:
+        self._state = ScreenState(name, run_dir, time.time())
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def step(self, record: StepRecord) -> None:
+        """Remembered for the next redraw."""
+        self._state.add_step(record)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Remembered for the next redraw."""
+        self._state.add_eval(record)
+
+    def recall(self, record: EvalRecord) -> None:
+        """Remembered for the next redraw."""
+        self._state.add_eval(record)
+
+    def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
+        """Redraws."""
+        self._state.status = status or self._state.status
+        self._state.services = tuple(services)
+        self._state.notes.extend(self._state.new_restarts(services))
+        self._draw()
+
+    def note(self, text: str) -> None:
+        """Shown under the screen."""
+        self._state.notes.append(text)
+        self._draw()
+
+    def close(self) -> None:
+        """Leaves the last screen standing."""
+        with contextlib.suppress(OSError):
+            self._live.stop()
+
+    def _draw(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone; the run goes on until it is told to stop
+            self._live.update(render(self._state, time.time()), refresh=True)
+
+
+# --- plain lines ----------------------------------------------------------------------------------
+
+
+def plain_step(state: ScreenState, record: StepRecord, now_s: float) -> str:
+    """One line for one step."""
+    policies = state.status.policies if state.status else ()
+    total = next((f"/{p.num_steps}" for p in policies if p.name == record.policy), "")
+    waits = state.status.waits if state.status else ()
+    waiting = f"; {waits[0].who} waits for {waits[0].whom}" if waits else ""
+    return (
+        f"{_duration(now_s - state.started_s)} {record.policy} step {record.step + 1}{total}: reward "
+        f"{record.reward_mean:.3f}, held-out {state.held_out(record.policy)}, staleness "
+        f"{record.staleness_mean:.2f} (max {record.staleness_max}), generated "
+        f"{state.generated_tokens_per_s():,.0f} tok/s, trained "
+        f"{state.trained_tokens_per_s(record.policy):,.0f} tok/s{waiting}"
+    )
+
+
+def plain_eval(record: EvalRecord) -> str:
+    """One line for one evaluation."""
+    failed = f", {record.num_failed} failed" if record.num_failed else ""
+    return (
+        f"{record.policy} version {record.version} on {record.eval_set}: {record.score_mean:.3f} +- "
+        f"{record.score_stderr:.3f} ({record.num_tasks} tasks, {record.num_samples} episodes{failed})"
+    )
+
+
+class PlainView:
+    """Lines of text: a step at most every two seconds, every evaluation, restart and note."""
+
+    def __init__(
+        self, name: str, run_dir: str, out: TextIO, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._out, self._clock = out, clock
+        self._state = ScreenState(name, run_dir, clock())
+        self._last_line_s = 0.0
+
+    def step(self, record: StepRecord) -> None:
+        """Prints the step unless a line was printed just now."""
+        self._state.add_step(record)
+        now_s = self._clock()
+        if now_s - self._last_line_s >= _PLAIN_EVERY_S:
+            self._last_line_s = now_s
+            self.note(plain_step(self._state, record, now_s))
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Prints the score."""
+        self._state.add_eval(record)
+        self.note(plain_eval(record))
+
+    def recall(self, record: EvalRecord) -> None:
+        """Remembered, not printed again."""
+        self._state.add_eval(record)
+
+    def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
+        """Prints restarts only."""
+        self._state.status = status or self._state.status
+        for text in self._state.new_restarts(services):
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Prints it."""
+        with contextlib.suppress(OSError):  # nobody reads any more; the run goes on
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class SilentView:
+    """Shows nothing: the default of `launch`, whose caller reads steps itself."""
+
+    def step(self, record: StepRecord) -> None:
+        """Ignored."""
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Ignored."""
+
+    def recall(self, record: EvalRecord) -> None:
+        """Ignored."""
+
+    def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
+        """Ignored."""
+
+    def note(self, text: str) -> None:
+        """Ignored."""
+
+    def close(self) -> None:
+        """Nothing to do."""

@@ -1,0 +1,202 @@
+"""Keeps the processes of a run alive.
+
+    per process, one watch task:  start -> wait for its end -> normal end | stopped | restart after a backoff
+    consumes: exit codes; produces: `states`, calls of `on_change`; waits for: the process, or `stop`;
+    woken by: the process's end, `stop`, `kill_all`
+
+A crashed process starts again after an exponential backoff; `note_progress` (it does its work again) forgets
+its earlier crashes. One that keeps crashing, or that finds its settings wrong before it ever worked, fails
+the run: `run` ends with a ServiceError that names its log. Whatever ends `run`, no process is left behind.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from astraflow.errors import ServiceError
+from astraflow.protocols import Launcher, ProcessHandle, ProcessSpec
+
+__all__ = ["USER_ERROR_CODE", "Backoff", "ServiceState", "Supervisor"]
+
+_log = logging.getLogger(__name__)
+
+USER_ERROR_CODE = 2
+"""Exit code of a process whose settings are wrong: another try would end the same way."""
+
+_TERMINATE_GRACE_S = 5.0
+_TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """One process as the supervisor sees it."""
+
+    name: str
+    state: Literal["waiting", "running", "restarting", "ended", "stopped", "failed"] = "waiting"
+    pid: int = 0
+    restarts: int = 0
+    """Since the launcher started."""
+    exit_code: int = 0
+    """Of its last end; negative for a signal."""
+    last_line: str = ""
+    """Of its log, where the process itself ended with an error."""
+
+
+class Backoff:
+    """Delays between restarts: `first_s` doubling up to `longest_s`, at most `limit` in a row."""
+
+    def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
+        self._limit, self._first_s, self._longest_s = limit, first_s, longest_s
+        self.num_crashes = 0
+
+    def next_delay_s(self) -> float | None:
+        """Seconds to wait before the next start; None when there have been too many crashes in a row."""
+        self.num_crashes += 1
+        if self.num_crashes > self._limit:
+            return None
+        return min(self._first_s * 2.0 ** (self.num_crashes - 1), self._longest_s)
+
+    def reset(self) -> None:
+        """The process works again: earlier crashes no longer count."""
+        self.num_crashes = 0
+
+
+class Supervisor:
+    """Runs processes until they end normally, are stopped, or fail for good.
+
+    Example: `supervisor = Supervisor(launcher, specs); await supervisor.run()`; `await supervisor.stop()`
+    from
+    another task ends it. `first_backoff_s` is the delay before the first restart of a process.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        specs: Sequence[ProcessSpec],
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        first_backoff_s: float = 0.5,
+    ) -> None:
+        self._launcher = launcher
+        self._specs = {spec.name: spec for spec in specs}
+        self._on_change = on_change
+        self._backoffs = {s.name: Backoff(limit=s.max_restarts, first_s=first_backoff_s) for s in specs}
+        self._states = {spec.name: ServiceState(spec.name) for spec in specs}
+        self._handles: dict[str, ProcessHandle] = {}
+        self._has_worked: set[str] = set()
+        self._stops = {spec.name: asyncio.Event() for spec in specs}
+        self._ended = {spec.name: asyncio.Event() for spec in specs}
+
+    @property
+    def states(self) -> tuple[ServiceState, ...]:
+        """All processes, in the order in which they were given."""
+        return tuple(self._states.values())
+
+    def note_progress(self, name: str) -> None:
+        """The process does its work: its earlier crashes are forgotten."""
+        self._has_worked.add(name)
+        self._backoffs[name].reset()
+
+    async def run(self) -> None:
+        """Starts everything and watches until all have ended. Raises: ServiceError, Error of the launcher."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec in self._specs.values():
+                    group.create_task(self._watch(spec), name=f"watch:{spec.name}")
+        except BaseExceptionGroup as err:
+            raise err.exceptions[0] from err
+        finally:
+            await self.stop(grace_s=_TERMINATE_GRACE_S)
+
+    async def ended(self, names: Sequence[str]) -> None:
+        """Waits until these processes have ended for good."""
+        for name in names:
+            await self._ended[name].wait()
+
+    async def stop(self, names: Sequence[str] | None = None, *, grace_s: float = _TERMINATE_GRACE_S) -> None:
+        """Asks these processes (all by default) to stop, ends after `grace_s` those that did not."""
+        chosen = [name for name in self._specs if names is None or name in names]
+        for name in chosen:
+            self._stops[name].set()
+        handles = [self._handles[name] for name in chosen if name in self._handles]
+        for handle in handles:
+            handle.terminate()
+        waits = [asyncio.ensure_future(handle.wait()) for handle in handles]
+        if not waits:
+            return
+        _, late = await asyncio.wait(waits, timeout=grace_s)
+        if late:
+            for handle in handles:
+                handle.kill()
+            await asyncio.wait(waits)
+
+    def kill_all(self) -> None:
+        """Ends every process at once."""
+        for name, handle in self._handles.items():
+            self._stops[name].set()
+            handle.kill()
+
+    async def _watch(self, spec: ProcessSpec) -> None:
+        stop = self._stops[spec.name]
+        try:
+            while not stop.is_set():
+                code = await self._run_once(spec)
+                if stop.is_set():
+                    self._set(spec.name, state="stopped", exit_code=code)
+                elif code == 0 and spec.ends_with_run:
+                    self._set(spec.name, state="ended", exit_code=code)
+                    return
+                else:
+                    await self._wait_for_restart(spec, code)
+        finally:
+            self._ended[spec.name].set()
+
+    async def _run_once(self, spec: ProcessSpec) -> int:
+        handle = await self._launcher.start(spec)
+        self._handles[spec.name] = handle
+        if self._stops[spec.name].is_set():
+            handle.terminate()
+        self._set(spec.name, state="running", pid=handle.pid)
+        code = await handle.wait()
+        del self._handles[spec.name]
+        return code
+
+    async def _wait_for_restart(self, spec: ProcessSpec, code: int) -> None:
+        delay_s = self._backoffs[spec.name].next_delay_s()
+        is_hopeless = code == USER_ERROR_CODE and spec.name not in self._has_worked
+        if delay_s is None or is_hopeless:
+            self._set(spec.name, state="failed", exit_code=code)
+            raise ServiceError(self._obituary(spec, code))
+        restarts = self._states[spec.name].restarts + 1
+        line = _last_lines(spec, 1).strip() if code > 0 else ""
+        self._set(spec.name, state="restarting", exit_code=code, restarts=restarts, last_line=line)
+        _log.info("%s ended with %d; restart %d in %.1f s", spec.name, code, restarts, delay_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stops[spec.name].wait()
+
+    def _obituary(self, spec: ProcessSpec, code: int) -> str:
+        num_crashes = self._backoffs[spec.name].num_crashes
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        tail = _last_lines(spec, _TAIL_LINES)
+        return (
+            f"{spec.name} failed for good ({how}, {num_crashes} in a row); its log is {spec.log_path} and "
+            f"ends with:\n{tail}"
+        )
+
+    def _set(self, name: str, **changes: object) -> None:
+        self._states[name] = replace(self._states[name], **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
+        self._on_change()
+
+
+def _last_lines(spec: ProcessSpec, num_lines: int) -> str:
+    try:
+        with spec.log_path.open(encoding="utf-8", errors="replace") as file:
+            lines = deque(file, maxlen=num_lines)
+    except OSError:
+        return "  (no log)"
+    return "".join(f"  {line}" for line in lines).rstrip("\n")

@@ -1,0 +1,172 @@
+"""What `astraflow eval` evaluates: a run folder, a model folder or an endpoint, made into hosted policies."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import RunFolder
+from astraflow.launch.plan import policy_info
+from astraflow.launch.preflight import check_model
+from astraflow.protocols import WeightSnapshot
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.renderer import load_renderer
+from astraflow.weights.snapshot import read_model
+from astraflow.weights.stored import StoredVersions
+
+__all__ = ["Endpoint", "Target", "chosen_policy", "find_target", "host_models", "hosting", "is_url"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible server; `model` empty: the first that it lists."""
+
+    base_url: str
+    model: str = ""
+    api_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What stands for `policy` of `recipe`; `version` -1: a run's newest."""
+
+    recipe: Recipe
+    policy: str
+    where: str
+    kind: str
+    """`run`, `model` or `endpoint`."""
+    version: int = -1
+    endpoint: Endpoint | None = None
+
+
+def is_url(where: str) -> bool:
+    """Whether it names an endpoint."""
+    return where.startswith(("http://", "https://"))
+
+
+def chosen_policy(recipe: Recipe, policy: str) -> str:
+    """The named policy, or the first trained one. Raises: ConfigError."""
+    known = tuple(recipe.trained) or tuple(recipe.policies)
+    if not policy:
+        return known[0]
+    if policy not in recipe.policies:
+        raise ConfigError(f"--policy {policy}: no such policy (choices: {', '.join(recipe.policies)})")
+    return policy
+
+
+def find_target(
+    where: str,
+    recipe: Recipe | None,
+    *,
+    policy: str = "",
+    version: int = -1,
+    endpoint: Endpoint | None = None,
+) -> Target:
+    """Says what `where` is. `recipe`: instead of a run's own; needed for the others.
+
+    Raises: ConfigError or DataError if it is nothing that can be evaluated, or the recipe is missing.
+    """
+    kind = _kind(where)
+    if kind != "run" and version >= 0:
+        raise ConfigError(f"--version is of a run's weights; {where} has only one")
+    if recipe is None and kind != "run":
+        raise ConfigError(f"{where} says nothing about tasks and scoring; pass --recipe RECIPE")
+    known = recipe or RunFolder(Path(where)).load_recipe()
+    endpoint = (endpoint or Endpoint(where)) if kind == "endpoint" else None
+    return Target(known, chosen_policy(known, policy), where, kind, version, endpoint)
+
+
+def _kind(where: str) -> str:
+    if is_url(where):
+        return "endpoint"
+    path = Path(where)
+    if (path / "recipe.yaml").is_file():
+        return "run"
+    if (path / "config.json").is_file():
+        return "model"
+    if not path.exists():
+        raise DataError(f"{where} does not exist; pass a run folder, a Hugging Face model folder or a URL")
+    raise DataError(
+        f"{where} is neither a run folder (no recipe.yaml) nor a model folder (no config.json) nor a URL"
+    )
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def hosting(target: Target) -> AsyncGenerator[tuple[Mapping[str, HostedPolicy], int]]:
+    """The recipe's policies, ready to generate, and the version of the target's (-1: it has none).
+
+    Policies that the target does not stand for: of a run, their newest versions; else the recipe's models.
+    Raises: DataError, WeightsError, ConfigError or UnavailableError if one cannot be had.
+    """
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="astraflow-eval-")))
+        snapshots = {
+            name: await asyncio.to_thread(_snapshot, target, name, folder / name)
+            for name in target.recipe.policies
+            if target.endpoint is None or name != target.policy
+        }
+        hosted = await stack.enter_async_context(host_models(target.recipe, snapshots))
+        if target.endpoint is not None:
+            hosted = {**hosted, target.policy: await stack.enter_async_context(_calling(target))}
+        version = snapshots[target.policy].version if target.kind == "run" else -1
+        yield {name: hosted[name] for name in target.recipe.policies}, version
+
+
+@asynccontextmanager
+async def host_models(
+    recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]
+) -> AsyncGenerator[Mapping[str, HostedPolicy]]:
+    """The recipe's engine over each snapshot; closes the engines."""
+    from astraflow.rollout.engines.factory import make_engine  # heavy: imports the engine's libraries
+
+    async with AsyncExitStack() as stack:
+        hosted: dict[str, HostedPolicy] = {}
+        for name, snapshot in snapshots.items():
+            engine = make_engine(recipe.rollout.engine, snapshot=snapshot)
+            stack.push_async_callback(engine.close)
+            renderer = load_renderer(snapshot.model_dir)
+            hosted[name] = HostedPolicy(policy_info(name, recipe.policies[name]), engine, renderer)
+        yield hosted
+
+
+@asynccontextmanager
+async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
+    from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
+
+    assert target.endpoint is not None
+    recipe, endpoint = target.recipe, target.endpoint
+    engine = OpenAiEngine(
+        endpoint.base_url,
+        model=endpoint.model,
+        api_key=endpoint.api_key,
+        max_requests=recipe.rollout.max_episodes,
+        timeout_s=recipe.rollout.episode_timeout_s,
+    )
+    try:
+        await engine.check()
+        info = policy_info(target.policy, recipe.policies[target.policy])
+        yield HostedPolicy(info, engine, TextRenderer())
+    finally:
+        await engine.close()
+
+
+def _snapshot(target: Target, name: str, cache: Path) -> WeightSnapshot:
+    """The weights of one policy. Blocks."""
+    policy = target.recipe.policies[name]
+    if target.kind == "run" and policy.role == "trained":
+        version = target.version if name == target.policy else -1
+        store = StoredVersions(RunFolder(Path(target.where)).weights / name, name)
+        return store.read(version).snapshot(cache)
+    if target.kind == "model" and name == target.policy:
+        folder = Path(target.where)
+    else:
+        check_model(name, policy)
+        folder = policy.model_dir
+    return WeightSnapshot(name, 0, read_model(folder), folder)

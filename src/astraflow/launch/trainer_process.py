@@ -1,0 +1,60 @@
+"""The process of one policy's trainer."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import ConfigError
+from astraflow.launch.folder import RunFolder
+from astraflow.launch.plan import fingerprints
+from astraflow.service import ServiceClient, settle_memory
+from astraflow.trainer.backends.factory import make_backend
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.snapshot import model_files
+
+__all__ = ["run_policy_trainer"]
+
+
+async def run_policy_trainer(
+    stop: asyncio.Event, run_dir: Path, *, policy: str, url: str, publisher_url: str, token: str
+) -> int:
+    """Trains a policy of a run folder until its run is over or `stop`; goes on from the latest checkpoint.
+
+    Raises: ConfigError or DataError if backend or model cannot be built; FencedError if a newer session
+    took over; UnavailableError if dataflow or publisher do not answer.
+    """
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    if policy not in recipe.trained:
+        raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(recipe.trained)})")
+    config = recipe.policies[policy]
+    backend = make_backend(config.train, model_dir=config.model_dir, seed=recipe.seed)
+    plan = TrainerPlan(
+        policy=policy,
+        trainer_id=f"{socket.gethostname()}/{os.getpid()}",
+        checkpoint_every=config.train.checkpoint_every,
+        files=model_files(config.model_dir),
+        fingerprints=fingerprints(recipe),
+    )
+    checkpoints = CheckpointStore(
+        folder.checkpoints / policy, policy=policy, keep=config.train.keep_checkpoints
+    )
+    dataflow, publisher = ServiceClient(url, token=token), ServiceClient(publisher_url, token=token)
+    try:
+        trainer = Trainer(
+            plan,
+            backend=backend,
+            link=DataflowClient(dataflow),
+            publisher=PublisherClient(publisher, folder.weights / policy / "incoming"),
+            checkpoints=checkpoints,
+        )
+        settle_memory()
+        await run_trainer(trainer, stop)
+    finally:
+        await dataflow.close()
+        await publisher.close()
+    return 0

@@ -1,0 +1,157 @@
+"""Evaluation afterwards, in one process: of model folders, and of the same model behind a real endpoint."""
+
+import io
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import Recipe
+from astraflow.launch.evaluation import EvalReport, EvalScore, EvalSize, evaluate
+from astraflow.launch.evaluation_table import evaluation_table
+from astraflow.launch.targets import Endpoint, find_target, hosting
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.service import HttpServer
+from astraflow.types import GenerateRequest, Message, Sampling
+from recipe_builders import make_digit_model, make_digit_recipe
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_digit_model(tmp_path_factory.mktemp("models") / "digits")
+
+
+@pytest.fixture
+def recipe(model: Path, tmp_path: Path) -> Recipe:
+    return make_digit_recipe(tmp_path, model)
+
+
+async def score(where: str, recipe: Recipe, size: EvalSize, *, endpoint: Endpoint | None = None) -> EvalScore:
+    """The first set's score."""
+    async with hosting(find_target(where, recipe, endpoint=endpoint)) as (hosted, version):
+        assert version == -1
+        return (await evaluate(recipe, hosted, size))[0]
+
+
+@asynccontextmanager
+async def served(hosted: HostedPolicy) -> AsyncIterator[str]:
+    """The model behind a chat endpoint on a real port; its base URL."""
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "digits"}]})
+
+    async def chat(request: Request) -> Response:
+        body = await request.json()
+        prompt = hosted.renderer.render([Message(**message) for message in body["messages"]])
+        sampling = Sampling(temperature=body["temperature"], max_tokens=body["max_tokens"], seed=body["seed"])
+        generation = await hosted.engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling))
+        message = {"role": "assistant", "content": hosted.renderer.parse(generation.token_ids).content}
+        usage = {"completion_tokens": len(generation.token_ids)}
+        choice = {"message": message, "finish_reason": generation.finish_reason}
+        return JSONResponse({"choices": [choice], "usage": usage})
+
+    routes = [Route("/v1/models", models), Route("/v1/chat/completions", chat, methods=["POST"])]
+    server = HttpServer(Starlette(routes=routes), host="127.0.0.1", port=0, name="endpoint")
+    url = await server.start()
+    try:
+        yield f"{url}/v1"
+    finally:
+        await server.stop()
+
+
+async def test_a_model_folder_gets_scores_with_intervals(model: Path, recipe: Recipe) -> None:
+    found = await score(str(model), recipe, EvalSize(samples=4))
+    assert (found.eval_set, found.num_tasks, found.samples) == ("heldout", 24, 4)
+    assert (found.num_samples, found.num_failed, found.failures) == (96, 0, {})
+    assert found.pass_at_1 is not None
+    assert found.pass_at_1 == found.avg_at_k == found.pass_at_k[1]  # scores are 0 or 1
+    assert 0 < found.pass_at_1.low < found.pass_at_1.mean < found.pass_at_1.high < 1
+    means = [found.pass_at_k[k].mean for k in (1, 2, 4)]
+    assert means == sorted(means)
+    assert found.generated_tokens > 96
+
+
+async def test_the_same_evaluation_gives_the_same_answers(model: Path, recipe: Recipe) -> None:
+    one, two = [await score(str(model), recipe, EvalSize()) for _ in range(2)]
+    assert one.pass_at_k == two.pass_at_k
+    assert one.generated_tokens == two.generated_tokens
+    fewer = await score(str(model), recipe, EvalSize(tasks=5, samples=1))
+    assert (fewer.num_tasks, fewer.num_samples) == (5, 5)
+
+
+async def test_an_endpoint_scores_as_the_model_behind_it(model: Path, recipe: Recipe) -> None:
+    greedy = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"temperature": 0.0})})
+    own = await score(str(model), greedy, EvalSize(samples=1))
+    async with (
+        hosting(find_target(str(model), greedy)) as (hosted, _),
+        served(hosted["actor"]) as url,
+    ):
+        found = await score(url, greedy, EvalSize(samples=1), endpoint=Endpoint(url))
+    assert found.pass_at_1 == own.pass_at_1
+    assert found.generated_tokens == own.generated_tokens
+    assert found.num_failed == 0
+
+
+async def test_failed_episodes_are_counted_and_left_out(model: Path, tmp_path: Path) -> None:
+    recipe = make_digit_recipe(tmp_path, model, "rollout.engine.max_context=8")
+    found = await score(str(model), recipe, EvalSize())
+    assert (found.num_samples, found.num_failed) == (0, 48)
+    assert found.failures == {"RolloutError": 48}
+    assert (found.pass_at_1, found.avg_at_k, found.pass_at_k) == (None, None, {})
+    report = EvalReport(
+        target="m", kind="model", recipe="r", policy="actor", version=-1, temperature=1.0, sets=(found,)
+    )
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(evaluation_table(report))
+    text = console.export_text()
+    assert "no episode has a score" in text
+    assert "48 episodes failed and are left out of all scores: RolloutError 48" in text
+    assert msgspec.json.decode(msgspec.json.encode(report), type=EvalReport) == report
+
+
+async def test_progress_is_told_to_the_end(model: Path, recipe: Recipe) -> None:
+    told: list[tuple[str, int, int]] = []
+    async with hosting(find_target(str(model), recipe)) as (hosted, _):
+        size = EvalSize(tasks=3, samples=2)
+        await evaluate(recipe, hosted, size, progress=lambda *args: told.append(args))
+    assert told == [("heldout", done, 6) for done in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (EvalSize(sets=("train",)), r"--set train: no such evaluation set \(choices: heldout\)"),
+        (EvalSize(tasks=25), "25 tasks are asked for, its source holds 24"),
+    ],
+)
+async def test_what_cannot_be_evaluated_is_named(recipe: Recipe, size: EvalSize, message: str) -> None:
+    hosted: Mapping[str, HostedPolicy] = {}
+    with pytest.raises(ConfigError, match=message):
+        await evaluate(recipe, hosted, size)
+
+
+async def test_targets_that_are_nothing_are_named(model: Path, recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pass --recipe RECIPE"):
+        find_target(str(model), None)
+    with pytest.raises(DataError, match="does not exist"):
+        find_target(str(tmp_path / "none"), recipe)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="neither a run folder"):
+        find_target(str(tmp_path / "empty"), recipe)
+    with pytest.raises(ConfigError, match="has only one"):
+        find_target(str(model), recipe, version=3)
+    with pytest.raises(ConfigError, match=r"no such policy \(choices: actor\)"):
+        find_target(str(model), recipe, policy="critic")
+    bare = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"sets": {}})})
+    with pytest.raises(ConfigError, match="has no evaluation set"):
+        await evaluate(bare, {}, EvalSize())

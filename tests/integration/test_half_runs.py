@@ -1,0 +1,146 @@
+"""Halves of a run in one process: batches without training, training without rollouts, and the lr=0 check."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from astraflow import wire
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import Recipe
+from astraflow.launch.drift import LIMIT, measure_drift
+from astraflow.launch.offline import TrainedModel, collect_batches, train_from_batches
+from astraflow.types import Batch, StepRecord
+from recipe_builders import make_digit_model, make_digit_recipe
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_digit_model(tmp_path_factory.mktemp("models") / "digits")
+
+
+@pytest.fixture
+def recipe(model: Path, tmp_path: Path) -> Recipe:
+    return make_digit_recipe(tmp_path, model)
+
+
+async def collect(recipe: Recipe, run_dir: Path, *, stop_after: int = 0) -> Path:
+    """Collects all batches, or until so many are there."""
+    stop, loop, steps = asyncio.Event(), asyncio.get_running_loop(), []
+
+    def told(batch: Batch, path: Path) -> None:
+        assert path.is_file()
+        steps.append(batch.step)
+        if len(steps) == stop_after:
+            loop.call_soon_threadsafe(stop.set)
+
+    return await collect_batches(recipe, run_dir, stop=stop, told=told)
+
+
+def load(batches: Path) -> list[Batch]:
+    paths = sorted((batches / "actor").iterdir())
+    return [wire.decode(path.read_bytes(), Batch) for path in paths]
+
+
+def train(recipe: Recipe, run_dir: Path, batches: Path) -> tuple[TrainedModel, list[StepRecord]]:
+    records: list[StepRecord] = []
+    (trained,) = train_from_batches(recipe, run_dir, batches, told=records.append)
+    return trained, records
+
+
+async def test_engine_and_trainer_agree_while_lr_is_0(recipe: Recipe) -> None:
+    (drift,) = await measure_drift(recipe, steps=3, deadline_s=100)
+    assert (drift.steps, drift.limit) == (3, LIMIT)
+    assert drift.num_tokens > 100
+    assert 0 < drift.gap_max < 1e-4
+    assert drift.gap_mean <= drift.gap_max
+    assert drift.are_weights_unchanged
+    assert drift.is_ok
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "rollout.engine.dtype=bfloat16",
+        "policies.actor.train.backend.dtype=bfloat16",
+        "rollout.engine={use: 'faulty_engines:RoundingEngine'}",
+        "rollout.engine={use: 'faulty_engines:HotEngine', args: {factor: 1.01}}",
+    ],
+)
+async def test_drift_fails_where_engine_and_trainer_differ(fault: str, model: Path, tmp_path: Path) -> None:
+    recipe = make_digit_recipe(tmp_path, model, fault)
+    (drift,) = await measure_drift(recipe, steps=1, deadline_s=100)
+    assert drift.gap_max > drift.limit == LIMIT
+    assert not drift.is_ok
+    assert drift.are_weights_unchanged
+
+
+async def test_drift_excuses_what_both_sides_round_alike(model: Path, tmp_path: Path) -> None:
+    both = ("rollout.engine.dtype=bfloat16", "policies.actor.train.backend.dtype=bfloat16")
+    (drift,) = await measure_drift(make_digit_recipe(tmp_path, model, *both), steps=1, deadline_s=100)
+    assert LIMIT < drift.gap_max < drift.limit
+    assert drift.is_ok
+
+
+async def test_collected_batches_say_that_version_0_made_them(recipe: Recipe, tmp_path: Path) -> None:
+    batches = load(await collect(recipe, tmp_path / "run"))
+    assert [batch.step for batch in batches] == [0, 1, 2]
+    assert [batch.trainer_version for batch in batches] == [0, 1, 2]
+    assert [batch.staleness_max for batch in batches] == [0, 1, 2]
+    spans = {s.version for b in batches for sample in b.samples for s in sample.trajectory.versions}
+    assert spans == {0}
+    assert all(batch.totals.num_groups == 4 for batch in batches)
+    assert len({(s.group_id, s.episode_idx) for b in batches for s in b.samples}) == 3 * 16
+
+
+async def test_training_from_batches_is_reproducible_bit_by_bit(recipe: Recipe, tmp_path: Path) -> None:
+    batches = await collect(recipe, tmp_path / "run")
+    one, records = train(recipe, tmp_path / "one", batches)
+    two, _ = train(recipe, tmp_path / "two", batches)
+    assert one.digest == two.digest
+    files = [(m.folder / "model.safetensors").read_bytes() for m in (one, two)]
+    assert files[0] == files[1]
+    start = (Path(recipe.policies["actor"].model) / "model.safetensors").read_bytes()
+    assert files[0] != start
+    assert [(r.step, r.staleness_max) for r in records] == [(0, 0), (1, 1), (2, 2)]
+    lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["step"], line["version"]) for line in lines] == [
+        ("step", 0, 1), ("step", 1, 2), ("step", 2, 3),
+    ]  # fmt: skip
+    first = {item.name: item.value for item in records[0].metrics}
+    assert first["logprob_mismatch"] < LIMIT
+    assert AutoModelForCausalLM.from_pretrained(one.folder) is not None
+    assert AutoTokenizer.from_pretrained(one.folder).chat_template
+
+
+async def test_stopped_collecting_goes_on_with_the_same_batches(model: Path, tmp_path: Path) -> None:
+    recipe = make_digit_recipe(
+        tmp_path, model, "policies.actor.train.steps=6", "policies.actor.train.checkpoint_every=1"
+    )
+    batches = await collect(recipe, tmp_path / "run", stop_after=2)
+    early = {path.name: path.read_bytes() for path in (batches / "actor").iterdir()}
+    assert 2 <= len(early) < 6
+    await collect(recipe, tmp_path / "run")
+    late = {path.name: path.read_bytes() for path in (batches / "actor").iterdir()}
+    assert sorted(late) == [f"{step:06d}.msgpack" for step in range(6)]
+    assert {name: late[name] for name in early} == early
+
+
+async def test_results_are_never_overwritten_and_gaps_are_named(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no batch of step 0"):
+        train(recipe, tmp_path / "one", tmp_path / "none")
+    assert not (tmp_path / "one").exists()
+    batches = await collect(recipe, tmp_path / "run")
+    (batches / "actor" / "000001.msgpack").unlink()
+    trained, _ = train(recipe, tmp_path / "one", batches)
+    assert trained.num_steps == 1
+    with pytest.raises(ConfigError, match="holds results already"):
+        train(recipe, tmp_path / "one", batches)
+    (batches / "actor" / "000000.msgpack").rename(batches / "actor" / "000001.msgpack")
+    (batches / "actor" / "000002.msgpack").rename(batches / "actor" / "000000.msgpack")
+    with pytest.raises(DataError, match="is step 2 of 'actor', expected 0"):
+        train(recipe, tmp_path / "two", batches)

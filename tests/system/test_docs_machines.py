@@ -1,0 +1,131 @@
+"""What docs/machines.md says: joining with a token over a real address, and each service by hand."""
+
+import contextlib
+import json
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from docs_driver import DOCS, blocks
+from system_driver import ROOT, Runs, Started, astraflow, environment
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    found = [a.address for addresses in psutil.net_if_addrs().values() for a in addresses if a.family == 2]
+    return next((address for address in found if not address.startswith("127.")), "")
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for taken in sockets:
+            taken.bind(("127.0.0.1", 0))
+        return [int(taken.getsockname()[1]) for taken in sockets]
+
+
+def url_of(run: Started) -> str:
+    """Where the run's dataflow answers; nothing is printed before somebody joins, so `run.json` says it."""
+    record, deadline = run.run_dir / "run.json", time.monotonic() + 60
+    while True:
+        url = str(json.loads(record.read_text())["url"]) if record.exists() else ""
+        with contextlib.suppress(requests.RequestException):
+            if url and requests.get(f"{url}/v1/health", timeout=5).ok:
+                return url
+        assert time.monotonic() < deadline, run.report()
+        time.sleep(0.2)
+
+
+class Terminals:
+    """Commands that run side by side, each with its own output file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        with (self._folder / f"terminal-{len(self._running)}.log").open("wb") as out:
+            argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
+            process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=out, stderr=out)
+        self._running.append(process)
+        return process
+
+    def texts(self) -> str:
+        return "\n".join(f"== {p.name}\n{p.read_text()}" for p in sorted(self._folder.glob("terminal-*.log")))
+
+    def close(self) -> None:
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def terminals(tmp_path: Path) -> Iterator[Terminals]:
+    made = Terminals(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_service_joins_over_a_real_address_with_a_token(runs: Runs, terminals: Terminals) -> None:
+    host = own_address()
+    if not host:
+        pytest.skip("this machine has no address but loopback")
+    addresses = (f"dataflow.host={host}", f"weights.host={host}", "rollout.services=0")
+    run = runs.start(runs.recipe(steps=3), *addresses)
+    secrets, url = run.run_dir / "secrets", url_of(run)
+    assert host in url
+    nobody = astraflow("status", url)
+    assert nobody.returncode != 0
+    assert "token" in nobody.stderr
+    viewer = astraflow("status", url, "--token-file", str(secrets / "viewer"))
+    assert viewer.returncode == 0, viewer.stderr
+    worker = terminals.start("join", url, "--name", "far", "--token-file", str(secrets / "worker"))
+    assert run.finish() == 0, run.report() + terminals.texts()
+    assert worker.wait(timeout=30) == 0
+    assert run.summary()["audit_ok"]
+
+
+def test_each_service_started_by_hand_makes_a_whole_run(runs: Runs, terminals: Terminals) -> None:
+    first, second = [b for b in blocks("bash", of=[DOCS / "machines.md"]) if "runs/by-hand" in b.text]
+    dataflow_port, publisher_port = free_ports(2)
+    run_dir = runs.folder / "by-hand"
+
+    def here(text: str) -> list[str]:
+        """A printed command for this test's recipe, folder and ports."""
+        for printed, meant in (
+            ("recipes/quickstart.yaml", str(runs.recipe(steps=3))),
+            ("runs/by-hand", str(run_dir)),
+            ("8400", str(dataflow_port)),
+            ("8401", str(publisher_port)),
+        ):
+            text = text.replace(printed, meant)
+        return shlex.split(text)
+
+    mkdir, (_, *resolve) = (here(command) for command in first.commands)
+    assert mkdir == ["mkdir", "-p", str(run_dir)]
+    run_dir.mkdir()
+    resolved = astraflow(*resolve[: resolve.index(">")])
+    assert resolved.returncode == 0, resolved.stderr
+    (run_dir / "recipe.yaml").write_text(resolved.stdout)
+    started = {words[1]: terminals.start(*words[1:]) for words in map(here, second.commands)}
+    for name in ("train", "join"):
+        assert started[name].wait(timeout=240) == 0, terminals.texts()
+    for name in ("serve", "publish"):
+        assert started[name].poll() is None, terminals.texts()
+        started[name].send_signal(signal.SIGINT)
+        assert started[name].wait(timeout=20) == 0, terminals.texts()
+    audited = astraflow("audit", str(run_dir))
+    assert audited.returncode == 0, audited.stdout

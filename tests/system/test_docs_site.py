@@ -1,0 +1,27 @@
+"""The site builds without a warning: every page is reachable, every link between pages has its target."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs_driver import DOCS
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    argv += ["-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "site")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in (
+        "index",
+        "tutorial",
+        "extend/workflow",
+        "recipes",
+        "commands",
+        "adr/001-commands-and-events",
+    ):
+        assert (tmp_path / "site" / f"{page}.html").is_file()

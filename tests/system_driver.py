@@ -1,0 +1,144 @@
+"""Runs `astraflow` as its users do: commands, processes, their lines, their files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+SUMS = {
+    "name": "reasoning_gym",
+    "dataset": "basic_arithmetic",
+    "split": "train",
+    "size": 2000,
+    "args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "operators": ["+"]},
+}
+
+
+def astraflow(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A command that ends by itself."""
+    argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
+    return subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+@dataclass
+class Started:
+    """A run in its own process; its lines are read as they come."""
+
+    process: "subprocess.Popen[str]"
+    run_dir: Path
+    lines: list[str] = field(default_factory=list)
+
+    def read_until(self, text: str) -> str:
+        """The first line with `text`. Fails if the output ends before."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if text in line:
+                return line
+        pytest.fail(f"the run ended without {text!r}:\n{self.report()}")
+
+    def finish(self) -> int:
+        """Its exit code, after the rest of its lines."""
+        assert self.process.stdout is not None
+        self.lines += list(self.process.stdout)
+        return self.process.wait()
+
+    def pid_of(self, service: str) -> int:
+        """The process id of a service, as `run.json` says."""
+        record = json.loads((self.run_dir / "run.json").read_text())
+        return next(int(s["pid"]) for s in record["services"] if s["name"] == service)
+
+    def pids(self) -> list[int]:
+        record = json.loads((self.run_dir / "run.json").read_text())
+        return [int(service["pid"]) for service in record["services"] if service["pid"]]
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    def report(self) -> str:
+        """What it printed, and the ends of its logs."""
+        logs = [f"== {p.name}\n{p.read_text()[-1500:]}" for p in sorted((self.run_dir / "logs").glob("*"))]
+        return "".join(self.lines) + "\n".join(logs)
+
+
+@dataclass
+class Runs:
+    """Starts runs of small recipes; ends what a test left running."""
+
+    models: Path
+    folder: Path
+    started: list[Started] = field(default_factory=list)
+
+    def recipe(
+        self, *, policies: tuple[str, ...] = ("actor",), steps: int = 5, services: int = 1, **sections: object
+    ) -> Path:
+        """A recipe file whose episodes take milliseconds."""
+        table = {"group_size": 4, "groups_per_batch": 4, "max_staleness": 2}
+        train = {"steps": steps, "lr": 1e-4, "checkpoint_every": 2}
+        recipe: dict[str, object] = {
+            "name": "small",
+            "tasks": {"sources": {"sums": SUMS}, "reward": {"name": "exact"}, "extract": "after_equals"},
+            "policies": {
+                name: {
+                    "model": str(self.models / name),
+                    "sampling": {"max_tokens": 8},
+                    "table": table,
+                    "train": train,
+                }
+                for name in policies
+            },
+            "rollout": {
+                "services": services,
+                "max_episodes": 16,
+                "engine": {"name": "torch", "max_context": 48},
+            },
+            "dataflow": {"lease_timeout_s": 4.0, "heartbeat_s": 0.5},
+        }
+        path = self.folder / "recipe.yaml"
+        path.write_text(yaml.safe_dump(recipe | sections))
+        return path
+
+    def start(self, recipe: Path, *overrides: str, name: str = "run") -> Started:
+        """Starts `astraflow run` with plain lines."""
+        run_dir = self.folder / name
+        argv = [sys.executable, "-m", "astraflow.cli.main", "run", str(recipe), *overrides]
+        process = subprocess.Popen(
+            [*argv, "--run-dir", str(run_dir), "--plain"],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        run = Started(process, run_dir)
+        self.started.append(run)
+        return run
+
+    def close(self) -> None:
+        for run in self.started:
+            if run.process.poll() is None:
+                run.process.send_signal(signal.SIGKILL)
+            run.process.wait()
+            assert run.process.stdout is not None
+            run.process.stdout.close()
+
+
+def wait_gone(pids: list[int], *, timeout_s: float) -> list[int]:
+    """Those of these processes that still run after the timeout."""
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    return [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,120 @@
+"""The command line: help, exit codes, one line an error. Commands that start services are system tests."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from astraflow.cli.main import main
+
+
+def run(*arguments: str) -> int:
+    """The exit code of a command run in this process."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "name: demo\n"
+        "tasks: {sources: {train: {name: jsonl, path: tasks.jsonl}}}\n"
+        "policies: {actor: {model: models/none}}\n"
+    )
+    return path
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    for command in (
+        *("run", "try", "status", "audit", "doctor", "eval", "export", "model"),
+        *("join", "serve", "publish", "train"),
+    ):
+        assert f" {command} " in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *[("run",), ("try",), ("status",), ("audit",), ("doctor",), ("eval",), ("export",)],
+        *[("model", "init"), ("join",), ("serve",)],
+    ],
+)
+def test_every_command_explains_itself(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*command, "--help") == 0
+    assert "Usage: astraflow" in capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("astraflow ")
+
+
+def test_a_dry_run_prints_the_recipe_with_its_changes(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("run", str(recipe), "seed=5", "policies.actor.train.lr=0.5", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "seed: 5\n" in out
+    assert "lr: 0.5\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("policies.actor.train.looss=1",), 'train.looss is not a key; did you mean "loss"?'),
+        (("seed",), "override 'seed' is not of the form a.b=value"),
+        ((), "policies.actor.model = 'models/none': no such folder"),
+    ],
+)
+def test_a_wrong_recipe_is_one_clear_line(
+    arguments: tuple[str, ...], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = recipe.parent / "run"
+    assert run("run", str(recipe), *arguments, "--run-dir", str(run_dir)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert not run_dir.exists()
+
+
+def test_a_missing_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "nowhere.yaml") == 2
+    assert "nowhere.yaml does not exist" in capsys.readouterr().err
+
+
+def test_what_is_no_run_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("audit", str(tmp_path / "none")) == 2
+    assert run("status", str(tmp_path)) == 2
+    assert capsys.readouterr().err.count("is no run folder") == 2
+
+
+def test_nobody_at_a_url_is_a_failure_not_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "http://127.0.0.1:9") == 1
+    assert "Is the service running and reachable?" in capsys.readouterr().err
+
+
+def test_a_token_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("join", "http://127.0.0.1:9", "--token-file", str(tmp_path / "none")) == 2
+    assert "--token-file" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(recipe: Path) -> None:
+    argv = [sys.executable, "-m", "astraflow.cli.main", "--debug", "run", str(recipe)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=recipe.parent)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_the_command_line_imports_nothing_heavy() -> None:
+    heavy = ["torch", "transformers", "numpy", "aiohttp", "pydantic", "rich.live", "matplotlib"]
+    code = f"import sys, astraflow.cli.main; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

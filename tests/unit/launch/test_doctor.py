@@ -1,0 +1,97 @@
+"""What the doctor says about machines and recipes that are not fit."""
+
+from pathlib import Path
+
+import pytest
+
+from astraflow.launch.config import Recipe, load_recipe
+from astraflow.launch.doctor import examine, thread_finding
+from astraflow.launch.drift import PolicyDrift, drift_finding
+from astraflow.launch.machine import Finding, check_folder
+
+
+def recipe(folder: Path, *overrides: str) -> Recipe:
+    (folder / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 8)
+    path = folder / "recipe.yaml"
+    path.write_text(
+        "name: demo\n"
+        f"tasks: {{sources: {{sums: {{name: jsonl, path: {folder / 'tasks.jsonl'}}}}}}}\n"
+        "policies: {actor: {model: models/none, table: {groups_per_batch: 4}}}\n"
+    )
+    return load_recipe(path, overrides)
+
+
+async def findings(recipe: Recipe | None, run_dir: Path) -> dict[str, Finding]:
+    return {finding.check: finding async for finding in examine(recipe, run_dir)}
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "level", "remedy"),
+    [
+        ({"trainer": 1, "rollout-0": 1}, 2, "ok", ""),
+        ({"trainer": 1, "rollout-0": 1, "rollout-1": 1}, 2, "ok", ""),
+        ({"trainer": 2, "rollout-0": 1}, 2, "warn", "set num_threads to 1"),
+        ({f"rollout-{i}": 1 for i in range(5)}, 2, "warn", "lower rollout.services"),
+        ({"trainer": 8, "rollout-0": 8}, 16, "ok", ""),
+    ],
+)
+def test_threads_are_compared_with_cores(
+    threads: dict[str, int], cores: int, level: str, remedy: str
+) -> None:
+    finding = thread_finding(threads, cores)
+    assert finding.level == level
+    assert finding.remedy.startswith(remedy)
+    assert f"{sum(threads.values())} compute threads" in finding.detail
+
+
+@pytest.mark.timeout(60)
+async def test_a_recipe_without_its_model_fails_with_the_way_to_get_one(tmp_path: Path) -> None:
+    told = await findings(recipe(tmp_path), tmp_path / "run")
+    assert told["model of actor"].level == "fail"
+    assert "astraflow model init" in told["model of actor"].detail
+    assert told["data of sums"].level == "ok"
+    assert "'1 + 1' -> '2'" in told["data of sums"].detail
+    assert (told["engine"].level, told["recipe"].level) == ("warn", "fail")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(60)
+async def test_broken_data_fails_with_its_line(tmp_path: Path) -> None:
+    made = recipe(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text("no json\n")
+    told = await findings(made, tmp_path)
+    assert told["data"].level == "fail"
+    assert "line 1" in told["data"].detail
+
+
+def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    assert check_folder(taken).level == "fail"
+    assert check_folder(tmp_path / "new" / "run").level == "ok"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("gap_max", "are_weights_unchanged", "level", "remedy"),
+    [
+        (9e-6, True, "ok", ""),
+        (1e-4, True, "fail", "engine and trainer disagree"),
+        (0.0, False, "fail", "the backend"),
+    ],
+)
+def test_drift_fails_at_its_limit_and_if_weights_move(
+    gap_max: float, are_weights_unchanged: bool, level: str, remedy: str
+) -> None:
+    drift = PolicyDrift(
+        policy="actor",
+        steps=3,
+        num_tokens=100,
+        gap_mean=0.0,
+        gap_max=gap_max,
+        limit=1e-4,
+        are_weights_unchanged=are_weights_unchanged,
+    )
+    finding = drift_finding(drift)
+    assert finding.level == level
+    assert finding.remedy.startswith(remedy)

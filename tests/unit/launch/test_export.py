@@ -1,0 +1,91 @@
+"""A version as a folder: which one, where to, and what is never overwritten."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import load_recipe
+from astraflow.launch.export import export_version
+from astraflow.launch.folder import RunFolder
+from astraflow.protocols import HostTensor
+from astraflow.types import FileInfo
+from astraflow.weights.chunk_store import ChunkStore
+from astraflow.weights.manifest import build_manifest, pack
+from astraflow.weights.snapshot import read_model
+
+CHUNK_BYTES = 1 << 20
+
+
+def tensors(version: int) -> tuple[HostTensor, ...]:
+    data = np.full(16, version, dtype=np.uint8)
+    narrow = HostTensor("norm", (2,), "bfloat16", data[:4].copy())
+    return (narrow, HostTensor("layer.weight", (2, 2), "float32", data))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """A run that goes on: its publisher holds versions 6 and 7."""
+    source = tmp_path / "source.yaml"
+    source.write_text(
+        "name: demo\n"
+        "tasks: {sources: {sums: {name: jsonl, path: tasks.jsonl}}}\n"
+        "policies: {actor: {model: models/none}}\n"
+    )
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.save_recipe(load_recipe(source))
+    store = ChunkStore(folder.weights / "actor", keep=4)
+    for version in (6, 7):
+        files = (FileInfo(name="config.json", chunk=store.put(b"{}")),)
+        store.put(pack(tensors(version)).data)
+        store.add(build_manifest("actor", version, tensors(version), chunk_bytes=CHUNK_BYTES, files=files))
+    yield folder.path
+    store.close()
+
+
+def test_the_newest_version_is_written_bit_by_bit(run_dir: Path, tmp_path: Path) -> None:
+    done = export_version(run_dir, tmp_path / "deep" / "model")
+    assert (done.policy, done.version, done.num_bytes) == ("actor", 7, 20)
+    assert sorted(path.name for path in done.folder.iterdir()) == ["config.json", "model.safetensors"]
+    written = {t.name: (t.dtype, t.shape, t.data.tobytes()) for t in read_model(done.folder)}
+    assert written == {t.name: (t.dtype, t.shape, t.data.tobytes()) for t in tensors(7)}
+    assert [path.name for path in done.folder.parent.iterdir()] == ["model"]
+
+
+def test_an_older_version_is_written_while_it_is_kept(run_dir: Path, tmp_path: Path) -> None:
+    assert export_version(run_dir, tmp_path / "model", version=6).version == 6
+    with pytest.raises(DataError, match=r"version 5 is not kept \(there are: 6, 7\)"):
+        export_version(run_dir, tmp_path / "other", version=5)
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_empty_folder_is_filled(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert export_version(run_dir, tmp_path / "model").version == 7
+
+
+def test_a_folder_with_something_in_it_is_refused_without_force(run_dir: Path, tmp_path: Path) -> None:
+    export_version(run_dir, tmp_path / "model", version=6)
+    with pytest.raises(ConfigError, match="is not empty; name a new folder, or replace it with --force"):
+        export_version(run_dir, tmp_path / "model")
+    assert export_version(run_dir, tmp_path / "model", force=True).version == 7
+    assert read_model(tmp_path / "model")[0].data[0] == 7
+
+
+def test_force_replaces_model_folders_only(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("dear")
+    for target in (tmp_path / "home", tmp_path / "home" / "thesis.txt"):
+        with pytest.raises(ConfigError, match=r"no plain model folder|is no folder"):
+            export_version(run_dir, target, force=True)
+    assert (tmp_path / "home" / "thesis.txt").read_text() == "dear"
+
+
+def test_what_is_no_run_and_no_policy_is_named(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no run folder"):
+        export_version(tmp_path / "nowhere", tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"no such policy \(choices: actor\)"):
+        export_version(run_dir, tmp_path / "model", policy="critic")

@@ -1,0 +1,97 @@
+"""The local launcher: real, tiny child processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from astraflow.errors import ConfigError
+from astraflow.launch.local import LocalLauncher
+from astraflow.protocols import ProcessSpec
+
+
+def make_spec(folder: Path, code: str, **changes: object) -> ProcessSpec:
+    fields: dict[str, object] = {
+        "name": "child",
+        "argv": (sys.executable, "-S", "-E", "-c", code),
+        "env": {"GREETING": "hello"},
+        "log_path": folder / "logs" / "child.log",
+    }
+    return ProcessSpec(**(fields | changes))  # type: ignore[arg-type]
+
+
+async def test_output_goes_to_the_log_and_the_exit_code_comes_back(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, "import os, sys; print(os.environ['GREETING'], flush=True); sys.exit(3)")
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(spec)
+        assert await handle.wait() == 3
+    assert "hello" in spec.log_path.read_text()
+
+
+async def test_a_child_is_its_own_session(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(make_spec(tmp_path, "input()", argv=("sleep", "30")))
+        assert os.getsid(handle.pid) == handle.pid != os.getsid(0)
+        handle.kill()
+        assert await handle.wait() == -signal.SIGKILL
+
+
+async def test_what_a_child_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '30']).pid, flush=True)"
+    spec = make_spec(tmp_path, code)
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(spec)
+        await handle.wait()
+    orphan = int(spec.log_path.read_text().split()[-1])
+    for _ in range(200):
+        if not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE:
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"process {orphan} outlived its parent")
+
+
+async def test_terminating_an_ended_process_does_nothing(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(make_spec(tmp_path, "pass"))
+        assert await handle.wait() == 0
+        handle.terminate()
+        handle.kill()
+
+
+async def test_another_host_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher, pytest.raises(ConfigError, match=r"'gpu-7' is not this machine.*join"):
+        await launcher.start(make_spec(tmp_path, "pass", host="gpu-7"))
+
+
+async def test_a_missing_program_is_refused_by_name(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, "pass", argv=("/does/not/exist",))
+    with LocalLauncher() as launcher, pytest.raises(ConfigError, match="cannot start '/does/not/exist'"):
+        await launcher.start(spec)
+
+
+def test_children_see_the_end_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    """The launcher is a process of its own here, and gets kill -9."""
+    child = "import os; os.read(int(os.environ['ASTRAFLOW_PARENT_FD']), 1)"
+    launcher = (
+        "import asyncio, pathlib, sys\n"
+        "from astraflow.launch.local import LocalLauncher\n"
+        "from astraflow.protocols import ProcessSpec\n"
+        "async def main():\n"
+        f"    argv, log = (sys.executable, '-S', '-c', {child!r}), pathlib.Path(sys.argv[1])\n"
+        "    spec = ProcessSpec('c', argv, {}, log)\n"
+        "    handle = await LocalLauncher().start(spec)\n"
+        "    print(handle.pid, flush=True)\n"
+        "    await handle.wait()\n"
+        "asyncio.run(main())\n"
+    )
+    argv = [sys.executable, "-c", launcher, str(tmp_path / "c.log")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child_process = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+        child_process.wait(timeout=5)

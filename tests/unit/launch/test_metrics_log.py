@@ -1,0 +1,61 @@
+"""metrics.jsonl: one line a record, each once, across restarts."""
+
+import json
+from pathlib import Path
+
+from astraflow.launch.metrics_log import MetricsLog
+from astraflow.types import EvalRecord, MetricItem, StepRecord
+
+
+def make_step(step: int, policy: str = "actor") -> StepRecord:
+    return StepRecord(
+        policy=policy, step=step, version=step + 1, at_s=1.0, reward_mean=0.5, staleness_mean=0.0,
+        staleness_max=0, num_groups=1, num_samples=2, num_trained_tokens=3, num_discarded_groups=0,
+        metrics=(MetricItem("loss", 0.25),),
+    )  # fmt: skip
+
+
+def make_eval() -> EvalRecord:
+    return EvalRecord(
+        policy="actor", version=0, step=0, eval_set="heldout", num_tasks=1, num_samples=1, num_failed=0,
+        score_mean=0.5, score_stderr=0.0, at_s=1.0,
+    )  # fmt: skip
+
+
+def test_a_reopened_log_knows_where_to_go_on(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    assert (log.last_step("actor"), log.num_evals) == (-1, 0)
+    log.write(make_step(0))
+    log.write(make_eval())
+    log.write(make_step(1))
+    log.write(make_step(0, "verifier"))
+    log.close()
+    again = MetricsLog(tmp_path / "metrics.jsonl")
+    assert (again.last_step("actor"), again.last_step("verifier"), again.num_evals) == (1, 0, 1)
+    assert again.earlier_evals == [make_eval()]
+    again.close()
+
+
+def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write(make_step(0))
+    log.write(make_step(1))
+    log.close()
+    path.write_bytes(path.read_bytes()[:-5])
+    again = MetricsLog(path)
+    assert again.last_step("actor") == 0
+    again.write(make_step(1))
+    again.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_a_line_says_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write(make_step(0))
+    log.write(make_eval())
+    log.close()
+    step, evaluated = (json.loads(line) for line in path.read_text().splitlines())
+    assert (step["kind"], step["metrics"]) == ("step", [["loss", 0.25, "mean"]])
+    assert (evaluated["kind"], evaluated["score_mean"]) == ("eval", 0.5)

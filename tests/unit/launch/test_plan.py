@@ -1,0 +1,86 @@
+"""What the dataflow and joining services are told of a recipe."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from astraflow.config import Use
+from astraflow.errors import ConfigError
+from astraflow.launch.config import Recipe
+from astraflow.launch.plan import code_fingerprint, fingerprints, run_info, run_plan, uses
+from astraflow.launch.rollout_process import check_allowed, recipe_of
+
+
+def make_recipe(folder: Path, **changes: object) -> Recipe:
+    (folder / "model").mkdir(exist_ok=True)
+    (folder / "model" / "config.json").write_text('{"hidden_size": 64, "transformers_version": "5"}')
+    fields: dict[str, object] = {
+        "name": "demo",
+        "seed": 3,
+        "tasks": {"sources": {"train": {"name": "jsonl", "path": "tasks.jsonl"}}},
+        "policies": {
+            "actor": {
+                "model": f"{folder}/model",
+                "table": {"engine_lag": 2},
+                "sampling": {"max_tokens": 9, "stop": ["."]},
+                "train": {"steps": 7},
+            }
+        },
+    }
+    return Recipe.model_validate_json(json.dumps(fields | changes))
+
+
+def test_the_core_gets_sizes_and_limits(tmp_path: Path) -> None:
+    plan = run_plan(make_recipe(tmp_path), {"train": 100})
+    assert (plan.seed, plan.group_size, plan.sources) == (3, 8, {"train": 100})
+    assert plan.policies["actor"].num_steps == 7
+
+
+def test_a_joiner_gets_sampling_lag_and_a_recipe_that_reads_back(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    info = run_info(recipe)
+    (policy,) = info.policies
+    assert (policy.name, policy.is_trained, policy.max_lag) == ("actor", True, 2)
+    assert (policy.sampling.max_tokens, policy.sampling.stop) == (9, (".",))
+    assert recipe_of(info, "http://x") == recipe
+
+
+def test_an_architecture_differs_by_what_matters(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    first = fingerprints(recipe)
+    config = tmp_path / "model" / "config.json"
+    config.write_text('{"transformers_version": "6", "hidden_size": 64}')
+    assert fingerprints(recipe).models == first.models
+    config.write_text('{"hidden_size": 128}')
+    assert fingerprints(recipe).models != first.models
+
+
+def test_the_code_of_a_recipe_includes_its_own_modules(tmp_path: Path) -> None:
+    workflow = {"name": "use", "use": "astraflow.workflows.single_turn:single_turn", "args": {}}
+    plain, own = make_recipe(tmp_path), make_recipe(tmp_path, workflow=workflow)
+    assert code_fingerprint(plain) == code_fingerprint(plain) != code_fingerprint(own)
+
+
+def test_a_missing_module_is_named(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, workflow={"name": "use", "use": "no_such_module:solve", "args": {}})
+    with pytest.raises(ConfigError, match="module 'no_such_module'"):
+        code_fingerprint(recipe)
+
+
+def test_components_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    use = {"name": "use", "use": "m:a", "args": {}}
+    tasks = {"sources": {"train": use | {"use": "m:b"}}, "curators": [use | {"use": "m:c"}]}
+    recipe = make_recipe(tmp_path, workflow=use, tasks=tasks)
+    assert {u.use for u in uses(recipe)} == {"m:a", "m:b", "m:c"}
+    assert all(isinstance(u, Use) for u in uses(recipe))
+
+
+def test_code_of_the_network_must_be_allowed(tmp_path: Path) -> None:
+    workflow = {"name": "use", "use": "my_agents:solve", "args": {}}
+    curators = [{"name": "use", "use": "my_curators:next", "args": {}}]
+    source = {"train": {"name": "jsonl", "path": "tasks.jsonl"}}
+    recipe = make_recipe(tmp_path, workflow=workflow, tasks={"sources": source, "curators": curators})
+    with pytest.raises(ConfigError, match=r"imports my_agents here.*--allow my_agents"):
+        check_allowed(recipe, ("other",))
+    check_allowed(recipe, ("my_agents",))

@@ -1,0 +1,126 @@
+"""What is found wrong with a recipe before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import Recipe
+from astraflow.launch.preflight import check_recipe
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model and two task files."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
+    (model / "model.safetensors").touch()
+    for name in ("train", "heldout"):
+        tasks = [json.dumps({"prompt": f"{name} {n}", "answer": str(n)}) for n in range(10)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(tasks) + "\n")
+    return tmp_path
+
+
+def make_recipe(folder: Path, **changes: object) -> Recipe:
+    held_out = {"source": {"name": "jsonl", "path": f"{folder}/heldout.jsonl"}, "num_tasks": 10}
+    fields: dict[str, object] = {
+        "name": "demo",
+        "tasks": {"sources": {"train": {"name": "jsonl", "path": f"{folder}/train.jsonl"}}},
+        "policies": {"actor": make_policy(folder)},
+        "eval": {"sets": {"heldout": held_out}},
+    }
+    return Recipe.model_validate_json(json.dumps(fields | changes))
+
+
+def make_policy(folder: Path, **changes: object) -> dict[str, object]:
+    table = {"group_size": 2, "groups_per_batch": 10}
+    return {"model": f"{folder}/model", "table": table, "sampling": {"max_tokens": 16}} | changes
+
+
+def test_a_good_recipe_opens_its_sources(folder: Path) -> None:
+    sources = check_recipe(make_recipe(folder))
+    assert (len(sources.train["train"]), len(sources.eval["heldout"])) == (10, 10)
+    assert sources.train["train"].task(3).prompt == "train 3"
+
+
+def test_a_missing_model_names_the_command_that_makes_one(folder: Path) -> None:
+    recipe = make_recipe(folder, policies={"actor": make_policy(folder, model="models/nothing")})
+    with pytest.raises(DataError, match=r"policies\.actor\.model = 'models/nothing'.*astraflow model init"):
+        check_recipe(recipe)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("config.json", None, "no config.json"),
+        ("config.json", "{", "config.json is broken"),
+        ("model.safetensors", None, r"no \*.safetensors"),
+    ],
+)
+def test_an_incomplete_model_folder_says_what_it_lacks(
+    folder: Path, file: str, content: str | None, problem: str
+) -> None:
+    path = folder / "model" / file
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=problem):
+        check_recipe(make_recipe(folder))
+
+
+def test_a_broken_task_line_names_source_file_and_line(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a") as file:
+        file.write('{"prompt": \n')
+    with pytest.raises(DataError, match=r"tasks\.sources\.train: .*train\.jsonl.*line 11"):
+        check_recipe(make_recipe(folder))
+
+
+def test_a_batch_larger_than_all_tasks_is_refused_with_the_numbers(folder: Path) -> None:
+    policy = make_policy(folder, table={"group_size": 2, "groups_per_batch": 11})
+    with pytest.raises(ConfigError, match=r"groups_per_batch = 11, but tasks\.sources hold only 10 tasks"):
+        check_recipe(make_recipe(folder, policies={"actor": policy}))
+
+
+def test_an_evaluation_set_larger_than_its_source_is_refused(folder: Path) -> None:
+    source = {"name": "jsonl", "path": f"{folder}/heldout.jsonl"}
+    with pytest.raises(ConfigError, match=r"eval\.sets\.heldout\.num_tasks = 11.*only 10 tasks"):
+        check_recipe(make_recipe(folder, eval={"sets": {"heldout": {"source": source, "num_tasks": 11}}}))
+
+
+def test_evaluating_on_the_training_tasks_is_refused(folder: Path) -> None:
+    source = {"name": "jsonl", "path": f"{folder}/train.jsonl"}
+    with pytest.raises(ConfigError, match="also a training source"):
+        check_recipe(make_recipe(folder, eval={"sets": {"heldout": {"source": source, "num_tasks": 5}}}))
+
+
+def test_a_policy_that_never_acts_is_refused(folder: Path) -> None:
+    policies = {"actor": make_policy(folder), "critic": make_policy(folder)}
+    with pytest.raises(ConfigError, match=r"policies\.critic is trained, but .* lets only 'actor' act"):
+        check_recipe(make_recipe(folder, policies=policies))
+
+
+def test_a_workflow_of_an_unknown_policy_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workflow\.policy = 'akctor' is not a policy \(choices: actor\)"):
+        check_recipe(make_recipe(folder, workflow={"name": "single_turn", "policy": "akctor"}))
+
+
+def test_every_role_of_a_built_in_workflow_is_looked_at(folder: Path) -> None:
+    policies = {name: make_policy(folder) for name in ("actor", "critic")}
+    pair = {"name": "solve_and_verify", "solver": "critic"}
+    with pytest.raises(ConfigError, match=r"actor is trained, .* lets only 'critic' act"):
+        check_recipe(make_recipe(folder, policies=policies, workflow={**pair, "verifier": "critic"}))
+    with pytest.raises(ConfigError, match=r"workflow\.verifier = 'judge' is not a policy"):
+        check_recipe(make_recipe(folder, policies=policies, workflow={**pair, "verifier": "judge"}))
+
+
+def test_a_completion_that_leaves_no_room_for_a_prompt_is_refused(folder: Path) -> None:
+    rollout = {"engine": {"name": "torch", "max_context": 16}}
+    with pytest.raises(ConfigError, match=r"max_tokens = 16 leaves no room"):
+        check_recipe(make_recipe(folder, rollout=rollout))
+
+
+def test_a_component_that_does_not_import_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="module 'no_such_module' does not import here"):
+        check_recipe(make_recipe(folder, workflow={"name": "use", "use": "no_such_module:solve", "args": {}}))

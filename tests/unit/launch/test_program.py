@@ -1,0 +1,161 @@
+"""Which processes a recipe becomes."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import ConfigError
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import RunFolder
+from astraflow.launch.program import Addresses, choose_addresses, network_modules, program
+from astraflow.launch.rollout_process import check_allowed
+from astraflow.service import is_loopback
+
+
+def make_recipe(**changes: object) -> Recipe:
+    fields: dict[str, object] = {
+        "name": "demo",
+        "tasks": {"sources": {"train": {"name": "jsonl", "path": "tasks.jsonl"}}},
+        "policies": {"solver": {"model": "models/a"}, "verifier": {"model": "models/b"}},
+    }
+    return Recipe.model_validate_json(json.dumps(fields | changes))
+
+
+ADDRESSES = Addresses(("127.0.0.1", 7000), {"solver": ("127.0.0.1", 7001), "verifier": ("127.0.0.1", 7002)})
+
+
+def test_one_dataflow_a_publisher_and_a_trainer_a_policy_and_the_rollout_services(tmp_path: Path) -> None:
+    specs = program(make_recipe(), RunFolder(tmp_path), ADDRESSES)
+    assert [spec.name for spec in specs] == [
+        "dataflow",
+        "publisher-solver",
+        "trainer-solver",
+        "publisher-verifier",
+        "trainer-verifier",
+        "rollout-0",
+        "rollout-1",
+    ]
+    assert {spec.name for spec in specs if spec.ends_with_run} == {
+        "trainer-solver",
+        "trainer-verifier",
+        "rollout-0",
+        "rollout-1",
+    }
+
+
+def test_every_process_gets_its_own_threads(tmp_path: Path) -> None:
+    recipe = make_recipe(rollout={"services": 1, "engine": {"name": "torch", "num_threads": 3}})
+    threads = {
+        spec.name: spec.env["OMP_NUM_THREADS"] for spec in program(recipe, RunFolder(tmp_path), ADDRESSES)
+    }
+    assert threads == {
+        "dataflow": "1",
+        "publisher-solver": "1",
+        "trainer-solver": "1",
+        "publisher-verifier": "1",
+        "trainer-verifier": "1",
+        "rollout-0": "3",
+    }
+
+
+def test_a_token_goes_by_environment_and_only_beyond_loopback(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for host, wanted in (("127.0.0.1", False), ("0.0.0.0", True)):
+        specs = program(make_recipe(dataflow={"host": host}), folder, ADDRESSES)
+        assert {"ASTRAFLOW_TOKEN" in spec.env for spec in specs if spec.ends_with_run} == {wanted}
+    secrets = {folder.token(role) for role in ("worker", "trainer")}
+    assert not any(secret in part for spec in specs for part in spec.argv for secret in secrets)
+
+
+def test_rollout_services_are_told_which_modules_to_allow(tmp_path: Path) -> None:
+    recipe = make_recipe(workflow={"name": "use", "use": "my_agents:solve", "args": {}})
+    assert network_modules(recipe) == ("my_agents",)
+    rollout = next(s for s in program(recipe, RunFolder(tmp_path), ADDRESSES) if s.name == "rollout-0")
+    assert rollout.argv[-2:] == ("--allow", "my_agents")
+
+
+def test_free_ports_are_chosen_and_differ() -> None:
+    chosen = choose_addresses(make_recipe(), {})
+    ports = {chosen.dataflow[1], *(port for _, port in chosen.publishers.values())}
+    assert len(ports) == 3
+    assert 0 not in ports
+
+
+def test_a_resumed_run_takes_its_earlier_ports_again() -> None:
+    first = choose_addresses(make_recipe(), {})
+    earlier = {"dataflow": first.dataflow[1], "publisher-solver": first.publishers["solver"][1]}
+    again = choose_addresses(make_recipe(), earlier)
+    assert (again.dataflow, again.publishers["solver"]) == (first.dataflow, first.publishers["solver"])
+
+
+def test_a_taken_port_of_the_recipe_is_refused_by_key() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*choose another dataflow\.port"):
+            choose_addresses(make_recipe(dataflow={"port": port}), {})
+
+
+def test_a_taken_earlier_port_is_replaced() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert choose_addresses(make_recipe(), {"dataflow": port}).dataflow[1] != port
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("10.0.0.1", False)]
+)
+def test_loopback_is_told_from_the_rest(host: str, is_local: bool) -> None:
+    assert is_loopback(host) is is_local
+
+
+def test_a_frozen_policy_has_a_publisher_and_a_follower_has_nothing_of_its_own(tmp_path: Path) -> None:
+    policies = {
+        "solver": {"model": "models/a"},
+        "past": {"model": "models/a", "role": "follower", "follows": "solver", "lag": 2},
+        "judge": {"model": "models/b", "role": "frozen"},
+    }
+    addresses = Addresses(("127.0.0.1", 7000), {"solver": ("127.0.0.1", 7001), "judge": ("127.0.0.1", 7002)})
+    specs = {s.name: s for s in program(make_recipe(policies=policies), RunFolder(tmp_path), addresses)}
+    assert [name for name in specs if "rollout" not in name] == [
+        "dataflow",
+        "publisher-solver",
+        "trainer-solver",
+        "publisher-judge",
+    ]
+    assert specs["publisher-judge"].argv[-2:] == ("--url", "http://127.0.0.1:7000")
+
+
+@pytest.mark.parametrize(
+    ("past", "message"),
+    [
+        ({"role": "follower"}, "needs `follows`"),
+        ({"lag": 2}, "belong to `role: follower`"),
+        ({"role": "follower", "follows": "judge"}, "is no trained policy"),
+        ({"role": "follower", "follows": "solver", "model": "models/b"}, "must be that of 'solver'"),
+    ],
+)
+def test_a_follower_names_whom_it_follows(past: dict[str, object], message: str) -> None:
+    policies = {
+        "solver": {"model": "models/a"},
+        "judge": {"model": "models/b", "role": "frozen"},
+        "past": {"model": "models/a"} | past,
+    }
+    with pytest.raises(ValueError, match=message):
+        make_recipe(policies=policies)
+
+
+def test_an_agents_command_must_be_allowed_where_a_service_joins(tmp_path: Path) -> None:
+    run = {"name": "program", "command": ["python", "my agent.py"]}
+    recipe = make_recipe(workflow={"name": "agent", "run": run})
+    assert network_modules(recipe) == ("python 'my agent.py'",)
+    with pytest.raises(ConfigError, match="--allow"):
+        check_allowed(recipe, ())
+    check_allowed(recipe, network_modules(recipe))
+    specs = program(recipe, RunFolder(tmp_path), ADDRESSES)
+    assert specs[-1].argv[-2:] == ("--allow", "python 'my agent.py'")

@@ -1,0 +1,119 @@
+"""The run folder: atomic writes, the lock, and which changes of a recipe a resume allows."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import (
+    MAY_CHANGE,
+    RunFolder,
+    RunRecord,
+    changes_between,
+    refuse_changes,
+    write_atomic,
+)
+
+
+def make_recipe(**changes: object) -> Recipe:
+    policy = {"model": "models/a", "train": {"steps": 3}}
+    fields: dict[str, object] = {
+        "name": "demo",
+        "tasks": {"sources": {"train": {"name": "jsonl", "path": "tasks.jsonl"}}},
+        "policies": {"actor": policy},
+    }
+    return Recipe.model_validate_json(json.dumps(fields | changes))
+
+
+def test_the_recipe_of_a_folder_reads_back_equal(tmp_path: Path) -> None:
+    folder, recipe = RunFolder(tmp_path / "run"), make_recipe()
+    folder.create()
+    folder.save_recipe(recipe)
+    assert folder.load_recipe() == recipe
+
+
+def test_a_folder_without_a_recipe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run folder"):
+        RunFolder(tmp_path).load_recipe()
+
+
+def test_a_second_launcher_is_kept_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.locked(), pytest.raises(ConfigError, match="in use by another astraflow"), folder.locked():
+        pass
+    with folder.locked():
+        pass
+
+
+def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomic(path, b"whole")
+    with pytest.raises(TypeError):
+        write_atomic(path, "text")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"whole"
+
+
+def test_a_token_is_made_once_and_is_for_its_owner_only(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    token = folder.token("worker")
+    assert len(token) >= 24
+    assert RunFolder(tmp_path).token("worker") == token != folder.token("trainer")
+    assert stat.S_IMODE((tmp_path / "secrets" / "worker").stat().st_mode) == 0o600
+
+
+def test_time_between_starts_does_not_count() -> None:
+    record = RunRecord(name="demo", active=((100.0, 110.0), (500.0, 530.0)))
+    assert record.wall_s == 40.0
+    assert record.active_s(105.0, 510.0) == 15.0
+
+
+def test_a_run_goes_on_with_another_number_of_services(tmp_path: Path) -> None:
+    changes = changes_between(make_recipe(), make_recipe(rollout={"services": 5}))
+    assert [(c.key, c.old, c.new) for c in changes] == [("rollout.services", "2", "5")]
+    refuse_changes(changes, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"seed": 1}, "seed was 0 and is 1"),
+        ({"tasks": {"sources": {"train": {"name": "jsonl", "path": "b.jsonl"}}}}, "tasks.sources.train.path"),
+        ({"policies": {"actor": {"model": "models/b", "train": {"steps": 3}}}}, "policies.actor.model"),
+        ({"policies": {"actor": {"model": "models/a", "train": {"steps": 4}}}}, "policies.actor.train.steps"),
+        ({"dataflow": {"max_attempts": 9}}, "dataflow.max_attempts"),
+    ],
+)
+def test_a_change_that_would_break_the_run_is_refused(
+    change: dict[str, object], key: str, tmp_path: Path
+) -> None:
+    changes = changes_between(make_recipe(), make_recipe(**change))
+    with pytest.raises(ConfigError, match=key):
+        refuse_changes(changes, tmp_path)
+
+
+def test_changes_are_remembered_in_the_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.create()
+    folder.note_changes(changes_between(make_recipe(), make_recipe(rollout={"services": 1})))
+    assert '"key":"rollout.services"' in folder.changes.read_text()
+
+
+def test_keys_that_may_change_exist() -> None:
+    leaves = {c.key for c in changes_between(make_recipe(), make_recipe(policies={"b": {"model": "x"}}))}
+    leaves |= set(_leaf_keys(make_recipe().model_dump(mode="json")))
+    for pattern in MAY_CHANGE:
+        parts = pattern.split(".")
+        assert any(
+            len(key.split(".")) >= len(parts)
+            and all(p in ("*", k) for p, k in zip(parts, key.split("."), strict=False))
+            for key in leaves
+        ), pattern
+
+
+def _leaf_keys(node: object, path: str = "") -> list[str]:
+    if not isinstance(node, dict) or not node:
+        return [path]
+    return [leaf for k, v in node.items() for leaf in _leaf_keys(v, f"{path}.{k}" if path else str(k))]

@@ -1,0 +1,164 @@
+"""The supervisor, with a launcher whose processes end as told."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from astraflow.errors import ServiceError
+from astraflow.launch.supervisor import USER_ERROR_CODE, Backoff, Supervisor
+from astraflow.protocols import ProcessSpec
+
+
+class FakeProcess:
+    """Runs until it is told its exit code."""
+
+    def __init__(self, pid: int, *, obeys: bool = True) -> None:
+        self.pid = pid
+        self.obeys = obeys
+        self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.code)
+
+    def end(self, code: int) -> None:
+        if not self.code.done():
+            self.code.set_result(code)
+
+    def terminate(self) -> None:
+        if self.obeys:
+            self.end(-15)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+
+@dataclass
+class FakeLauncher:
+    """Each start takes the next exit code of its process; an empty list runs on."""
+
+    codes: dict[str, list[int]] = field(default_factory=dict)
+    obeys: bool = True
+    started: list[str] = field(default_factory=list)
+    processes: list[FakeProcess] = field(default_factory=list)
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, spec: ProcessSpec) -> FakeProcess:
+        process = FakeProcess(len(self.started) + 1, obeys=self.obeys)
+        self.started.append(spec.name)
+        self.processes.append(process)
+        codes = self.codes.get(spec.name, [])
+        if codes:
+            process.end(codes.pop(0))
+        else:
+            self.running.set()
+        return process
+
+
+def make_spec(folder: Path, name: str = "worker", *, limit: int = 3, is_finite: bool = True) -> ProcessSpec:
+    return ProcessSpec(name, ("x",), {}, folder / f"{name}.log", max_restarts=limit, ends_with_run=is_finite)
+
+
+async def test_a_crashed_process_starts_again(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"worker": [-9, 1, 0]})
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0)
+    await supervisor.run()
+    (state,) = supervisor.states
+    assert (state.state, state.restarts, launcher.started) == ("ended", 2, ["worker"] * 3)
+
+
+async def test_a_restart_names_the_last_line_of_the_log(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path)
+    spec.log_path.write_text("first line\nValueError: the reason\n")
+    lines: list[str] = []
+    supervisor = Supervisor(
+        FakeLauncher({"worker": [1, -9, 0]}),
+        [spec],
+        on_change=lambda: lines.extend(s.last_line for s in supervisor.states if s.state == "restarting"),
+        first_backoff_s=0.0,
+    )
+    await supervisor.run()
+    assert lines == ["ValueError: the reason", ""]
+
+
+async def test_giving_up_names_the_log_and_its_last_lines(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, limit=2)
+    spec.log_path.write_text("first line\nValueError: the reason\n")
+    supervisor = Supervisor(FakeLauncher({"worker": [1, 1, 1, 1]}), [spec], first_backoff_s=0.0)
+    with pytest.raises(ServiceError, match=r"worker failed for good \(exit code 1, 3 in a row\)") as caught:
+        await supervisor.run()
+    assert str(spec.log_path) in str(caught.value)
+    assert "ValueError: the reason" in str(caught.value)
+
+
+async def test_giving_up_on_one_process_ends_the_others(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"bad": [1]})
+    specs = [make_spec(tmp_path, "good"), make_spec(tmp_path, "bad", limit=0)]
+    with pytest.raises(ServiceError, match="bad failed"):
+        await Supervisor(launcher, specs, first_backoff_s=0.0).run()
+    assert all(process.code.done() for process in launcher.processes)
+
+
+async def test_wrong_settings_are_not_tried_twice(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"worker": [USER_ERROR_CODE, 0]})
+    with pytest.raises(ServiceError, match="exit code 2, 1 in a row"):
+        await Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0).run()
+    assert launcher.started == ["worker"]
+
+
+async def test_a_process_that_has_worked_is_tried_again_after_an_error_of_settings(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"worker": [USER_ERROR_CODE, 0]})
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0)
+    supervisor.note_progress("worker")
+    await supervisor.run()
+    assert launcher.started == ["worker", "worker"]
+
+
+async def test_an_end_that_nobody_asked_for_is_a_crash_of_an_endless_service(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"dataflow": [0]})
+    supervisor = Supervisor(launcher, [make_spec(tmp_path, "dataflow", is_finite=False)], first_backoff_s=0.0)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await launcher.running.wait()
+        await supervisor.stop()
+    assert launcher.started == ["dataflow", "dataflow"]
+
+
+async def test_stopping_ends_what_does_not_obey(tmp_path: Path) -> None:
+    launcher = FakeLauncher(obeys=False)
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)])
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await launcher.running.wait()
+        await supervisor.stop(grace_s=0.01)
+    (state,) = supervisor.states
+    assert (state.state, state.exit_code) == ("stopped", -9)
+
+
+async def test_stopping_during_a_backoff_starts_nothing_more(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"worker": [1]})
+    crashed = asyncio.Event()
+
+    def on_change() -> None:
+        if supervisor.states[0].state == "restarting":
+            crashed.set()
+
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)], on_change=on_change, first_backoff_s=60.0)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await crashed.wait()
+        await supervisor.stop()
+    assert launcher.started == ["worker"]
+
+
+def test_delays_double_up_to_the_longest_and_end_at_the_limit() -> None:
+    backoff = Backoff(limit=4, first_s=1.0, longest_s=5.0)
+    assert [backoff.next_delay_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, None]
+
+
+def test_progress_forgets_earlier_crashes() -> None:
+    backoff = Backoff(limit=1, first_s=1.0)
+    assert backoff.next_delay_s() == 1.0
+    backoff.reset()
+    assert backoff.next_delay_s() == 1.0
