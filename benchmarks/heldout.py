@@ -1,0 +1,71 @@
+"""Held-out accuracy of any weights of a recipe's model, by the torch engine: one judge for all sides.
+
+Example: `await Evaluator(load_recipe("recipes/quickstart.yaml"), "actor", num_tasks=512).score(snapshot)`.
+"""
+
+import asyncio
+import dataclasses
+import os
+import statistics
+
+from astraflow.envs.scoring import make_reward
+from astraflow.envs.sources import make_source
+from astraflow.errors import ConfigError
+from astraflow.launch.config import Recipe
+from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.protocols import WeightSnapshot
+from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engines.torch_engine import TorchEngine
+from astraflow.rollout.renderer import load_renderer
+from astraflow.types import GenerateRequest, Message, Sampling
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """Held-out accuracy of weights, on the recipe's first evaluation set, by all cores.
+
+    `base` is version 0. Raises: ConfigError if the set has too few tasks.
+    """
+
+    def __init__(self, recipe: Recipe, policy: str, *, num_tasks: int) -> None:
+        source = make_source(next(iter(recipe.eval.sets.values())).source)
+        if len(source) < num_tasks:
+            raise ConfigError(f"the evaluation set has {len(source)} tasks; {num_tasks} are needed")
+        config = recipe.policies[policy]
+        self._tasks = [source.task(idx) for idx in range(num_tasks)]
+        self._renderer = load_renderer(config.model_dir)
+        self._reward = make_reward(recipe.tasks.without_curators)
+        self._max_tokens = config.sampling.max_tokens
+        self._prompts = [
+            self._renderer.render((*task.context, Message(role="user", content=task.prompt)))
+            for task in self._tasks
+        ]
+        tensors = export_tensors(load_causal_lm(config.model_dir))
+        self.base = WeightSnapshot(policy, 0, tensors, config.model_dir)
+        context = max(len(prompt) for prompt in self._prompts) + self._max_tokens
+        engine = TorchEngineConfig(num_slots=256, max_context=context, num_threads=os.cpu_count() or 1)
+        self._engine = TorchEngine(engine, self.base)
+        self._num_loaded = 0
+
+    async def score(self, snapshot: WeightSnapshot) -> float:
+        """Share of the tasks that are solved, one completion each, at temperature 1.
+
+        Seeds depend on version and task alone, so that equal weights score alike on all sides.
+        """
+        self._num_loaded += 1  # the engine wants a number of its own for each set of weights
+        await self._engine.load(dataclasses.replace(snapshot, version=self._num_loaded), slot="live")
+        first_seed = snapshot.version * len(self._tasks)
+        requests = [
+            GenerateRequest(
+                token_ids=prompt, sampling=Sampling(max_tokens=self._max_tokens, seed=first_seed + idx)
+            )
+            for idx, prompt in enumerate(self._prompts)
+        ]
+        generations = await asyncio.gather(*(self._engine.generate(request) for request in requests))
+        texts = [self._renderer.parse(generation.token_ids).content for generation in generations]
+        return statistics.fmean(map(self._reward, self._tasks, texts))
+
+    async def close(self) -> None:
+        """Ends the engine."""
+        await self._engine.close()

@@ -1,0 +1,99 @@
+"""Does the quickstart learn every time? One run a seed, by the commands of `make quickstart`.
+
+The model folder is made once if it is not there; a seed varies the order of tasks, what is sampled, and the
+cut into minibatches. Prints a row a seed and draws the held-out accuracy over the time since the first lease.
+
+    python benchmarks/quickstart_seeds.py [--seeds 0 1 2 3 4] [--out runs/seeds]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+from harness import report, show_table
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "models/quickstart"
+IMAGE = ROOT / "docs" / "images" / "quickstart_seeds.png"
+TARGET, RL_LIMIT_S = 0.85, 120.0
+COLUMNS = ("seed", "before", "after", "wall s", "RL s", "overlap", "staleness mean", "max", "audit")
+
+
+def astraflow(*arguments: str) -> None:
+    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    print("+ astraflow", *arguments, file=sys.stderr, flush=True)
+    argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
+
+
+def run_seed(seed: int, run_dir: Path) -> dict[str, Any]:
+    """A run's summary."""
+    astraflow("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), "--plain", f"seed={seed}")
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def curve_of(run_dir: Path) -> list[tuple[float, float]]:
+    """(seconds since the evaluation of version 0, held-out accuracy)."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    evals = [record for record in records if record["kind"] == "eval"]
+    return [(record["at_s"] - evals[0]["at_s"], record["score_mean"]) for record in evals]
+
+
+def draw(curves: dict[int, list[tuple[float, float]]]) -> None:
+    """One line a seed."""
+    mpl.use("Agg")
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
+    for seed, points in curves.items():
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"seed {seed}")
+    axes.axhline(TARGET, color="grey", linestyle=":", linewidth=1)
+    axes.set(xlabel="seconds of RL", ylabel="held-out accuracy (512 tasks)", ylim=(0, 1))
+    axes.set_title("Quickstart on two CPU cores")
+    axes.legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    figure.savefig(IMAGE)
+    plt.close(figure)
+
+
+def main(seeds: Sequence[int], out: Path) -> None:
+    """Runs, prints and draws."""
+    astraflow("model", "init", "recipes/models/quickstart.yaml", "--out", MODEL)
+    summaries = {seed: run_seed(seed, out / str(seed)) for seed in seeds}
+    draw({seed: curve_of(out / str(seed)) for seed in seeds})
+    keys = ("heldout_before", "heldout_after", "wall_s", "rl_wall_s", "overlap_frac", "staleness_mean")
+    rows = [
+        (seed, *(float(s[key]) for key in keys), s["staleness_max"], "holds" if s["audit_ok"] else "BROKEN")
+        for seed, s in summaries.items()
+    ]
+    show_table("quickstart", COLUMNS, rows)
+    good = [
+        s["heldout_after"] >= TARGET and s["rl_wall_s"] < RL_LIMIT_S and s["audit_ok"]
+        for s in summaries.values()
+    ]
+    report(
+        {
+            "num_seeds": len(good),
+            "num_good": sum(good),
+            "heldout_after_min": min(s["heldout_after"] for s in summaries.values()),
+            "rl_wall_s_max": max(s["rl_wall_s"] for s in summaries.values()),
+            "overlap_frac_min": min(s["overlap_frac"] for s in summaries.values()),
+        }
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--out", type=Path, help="run folders; a temporary one if not given")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="astraflow-seeds-") as scratch:
+        main(given.seeds, given.out or Path(scratch))

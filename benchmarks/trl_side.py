@@ -1,0 +1,283 @@
+"""One run of TRL's GRPOTrainer for `quickstart_vs_trl.py`; runs in TRL's own virtual environment.
+
+Reads a job (JSON), trains, and leaves the weights of every version and `result.json` in the job's folder.
+The clock starts when the first step begins: imports, model, data and trainer are made before. It stands still
+while the weights of a version are copied. Nothing is evaluated here.
+
+    python trl_side.py JOB.json
+
+That environment is made here too. Apart from torch, which `TORCH` in the process's environment may change, it
+has the versions of `constraints.txt`.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+__all__ = ["StopRule", "TrlJob", "TrlResult", "make_environment", "run_job", "weights_file"]
+
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+PACKAGES = (
+    "trl==1.16.*",
+    "transformers",
+    "datasets",
+    "safetensors",
+    "msgspec",
+    "numpy",
+    "pydantic",
+    "pyyaml",
+    "reasoning-gym",
+)
+SHOWN_PACKAGES = ("torch", "trl", "transformers", "accelerate", "datasets", "numpy")
+
+
+class StopRule(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run of either side ends: its training reward stays high, or `max_steps` are done.
+
+    It only ends runs that are well past the target; what counts is found later, by evaluation.
+    """
+
+    reward: float
+    window: int
+    """Steps over which the training reward is averaged."""
+    max_steps: int
+
+    def is_over(self, rewards: Sequence[float]) -> bool:
+        """Whether a run with these mean rewards, one a step, ends now."""
+        recent = rewards[-self.window :]
+        is_high = len(recent) == self.window and sum(recent) / self.window >= self.reward
+        return is_high or len(rewards) >= self.max_steps
+
+
+class TrlJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a run needs; all values that have a counterpart in a recipe come from there."""
+
+    model_dir: str
+    tasks_file: str
+    """One task a line, as `wire` has it in JSON."""
+    reward: str
+    """JSON of the recipe's section `tasks`, from which the reward is made."""
+    out_dir: str
+    stop: StopRule
+    seed: int
+    lr: float
+    warmup_steps: int
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+    group_size: int
+    groups_per_batch: int
+    minibatches: int
+    clip_low: float
+    clip_high: float
+    max_tokens: int
+    temperature: float
+    num_threads: int
+
+
+class TrlResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to. `times_s[i]` is when version `i + 1` was ready."""
+
+    times_s: list[float]
+    rewards: list[float]
+    """Mean training reward of each step."""
+
+
+def weights_file(out_dir: Path, version: int) -> Path:
+    """Where a run leaves the weights of a version (safetensors)."""
+    return out_dir / f"version-{version}.safetensors"
+
+
+def make_environment(venv: Path, constraints: Path) -> Path:
+    """TRL's virtual environment, made if it is missing; returns its interpreter and prints what is in it."""
+    python, ready = venv / "bin" / "python", venv / "ready"
+    wanted = "\n".join([TORCH, *PACKAGES])
+    quiet = "--disable-pip-version-check"
+    if not ready.is_file() or ready.read_text() != wanted:
+        print(f"making {venv} for TRL (about 2 minutes)", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+        (venv / ".gitignore").write_text("*\n")
+        install = [str(python), "-m", "pip", "install", "--quiet", quiet]
+        subprocess.run([*install, TORCH], check=True)
+        subprocess.run([*install, "-c", str(constraints), *PACKAGES], check=True)
+        ready.write_text(wanted)
+    command = [str(python), "-m", "pip", "list", "--format=freeze", quiet]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    shown = [line for line in listed.splitlines() if line.partition("==")[0] in SHOWN_PACKAGES]
+    print("TRL's environment:", ", ".join(shown), flush=True)
+    return python
+
+
+def run_job(python: Path, job: TrlJob, source_dir: Path) -> TrlResult:
+    """Runs a job in TRL's environment; our package is found in `source_dir`. A failure ends the program."""
+    out_dir = Path(job.out_dir)
+    job_file, log_file = out_dir / "job.json", out_dir / "log.txt"
+    job_file.write_bytes(msgspec.json.encode(job))
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_DISABLED": "true"}
+    env = {**os.environ, **offline, "PYTHONPATH": str(source_dir), "PYTHONWARNINGS": "ignore"}
+    env["OMP_NUM_THREADS"] = str(job.num_threads)
+    env.pop("OMP_WAIT_POLICY", None)  # passive waits slow down a process that owns all cores
+    with log_file.open("wb") as log:
+        command = [str(python), str(Path(__file__).resolve()), str(job_file)]
+        done = subprocess.run(command, stdout=log, stderr=log, env=env)
+    if done.returncode:
+        tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-15:])
+        raise SystemExit(f"TRL ended with {done.returncode}; the end of {log_file}:\n{tail}")
+    return msgspec.json.decode((out_dir / "result.json").read_bytes(), type=TrlResult)
+
+
+def train(job: TrlJob) -> TrlResult:
+    """Trains by GRPOTrainer.
+
+    A step is `groups_per_batch` groups and `minibatches` optimizer steps on them, as in a recipe. `bnpo`
+    divides by the tokens of the minibatch, as the recipe's `denominator: tokens` does. Optimizer and warm-up
+    are built here, because the library's own schedule begins with a step of learning rate 0.
+    """
+    import torch
+
+    torch.set_num_threads(job.num_threads)
+    import datasets
+    import transformers
+    import trl
+
+    transformers.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    model = transformers.AutoModelForCausalLM.from_pretrained(job.model_dir, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job.model_dir)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=job.lr, betas=job.betas, eps=job.eps, weight_decay=job.weight_decay, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda update: min(1.0, (update + 1) / max(1, job.warmup_steps))
+    )
+    rows, reward = _rows(job), _Reward(job)
+    recorder = _make_recorder(job, reward)
+    trainer = trl.GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=reward,
+        args=_settings(job),
+        train_dataset=datasets.Dataset.from_list(rows),
+        callbacks=[recorder],
+        optimizers=(optimizer, schedule),
+    )
+    trainer.train()
+    return TrlResult(times_s=recorder.times_s, rewards=reward.means)
+
+
+def _settings(job: TrlJob) -> Any:
+    """Everything that is not set here has no counterpart, or was slower on a CPU when it was changed."""
+    import trl
+
+    samples = job.groups_per_batch * job.group_size
+    return trl.GRPOConfig(
+        output_dir=str(Path(job.out_dir) / "trainer"),
+        seed=job.seed,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=samples // job.minibatches,
+        gradient_accumulation_steps=1,
+        steps_per_generation=job.minibatches,
+        num_iterations=1,
+        num_generations=job.group_size,
+        max_steps=job.stop.max_steps * job.minibatches,
+        max_completion_length=job.max_tokens,
+        temperature=job.temperature,
+        beta=0.0,
+        epsilon=job.clip_low,
+        epsilon_high=job.clip_high,
+        loss_type="bnpo",
+        scale_rewards="group",
+        max_grad_norm=job.max_grad_norm,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+class _Reward:
+    """The recipe's own reward, called in this process; keeps each step's mean."""
+
+    __name__ = "recipe"
+
+    def __init__(self, job: TrlJob) -> None:
+        from astraflow.envs.config import TasksConfig
+        from astraflow.envs.scoring import make_reward
+
+        self._score = make_reward(TasksConfig.model_validate_json(job.reward))
+        self._tasks = _load_tasks(job.tasks_file)
+        self.means: list[float] = []
+
+    def __call__(self, completions: list[Any], task_idx: list[int], **_: object) -> list[float]:
+        scores = [
+            self._score(self._tasks[idx], completion[0]["content"])
+            for idx, completion in zip(task_idx, completions, strict=True)
+        ]
+        self.means.append(sum(scores) / len(scores))
+        return scores
+
+
+def _load_tasks(path: str) -> list[Any]:
+    from astraflow.types import Task
+
+    return [msgspec.json.decode(line, type=Task) for line in Path(path).read_bytes().splitlines()]
+
+
+def _rows(job: TrlJob) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for idx, task in enumerate(_load_tasks(job.tasks_file)):
+        context = [{"role": m.role, "content": m.content} for m in task.context]
+        rows.append({"prompt": [*context, {"role": "user", "content": task.prompt}], "task_idx": idx})
+    return rows
+
+
+def _make_recorder(job: TrlJob, reward: _Reward) -> Any:
+    """A callback that owns the clock and keeps the weights of each version."""
+    from safetensors.torch import save_file
+    from transformers import TrainerCallback
+
+    class Recorder(TrainerCallback):
+        def __init__(self) -> None:
+            self.times_s: list[float] = []
+            self._began_s = 0.0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 0:
+                self._began_s = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % job.minibatches:
+                return
+            paused_s = time.perf_counter()
+            self.times_s.append(paused_s - self._began_s)
+            save_file(kwargs["model"].state_dict(), weights_file(Path(job.out_dir), len(self.times_s)))
+            control.should_training_stop = job.stop.is_over(reward.means)
+            self._began_s += time.perf_counter() - paused_s
+
+    return Recorder()
+
+
+def main() -> None:
+    """Runs the job of the command line."""
+    if len(sys.argv) != 2:
+        print("nothing to do: quickstart_vs_trl.py starts this file with a job")
+        return
+    warnings.simplefilter("ignore")
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=TrlJob)
+    result = train(job)
+    Path(job.out_dir, "result.json").write_bytes(msgspec.json.encode(result))
+
+
+if __name__ == "__main__":
+    main()

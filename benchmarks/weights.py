@@ -1,0 +1,339 @@
+"""How small and how fast a new version of the weights travels, beside memcpy, plain zstd and a naive coder.
+
+About 500 MB of bfloat16, of which a share changed by one step at random places; lossless and verified in all
+cases. The publisher is a process of its own; sender and receiver share this one. "Installed" means: verified,
+in the receiver's host memory. The link of 1 Gbit/s is a proxy that holds back what exceeds it. The last
+section is `weights_fanout.py`: many receivers, and a publisher whose upload is capped.
+
+    python benchmarks/weights.py [--megabytes 500] [--repeats 5]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from astraflow.protocols import HostTensor
+from astraflow.service import ServiceClient, run_service
+from astraflow.types import SourceLink
+from astraflow.weights.codec.delta import apply_delta, encode_delta, parse_delta
+from astraflow.weights.codec.kernels import NUMPY, choose_kernel
+from astraflow.weights.config import WeightsConfig
+from astraflow.weights.manifest import TensorDigest, lay_out
+from astraflow.weights.publisher import run_publisher
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.receiver import Receiver
+from harness import interleaved, report, show_table
+from weights_fanout import measure_fanout
+
+DENSITIES = (0.001, 0.01, 0.03)
+TENSOR_ELEMENTS = 8 * 1024 * 1024
+GBIT_BYTES_PER_S = 125e6
+Words = NDArray[np.uint16]
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def make_words(megabytes: int, rng: np.random.Generator) -> Words:
+    """Weights of a usual size as bfloat16."""
+    size = megabytes * 500_000 // TENSOR_ELEMENTS * TENSOR_ELEMENTS or TENSOR_ELEMENTS
+    some = (0.02 * rng.standard_normal(TENSOR_ELEMENTS, dtype=np.float32)).view(np.uint32) >> 16
+    return np.tile(some.astype(np.uint16), size // TENSOR_ELEMENTS)
+
+
+def stepped(words: Words, density: float, rng: np.random.Generator) -> tuple[Words, int]:
+    """A version with about this share of elements one step up or down; how many they are."""
+    gaps = rng.geometric(density, int(words.size * density * 1.1) + 100)
+    positions = np.cumsum(gaps) - 1
+    positions = positions[positions < words.size]
+    new = words.copy()
+    new[positions] += rng.choice(np.array([1, 0xFFFF], np.uint16), positions.size)
+    return new, positions.size
+
+
+def tensors_from(words: Words) -> list[HostTensor]:
+    parts = words.reshape(-1, TENSOR_ELEMENTS)
+    return [
+        HostTensor(f"layers.{i}.weight", (2048, TENSOR_ELEMENTS // 2048), "bfloat16", part.view(np.uint8))
+        for i, part in enumerate(parts)
+    ]
+
+
+def entropy_bytes(size: int, changed: int) -> float:
+    """Of the positions and of a direction each, independent: no code can be shorter on average."""
+    p = changed / size
+    return size * (-p * np.log2(p) - (1 - p) * np.log2(1 - p) + p) / 8
+
+
+# --- codec ----------------------------------------------------------------------------------------
+
+
+def naive(old: Words, new: Words) -> tuple[NDArray[np.uint32], Words]:
+    """What others do: index and value of each changed element."""
+    positions = np.flatnonzero(old != new).astype(np.uint32)
+    return positions, new[positions]
+
+
+@dataclass
+class Codec:
+    """Ours, on one pair of versions that lie as a publisher sees them."""
+
+    old: Words
+    new: Words
+
+    def __post_init__(self) -> None:
+        self.table = lay_out(tensors_from(self.new))
+        self.digests = [self._digest(self.old), self._digest(self.new)]
+        self.buffer = self.old.copy()
+
+    def _digest(self, words: Words) -> str:
+        digest = TensorDigest(self.table)
+        digest.update(words.view(np.uint8).data)
+        return digest.hexdigest()
+
+    def encode(self, is_numpy: bool = False) -> bytes:
+        base_digest, digest = self.digests
+        pieces = encode_delta(
+            self.old.view(np.uint8),
+            self.new.view(np.uint8),
+            self.table,
+            base_digest=base_digest,
+            digest=digest,
+            kernel=NUMPY if is_numpy else choose_kernel(1 << 40),
+            num_threads=os.cpu_count() or 1,
+        )
+        return b"".join(data for _, data in pieces)
+
+    def apply(self, data: bytes, repeats: int) -> float:
+        """Median seconds from encoded bytes to a patched and verified buffer."""
+        seconds: list[float] = []
+        for _ in range(repeats):
+            np.copyto(self.buffer, self.old)
+            start = time.perf_counter()
+            apply_delta(parse_delta(data, self.table), self.buffer.view(np.uint8))
+            seconds.append(time.perf_counter() - start)
+        assert np.array_equal(self.buffer, self.new)
+        return statistics.median(seconds)
+
+
+def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[str, object]:
+    figures: dict[str, object] = {}
+    rows: list[list[object]] = []
+    for density in DENSITIES:
+        new, changed = stepped(old, density, rng)
+        codec = Codec(old, new)
+        target = np.empty_like(old)
+        data = codec.encode()
+        runs: dict[str, Callable[[], object]] = {
+            "memcpy": lambda target=target: np.copyto(target, old),
+            "naive": lambda new=new: naive(old, new),
+            "ours": codec.encode,
+            "ours, numpy": lambda codec=codec: codec.encode(is_numpy=True),
+        }
+        seconds = interleaved(runs, repeats=repeats)
+        zstd = zstandard.ZstdCompressor(level=1)
+        start = time.perf_counter()
+        xor_bytes = len(zstd.compress((old ^ new).data))
+        seconds["zstd of the xor"] = time.perf_counter() - start
+        sizes = {"memcpy": old.nbytes, "naive": 6 * changed, "ours": len(data)}
+        sizes |= {"ours, numpy": len(codec.encode(is_numpy=True)), "zstd of the xor": xor_bytes}
+        apply_s = codec.apply(data, repeats)
+        bound = entropy_bytes(old.size, changed)
+        for name, num_bytes in sizes.items():
+            rows.append(
+                [
+                    *(f"{density:.1%}", name, num_bytes / 1e6, old.nbytes / num_bytes, num_bytes / bound),
+                    *(1e3 * seconds[name], old.nbytes / seconds[name] / 1e9),
+                    1e3 * apply_s if name == "ours" else "-",
+                ]
+            )
+        if density == 0.01:
+            figures = {
+                "entropy_ratio": len(data) / bound,
+                "compression_1pct": old.nbytes / len(data),
+                "encode_vs_naive": seconds["naive"] / seconds["ours"],
+                "encode_ms": 1e3 * seconds["ours"],
+                "memcpy_gb_s": old.nbytes / seconds["memcpy"] / 1e9,
+                "apply_ms": 1e3 * apply_s,
+            }
+        del codec, target, new
+    header = ["changed", "coder", "MB", "x smaller", "of entropy", "encode ms", "GB/s", "apply+verify ms"]
+    show_table(f"codec, {old.nbytes / 1e6:.0f} MB of bfloat16", header, rows)
+    return figures
+
+
+# --- stream ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def child(*args: str) -> Iterator[str]:
+    """This script in another role; gives the URL that it prints. It ends with the context."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, *args],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"ASTRAFLOW_LOG": "WARNING"},
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@dataclass
+class Timing:
+    """Seconds of one version."""
+
+    publish_s: float
+    fetch_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.publish_s + self.fetch_s
+
+
+async def stream(words: Words, num_versions: int, folder: Path, *, delta: bool, link: str) -> list[Timing]:
+    """Publishes and fetches version after version; the first two are not counted."""
+    timings: list[Timing] = []
+    rng = np.random.default_rng(1)
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(child("--serve", str(folder), "--delta" if delta else "--full"))
+        source = stack.enter_context(child("--shape", url)) if link != "loopback" else url
+        service = ServiceClient(url)
+        client = PublisherClient(service, folder / "incoming")
+        receiver = Receiver(folder / "cache")
+        for number in range(num_versions):
+            start = time.perf_counter()
+            manifest = await client.publish("actor", number, tensors_from(words), {})
+            published = time.perf_counter()
+            assert manifest.kind == ("delta" if delta and number else "full")
+            links = (SourceLink(kind="http", url=source),)
+            snapshot = await receiver.fetch(msgspec.structs.replace(manifest, sources=links))
+            timings.append(Timing(published - start, time.perf_counter() - published))
+            assert is_same(snapshot.tensors, words)
+            del snapshot
+            words, _ = stepped(words, 0.01, rng)
+            await client.forget("actor", [number])
+        await receiver.close()
+        await service.close()
+    return timings[2:]
+
+
+def is_same(tensors: tuple[HostTensor, ...], words: Words) -> bool:
+    return all(np.array_equal(a.data, b.data) for a, b in zip(tensors, tensors_from(words), strict=True))
+
+
+async def measure_stream(old: Words, repeats: int) -> dict[str, object]:
+    median: dict[str, Timing] = {}
+    rows: list[list[object]] = []
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    for link in ("loopback", "1 Gbit/s"):
+        for kind in ("full", "delta"):
+            with tempfile.TemporaryDirectory(dir=shared, prefix="weights-") as folder:
+                num_versions = 2 + (repeats if link == "loopback" else 2)
+                timings = await stream(old, num_versions, Path(folder), delta=kind == "delta", link=link)
+            name = f"{kind}, {link}"
+            median[name] = Timing(
+                statistics.median(t.publish_s for t in timings), statistics.median(t.fetch_s for t in timings)
+            )
+            one = median[name]
+            rows.append([name, 1e3 * one.publish_s, 1e3 * one.fetch_s, 1e3 * one.total_s])
+    header = ["stream, 1 % changed", "publish ms", "fetch+verify ms", "in all ms"]
+    show_table(f"from the trainer's memory to the receiver's, {old.nbytes / 1e6:.0f} MB", header, rows)
+    delta, full = median["delta, loopback"], median["full, loopback"]
+    return {
+        "delta_ms": 1e3 * delta.total_s,
+        "delta_publish_ms": 1e3 * delta.publish_s,
+        "delta_vs_full": full.total_s / delta.total_s,
+        "delta_vs_full_1gbit": median["full, 1 Gbit/s"].total_s / median["delta, 1 Gbit/s"].total_s,
+        "full_gb_s": old.nbytes / full.fetch_s / 1e9,
+    }
+
+
+# --- other roles of this script -------------------------------------------------------------------
+
+
+async def serve(stop: asyncio.Event, folder: Path, delta: bool) -> None:
+    config = WeightsConfig(delta=delta, keep=1, full_every=1000 if delta else 1)
+    await run_publisher(folder, config, stop, on_ready=lambda url: print(url, flush=True))
+
+
+class Shaper:
+    """A TCP proxy whose answers, all connections together, keep to a rate."""
+
+    def __init__(self, host: str, port: int, bytes_per_s: float) -> None:
+        self._target = (host, port)
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(*self._target)
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await asyncio.gather(self._copy(reader, up_writer, 0.0), self._copy(up_reader, writer, 1.0))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, weight: float) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await reader.read(65_536):
+            now = loop.time()
+            self._free_at = max(self._free_at, now) + weight * len(data) / self._bytes_per_s
+            if self._free_at - now > 0.002:
+                await asyncio.sleep(self._free_at - now)
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+async def shape(stop: asyncio.Event, url: str) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    shaper = Shaper(host, int(port), GBIT_BYTES_PER_S)
+    server = await asyncio.start_server(shaper.accept, "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await stop.wait()
+    server.close()
+
+
+async def measure(stop: asyncio.Event, megabytes: int, repeats: int) -> None:
+    rng = np.random.default_rng(0)
+    old = make_words(megabytes, rng)
+    figures = measure_codec(old, rng, repeats)
+    figures |= await measure_stream(old, repeats)
+    del old
+    figures |= await measure_fanout()
+    report(figures)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--shape", help=argparse.SUPPRESS)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--delta", action="store_true", help=argparse.SUPPRESS)
+    kind.add_argument("--full", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        return run_service(lambda stop: serve(stop, args.serve, args.delta), name="publisher")
+    if args.shape:
+        return run_service(lambda stop: shape(stop, args.shape), name="shaper")
+    return run_service(lambda stop: measure(stop, args.megabytes, args.repeats), name="benchmark")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""How long until N receivers have a version, when the publisher's upload is what is scarce: with and without
+peers.
+
+The publisher is a process of its own that sends at most `--upload` MB/s, all receivers together; each peer at
+most `--peer-upload` (0: as fast as it can). tests/unit/weights/test_fanout.py does the same in virtual time
+with every upload capped alike. The receivers share one process, each with its own sockets, files and memory;
+every version is verified.
+
+    python benchmarks/weights_fanout.py [--megabytes 24] [--upload 4] [--plot docs/images/fanout.png]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from astraflow.protocols import HostTensor
+from astraflow.service import ServiceClient, run_service
+from astraflow.types import Manifest, PublisherHealth, SourceLink
+from astraflow.weights.config import WeightsConfig
+from astraflow.weights.peer import Spool, served
+from astraflow.weights.publisher import run_publisher
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.receiver import Receiver
+from harness import report, show_table
+
+__all__ = ["measure_fanout"]
+
+NUM_RECEIVERS = (1, 2, 4, 8)
+CHUNK_BYTES = 250_000
+"""96 chunks: what a version of 1.5 GB has by default."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One version on its way to all receivers."""
+
+    seconds: float
+    copies: float
+    """Sent by the publisher, in versions."""
+
+
+def make_tensors(megabytes: int) -> list[HostTensor]:
+    data = np.random.default_rng(0).integers(0, 256, megabytes * 1_000_000, np.uint8)
+    return [HostTensor("w", (data.size // 2,), "bfloat16", data)]
+
+
+@contextlib.contextmanager
+def publisher(folder: str, upload: float) -> Iterator[str]:
+    """A publisher's process, and its URL."""
+    argv = [sys.executable, __file__, "--serve", folder, "--upload", str(upload)]
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"ASTRAFLOW_LOG": "WARNING"}
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+async def spread(url: str, manifest: Manifest, count: int, *, peers: bool, upload: float) -> Spread:
+    """Gives the version to `count` fresh receivers at the same moment."""
+    service = ServiceClient(url)
+    with tempfile.TemporaryDirectory(prefix="fanout-") as folder:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(service.close)
+            receivers: list[Receiver] = []
+            links: list[SourceLink] = []
+            for idx in range(count):
+                cache = Path(folder) / str(idx)
+                spool = Spool(cache / "chunks") if peers else None
+                if spool is not None:
+                    await stack.enter_async_context(served(spool, "127.0.0.1", max_upload_mb_s=upload))
+                    links.append(SourceLink(kind="http", url=spool.url, labels={"peer": str(idx)}))
+                receivers.append(Receiver(cache, spool=spool, range_bytes=CHUNK_BYTES))
+                stack.push_async_callback(receivers[-1].close)
+            known = msgspec.structs.replace(manifest, sources=(*manifest.sources, *links))
+            before = (await service.call("GET", "/v1/health", PublisherHealth)).sent_bytes
+            start = time.perf_counter()
+            await asyncio.gather(*(receiver.fetch(known) for receiver in receivers))
+            seconds = time.perf_counter() - start
+            after = (await service.call("GET", "/v1/health", PublisherHealth)).sent_bytes
+    return Spread(seconds, (after - before) / manifest.num_bytes)
+
+
+async def measure_fanout(
+    megabytes: int = 24, upload: float = 4.0, peer_upload: float = 0.0
+) -> dict[str, object]:
+    """Figures, with the table printed."""
+    spreads: dict[tuple[int, bool], Spread] = {}
+    with tempfile.TemporaryDirectory(prefix="fanout-") as folder, publisher(folder, upload) as url:
+        service = ServiceClient(url)
+        client = PublisherClient(service, Path(folder) / "incoming")
+        manifest = await client.publish("actor", 0, make_tensors(megabytes), {})
+        await service.close()
+        for count in NUM_RECEIVERS:
+            for peers in (False, True):
+                spreads[count, peers] = await spread(url, manifest, count, peers=peers, upload=peer_upload)
+    rows: list[list[object]] = [
+        [
+            count,
+            *(
+                x
+                for peers in (False, True)
+                for x in (spreads[count, peers].seconds, spreads[count, peers].copies)
+            ),
+        ]
+        for count in NUM_RECEIVERS
+    ]
+    header = ["receivers", "alone s", "copies sent", "with peers s", "copies sent"]
+    show_table(f"until all have {megabytes} MB from a publisher that sends {upload:g} MB/s", header, rows)
+    first, last = NUM_RECEIVERS[0], NUM_RECEIVERS[-1]
+    return {
+        "fanout_growth": spreads[last, True].seconds / spreads[first, True].seconds,
+        "fanout_growth_without_peers": spreads[last, False].seconds / spreads[first, False].seconds,
+        "fanout_copies": spreads[last, True].copies,
+        "fanout_s": {
+            f"{'peers' if p else 'alone'} {n}": round(s.seconds, 2) for (n, p), s in spreads.items()
+        },
+    }
+
+
+def plot(figures: dict[str, object], path: Path, title: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    seconds = figures["fanout_s"]
+    assert isinstance(seconds, dict)
+    figure, axes = pyplot.subplots(figsize=(6, 3.6))
+    for kind, label, color in (("alone", "publisher alone", "#b04a4a"), ("peers", "with peers", "#2f6f9f")):
+        axes.plot(
+            NUM_RECEIVERS, [seconds[f"{kind} {n}"] for n in NUM_RECEIVERS], "o-", label=label, color=color
+        )
+    axes.set(xlabel="receivers", ylabel="seconds until all have it", title=title, xticks=NUM_RECEIVERS)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+async def serve(stop: asyncio.Event, folder: Path, upload: float) -> None:
+    config = WeightsConfig(chunk_bytes=CHUNK_BYTES, max_upload_mb_s=upload)
+    await run_publisher(folder, config, stop, on_ready=lambda url: print(url, flush=True))
+
+
+async def measure(stop: asyncio.Event, args: argparse.Namespace) -> None:
+    figures = await measure_fanout(args.megabytes, args.upload, args.peer_upload)
+    if args.plot:
+        plot(figures, args.plot, f"{args.megabytes} MB; the publisher sends {args.upload:g} MB/s")
+    report(figures)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=24)
+    parser.add_argument("--upload", type=float, default=4.0, help="MB/s of the publisher")
+    parser.add_argument("--peer-upload", type=float, default=0.0, help="MB/s of each peer; 0: no limit")
+    parser.add_argument("--plot", type=Path, help="write the picture here")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        return run_service(lambda stop: serve(stop, args.serve, args.upload), name="publisher")
+    return run_service(lambda stop: measure(stop, args), name="benchmark")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
