@@ -1,0 +1,146 @@
+"""The examples in README and docs: quick commands run, python runs, recipes are valid, links lead somewhere.
+
+Commands that need a run are run by tests/system/test_docs_commands.py.
+"""
+
+import ast
+import re
+import shlex
+import tomllib
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from astraflow.algorithms.config import (
+    CreditConfig,
+    CuratorConfig,
+    FilterConfig,
+    RemoverConfig,
+    SamplerConfig,
+    ShapingConfig,
+)
+from astraflow.cli.main import main
+from astraflow.config import Use, load_attr
+from astraflow.launch.config import load_recipe
+from astraflow.launch.plan import uses
+from docs_driver import IN_THE_RUN, NOT_RUN, ROOT, Block, blocks, pages
+
+RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")])
+LANGUAGES = ("bash", "python", "yaml")
+
+
+def named(block: Block) -> str:
+    return block.name
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("bash") if b.is_run and b.is_quick], ids=named)
+def test_quick_commands_run(
+    block: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for command in block.commands:
+        with pytest.raises(SystemExit) as caught:
+            main(shlex.split(command)[1:])
+        assert caught.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("python") if not b.marker], ids=named)
+def test_python_runs(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("yaml") if b.is_run], ids=named)
+def test_recipes_on_pages_are_valid(block: Block, tmp_path: Path) -> None:
+    """A part of a recipe is laid over the quickstart."""
+    mapping = yaml.safe_load(block.text)
+    if "name" not in mapping:
+        mapping = {"extends": str(ROOT / "recipes" / "quickstart.yaml"), **mapping}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(mapping))
+    load_recipe(path)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_in_the_repository_load_with_their_components(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    for use in uses(load_recipe(path)):
+        assert callable(load_attr(use.use))
+
+
+@pytest.mark.parametrize("block", [b for x in LANGUAGES for b in blocks(x) if b.marker], ids=named)
+def test_what_is_not_run_says_why(block: Block) -> None:
+    reason = block.marker.removeprefix(NOT_RUN)
+    assert block.marker == IN_THE_RUN or (reason != block.marker and len(reason) > 10)
+
+
+@pytest.mark.parametrize("path", [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"], ids=str)
+def test_links_to_files_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r"(?:src|href)=\"([^\"#]+)", text)
+    relative = [t for t in targets if not t.startswith(("http://", "https://", "mailto:"))]
+    assert [t for t in relative if not (path.parent / t).exists()] == []
+
+
+def test_the_least_torch_on_the_page_is_that_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    floor = next(re.sub(r".*>=", "", item) for item in extras["torch"] if item.startswith("torch>="))
+    assert f"torch >= {floor}" in (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+
+
+def test_every_extra_is_on_the_page() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    text = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    assert [extra for extra in extras if f"`{extra}`" not in text] == []
+
+
+def literals() -> str:
+    """Every text in the package's code; what is put into it at run time shows as a line break."""
+    found: list[str] = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            if isinstance(node, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else "\n" for p in node.values]
+                found.append("".join(map(str, parts)))
+    return "\n".join(found)
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    """Between placeholders (`...`, capitals), each message is literally in the code."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    rows = [line for line in text.partition("## Recipes")[2].splitlines() if line.startswith("| ")]
+    column = "\n".join(row.split(" | ")[0] for row in rows)
+    messages = [m[2] for m in re.finditer(r"(`+) ?(.+?) ?\1(?!`)", column)]
+    parts = [part.strip(" '();:") for m in messages for part in re.split(r"\.\.\.|;|\b[A-Z]+\b|\bnan\b", m)]
+    code = literals()
+    assert len(parts) > 40
+    assert [part for part in parts if part not in code] == []
+
+
+def names_in(annotation: object) -> list[str]:
+    """The names that a recipe may choose from in a union of variants."""
+    configs = [c for c in typing.get_args(typing.get_args(annotation)[0]) if c is not Use]
+    return [c.model_fields["name"].default for c in configs]
+
+
+@pytest.mark.parametrize(
+    ("heading", "union"),
+    [
+        ("Curators", CuratorConfig),
+        ("Filters", FilterConfig),
+        ("Shaping", ShapingConfig),
+        ("Credit", CreditConfig),
+        ("Samplers", SamplerConfig),
+        ("Removers", RemoverConfig),
+    ],
+)
+def test_every_data_algorithm_is_on_its_page(heading: str, union: object) -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+    assert [name for name in names_in(union) if f"`{name}`" not in section] == []

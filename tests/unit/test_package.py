@@ -1,0 +1,57 @@
+"""What holds for the whole package: public names, imports, errors."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import astraflow
+from astraflow import errors
+
+MODULES = sorted(m.name for m in pkgutil.walk_packages(astraflow.__path__, "astraflow."))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_names_are_listed_and_exist(name: str) -> None:
+    module = importlib.import_module(name)
+    if module.__spec__ is not None and module.__spec__.submodule_search_locations is not None:
+        return
+    assert hasattr(module, "__all__"), f"{name} lacks __all__"
+    for public in module.__all__:
+        assert hasattr(module, public), f"{name}.__all__ names {public}, which does not exist"
+    own = {
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_") and getattr(value, "__module__", None) == name
+    }
+    assert own <= set(module.__all__), (
+        f"{name}: public but not in __all__: {sorted(own - set(module.__all__))}"
+    )
+
+
+LIGHT = [m for m in MODULES if m.startswith("astraflow.dataflow") or m.startswith("astraflow.weights")]
+
+
+@pytest.mark.timeout(60)
+def test_light_parts_load_neither_torch_nor_an_engine() -> None:
+    names = [
+        *LIGHT,
+        "astraflow.config",
+        "astraflow.launch.config",
+        "astraflow.rollout.service",
+        "astraflow.cli.main",
+    ]
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print([m for m in ('torch', 'transformers', 'vllm', 'datasets') if m in sys.modules])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_under_the_root(name: str) -> None:
+    assert issubclass(getattr(errors, name), errors.Error)
