@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "astraflow"
-OPEN_ENDED = ("envs/", "workflows/", "dashboard/", "rollout/engines/", "trainer/backends/")
+OPEN_ENDED = (
+    "algorithms/", "dashboard/", "envs/", "losses/", "rollout/engines/", "trainer/backends/", "workflows/",
+)  # fmt: skip
 MAX_FILE, MAX_FUNCTION, MAX_FIELDS, MAX_NESTING = 400, 50, 12, 3
-# size: 14,000 was meant for services alone; the catalogues of algorithms and losses grow by a file a variant
-MAX_CORE, MAX_ALL = 17_000, 30_000
+# size: 14,000 was planned; the rest is what exactness, restarts and damaged input turned out to need
+MAX_CORE, MAX_ALL = 16_000, 30_000
 NESTING = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
 LIFT = re.compile(r"#\s*size:\s*\S+")
 

@@ -1,5 +1,6 @@
 """A run from Python: `launch`, `run.steps`, leaving early, and going on."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ async def test_a_run_is_left_early_and_goes_on(runs: Runs, tmp_path: Path) -> No
                 break
     folder = RunFolder(tmp_path / "run")
     assert folder.load_record().state == "stopped"
+    assert folder.load_record().launcher_pid == os.getpid()
     assert wait_gone([s.pid for s in folder.load_record().services if s.pid], timeout_s=1) == []
     async with launch(recipe, tmp_path / "run") as run:
         seen += [step.step async for step in run.steps("actor")]

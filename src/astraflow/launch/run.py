@@ -14,6 +14,7 @@ An interrupted run is durable: the same folder goes on later. Nothing here decid
 import asyncio
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -179,6 +180,7 @@ class Run:
             name=self.recipe.name,
             url=self.url,
             state=state,
+            launcher_pid=os.getpid(),
             updated_s=time.time(),
             active=(*self._earlier, (self._begin_s, time.time())),
             services=tuple(
