@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.protocols import ChunkReader, WeightSnapshot
+from astraflow.protocols import ChunkReader, WeightChanges, WeightSnapshot
 from astraflow.service import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
 from astraflow.weights.downloads import Downloads, Part
@@ -232,9 +232,9 @@ class Receiver:
         self.fetched_bytes += sum(part.chunk.num_bytes for part in transfer.all_parts)
         # From here the copy belongs to the thread: if this task is cancelled, nobody else may touch it.
         held = self._held.pop(policy, None) if transfer.copy is None else None
-        copy = await asyncio.to_thread(build, transfer, held)
+        copy, changes = await asyncio.to_thread(build, transfer, held)
         model_dir = await asyncio.to_thread(self._install_files, transfer)
-        return self._keep(Held(target, copy), model_dir)
+        return self._keep(Held(target, copy), model_dir, changes)
 
     async def _download(self, transfer: Transfer) -> None:
         chunks = [part.chunk for part in transfer.all_parts]
@@ -268,14 +268,14 @@ class Receiver:
         copy = held.copy if held.copy.is_free else await asyncio.to_thread(held.copy.duplicate)
         return self._keep(Held(manifest, copy), model_dir)
 
-    def _keep(self, fetched: Held, model_dir: Path) -> WeightSnapshot:
+    def _keep(self, fetched: Held, model_dir: Path, changes: WeightChanges | None = None) -> WeightSnapshot:
         """Shows a verified version, and keeps it as a base unless a newer one is here."""
         manifest = fetched.manifest
         held = self._held.get(manifest.policy)
         if held is None or held.manifest.version <= manifest.version:
             self._held[manifest.policy] = fetched
         tensors = tensors_of(manifest, fetched.copy.lend())
-        return WeightSnapshot(manifest.policy, manifest.version, tensors, model_dir)
+        return WeightSnapshot(manifest.policy, manifest.version, tensors, model_dir, changes)
 
     # --- what is missing ---
 

@@ -1,11 +1,11 @@
 """Which peer to ask for which chunk, so that a publisher sends each chunk about once to all receivers.
 
 All receivers rank the peers of a chunk alike (rendezvous hashing over chunk and address). The ranks form a
-tree: the k-th waits for the one at (k - 1) / 2, so that the first fetches from the publisher, each peer gives a
-chunk to two others at most, and the uploads of a version are spread evenly. If the one above has the chunk
-neither now nor soon, the others that rank before are asked, and if none of them fetches it, this receiver does.
-Nobody waits for a peer that ranks after itself, so that waits form no circle, even while receivers know
-different peers. What a peer did wrong is held against it for the version at hand, not for ever.
+tree: the k-th waits for the one at (k - 1) / 2, so that the first fetches from the publisher, each peer gives
+a chunk to two others at most, and the uploads of a version are spread evenly. If the one above has the chunk
+neither now nor soon, the others that rank before are asked, and if none of them fetches it, this receiver
+does. Nobody waits for a peer that ranks after itself, so that waits form no circle, even while receivers
+know different peers. What a peer did wrong is held against it for the version at hand, not for ever.
 """
 
 import asyncio
