@@ -53,7 +53,6 @@ _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0
 """A source that does not answer for this long is passed over: a publisher restarts faster than this."""
-_PEER_PATIENCE_S = 1.0
 _PEER_RANGE_S = 20.0
 """A peer's turn is short: the publisher has what it does not give."""
 _NUM_REMEMBERED = 64
@@ -64,7 +63,8 @@ class Receiver:
     """Fetches versions of any number of policies; `close` it.
 
     `cache_dir` gets one folder a set of model files (config, tokenizer), shared by all versions that carry
-    them and by all receivers of a machine. One version of a policy is in transfer at a time.
+    them and by all receivers of a machine. One version of a policy is in transfer at a time. A peer that does
+    not answer for `peer_patience_s` is passed over, and so is one that takes much longer than the publisher.
 
     Example: `snapshot = await Receiver(Path("cache"), token=token).fetch(manifest)`.
     """
@@ -81,6 +81,7 @@ class Receiver:
         num_parallel: int = 4,
         range_bytes: int = 4 * 1024 * 1024,
         deadline_s: float = 600.0,
+        peer_patience_s: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cache_dir = cache_dir
@@ -89,14 +90,14 @@ class Receiver:
             token=token,
         )
         self._peers = HttpReader(
-            lambda url: ServiceClient(
-                url, token=token, patience_s=_PEER_PATIENCE_S, transport=transport(url)
-            ),
+            lambda url: ServiceClient(url, token=token, patience_s=peer_patience_s, transport=transport(url)),
             token=token,
             range_timeout_s=_PEER_RANGE_S,
         )
         self._spool = spool
-        self._swarm = Swarm(self._peers.state, lambda: spool.url if spool is not None else "")
+        self._swarm = Swarm(
+            self._peers.state, lambda: spool.url if spool is not None else "", spare_s=2 * peer_patience_s
+        )
         files, objects = FileReader(), ObjectReader()
         self._finders = finders or {"http": self._http, "file": files, "s3": objects}
         self._downloads = Downloads(

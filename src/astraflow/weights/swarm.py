@@ -26,7 +26,6 @@ AsksPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
 """Asks the peer at a URL for the state of a version's chunk, waiting up to so many seconds for a change."""
 
 _ASK_S = 5.0
-_SPARE_S = 2.0
 _BLIND_S = 30.0
 """Patience with a peer while nothing tells how fast the publisher is."""
 
@@ -39,11 +38,12 @@ def is_peer(source: SourceLink) -> bool:
 class Swarm:
     """The peers as one receiver sees them, during one fetch after the other.
 
-    `own_url`: where this receiver serves; empty if it does not.
+    `own_url`: where this receiver serves; empty if it does not. A peer may be late by `spare_s` and more.
     """
 
-    def __init__(self, ask: AsksPeer, own_url: Callable[[], str]) -> None:
+    def __init__(self, ask: AsksPeer, own_url: Callable[[], str], *, spare_s: float = 2.0) -> None:
         self._ask = ask
+        self._spare_s = spare_s
         self._own_url = own_url
         self._bad: dict[str, tuple[int, set[str]]] = {}
         self._idle: set[str] = set()
@@ -143,7 +143,7 @@ class Swarm:
             return float("inf")
         alone_s = chunk.num_bytes / speed if speed else 0.0
         known_s = max(self._own_done_s * self._own_scale, alone_s)
-        return _SPARE_S + 2 * known_s if known_s else _BLIND_S
+        return self._spare_s + 2 * known_s if known_s else _BLIND_S
 
 
 def _rank(url: str, chunk: Chunk) -> int:
