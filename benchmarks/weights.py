@@ -2,8 +2,9 @@
 
 About 500 MB of bfloat16, of which a share changed by one step at random places; lossless and verified in all
 cases. The publisher is a process of its own; sender and receiver share this one. "Installed" means: verified,
-in the receiver's host memory. The link of 1 Gbit/s is a proxy that holds back what exceeds it. The last
-section is `weights_fanout.py`: many receivers, and a publisher whose upload is capped.
+in the receiver's host memory. The link of 1 Gbit/s is a proxy that holds back what exceeds it. The engine's
+section is the last step: from host memory into a model's own tensors, all of them or what changed. The last
+section is `weights_fanout.py`: eight receivers, and a publisher whose upload is capped.
 
     python benchmarks/weights.py [--megabytes 500] [--repeats 5]
 """
@@ -176,6 +177,66 @@ def measure_codec(old: Words, rng: np.random.Generator, repeats: int) -> dict[st
     return figures
 
 
+# --- engine ---------------------------------------------------------------------------------------
+
+
+def measure_engine(old: Words, rng: np.random.Generator, repeats: int) -> dict[str, object]:
+    """Checking and installing a version in a bfloat16 model, in full and by what a delta of 1 % touches."""
+    import torch
+    from torch import nn
+
+    from astraflow.models.loading import fit_tensors, install_tensors
+
+    torch.set_num_threads(1)
+    new, _ = stepped(old, 0.01, rng)
+    codec = Codec(old, new)
+    delta = parse_delta(codec.encode(), codec.table)
+    layers = [nn.Linear(*t.shape[::-1], bias=False, dtype=torch.bfloat16) for t in tensors_from(old)]
+    model = nn.Module()
+    model.layers = nn.ModuleList(layers)
+    tensors = tensors_from(new)
+
+    def positions() -> dict[str, NDArray[np.int64]]:
+        pieces: dict[str, list[NDArray[np.int64]]] = {}
+        for idx, some in delta.changed():
+            pieces.setdefault(tensors[idx].name, []).append(some)
+        return {name: np.concatenate(some) for name, some in pieces.items()}
+
+    parts: dict[str, list[float]] = {"check": [], "install": []}
+
+    def patch() -> None:
+        start = time.perf_counter()
+        fitted = fit_tensors(model, tensors, changed=positions())
+        checked = time.perf_counter()
+        fitted.install()
+        parts["check"].append(checked - start)
+        parts["install"].append(time.perf_counter() - checked)
+
+    full: list[float] = []
+
+    def whole() -> None:
+        fitted = fit_tensors(model, tensors)
+        start = time.perf_counter()
+        fitted.install()
+        full.append(time.perf_counter() - start)
+
+    install_tensors(model, tensors_from(old))
+    patch()
+    is_equal = all(
+        torch.equal(layer.weight.view(torch.int16).view(-1), torch.from_numpy(t.data).view(torch.int16))
+        for layer, t in zip(layers, tensors, strict=True)
+    )
+    assert is_equal, "a patched model differs from its version"
+    seconds = interleaved({"full": whole, "patch": patch}, repeats=repeats)
+    installs = {"full": statistics.median(full), "patch": statistics.median(parts["install"])}
+    rows: list[list[object]] = [[k, 1e3 * seconds[k], 1e3 * installs[k]] for k in ("full", "patch")]
+    show_table("into the engine, 1 % changed, one thread", ["", "in all ms", "engine stands still ms"], rows)
+    return {
+        "patch_vs_full": seconds["full"] / seconds["patch"],
+        "patch_stall_vs_full": installs["full"] / installs["patch"],
+    }
+
+
 # --- stream ---------------------------------------------------------------------------------------
 
 
@@ -313,8 +374,9 @@ async def measure(stop: asyncio.Event, megabytes: int, repeats: int) -> None:
     old = make_words(megabytes, rng)
     figures = measure_codec(old, rng, repeats)
     figures |= await measure_stream(old, repeats)
+    figures |= measure_engine(old, rng, repeats)
     del old
-    figures |= await measure_fanout()
+    figures |= await measure_fanout(counts=(1, 8))
     report(figures)
 
 

@@ -62,6 +62,7 @@ __all__ = [
     "TrainerBackend",
     "TrainerLink",
     "TrajectoryFacts",
+    "WeightChanges",
     "WeightSnapshot",
     "WorkerLink",
 ]
@@ -85,14 +86,28 @@ class HostTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightChanges:
+    """Where a version can differ from version `base` of the same policy: an engine that serves that one need
+    touch nothing else.
+
+    Example: `for name, positions in changes.find().items(): weights[name].flat[positions] = ...`.
+    """
+
+    base: int
+    find: Callable[[], Mapping[str, NDArray[np.int64]]]
+    """Tensor name -> flat positions of elements, in any order; unnamed tensors are equal. Blocks."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSnapshot:
     """One verified version in host memory: tensors in manifest order, and the folder with config and
-    tokenizer."""
+    tokenizer. `changes`: what is new since an older version, if that is known and little."""
 
     policy: str
     version: int
     tensors: tuple[HostTensor, ...]
     model_dir: Path
+    changes: WeightChanges | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from weight_fakes import trained
 
+pytestmark = pytest.mark.timeout(120)
 CHUNK = 64 * 1024
+PATIENCE_S = 60.0
+"""Longer than any machine is busy with something else."""
 
 
 def weights(num_chunks: int = 16, seed: int = 0) -> list[HostTensor]:
@@ -52,8 +55,9 @@ class Swarmed:
 
 @contextlib.asynccontextmanager
 async def swarm(
-    folder: Path, *, num_peers: int, num_others: int = 0, delta: bool = False
+    folder: Path, *, num_peers: int, num_others: int = 0, delta: bool = False, patience_s: float = PATIENCE_S
 ) -> AsyncIterator[Swarmed]:
+    """Nobody is passed over as slow within `patience_s`, so that ranks alone settle who sends what."""
     config = WeightsConfig(chunk_bytes=CHUNK, delta=delta, max_upload_mb_s=8.0)
     publisher = Publisher(folder / "weights", config)
     server = HttpServer(publisher, host="127.0.0.1", port=0, name="publisher")
@@ -69,7 +73,9 @@ async def swarm(
             if spool is not None:
                 await stack.enter_async_context(served(spool, "127.0.0.1"))
                 rig.links.append(SourceLink(kind="http", url=spool.url, labels={"peer": f"p{idx}"}))
-            receiver = Receiver(folder / f"cache-{idx}", spool=spool, deadline_s=15)
+            receiver = Receiver(
+                folder / f"cache-{idx}", spool=spool, deadline_s=100, peer_patience_s=patience_s
+            )
             stack.push_async_callback(receiver.close)
             rig.receivers.append(receiver)
         yield rig
@@ -108,9 +114,8 @@ async def test_the_publisher_sends_about_one_copy_to_many_peers(tmp_path: Path) 
         manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}))
         for snapshot in await asyncio.gather(*(r.fetch(manifest) for r in rig.receivers)):
             assert_equal(snapshot, tensors)
-        # About 1 on an idle machine; a busy one is late to say who has what. Without peers it is 6.
-        assert await rig.sent_bytes() < 3 * tensors[0].data.nbytes
-        assert sum(r.peer_bytes for r in rig.receivers) > 3 * tensors[0].data.nbytes
+        assert await rig.sent_bytes() < 1.1 * tensors[0].data.nbytes  # without peers it is 6
+        assert sum(r.peer_bytes for r in rig.receivers) > 4.9 * tensors[0].data.nbytes
         assert [r.num_bad_peers for r in rig.receivers] == [0] * 6
 
 
@@ -126,7 +131,7 @@ async def test_a_delta_spreads_over_peers_too_and_a_late_one_gets_all(tmp_path: 
         from_peers = sum(r.peer_bytes for r in rig.receivers)
         for receiver in rig.receivers:
             assert_equal(await receiver.fetch(manifest), second)
-        # A peer that is slow to say what it has is passed over; all of them never are.
+        # Who comes before the last ones may have to fetch from the publisher; the late one never.
         assert sum(r.peer_bytes for r in rig.receivers) > from_peers
         assert await rig.sent_bytes() - before < len(rig.receivers) * manifest.num_bytes
 
@@ -134,22 +139,22 @@ async def test_a_delta_spreads_over_peers_too_and_a_late_one_gets_all(tmp_path: 
 async def test_a_peer_with_wrong_bytes_is_passed_over_for_the_version(tmp_path: Path) -> None:
     async with swarm(tmp_path, num_peers=2) as rig, liar() as link:
         for version in range(2):
-            tensors = weights(seed=version)
+            tensors = weights(num_chunks=64, seed=version)  # of so many, one is first asked of the liar
             manifest = rig.known(await rig.client.publish("actor", version, tensors, {}), link)
             for snapshot in await asyncio.gather(*(r.fetch(manifest) for r in rig.receivers)):
                 assert_equal(snapshot, tensors)
             bad = [r.num_bad_peers for r in rig.receivers]
-            # A receiver that finds every chunk elsewhere never asks the liar.
+            # Once a version, by one receiver at least: who ranks below another's chunk asks that one.
             assert sum(bad) >= version + 1 >= max(bad)
 
 
 async def test_peers_that_are_gone_or_absent_cost_a_moment(tmp_path: Path) -> None:
     gone = SourceLink(kind="http", url="http://127.0.0.1:9", labels={"peer": "gone"})
-    async with swarm(tmp_path, num_peers=2) as rig:
-        tensors = weights()
+    async with swarm(tmp_path, num_peers=2, patience_s=0.2) as rig:
+        tensors = weights(num_chunks=64)  # of so many, one is first asked of the peer that is gone
         manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}), gone)
         assert_equal(await rig.receivers[0].fetch(manifest), tensors)
-        assert rig.receivers[0].num_bad_peers <= 1
+        assert rig.receivers[0].num_bad_peers >= 1
 
 
 async def test_peers_stand_in_for_a_publisher_that_is_gone(tmp_path: Path) -> None:
@@ -171,9 +176,8 @@ async def test_a_receiver_that_serves_nothing_uses_peers(tmp_path: Path) -> None
         assert await rig.sent_bytes() == before
 
 
-@pytest.mark.timeout(60)
 async def test_a_silent_peer_is_given_up(tmp_path: Path) -> None:
-    async with swarm(tmp_path, num_peers=1) as rig, liar(is_silent=True) as link:
+    async with swarm(tmp_path, num_peers=1, patience_s=0.2) as rig, liar(is_silent=True) as link:
         tensors = weights(num_chunks=4)
         manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}), link)
         assert_equal(await rig.receivers[0].fetch(manifest), tensors)

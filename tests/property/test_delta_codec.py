@@ -111,6 +111,19 @@ def test_any_pair_comes_back_bit_for_bit(pair: Pair) -> None:
         assert pair.applied(data, kernel).tobytes() == pair.new.tobytes()
 
 
+@settings(deadline=None, max_examples=60)
+@given(pairs())
+def test_a_delta_tells_which_elements_it_touches(pair: Pair) -> None:
+    patched = pair.base.copy()
+    for idx, positions in parse_delta(pair.encoded(), pair.tensors).changed():
+        tensor = pair.tensors[idx]
+        span, width = slice(tensor.offset, tensor.offset + tensor.num_bytes), ITEM_BYTES[tensor.dtype]
+        assert positions.size
+        assert (np.diff(positions) > 0).all()
+        patched[span].view(f"u{width}")[positions] = pair.new[span].view(f"u{width}")[positions]
+    assert patched.tobytes() == pair.new.tobytes()
+
+
 @settings(deadline=None, max_examples=40)
 @given(pairs(), st.integers(1, 4))
 def test_the_bytes_depend_neither_on_the_kernel_nor_on_threads(pair: Pair, num_threads: int) -> None:

@@ -6,7 +6,7 @@ first byte is written: a set of tensors that does not fit leaves the model as it
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -164,19 +164,30 @@ class FittedTensors:
 
     pairs: tuple[tuple[Tensor, Tensor], ...]
     """(the model's own tensor, its new values in host memory)."""
+    patches: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
+    """(the model's own tensor, flat; positions; the new values there)."""
 
     @torch.no_grad()
     def install(self) -> None:
         """Overwrites the model's weights in place."""
         for own, new in self.pairs:
             own.copy_(new)
+        for own, positions, new in self.patches:
+            own[positions.to(own.device)] = new.to(own)
 
 
-def fit_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> FittedTensors:
+def fit_tensors(
+    model: nn.Module,
+    tensors: Iterable[HostTensor],
+    *,
+    changed: Mapping[str, NDArray[np.int64]] | None = None,
+) -> FittedTensors:
     """Checks that tensors are exactly the model's weights: every name once, right shapes, finite values.
 
     A tied weight may be given under any or all of its names (as safetensors files in the wild do); all must
     then agree. The model is not changed.
+    `changed`: the model holds a version that was checked, and differs from the tensors at most at these flat
+    positions of the named ones; nothing else is then read or written.
     Raises: WeightsError that names the tensors at fault.
     """
     given = _by_name(tensors)
@@ -191,14 +202,20 @@ def fit_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> FittedTensor
             f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
         )
     pairs: list[tuple[Tensor, Tensor]] = []
+    patches: list[tuple[Tensor, Tensor, Tensor]] = []
     for names, own in weights:
         found = [given[name] for name in names if name in given]
+        if changed is not None and len(found) == 1 and own.is_contiguous():
+            _check_shape(found[0], own)
+            if (positions := changed.get(found[0].name)) is not None:
+                patches.append((own.data.view(-1), *_checked_at(found[0], positions)))
+            continue
         new = _checked(found[0], own)
         for alias in found[1:]:
             if not torch.equal(_checked(alias, own), new):
                 raise WeightsError(f"tied weights {found[0].name} and {alias.name} differ in their values")
         pairs.append((own, new))
-    return FittedTensors(tuple(pairs))
+    return FittedTensors(tuple(pairs), tuple(patches))
 
 
 def install_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> None:
@@ -207,13 +224,29 @@ def install_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> None:
 
 
 def _checked(tensor: HostTensor, own: Tensor) -> Tensor:
+    _check_shape(tensor, own)
+    new = torch_tensor(tensor)
+    _check_finite(tensor, new)
+    return new
+
+
+def _checked_at(tensor: HostTensor, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Positions, and the new values there, which are a copy."""
+    idx = torch.from_numpy(positions)
+    new = torch_tensor(tensor).view(-1)[idx]
+    _check_finite(tensor, new)
+    return idx, new
+
+
+def _check_shape(tensor: HostTensor, own: Tensor) -> None:
     if tensor.shape != tuple(own.shape):
         raise WeightsError(f"tensor {tensor.name} has shape {tensor.shape}; the model has {tuple(own.shape)}")
-    new = torch_tensor(tensor)
+
+
+def _check_finite(tensor: HostTensor, new: Tensor) -> None:
     if not bool(torch.isfinite(new).all()):
         bad = int((~torch.isfinite(new)).sum())
         raise WeightsError(f"tensor {tensor.name} holds {bad} values that are not finite")
-    return new
 
 
 def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:

@@ -93,7 +93,8 @@ class Downloads:
         waiting = [part for part in reversed(parts) if not part.is_verified]
         others = [part for part in waiting if self._swarm.before_me(part.manifest, part.chunk)]
         own = [part for part in waiting if part not in others]
-        self._swarm.begin(bool(own))
+        if waiting:
+            self._swarm.begin(waiting[0].manifest, num_own=len(own), num_chunks=len(waiting))
         num_left = len(own)
 
         async def work(queue: list[Part]) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.protocols import ChunkReader, WeightSnapshot
+from astraflow.protocols import ChunkReader, WeightChanges, WeightSnapshot
 from astraflow.service import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
 from astraflow.weights.downloads import Downloads, Part
@@ -53,7 +53,6 @@ _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0
 """A source that does not answer for this long is passed over: a publisher restarts faster than this."""
-_PEER_PATIENCE_S = 1.0
 _PEER_RANGE_S = 20.0
 """A peer's turn is short: the publisher has what it does not give."""
 _NUM_REMEMBERED = 64
@@ -64,7 +63,8 @@ class Receiver:
     """Fetches versions of any number of policies; `close` it.
 
     `cache_dir` gets one folder a set of model files (config, tokenizer), shared by all versions that carry
-    them and by all receivers of a machine. One version of a policy is in transfer at a time.
+    them and by all receivers of a machine. One version of a policy is in transfer at a time. A peer that does
+    not answer for `peer_patience_s` is passed over, and so is one that takes much longer than the publisher.
 
     Example: `snapshot = await Receiver(Path("cache"), token=token).fetch(manifest)`.
     """
@@ -81,6 +81,7 @@ class Receiver:
         num_parallel: int = 4,
         range_bytes: int = 4 * 1024 * 1024,
         deadline_s: float = 600.0,
+        peer_patience_s: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cache_dir = cache_dir
@@ -89,14 +90,14 @@ class Receiver:
             token=token,
         )
         self._peers = HttpReader(
-            lambda url: ServiceClient(
-                url, token=token, patience_s=_PEER_PATIENCE_S, transport=transport(url)
-            ),
+            lambda url: ServiceClient(url, token=token, patience_s=peer_patience_s, transport=transport(url)),
             token=token,
             range_timeout_s=_PEER_RANGE_S,
         )
         self._spool = spool
-        self._swarm = Swarm(self._peers.state, lambda: spool.url if spool is not None else "")
+        self._swarm = Swarm(
+            self._peers.state, lambda: spool.url if spool is not None else "", spare_s=2 * peer_patience_s
+        )
         files, objects = FileReader(), ObjectReader()
         self._finders = finders or {"http": self._http, "file": files, "s3": objects}
         self._downloads = Downloads(
@@ -232,9 +233,9 @@ class Receiver:
         self.fetched_bytes += sum(part.chunk.num_bytes for part in transfer.all_parts)
         # From here the copy belongs to the thread: if this task is cancelled, nobody else may touch it.
         held = self._held.pop(policy, None) if transfer.copy is None else None
-        copy = await asyncio.to_thread(build, transfer, held)
+        copy, changes = await asyncio.to_thread(build, transfer, held)
         model_dir = await asyncio.to_thread(self._install_files, transfer)
-        return self._keep(Held(target, copy), model_dir)
+        return self._keep(Held(target, copy), model_dir, changes)
 
     async def _download(self, transfer: Transfer) -> None:
         chunks = [part.chunk for part in transfer.all_parts]
@@ -268,14 +269,14 @@ class Receiver:
         copy = held.copy if held.copy.is_free else await asyncio.to_thread(held.copy.duplicate)
         return self._keep(Held(manifest, copy), model_dir)
 
-    def _keep(self, fetched: Held, model_dir: Path) -> WeightSnapshot:
+    def _keep(self, fetched: Held, model_dir: Path, changes: WeightChanges | None = None) -> WeightSnapshot:
         """Shows a verified version, and keeps it as a base unless a newer one is here."""
         manifest = fetched.manifest
         held = self._held.get(manifest.policy)
         if held is None or held.manifest.version <= manifest.version:
             self._held[manifest.policy] = fetched
         tensors = tensors_of(manifest, fetched.copy.lend())
-        return WeightSnapshot(manifest.policy, manifest.version, tensors, model_dir)
+        return WeightSnapshot(manifest.policy, manifest.version, tensors, model_dir, changes)
 
     # --- what is missing ---
 

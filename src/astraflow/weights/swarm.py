@@ -1,10 +1,11 @@
 """Which peer to ask for which chunk, so that a publisher sends each chunk about once to all receivers.
 
-All receivers rank the peers of a chunk alike (rendezvous hashing over chunk and address). A receiver asks
-those that rank before itself whether the chunk is there or on its way, and waits for it; if none of them
-fetches it, it is the one that does, and those after it wait for it. Nobody waits for a peer that ranks after
-itself, so that waits form no circle, even while receivers know different peers. What a peer did wrong is held
-against it for the version at hand, not for ever.
+All receivers rank the peers of a chunk alike (rendezvous hashing over chunk and address). The ranks form a
+tree: the k-th waits for the one at (k - 1) / 2, so that the first fetches from the publisher, each peer gives
+a chunk to two others at most, and the uploads of a version are spread evenly. If the one above has the chunk
+neither now nor soon, the others that rank before are asked, and if none of them fetches it, this receiver
+does. Nobody waits for a peer that ranks after itself, so that waits form no circle, even while receivers
+know different peers. What a peer did wrong is held against it for the version at hand, not for ever.
 """
 
 import asyncio
@@ -25,7 +26,6 @@ AsksPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
 """Asks the peer at a URL for the state of a version's chunk, waiting up to so many seconds for a change."""
 
 _ASK_S = 5.0
-_SPARE_S = 2.0
 _BLIND_S = 30.0
 """Patience with a peer while nothing tells how fast the publisher is."""
 
@@ -38,26 +38,31 @@ def is_peer(source: SourceLink) -> bool:
 class Swarm:
     """The peers as one receiver sees them, during one fetch after the other.
 
-    `own_url`: where this receiver serves; empty if it does not.
+    `own_url`: where this receiver serves; empty if it does not. A peer may be late by `spare_s` and more.
     """
 
-    def __init__(self, ask: AsksPeer, own_url: Callable[[], str]) -> None:
+    def __init__(self, ask: AsksPeer, own_url: Callable[[], str], *, spare_s: float = 2.0) -> None:
         self._ask = ask
+        self._spare_s = spare_s
         self._own_url = own_url
         self._bad: dict[str, tuple[int, set[str]]] = {}
         self._idle: set[str] = set()
         """Peers that do not fetch what this receiver does."""
         self._may_be_late = True
         self._began_s = self._own_done_s = 0.0
+        self._own_scale = 1.0
+        """How much larger a mean share of the publisher's chunks is than this receiver's."""
         self.num_bad = 0
         """Peers passed over for the rest of a version: wrong bytes, no answer, or too slow."""
 
-    def begin(self, has_own: bool) -> None:
-        """A fetch begins; `has_own`: some chunks are this receiver's to fetch from the publisher."""
+    def begin(self, manifest: Manifest, *, num_own: int, num_chunks: int) -> None:
+        """A fetch of so many chunks begins; `num_own` are this receiver's to fetch from the publisher."""
         self._idle.clear()
         self._may_be_late = True
         self._began_s = asyncio.get_running_loop().time()
-        self._own_done_s = -1.0 if has_own else 0.0
+        self._own_done_s = -1.0 if num_own else 0.0
+        num_serving = 1 + sum(is_peer(p) and p.url != self._own_url() for p in manifest.sources)
+        self._own_scale = max(1.0, num_chunks / num_serving / max(num_own, 1))
 
     def own_done(self) -> None:
         """The chunks that are this receiver's to fetch are here."""
@@ -65,10 +70,14 @@ class Swarm:
             self._own_done_s = asyncio.get_running_loop().time() - self._began_s
 
     def before_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
-        """The peers to ask for a chunk before it is fetched from a publisher or store."""
+        """The peers to ask for a chunk before it is fetched from a publisher or store: the one above in the
+        tree, then the others as they rank."""
         own = self._own_url()
         floor = _rank(own, chunk) if own else -1
-        return [p for p in self._ranked(manifest, chunk) if _rank(p.url, chunk) > floor]
+        before = [p for p in self._ranked(manifest, chunk) if _rank(p.url, chunk) > floor]
+        if before:
+            before.insert(0, before.pop((len(before) - 1) // 2))
+        return before
 
     def after_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
         """The other peers: the last resort."""
@@ -128,13 +137,13 @@ class Swarm:
         return sorted(peers, key=lambda p: -_rank(p.url, chunk))
 
     def _patience_s(self, chunk: Chunk, speed: float) -> float:
-        """From the fetch's beginning: twice what this receiver needed for its own share, which is as large as
-        the others', or would need for the chunk."""
+        """From the fetch's beginning: twice what this receiver needed for its own share, or would have for a
+        mean one if its own is smaller, or would need for the chunk."""
         if self._own_done_s < 0:
             return float("inf")
         alone_s = chunk.num_bytes / speed if speed else 0.0
-        known_s = max(self._own_done_s, alone_s)
-        return _SPARE_S + 2 * known_s if known_s else _BLIND_S
+        known_s = max(self._own_done_s * self._own_scale, alone_s)
+        return self._spare_s + 2 * known_s if known_s else _BLIND_S
 
 
 def _rank(url: str, chunk: Chunk) -> int:

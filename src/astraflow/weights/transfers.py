@@ -1,17 +1,25 @@
 """A version's way from the chunks that arrived to a verified host copy. Blocks; opens nothing."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
+from astraflow.protocols import WeightChanges
 from astraflow.types import FileInfo, Manifest
-from astraflow.weights.codec.delta import ENCODING, apply_delta, parse_delta
+from astraflow.weights.codec.delta import ENCODING, Delta, apply_delta, parse_delta
 from astraflow.weights.downloads import Part
 from astraflow.weights.host_copy import HostCopy
-from astraflow.weights.manifest import TensorDigest
+from astraflow.weights.manifest import ITEM_BYTES, TensorDigest
 
 __all__ = ["Held", "Transfer", "build", "check_digest", "check_encoding", "content_of", "name_of"]
+
+_FEW = 16
+"""One element in so many changed at most: beyond, writing all of a tensor is as fast as looking up where."""
 
 
 @dataclass(slots=True)
@@ -38,8 +46,8 @@ class Transfer:
         return [*self.parts, *(part for _, part in self.files)]
 
 
-def build(transfer: Transfer, held: Held | None) -> HostCopy:
-    """The target version in a host copy that nobody looks at. Blocks.
+def build(transfer: Transfer, held: Held | None) -> tuple[HostCopy, WeightChanges | None]:
+    """The target version in a host copy that nobody looks at, and where it differs from the held one. Blocks.
 
     Raises: WeightsError; a copy that was patched is then lost.
     """
@@ -51,6 +59,7 @@ def build(transfer: Transfer, held: Held | None) -> HostCopy:
     else:
         assert held is not None
         base, copy = held.manifest, held.copy if held.copy.is_free else held.copy.duplicate()
+    applied: list[Delta] = []
     for manifest, data in zip(deltas, transfer.deltas, strict=True):
         try:
             if manifest.tensors != base.tensors:
@@ -64,8 +73,25 @@ def build(transfer: Transfer, held: Held | None) -> HostCopy:
             apply_delta(delta, copy.data, is_verified=manifest is deltas[-1])
         except WeightsError as err:
             raise WeightsError(f"{name_of(manifest)} as a delta on version {base.version}: {err}") from err
+        applied.append(delta)
         base = manifest
-    return copy
+    return copy, _changes(held.manifest, applied) if held is not None and transfer.copy is None else None
+
+
+def _changes(base: Manifest, deltas: Sequence[Delta]) -> WeightChanges | None:
+    """What a chain of deltas touches; None if that is much."""
+    num_elements = sum(t.num_bytes // ITEM_BYTES[t.dtype] for t in base.tensors)
+    if sum(delta.num_changed for delta in deltas) * _FEW > num_elements:
+        return None
+    return WeightChanges(base.version, partial(_positions, deltas))
+
+
+def _positions(deltas: Sequence[Delta]) -> Mapping[str, NDArray[np.int64]]:
+    pieces: dict[str, list[NDArray[np.int64]]] = {}
+    for delta in deltas:
+        for idx, positions in delta.changed():
+            pieces.setdefault(delta.tensors[idx].name, []).append(positions)
+    return {name: np.concatenate(some) for name, some in pieces.items()}
 
 
 def check_encoding(manifest: Manifest) -> None:

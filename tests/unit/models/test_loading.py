@@ -117,6 +117,30 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
     assert is_same(before, weights(model))
 
 
+def test_a_patch_writes_the_named_elements_and_refuses_what_is_not_finite(folder: Path) -> None:
+    model, name = empty_causal_lm(folder), "model.layers.1.mlp.down_proj.weight"
+    install_tensors(model, export_tensors(make_random_model(seed=1)))
+    before = weights(model)
+    new = {t.name: torch_tensor(t).clone() for t in export_tensors(make_random_model(seed=2))}
+    given = [host_tensor(key, tensor) for key, tensor in new.items()]
+    positions = np.array([5, 2, 5])
+    fit_tensors(model, given, changed={name: positions}).install()
+    expected = before | {name: before[name].clone()}
+    expected[name].view(-1)[[2, 5]] = new[name].view(-1)[[2, 5]]
+    assert is_same(expected, weights(model))
+
+    new[name].view(-1)[2] = torch.nan
+    given = [host_tensor(key, tensor) for key, tensor in new.items()]
+    with pytest.raises(WeightsError, match=f"{name} holds 1 values that are not finite"):
+        fit_tensors(model, given, changed={name: positions})
+    fit_tensors(model, given, changed={name: np.array([3])})
+    with pytest.raises(WeightsError, match="missing"):
+        fit_tensors(model, given[1:], changed={})
+    given[0] = replace(given[0], shape=given[0].shape[::-1])
+    with pytest.raises(WeightsError, match="the model has"):
+        fit_tensors(model, given, changed={})
+
+
 def test_bytes_that_torch_cannot_share_are_copied() -> None:
     values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     shifted = np.concatenate([np.zeros(1, np.uint8), host_tensor("w", values).data])[1:]

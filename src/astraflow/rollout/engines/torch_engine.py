@@ -26,12 +26,12 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, Error, RolloutError, WeightsError
-from astraflow.models.loading import fit_tensors
+from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
 from astraflow.rollout.engines.sampling import check_sampling
-from astraflow.rollout.engines.slots import SlotName, Slots
+from astraflow.rollout.engines.slots import Slot, SlotName, Slots
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.rollout.engines.stopping import StopText, TokenDecoder, load_decoder
 from astraflow.types import BusySpan, GenerateRequest, Generation
@@ -87,6 +87,8 @@ class TorchEngine:
         self._changes: dict[SlotName, _Command] = {}
         """At most one change waits for each slot: `_load_locks`."""
         self._results: list[tuple[asyncio.Future[Any], object]] = []
+        self.num_patched = 0
+        """Versions installed by writing only what changed since the one before."""
         self._load_locks: dict[SlotName, asyncio.Lock] = {"live": asyncio.Lock(), "pinned": asyncio.Lock()}
         self._thread = threading.Thread(target=self._work, name=f"engine-{self._policy}", daemon=True)
         self._thread.start()
@@ -176,7 +178,8 @@ class TorchEngine:
             built = await asyncio.to_thread(self._slots.build, snapshot)
             await self._call(partial(self._slots.pin, built), slot=name)
         elif slot.lane.version != snapshot.version:
-            weights = await asyncio.to_thread(fit_tensors, slot.model, snapshot.tensors)
+            weights = await asyncio.to_thread(_fit, slot, snapshot)
+            self.num_patched += not weights.pairs
             await self._call(partial(slot.lane.replace, weights, snapshot.version), slot=name)
 
     async def _call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
@@ -337,6 +340,15 @@ class TorchEngine:
             if isinstance(item, _Command):
                 self._answer(item.future, RolloutError(end))
         self._deliver()
+
+
+def _fit(slot: Slot, snapshot: WeightSnapshot) -> FittedTensors:
+    """The snapshot for a slot, which nobody else changes meanwhile: only what changed since the version that
+    the slot serves, if that is known."""
+    changes = snapshot.changes
+    is_next = changes is not None and changes.base == slot.lane.version
+    changed = changes.find() if changes is not None and is_next else None
+    return fit_tensors(slot.model, snapshot.tensors, changed=changed)
 
 
 def _resolve(items: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:

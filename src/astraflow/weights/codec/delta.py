@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.types import TensorInfo
 from astraflow.weights.codec.kernels import choose_kernel
-from astraflow.weights.codec.planes import Counts, Kernel, Words
+from astraflow.weights.codec.planes import Counts, Kernel, Words, positions_of
 from astraflow.weights.manifest import ALIGNMENT, ITEM_BYTES, TensorDigest, span_bytes, tensors_in
 
 __all__ = ["BLOCK_ELEMENTS", "ENCODING", "Delta", "apply_delta", "encode_delta", "parse_delta"]
@@ -90,6 +90,20 @@ class Delta:
     def num_changed(self) -> int:
         """Elements that the delta touches (all of a dense block)."""
         return sum(block.counts.steps for block in self.blocks)
+
+    def changed(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Index of a tensor in the table and flat positions of elements of it that the delta touches,
+        ascending; a large tensor comes in pieces. Raises: WeightsError if the bytes are damaged."""
+        starts = [tensor.offset for tensor in self.tensors]
+        for block in self.blocks:
+            places = block.offset + block.width * _positions(block)
+            idx = bisect_right(starts, block.offset) - 1
+            while idx < len(starts) and starts[idx] < block.end:
+                end = starts[idx] + self.tensors[idx].num_bytes
+                low, high = np.searchsorted(places, (starts[idx], end))
+                if low < high:
+                    yield idx, (places[low:high] - starts[idx]) // block.width
+                idx += 1
 
 
 class _Coders(threading.local):
@@ -293,6 +307,13 @@ def _apply_block(
         add(words, block.counts, [_decompressed(f, n) for f, n in zip(block.frames, sizes, strict=True)])
     except WeightsError as err:
         raise WeightsError(f"{tensors_in(tensors, block.offset, block.end)}: {err}") from err
+
+
+def _positions(block: _Block) -> NDArray[np.int64]:
+    if block.mode == _DENSE:
+        return np.arange(block.num_elements)
+    gaps = [_decompressed(frame, block.counts.symbols) for frame in block.frames[: block.mode]]
+    return positions_of(gaps, block.counts.steps, block.num_elements)
 
 
 def _decompressed(frame: memoryview, num_bytes: int) -> NDArray[np.uint8]:

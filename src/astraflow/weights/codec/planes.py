@@ -29,6 +29,7 @@ __all__ = [
     "find",
     "gap_planes",
     "join",
+    "positions_of",
     "split",
     "step_planes",
 ]
@@ -115,15 +116,21 @@ def step_planes(steps: Words) -> list[Plane]:
 def add_sparse(words: Words, counts: Counts, planes: Sequence[Plane]) -> None:
     """Adds steps in place. Raises: WeightsError if the planes do not fit; nothing is changed then."""
     gap_bytes = len(planes) - 2 - words.dtype.itemsize
-    symbols = join(planes[:gap_bytes])
-    is_last = symbols != GAP_TOP[gap_bytes]
-    if np.count_nonzero(is_last) != counts.steps or not is_last[-1]:
-        raise WeightsError("the gaps do not end with the changes")
-    positions = np.cumsum(symbols, dtype=np.int64)[is_last] + np.arange(counts.steps)
-    if positions[-1] >= words.size:
-        raise WeightsError(f"a change at element {positions[-1]} of {words.size}")
+    positions = positions_of(planes[:gap_bytes], counts.steps, words.size)
     steps = _steps(words.dtype, counts, planes[gap_bytes:])
     words[positions] = _stepped(words[positions], steps + words.dtype.type(1))
+
+
+def positions_of(gaps: Sequence[Plane], num_steps: int, num_elements: int) -> NDArray[np.int64]:
+    """Which elements of a block changed, ascending. Raises: WeightsError if the planes do not fit."""
+    symbols = join(gaps)
+    is_last = symbols != GAP_TOP[len(gaps)]
+    if np.count_nonzero(is_last) != num_steps or not is_last[-1]:
+        raise WeightsError("the gaps do not end with the changes")
+    positions = np.cumsum(symbols, dtype=np.int64)[is_last] + np.arange(num_steps)
+    if positions[-1] >= num_elements:
+        raise WeightsError(f"a change at element {positions[-1]} of {num_elements}")
+    return positions
 
 
 def add_dense(words: Words, counts: Counts, planes: Sequence[Plane]) -> None:
