@@ -11,7 +11,9 @@ a process would else only start processes. The run itself is the quickstart with
 time: at most `_MOST_JOINED + 1` rollout services of 128 episodes each make the run as long as its pauses say,
 however fast the machine is.
 
-    python tests/chaos_driver.py FOLDER [--pause 5.0] [--seed 0]
+    python tests/chaos_driver.py FOLDER [--pause 5.0] [--seed 0] [--pace 1.0]
+
+A pace of 3 stretches all intervals threefold, for a machine that is busy with other work.
 """
 
 import argparse
@@ -94,18 +96,20 @@ class ChaosOutcome:
         return "\n".join([self.row(), *(f"PROBLEM: {text}" for text in self.problems), *texts])
 
 
-def run_in_chaos(model: Path, folder: Path, *, seed: int, pause_s: float, deadline_s: float) -> ChaosOutcome:
+def run_in_chaos(
+    model: Path, folder: Path, *, seed: int, pause_s: float, deadline_s: float, pace: float = 1.0
+) -> ChaosOutcome:
     """Trains the quickstart in `folder`, whose every episode pauses `pause_s`; judges the run.
 
     A run that takes longer than `deadline_s` is ended; the outcome says so. Its figures are logged.
     """
-    outcome = asyncio.run(_Chaos(model, folder, seed, pause_s).run(deadline_s))
+    outcome = asyncio.run(_Chaos(model, folder, seed, pause_s, pace).run(deadline_s))
     _log.info("%s", outcome.row())
     return outcome
 
 
 class _Chaos:
-    def __init__(self, model: Path, folder: Path, seed: int, pause_s: float) -> None:
+    def __init__(self, model: Path, folder: Path, seed: int, pause_s: float, pace: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "tests" / "unhurried.py", folder)
         self._folder, self._run_dir = folder, folder / "run"
@@ -127,7 +131,7 @@ class _Chaos:
             *("rollout.services=1", "policies.actor.train.checkpoint_every=5", f"seed={seed}"),
             *("--run-dir", str(self._run_dir), "--plain"),
         ]
-        self._seed, self._random = seed, random.Random(seed)
+        self._seed, self._random, self._pace = seed, random.Random(seed), pace
         self._outcome = ChaosOutcome(self._run_dir)
         self._joined: dict[str, subprocess.Popen[bytes]] = {}
         self._leaving: list[subprocess.Popen[bytes]] = []
@@ -183,7 +187,7 @@ class _Chaos:
 
     async def _every(self, interval_s: tuple[float, float], act: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(self._random.uniform(*interval_s))
+            await asyncio.sleep(self._pace * self._random.uniform(*interval_s))
             self._look()
             await act()
 
@@ -326,14 +330,10 @@ if __name__ == "__main__":
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "quickstart")
     parser.add_argument("--pause", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=1.0)
     parser.add_argument("--deadline", type=float, default=3600.0)
     args = parser.parse_args()
-    found = run_in_chaos(
-        args.model.resolve(),
-        args.folder.resolve(),
-        seed=args.seed,
-        pause_s=args.pause,
-        deadline_s=args.deadline,
-    )
+    lengths = {"pause_s": args.pause, "pace": args.pace, "deadline_s": args.deadline}
+    found = run_in_chaos(args.model.resolve(), args.folder.resolve(), seed=args.seed, **lengths)
     sys.stdout.write(found.report() if found.problems else found.row() + "\n")
     sys.exit(bool(found.problems))
