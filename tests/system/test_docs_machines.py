@@ -5,8 +5,6 @@ import json
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +15,7 @@ import pytest
 import requests
 
 from docs_driver import DOCS, blocks
-from system_driver import ROOT, Runs, Started, astraflow, environment
+from system_driver import Runs, Started, Terminals, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -46,30 +44,6 @@ def url_of(run: Started) -> str:
                 return url
         assert time.monotonic() < deadline, run.report()
         time.sleep(0.2)
-
-
-class Terminals:
-    """Commands that run side by side, each with its own output file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        with (self._folder / f"terminal-{len(self._running)}.log").open("wb") as out:
-            argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
-            process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=out, stderr=out)
-        self._running.append(process)
-        return process
-
-    def texts(self) -> str:
-        return "\n".join(f"== {p.name}\n{p.read_text()}" for p in sorted(self._folder.glob("terminal-*.log")))
-
-    def close(self) -> None:
-        for process in self._running:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
 
 
 @pytest.fixture
