@@ -70,6 +70,11 @@ def test_a_service_joins_over_a_real_address_with_a_token(runs: Runs, terminals:
     assert run.finish() == 0, run.report() + terminals.texts()
     assert worker.wait(timeout=30) == 0
     assert run.summary()["audit_ok"]
+    kept = [path.read_text().strip().encode() for path in secrets.iterdir()]
+    files = [path for path in run.run_dir.rglob("*") if path.is_file() and secrets not in path.parents]
+    texts = [path.read_bytes() for path in files] + ["".join(run.lines).encode(), terminals.texts().encode()]
+    assert len(kept) == 4
+    assert not [token for token in kept for text in texts if token in text], "a token is in a log or file"
 
 
 def test_each_service_started_by_hand_makes_a_whole_run(runs: Runs, terminals: Terminals) -> None:
