@@ -39,6 +39,10 @@ async def test_a_route_is_open_to_its_roles_only(route: Route, tmp_path: Path) -
                 assert (reply.status not in {401, 403}) is is_open, (role, reply)
 
 
+def bytes_below(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+
+
 async def test_no_token_is_in_logs_journal_or_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,7 +76,6 @@ async def test_no_token_is_in_logs_journal_or_answers(
         for client in by_role.values():
             await client.close()
         await server.stop()
-    texts = [caplog.text.encode(), *(text.encode() for text in answers)]
-    texts += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    texts = [caplog.text.encode(), *(text.encode() for text in answers), *bytes_below(tmp_path)]
     assert len(texts) > 100
     assert not [token for token in TOKENS for text in texts if token.encode() in text]
