@@ -292,16 +292,22 @@ async def run_batch(setting: Setting, num_tokens: int, pause_s: float) -> tuple[
 
 async def run_growth(setting: Setting) -> tuple[Figures, Figures]:
     """Resident memory from the first tenth to the end of many short trajectories, batches being trained."""
-    async with open_sides(setting, connections=8, groups_per_batch=64, staleness=2) as (ours, _):
-        num, at = setting.scaled(1_000_000), dict[str, float]()
-
-        def seen(num_done: int) -> None:
-            if num_done >= num // 10 and "first" not in at:
-                at["first"] = ours.server.rss_mb()
-
+    async with open_sides(setting, connections=8, groups_per_batch=64, staleness=2) as (ours, theirs):
         async with training(ours):
-            figures = await tiny(ours, num=num, per_request=128, num_tasks=4, seen=seen)
-        return {"mb": ours.server.rss_mb() - at["first"], **figures}, {}
+            figures = await growth(ours, setting.scaled(1_000_000))
+        await can(ours, theirs)
+        return figures, await growth(theirs, setting.scaled(1_000_000))
+
+
+async def growth(side: Side, num: int) -> Figures:
+    at = dict[str, float]()
+
+    def seen(num_done: int) -> None:
+        if num_done >= num // 10 and "first" not in at:
+            at["first"] = side.server.rss_mb()
+
+    figures = await tiny(side, num=num, per_request=128, num_tasks=4, seen=seen)
+    return {"mb": side.server.rss_mb() - at["first"], **figures}
 
 
 SCENARIOS: dict[str, Callable[[Setting], Awaitable[tuple[Figures, Figures]]]] = {
