@@ -4,7 +4,7 @@ Trajectories have 4,096 tokens, sent as bytes; `tiny` ones have 25, as the quick
 beside what a bare HTTP server of the same stack (`dataflow_server.py`) moves with the same bodies in the same
 run. CPU is that of the server's process, for one trajectory or cycle.
 
-    python benchmarks/dataflow.py [--only ingest,grouped,tiny,cycles,batch,trickle,rss] [--quick]
+    python benchmarks/dataflow.py [--only ingest,grouped,tiny,cycles,parked,batch,trickle,rss] [--quick]
 """
 
 import argparse
@@ -31,10 +31,12 @@ from dataflow_peers import (
     finish_step,
     join,
     lease,
+    make_failures,
     make_results,
     make_trajectory,
     open_sides,
     padded,
+    until_parked,
 )
 from harness import report, show_table
 
@@ -144,6 +146,59 @@ async def cycles(side: Side, *, workers: Sequence[str], seconds: float, offered:
     }
 
 
+class Parked:
+    """Services that wait for leases, each with its request open."""
+
+    def __init__(self, side: Side, workers: Sequence[str]) -> None:
+        self._side = side
+        self._asked: dict[str, asyncio.Task[list[str]]] = {}
+        for worker in workers:
+            self.ask(worker)
+
+    def ask(self, worker: str) -> None:
+        """Opens a service's next request."""
+        self._asked[worker] = asyncio.create_task(lease(self._side, 1, worker, wait_s=20.0))
+
+    async def first_leased(self) -> tuple[str, str]:
+        """Who got a lease, and which; those whose wait was over ask again."""
+        while True:
+            await asyncio.wait(self._asked.values(), return_when=asyncio.FIRST_COMPLETED)
+            for worker in [name for name, task in self._asked.items() if task.done()]:
+                if ids := self._asked.pop(worker).result():
+                    return worker, ids[0]
+                self.ask(worker)
+
+    async def close(self) -> None:
+        """Gives up all requests."""
+        for task in self._asked.values():
+            task.cancel()
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+
+
+async def parked(side: Side, *, workers: Sequence[str], num: int) -> Figures:
+    """Each lease that comes back goes to one of many services that wait; the others wait on.
+
+    The bare server is asked for the same two answers, one after the other: nobody waits there.
+    """
+    held = [(side.worker_id, lease_id) for lease_id in await lease(side, BATCH)]
+    waiting, waits = Parked(side, () if side.is_bare else workers), list[float]()
+    if not side.is_bare:
+        await until_parked(side, len(workers))
+    cpu_s = side.server.cpu_s()
+    for turn in range(num):
+        holder, lease_id = held[turn % len(held)]
+        start = time.perf_counter()
+        await side.client.episodes(make_failures(holder, [lease_id]))
+        got = (side.worker_id, (await lease(side, 1))[0]) if side.is_bare else await waiting.first_leased()
+        waits.append(time.perf_counter() - start)
+        if not side.is_bare:
+            held[turn % len(held)] = got
+            waiting.ask(got[0])
+    cpu_us = (side.server.cpu_s() - cpu_s) / num * 1e6
+    await waiting.close()
+    return {"p99_ms": statistics.quantiles(waits, n=100)[98] * 1e3, "cpu_us": cpu_us}
+
+
 async def batch_ready(side: Side, *, num_tokens: int, step: int, pause_s: float = 0.0) -> Figures:
     """From sending the episode that fills a batch to padded arrays in the waiting trainer."""
     trajectory = make_trajectory(num_tokens)
@@ -215,6 +270,14 @@ async def run_cycles(setting: Setting) -> tuple[Figures, Figures]:
         )
 
 
+async def run_parked(setting: Setting) -> tuple[Figures, Figures]:
+    """One round: an episode has only so many attempts."""
+    async with open_sides(setting, connections=NUM_WORKERS + 8, staleness=1) as sides:
+        workers = [await join(sides[0], f"w{idx}") for idx in range(NUM_WORKERS)]
+        num = setting.scaled(400)
+        return await compare(1, *sides, lambda side: parked(side, workers=workers, num=num))
+
+
 async def run_batch(setting: Setting, num_tokens: int, pause_s: float) -> tuple[Figures, Figures]:
     async with open_sides(setting, connections=CONNECTIONS) as sides:
         steps = {False: itertools.count(), True: itertools.count()}
@@ -229,16 +292,22 @@ async def run_batch(setting: Setting, num_tokens: int, pause_s: float) -> tuple[
 
 async def run_growth(setting: Setting) -> tuple[Figures, Figures]:
     """Resident memory from the first tenth to the end of many short trajectories, batches being trained."""
-    async with open_sides(setting, connections=8, groups_per_batch=64, staleness=2) as (ours, _):
-        num, at = setting.scaled(1_000_000), dict[str, float]()
-
-        def seen(num_done: int) -> None:
-            if num_done >= num // 10 and "first" not in at:
-                at["first"] = ours.server.rss_mb()
-
+    async with open_sides(setting, connections=8, groups_per_batch=64, staleness=2) as (ours, theirs):
         async with training(ours):
-            figures = await tiny(ours, num=num, per_request=128, num_tasks=4, seen=seen)
-        return {"mb": ours.server.rss_mb() - at["first"], **figures}, {}
+            figures = await growth(ours, setting.scaled(1_000_000))
+        await can(ours, theirs)
+        return figures, await growth(theirs, setting.scaled(1_000_000))
+
+
+async def growth(side: Side, num: int) -> Figures:
+    at = dict[str, float]()
+
+    def seen(num_done: int) -> None:
+        if num_done >= num // 10 and "first" not in at:
+            at["first"] = side.server.rss_mb()
+
+    figures = await tiny(side, num=num, per_request=128, num_tasks=4, seen=seen)
+    return {"mb": side.server.rss_mb() - at["first"], **figures}
 
 
 SCENARIOS: dict[str, Callable[[Setting], Awaitable[tuple[Figures, Figures]]]] = {
@@ -246,6 +315,7 @@ SCENARIOS: dict[str, Callable[[Setting], Awaitable[tuple[Figures, Figures]]]] = 
     "grouped": lambda setting: run_ingest(setting, 8),
     "tiny": run_tiny,
     "cycles": run_cycles,
+    "parked": run_parked,
     "batch": lambda setting: run_batch(setting, LONG, 0.0),
     "trickle": lambda setting: run_batch(setting, TINY, 0.005),
     "rss": run_growth,
@@ -261,6 +331,8 @@ REPORTED: dict[str, tuple[str, str, str]] = {
     "cycles_per_s": ("cycles", "per_s", ">= 1500"),
     "lease_p99_ms": ("cycles", "p99_ms", "<= 15"),
     "cycles_cpu_us": ("cycles", "cpu_us", ""),
+    "parked_lease_p99_ms": ("parked", "p99_ms", "<= 15"),
+    "parked_cpu_us": ("parked", "cpu_us", ""),
     "batch_ms": ("batch", "ms", "<= 30"),
     "batch_mb_s": ("batch", "mb_s", ">= 400"),
     "trickle_ms": ("trickle", "ms", "<= 20"),

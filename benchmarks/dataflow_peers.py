@@ -1,6 +1,7 @@
 """What `dataflow.py` measures with: server processes, clients of them, and what rollout services and trainers
 say."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from astraflow.types import (
     Episode,
     EpisodeResult,
     EpisodeResults,
+    Failure,
     Fingerprints,
     LeaseRequest,
     Manifest,
@@ -210,10 +212,23 @@ async def join(side: Side, name: str) -> str:
     return (await side.client.register(request)).worker_id
 
 
-async def lease(side: Side, num: int, worker_id: str = "") -> list[str]:
+def make_failures(worker_id: str, lease_ids: Sequence[str]) -> EpisodeResults:
+    """One attempt a lease that failed and may be tried again."""
+    failure = Failure(error_class="engine", message="out of memory", is_retryable=True)
+    results = tuple(EpisodeResult(lease_id=lease_id, outcome=failure) for lease_id in lease_ids)
+    return EpisodeResults(worker_id=worker_id, results=results)
+
+
+async def until_parked(side: Side, num: int) -> None:
+    """Returns once that many services wait for leases."""
+    while len([wait for wait in (await side.client.status()).waits if wait.what == "leases"]) < num:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+async def lease(side: Side, num: int, worker_id: str = "", wait_s: float = 0.0) -> list[str]:
     """Ids of leases; on the bare server those of the answer that it gives always."""
     served = (ServedVersions(policy="actor", versions=(side.version,)),)
-    request = LeaseRequest(worker_id=worker_id or side.worker_id, num_free=num, served=served)
+    request = LeaseRequest(worker_id=worker_id or side.worker_id, num_free=num, served=served, wait_s=wait_s)
     return [item.id for item in (await side.client.leases(request)).leases]
 
 

@@ -34,7 +34,7 @@ from astraflow.service import ServiceClient
 from astraflow.types import StepRecord
 from system_driver import ROOT, astraflow, environment
 
-__all__ = ["TARGETS", "WINDOW", "Kill", "Outcome", "run_with_kills"]
+__all__ = ["TARGETS", "WINDOW", "Kill", "Outcome", "run_with_kills", "tail", "wrong_figures"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Outcome:
         """All of it, with what the run printed and the ends of its logs."""
         printed = self.run_dir.with_suffix(".out")
         texts = [
-            f"{path.name}:\n{_tail(path)}" for path in (printed, *sorted((self.run_dir / "logs").glob("*")))
+            f"{path.name}:\n{tail(path)}" for path in (printed, *sorted((self.run_dir / "logs").glob("*")))
         ]
         return "\n".join([self.row(), *(f"PROBLEM: {text}" for text in self.problems), *texts])
 
@@ -324,7 +324,7 @@ class _Driver:
             problems.append(f"exit code {outcome.exit_code}")
         if (self._run_dir / "summary.json").is_file():
             outcome.summary = json.loads((self._run_dir / "summary.json").read_text())
-            problems += _wrong_figures(outcome.summary)
+            problems += wrong_figures(outcome.summary)
         else:
             problems.append("there is no summary.json")
         audited = astraflow("audit", str(self._run_dir))
@@ -337,7 +337,7 @@ class _Driver:
         problems += [f"{kill} is not between the first and the next-to-last commit" for kill in late]
 
 
-def _wrong_figures(summary: dict[str, Any]) -> list[str]:
+def wrong_figures(summary: dict[str, Any]) -> list[str]:
     problems: list[str] = []
     if not summary["audit_ok"]:
         problems.append(f"the audit does not hold: {summary['audit_problems']}")
@@ -351,5 +351,5 @@ def _wrong_figures(summary: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _tail(path: Path) -> str:
+def tail(path: Path) -> str:
     return path.read_text(errors="replace")[-2000:] if path.is_file() else "(nothing)"

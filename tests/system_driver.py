@@ -74,6 +74,30 @@ class Started:
         return "".join(self.lines) + "\n".join(logs)
 
 
+class Terminals:
+    """Commands that run side by side, each with its own output file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        with (self._folder / f"terminal-{len(self._running)}.log").open("wb") as out:
+            argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
+            process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=out, stderr=out)
+        self._running.append(process)
+        return process
+
+    def texts(self) -> str:
+        return "\n".join(f"== {p.name}\n{p.read_text()}" for p in sorted(self._folder.glob("terminal-*.log")))
+
+    def close(self) -> None:
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
 @dataclass
 class Runs:
     """Starts runs of small recipes; ends what a test left running."""

@@ -5,8 +5,8 @@ an ASGI app inside the running loop, `read_item`, `item_response`, `error_respon
 and items, `TokenAuth` checks bearer tokens. Client side: `ServiceClient` calls routes with typed items over a
 `Transport`: HTTP, or `MemoryTransport` for the same app in the same process.
 
-Retries live in the client only: connection failures and 5xx are tried again with backoff until the client's
-patience ends; refusals are not.
+Retries live in the client only: connection failures, 5xx and 429 are tried again, with backoff and no sooner
+than the answer's Retry-After says, until the client's patience ends; other refusals are not.
 """
 # size: both sides of one HTTP convention, which would drift apart in two files
 
@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,8 @@ class Reply:
     status: int
     media_type: str
     body: bytes
+    retry_after_s: float = 0.0
+    """How long the service asks the caller to wait before it tries again."""
 
 
 class Transport(Protocol):
@@ -103,23 +106,29 @@ class Transport(Protocol):
 class HttpTransport:
     """HTTP/1.1 with kept-alive connections. Opened at the first request, in the loop that makes it."""
 
-    def __init__(self, base_url: str, *, num_connections: int = 64) -> None:
+    def __init__(self, base_url: str, *, num_connections: int = 64, ca_file: str = "") -> None:
+        """`ca_file`: PEM file by which an `https` service is checked; empty: what OpenSSL trusts, which the
+        variable SSL_CERT_FILE may name."""
         self._base_url = base_url.rstrip("/")
         self._num_connections = num_connections
+        self._ca_file = ca_file
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> Reply:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self._num_connections)
+            is_tls = self._base_url.startswith("https://")
+            trusted = _trusting(self._ca_file) if is_tls else True
+            connector = aiohttp.TCPConnector(limit=self._num_connections, ssl=trusted)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(
                 method, self._base_url + target, data=body or None, headers=headers, timeout=timeout
             ) as answer:
-                return Reply(answer.status, answer.content_type, await answer.read())
+                body = await answer.read()
+                return Reply(answer.status, answer.content_type, body, _retry_after_s(answer.headers))
         except aiohttp.ClientError as err:
             raise ConnectionError(f"{type(err).__name__}: {err}") from err
 
@@ -170,10 +179,27 @@ class MemoryTransport:
         start = next(m for m in sent if m["type"] == "http.response.start")
         names = {name.decode().lower(): value.decode() for name, value in start["headers"]}
         chunks = [m.get("body", b"") for m in sent if m["type"] == "http.response.body"]
-        return Reply(start["status"], names.get("content-type", "").split(";")[0], b"".join(chunks))
+        media_type = names.get("content-type", "").split(";")[0]
+        return Reply(start["status"], media_type, b"".join(chunks), _retry_after_s(names))
 
     async def close(self) -> None:
         return None
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    """Checks services by a file of certificates. Raises: ConfigError if it cannot be read."""
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as err:
+        raise ConfigError(
+            f"the certificates in {ca_file} cannot be read: {err.strerror or err}; a PEM file is expected"
+        ) from err
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    """The header in seconds; 0 if it is not there, or is a date."""
+    text = headers.get("Retry-After") or headers.get("retry-after") or ""
+    return float(text) if text.isdecimal() else 0.0
 
 
 class ServiceClient:
@@ -184,11 +210,18 @@ class ServiceClient:
     """
 
     def __init__(
-        self, base_url: str, *, token: str = "", patience_s: float = 60.0, transport: Transport | None = None
+        self,
+        base_url: str,
+        *,
+        token: str = "",
+        patience_s: float = 60.0,
+        transport: Transport | None = None,
+        ca_file: str = "",
     ) -> None:
+        """`ca_file` as that of `HttpTransport`, which carries the calls unless `transport` does."""
         self.base_url = base_url
         self._patience_s = patience_s
-        self._transport: Transport = transport or HttpTransport(base_url)
+        self._transport: Transport = transport or HttpTransport(base_url, ca_file=ca_file)
         self._headers = {"Accept": wire.MSGPACK}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -268,21 +301,26 @@ class ServiceClient:
                 reply = await self._transport.request(
                     method, target, headers=headers, body=body, timeout_s=timeout_s
                 )
-                problem = _decode_error(reply) if reply.status >= 500 else None
+                problem = _decode_error(reply) if reply.status >= 500 or reply.status == 429 else None
             except (ConnectionError, TimeoutError, OSError) as err:
                 reply, problem = None, err
             if reply is not None and problem is None:
                 if reply.status >= 400:
                     raise _decode_error(reply)
                 return reply
-            if loop.time() + backoff_s > give_up_at:
+            wait_s = backoff_s * self._jitter.uniform(0.5, 1.0)
+            if reply is not None:
+                wait_s += reply.retry_after_s
+            if loop.time() + max(backoff_s, wait_s) > give_up_at:
+                if reply is not None and reply.status == 429 and problem is not None:
+                    raise problem
                 where = f"{method} {self.base_url}{target.partition('?')[0]}"
                 reason = str(problem) or type(problem).__name__
                 raise UnavailableError(
                     f"{where}: no answer after {tries} tries in {self._patience_s:.0f} s; last: {reason}. "
                     "Is the service running and reachable?"
                 ) from problem
-            await asyncio.sleep(backoff_s * self._jitter.uniform(0.5, 1.0))
+            await asyncio.sleep(wait_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
 
@@ -408,12 +446,21 @@ def is_loopback(host: str) -> bool:
 
 
 class HttpServer:
-    """Serves an ASGI app inside the running loop. `start` binds before it returns."""
+    """Serves an ASGI app inside the running loop. `start` binds before it returns.
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, name: str) -> None:
+    `tls`: files of a certificate and its key; None serves plain HTTP.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, host: str, port: int, name: str, tls: tuple[str, str] | None = None
+    ) -> None:
         self._host, self._port, self._name = host, port, name
+        self._scheme = "https" if tls else "http"
+        self._tls = tls
         config = uvicorn.Config(
             app,
+            ssl_certfile=tls[0] if tls else None,
+            ssl_keyfile=tls[1] if tls else None,
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -427,7 +474,12 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Binds and serves; returns the base URL. Raises: ConfigError if the port is taken."""
+        """Binds and serves; returns the base URL.
+
+        Raises: ConfigError if the port is taken, or certificate and key cannot be used.
+        """
+        if self._tls is not None:
+            _check_tls(self._name, *self._tls)
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -444,7 +496,7 @@ class HttpServer:
         port = cast("tuple[str, int]", listener.getsockname())[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http:{self._name}")
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{port}"
+        return f"{self._scheme}://{host}:{port}"
 
     async def stop(self, *, grace_s: float = 1.0) -> None:
         """Stops accepting, lets running answers finish for `grace_s`, then cuts them."""
@@ -454,6 +506,17 @@ class HttpServer:
         self._server.should_exit = True
         await self._task
         self._task = None
+
+
+def _check_tls(name: str, cert: str, key: str) -> None:
+    """Raises: ConfigError naming the file that is no certificate or no key of it."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as err:
+        raise ConfigError(
+            f"{name}: certificate {cert} with key {key} cannot be used: {err}; two PEM files that belong "
+            "together are expected, the key without a password"
+        ) from err
 
 
 class _QuietServer(uvicorn.Server):

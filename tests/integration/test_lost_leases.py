@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
-from astraflow.types import LeaseRequest, ServedVersions
-from dataflow_driver import ScriptedTrainer, ScriptedWorker, running
+from astraflow.types import EpisodeResult, Failure, Lease, LeaseRequest, ServedVersions
+from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 
 async def request(
@@ -63,6 +63,34 @@ async def test_an_older_request_of_the_same_service_grants_nothing_more(tmp_path
             await ScriptedTrainer(run.client).attach()
             assert (await older).leases == ()
             assert len((await newer).leases) == 2
+
+
+async def test_a_lease_that_comes_back_wakes_one_of_many_services_and_the_longest_waiting(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, make_plan(groups_per_batch=1, group_size=2)) as run, asyncio.timeout(15):
+        await ScriptedTrainer(run.client).attach()
+        first = ScriptedWorker(run.client, "first")
+        await first.register()
+        held = list(await first.lease(num_free=100))
+        others = [ScriptedWorker(run.client, "w0") for _ in range(40)]
+        asked: list[asyncio.Task[tuple[Lease, ...]]] = []
+        for number, other in enumerate(others, start=1):
+            await other.register()
+            asked.append(asyncio.create_task(other.lease(num_free=1, wait_s=20.0)))
+            await parked(run.client, number)
+        failure = Failure(error_class="engine", message="out of memory")
+        for number, lease in enumerate(held[:3], start=1):
+            await first.send(EpisodeResult(lease_id=lease.id, outcome=failure))
+            (again,) = await asked[number - 1]
+            assert (again.group_id, again.episode_idx, again.attempt) == (
+                lease.group_id,
+                lease.episode_idx,
+                1,
+            )
+            assert [task.done() for task in asked] == [True] * number + [False] * (40 - number)
+        for task in asked:
+            task.cancel()
 
 
 async def parked(client: DataflowClient, count: int) -> None:

@@ -15,6 +15,7 @@ from astraflow.dataflow.core.commands import (
     EpisodeFacts,
     FateDecided,
     GroupDrawn,
+    IssueLeases,
     LeaseView,
     RecordResult,
     RunEnded,
@@ -92,7 +93,13 @@ class CoreMachine(RuleBasedStateMachine):
 
     @initialize(
         sampler=st.sampled_from(
-            [{"name": "fifo"}, {"name": "sweep"}, {"name": "edf"}, {"name": "window", "span": 3}]
+            [
+                {"name": "fifo"},
+                {"name": "sweep"},
+                {"name": "edf"},
+                {"name": "window", "span": 3},
+                {"name": "on_policy"},
+            ]
         ),
         capacity=st.sampled_from([0, 2, 3]),
         replay=st.builds(
@@ -128,6 +135,8 @@ class CoreMachine(RuleBasedStateMachine):
         num_policies: int,
         has_eval: bool,
     ) -> None:
+        if sampler["name"] == "on_policy":
+            engine_lag = slack = 0  # what it needs
         table = make_table(
             max_staleness=engine_lag + slack,
             engine_lag=engine_lag,
@@ -277,6 +286,19 @@ class CoreMachine(RuleBasedStateMachine):
         data = self.driver.core.snapshot()
         self.driver.core = Core.restored(self.plan, data)
         assert self.driver.core.snapshot() == data
+
+    @rule(lag=st.integers(0, 2))
+    def services_that_serve_the_same_find_the_same(self, lag: int) -> None:
+        """What the line for leases rests on: if one of them gets nothing, so would all others."""
+        newest = {p: self.driver.status(p).newest_version for p in self.policies}
+        served = self.driver.served(**{p: max(v - lag, -1) for p, v in newest.items()})
+        data = self.driver.core.snapshot()
+        found: set[bool] = set()
+        for worker in self.driver.core.workers():
+            command = IssueLeases(worker_id=worker.worker_id, num_free=1, served=served)
+            answer = Core.restored(self.plan, data).apply(command, self.driver.now_s).answer
+            found.add(bool(answer))
+        assert len(found) <= 1
 
     @rule(lease_id=st.sampled_from(["99999.0.0", "0.7.0", "0.0.9", "x", "e99.0.0"]))
     def invent_a_lease(self, lease_id: str) -> None:

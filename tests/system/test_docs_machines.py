@@ -5,8 +5,6 @@ import json
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +15,7 @@ import pytest
 import requests
 
 from docs_driver import DOCS, blocks
-from system_driver import ROOT, Runs, Started, astraflow, environment
+from system_driver import Runs, Started, Terminals, astraflow
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -48,30 +46,6 @@ def url_of(run: Started) -> str:
         time.sleep(0.2)
 
 
-class Terminals:
-    """Commands that run side by side, each with its own output file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        with (self._folder / f"terminal-{len(self._running)}.log").open("wb") as out:
-            argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
-            process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=out, stderr=out)
-        self._running.append(process)
-        return process
-
-    def texts(self) -> str:
-        return "\n".join(f"== {p.name}\n{p.read_text()}" for p in sorted(self._folder.glob("terminal-*.log")))
-
-    def close(self) -> None:
-        for process in self._running:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
 @pytest.fixture
 def terminals(tmp_path: Path) -> Iterator[Terminals]:
     made = Terminals(tmp_path)
@@ -96,6 +70,11 @@ def test_a_service_joins_over_a_real_address_with_a_token(runs: Runs, terminals:
     assert run.finish() == 0, run.report() + terminals.texts()
     assert worker.wait(timeout=30) == 0
     assert run.summary()["audit_ok"]
+    kept = [path.read_text().strip().encode() for path in secrets.iterdir()]
+    files = [path for path in run.run_dir.rglob("*") if path.is_file() and secrets not in path.parents]
+    texts = [path.read_bytes() for path in files] + ["".join(run.lines).encode(), terminals.texts().encode()]
+    assert len(kept) == 4
+    assert not [token for token in kept for text in texts if token in text], "a token is in a log or file"
 
 
 def test_each_service_started_by_hand_makes_a_whole_run(runs: Runs, terminals: Terminals) -> None:

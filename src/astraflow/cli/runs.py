@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.services import CaFile, trust
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,9 +117,12 @@ def status(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
     ] = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Show how a run stands: steps, queues, services, and who waits for whom since when."""
     from astraflow.launch.command import show_status
+
+    trust(ca_file)
 
     raise typer.Exit(show_status(where, token_file))
 

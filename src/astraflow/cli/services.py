@@ -15,13 +15,22 @@ import typer
 
 from astraflow.errors import ConfigError, DataError, RefusedError, VersionMismatchError
 
-__all__ = ["join", "publish", "serve", "train"]
+__all__ = ["CaFile", "join", "publish", "serve", "train", "trust"]
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
 _Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0: the recipe's, or any free one.")]
 _TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the token. Default: $ASTRAFLOW_TOKEN.")
+]
+
+
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        help="PEM file by which an https URL is checked. Default: $SSL_CERT_FILE, else the system's.",
+    ),
 ]
 
 
@@ -37,11 +46,13 @@ def publish(
     policy: _Policy,
     port: _Port = 0,
     url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow; for a frozen policy.")] = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Run the publisher of a policy: it owns and serves the files of its versions.
 
     A frozen policy's publisher also announces the policy's only version.
     """
+    trust(ca_file)
     from astraflow.launch.publisher_process import run_policy_publisher
 
     main = partial(
@@ -55,9 +66,12 @@ def train(
     policy: _Policy,
     url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow.")],
     publisher: Annotated[str, typer.Option("--publisher", help="Base URL of the policy's publisher.")],
+    *,
     token_file: _TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Run the trainer of a policy."""
+    trust(ca_file)
     from astraflow.launch.trainer_process import run_policy_trainer
 
     links = {"url": url, "publisher_url": publisher, "token": _token(token_file)}
@@ -76,6 +90,7 @@ def join(
         Path | None, typer.Option("--cache", help="Folder for model files. Default: a temporary one.")
     ] = None,
     *,
+    ca_file: CaFile = None,
     peer: Annotated[
         str,
         typer.Option(
@@ -86,6 +101,9 @@ def join(
     ] = "",
 ) -> None:
     """Join a run with a rollout service: without --peer it needs outbound connections only."""
+    if peer and url.startswith("https:"):
+        raise ConfigError("--peer serves plain HTTP, and this run speaks HTTPS; leave --peer out")
+    trust(ca_file)
     from astraflow.launch.rollout_process import run_rollout_service
 
     token = _token(token_file)
@@ -133,6 +151,19 @@ def _die_with_parent() -> None:
     """The kernel ends this process when the launcher dies, even while it is stuck in a computation."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def trust(ca_file: Path | None) -> None:
+    """Makes this process check https services by a file. Raises: ConfigError if it is not there.
+
+    By OpenSSL's own variable, so that every client in the process keeps to it.
+    """
+    from astraflow.launch.program import CA_VARIABLE
+
+    if ca_file is not None:
+        if not ca_file.is_file():
+            raise ConfigError(f"--ca-file {ca_file} is no file; a PEM file with certificates is expected")
+        os.environ[CA_VARIABLE] = str(ca_file.resolve())
 
 
 def _token(token_file: Path | None) -> str:

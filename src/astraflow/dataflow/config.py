@@ -22,7 +22,7 @@ from astraflow.algorithms.config import (
 )
 from astraflow.config import Config
 
-__all__ = ["DataflowConfig", "TableConfig"]
+__all__ = ["DataflowConfig", "TableConfig", "TlsConfig"]
 
 
 class TableConfig(Config):
@@ -101,6 +101,33 @@ class TableConfig(Config):
         return self
 
 
+class TlsConfig(Config):
+    """Certificate of the services that listen; both files or none."""
+
+    cert: str = ""
+    """PEM file with the certificate, and those between it and its authority."""
+    key: str = ""
+    """PEM file with its private key, which is read here only."""
+    ca: str = ""
+    """PEM file by which this machine's own processes check it; empty: the certificate itself."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the services speak HTTPS."""
+        return bool(self.cert)
+
+    @property
+    def ca_file(self) -> str:
+        """What clients check the certificate by; empty without TLS."""
+        return self.ca or self.cert
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "TlsConfig":
+        if bool(self.cert) != bool(self.key) or (self.ca and not self.cert):
+            raise ValueError("tls needs both cert and key; ca goes with them")
+        return self
+
+
 class DataflowConfig(Config):
     """The dataflow service."""
 
@@ -108,6 +135,10 @@ class DataflowConfig(Config):
     """Address to bind; anything beyond loopback needs a token."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes a free one."""
+    tls: TlsConfig = TlsConfig()
+    """HTTPS instead of HTTP, for the dataflow and the publishers."""
+    max_requests_per_s: float = Field(default=2000.0, gt=0)
+    """Of one token at one address; more get 429. Not where no token is needed: on loopback."""
     lease_timeout_s: float = Field(default=20.0, gt=0)
     """A lease without heartbeats for this long goes out again."""
     heartbeat_s: float = Field(default=2.0, gt=0)

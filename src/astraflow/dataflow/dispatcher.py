@@ -11,7 +11,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -29,7 +30,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.liveness import Liveness
-from astraflow.dataflow.waiting import Topics, WaitList, waited
+from astraflow.dataflow.waiting import Line, Topics, WaitList, waited
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import Wait
 
@@ -47,6 +48,8 @@ class Dispatcher:
         self.journal = journal
         self.liveness = liveness
         self.topics = Topics()
+        self.line = Line()
+        """Who waits for leases."""
         self.waits = WaitList()
         self.fatal = asyncio.Event()
         self.deadline_moved = asyncio.Event()
@@ -89,6 +92,8 @@ class Dispatcher:
             self.journal.snapshot_if_due(self.core)
             self._follow(events)
         self.topics.wake(wakes)
+        if "leases" in wakes:
+            self.line.wake()
         return decisions
 
     def check(self) -> None:
@@ -126,7 +131,7 @@ class Dispatcher:
             self.liveness.grant(issued, asyncio.get_running_loop().time())
         self.watch()
         if has_ended:
-            self.topics.wake_all()
+            self._wake_all()
 
     def watch(self) -> None:
         """Wakes the timer if a new lease, service or evaluation round is due before it would look again."""
@@ -155,32 +160,90 @@ class Dispatcher:
     ) -> _FoundT | None:
         """What `look` finds, asked again after each wake-up of the topic; None after `wait_s`, at the end of
         the service, or if the caller hung up. `wait` is listed meanwhile."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + clamped_wait_s(wait_s)
-        hang_up: asyncio.Task[None] | None = None
-        try:
+        deadline_s = asyncio.get_running_loop().time() + clamped_wait_s(wait_s)
+        with _HangUp(request) as hang_up:
             while True:
                 event = self.topics.next(topic)
                 found = look()
-                if found is not None or self._is_stopping or self.core.state in {"finished", "failed"}:
+                if found is not None or self._is_over:
                     return found
-                hang_up = hang_up or loop.create_task(_hung_up(request), name="hang-up")
-                with self.waits.entry(wait()) if wait is not None else contextlib.nullcontext():
-                    if not await waited(event, deadline_s) or hang_up.done():
+                hang_up.watch()
+                with self.waits.entry(wait) if wait is not None else contextlib.nullcontext():
+                    if not await waited(event, deadline_s) or hang_up.is_heard:
                         return None
-        finally:
-            if hang_up is not None:
-                hang_up.cancel()
+
+    async def poll_leases(
+        self,
+        look: Callable[[], _FoundT | None],
+        *,
+        worker_id: str,
+        kind: Callable[[], Hashable],
+        wait_s: float,
+        request: Request,
+        wait: Callable[[], Wait],
+    ) -> _FoundT | None:
+        """As `poll`, for leases: those who wait get them in the order in which they came. Services of one
+        `kind` may have the same leases."""
+        deadline_s = asyncio.get_running_loop().time() + clamped_wait_s(wait_s)
+        number = self.line.new_number()
+        with _HangUp(request) as hang_up:
+            while True:
+                self.line.serve_if_due()
+                found = look()
+                if found is not None or self._is_over:
+                    return found
+                with self.waits.entry(wait), self.line.place(worker_id, kind(), look, number=number) as place:
+                    hang_up.watch(partial(self.line.remove, place))
+                    is_in_time = await waited(place.event, deadline_s)
+                if place.is_served:
+                    return place.taken()
+                if not is_in_time or hang_up.is_heard:
+                    return None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nobody should wait any longer."""
+        return self._is_stopping or self.core.state in {"finished", "failed"}
+
+    def _wake_all(self) -> None:
+        self.topics.wake_all()
+        self.line.stir()
 
     def stop_waiting(self) -> None:
         """Lets every long-poll answer now: the service ends."""
         self._is_stopping = True
-        self.topics.wake_all()
+        self._wake_all()
 
 
 def clamped_wait_s(wait_s: float) -> float:
     """A long-poll's length within 0 and the maximum; nonsense is the maximum."""
     return wait_s if 0 <= wait_s <= MAX_WAIT_S else MAX_WAIT_S
+
+
+class _HangUp:
+    """Notices that the caller of a request is gone, from `watch` to the end of the block."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> "_HangUp":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it was noticed."""
+        return self._task is not None and self._task.done()
+
+    def watch(self, then: Callable[[], None] = lambda: None) -> None:
+        """Begins to listen; calls `then` when the caller is gone."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(_hung_up(self._request), name="hang-up")
+        self._task.add_done_callback(lambda _: then())
 
 
 async def _hung_up(request: Request) -> None:

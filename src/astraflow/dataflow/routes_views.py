@@ -38,6 +38,7 @@ class ViewRoutes:
 
     async def run(self, request: Request) -> Response:
         """`GET /v1/run`."""
+        await self._end_settled()
         return item_response(self._site.current_run_info(), request)
 
     async def health(self, request: Request) -> Response:
@@ -105,6 +106,7 @@ class ViewRoutes:
 
     async def status(self, request: Request) -> Response:
         """`GET /v1/status`."""
+        await self._end_settled()
         return item_response(self._status(), request)
 
     async def stop(self, request: Request) -> Response:
@@ -122,6 +124,14 @@ class ViewRoutes:
     async def openapi(self, request: Request) -> Response:
         """`GET /openapi.json`."""
         return Response(openapi_json(), media_type="application/json")
+
+    async def _end_settled(self) -> None:
+        """Who hears of the run's end acts on it (the launcher ends all services): it must outlive a crash.
+
+        While the run goes on, what a viewer sees may be ahead of the disk, and is shown on a full one too.
+        """
+        if self._core.state != "running":
+            await self._dispatcher.settled()
 
     def _status(self) -> StatusReply:
         to_unix_s = time.time() - asyncio.get_running_loop().time()

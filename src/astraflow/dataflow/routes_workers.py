@@ -119,7 +119,7 @@ class WorkerRoutes:
         self._liveness.beat(worker_id, live, beat.load, asyncio.get_running_loop().time())
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
         if has_loaded:
-            self._dispatcher.topics.wake(("leases",))
+            self._dispatcher.line.stir(worker_id)
         reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
         self._note_end(worker_id)
         return item_response(reply, request)
@@ -129,6 +129,7 @@ class WorkerRoutes:
         worker_id = str(request.path_params["worker_id"])
         if not self._liveness.has_left(worker_id):
             self._known(worker_id).is_draining = True
+            self._dispatcher.line.stir(worker_id)
             self._drop_if_drained(worker_id)
         await self._dispatcher.settled()
         return Response(status_code=204)
@@ -160,7 +161,9 @@ class WorkerRoutes:
             whom = self._core.why_no_lease(served())
             return Wait(who=worker.name, whom=whom or "the tables", what="leases", since_s=since_s)
 
-        views = await self._dispatcher.poll("leases", look, wait_s=body.wait_s, wait=wait, request=request)
+        views = await self._dispatcher.poll_leases(
+            look, worker_id=worker.id, kind=served, wait_s=body.wait_s, wait=wait, request=request
+        )
         leases = tuple(self._site.lookup.lease(view) for view in views or ())
         waits_for = "" if leases else self._core.why_no_lease(served())
         reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)

@@ -3,7 +3,8 @@
 Concurrent parts, all in one event loop:
 
 - Request handlers, one a request. Consume requests; produce commands and answers; wait for a topic (woken by
-  `Topics.wake` after a command) or for a record to be durable (woken by the flush task).
+  `Topics.wake` after a command), in the line for leases (served by `Line`, in a callback of the loop after a
+  command), or for a record to be durable (woken by the flush task).
 - The deadline watch, one task. Consumes `Liveness` and the evaluation rounds; produces ExpireLeases,
   DropWorker, ExpireEval; waits for the earliest deadline (woken by `deadline_moved`).
 - The journal's flush task and its thread. Consume pending records and payloads; produce durable records; wait

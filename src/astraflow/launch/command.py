@@ -113,7 +113,8 @@ def show_status(where: str, token_file: Path | None) -> int:
         token_path = token_file or folder.path / "secrets" / "viewer"
         token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
         try:
-            status = asyncio.run(_ask(record.url, token))
+            ca_file = folder.load_recipe().dataflow.tls.ca_file
+            status = asyncio.run(_ask(record.url, token, ca_file))
         except UnavailableError as err:
             raise DataError(
                 f"{where} is {record.state}, and its dataflow at {record.url} does not answer; `astraflow "
@@ -127,8 +128,8 @@ def show_status(where: str, token_file: Path | None) -> int:
     return 0
 
 
-async def _ask(url: str, token: str) -> StatusReply:
-    client = ServiceClient(url, token=token, patience_s=2.0)
+async def _ask(url: str, token: str, ca_file: str = "") -> StatusReply:
+    client = ServiceClient(url, token=token, patience_s=2.0, ca_file=ca_file)
     try:
         return await DataflowClient(client).status()
     finally:

@@ -134,6 +134,10 @@ class Recipe(Config):
             raise ValueError(
                 f"policies.*.table.group_size must be equal, since a draw is shared (got {sizes})"
             )
+        if self.weights.peers and self.dataflow.tls.is_on:
+            raise ValueError(
+                "weights.peers serve plain HTTP, which would show their token; not with dataflow.tls"
+            )
         followed = [c.policy for c in self.tasks.curators if isinstance(c, FollowingConfig)]
         if unknown := [name for name in followed if name and name not in self.trained]:
             raise ValueError(

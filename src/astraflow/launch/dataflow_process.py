@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.limits import RateLimit
 from astraflow.dataflow.service import DataflowService
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
@@ -12,7 +13,7 @@ from astraflow.launch.preflight import open_sources
 from astraflow.launch.program import needs_tokens
 from astraflow.service import HttpServer, TokenAuth, settle_memory
 
-__all__ = ["run_dataflow", "tokens_of"]
+__all__ = ["run_dataflow", "tls_files", "tokens_of"]
 
 
 async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
@@ -31,8 +32,15 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
     service = DataflowService(
         run_plan(recipe, sizes), sources.train, sources.eval, run_info(recipe), config, journal
     )
-    app = TokenAuth(service.app, tokens_of(recipe, folder))
-    server = HttpServer(app, host=config.host, port=port or config.port, name="dataflow")
+    tokens = tokens_of(recipe, folder)
+    limited = RateLimit(service.app, config.max_requests_per_s) if tokens else service.app
+    server = HttpServer(
+        TokenAuth(limited, tokens),
+        host=config.host,
+        port=port or config.port,
+        name="dataflow",
+        tls=tls_files(recipe),
+    )
     await service.start()
     try:
         await server.start()
@@ -50,6 +58,12 @@ def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
     if not needs_tokens(recipe):
         return {}
     return {folder.token(role): role for role in ("worker", "trainer", "viewer", "admin")}
+
+
+def tls_files(recipe: Recipe) -> tuple[str, str] | None:
+    """Certificate and key of the run's services; None without TLS."""
+    tls = recipe.dataflow.tls
+    return (tls.cert, tls.key) if tls.is_on else None
 
 
 async def _first_of(*events: asyncio.Event) -> None:

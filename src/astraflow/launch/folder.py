@@ -36,6 +36,8 @@ MAY_CHANGE = (
     "rollout",
     "dataflow.host",
     "dataflow.port",
+    "dataflow.tls",
+    "dataflow.max_requests_per_s",
     "dataflow.lease_timeout_s",
     "dataflow.heartbeat_s",
     "dataflow.snapshot_every",

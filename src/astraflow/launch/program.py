@@ -24,6 +24,7 @@ from astraflow.service import is_loopback
 from astraflow.workflows.config import AgentConfig, ProgramConfig
 
 __all__ = [
+    "CA_VARIABLE",
     "MODULE_PATH_VARIABLE",
     "TOKEN_VARIABLE",
     "Addresses",
@@ -36,6 +37,9 @@ __all__ = [
 TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 """Environment variable with the token of a process's role."""
 
+CA_VARIABLE = "SSL_CERT_FILE"
+"""Environment variable with the certificates by which a process checks others: OpenSSL's own."""
+
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
 
@@ -46,15 +50,16 @@ class Addresses:
 
     dataflow: tuple[str, int]
     publishers: Mapping[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """Base URL of the dataflow, as processes of this machine reach it."""
-        return _url(self.dataflow)
+        return _url(self.scheme, self.dataflow)
 
     def publisher_url(self, policy: str) -> str:
         """Base URL of a policy's publisher."""
-        return _url(self.publishers[policy])
+        return _url(self.scheme, self.publishers[policy])
 
 
 def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
@@ -69,7 +74,7 @@ def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
         for idx, policy in enumerate(recipe.published):
             port = recipe.weights.port + idx if recipe.weights.port else 0
             publishers[policy] = _claim(held, f"publisher-{policy}", recipe.weights.host, port, earlier)
-        return Addresses(dataflow, publishers)
+        return Addresses(dataflow, publishers, "https" if recipe.dataflow.tls.is_on else "http")
 
 
 def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[str, int]) -> tuple[str, int]:
@@ -93,10 +98,10 @@ def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[st
     raise ConfigError(f"{name}: no port of {host} can be bound; is this an address of this machine?")
 
 
-def _url(address: tuple[str, int]) -> str:
+def _url(scheme: str, address: tuple[str, int]) -> str:
     host, port = address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def needs_tokens(recipe: Recipe) -> bool:
@@ -120,6 +125,8 @@ def program(
 ) -> tuple[ProcessSpec, ...]:
     """The processes of a run, in the order in which they are shown."""
     run_dir, base = str(folder.path), _environment(module_path)
+    if recipe.dataflow.tls.is_on:
+        base[CA_VARIABLE] = recipe.dataflow.tls.ca_file
     is_guarded = needs_tokens(recipe)
 
     def spec(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
-from astraflow.launch.dataflow_process import tokens_of
+from astraflow.launch.dataflow_process import tls_files, tokens_of
 from astraflow.launch.folder import RunFolder
 from astraflow.service import ServiceClient
 from astraflow.types import Publication
@@ -35,7 +35,11 @@ async def run_policy_publisher(
     weights, ready = folder.weights / policy, asyncio.Future[str]()
     tokens = tokens_of(recipe, folder)
     work = [
-        asyncio.create_task(run_publisher(weights, config, stop, tokens=tokens, on_ready=ready.set_result))
+        asyncio.create_task(
+            run_publisher(
+                weights, config, stop, tokens=tokens, tls=tls_files(recipe), on_ready=ready.set_result
+            )
+        )
     ]
     if is_frozen:
         model_dir = recipe.policies[policy].model_dir

@@ -102,8 +102,9 @@ class Run:
         self._ports |= {f"publisher-{name}": port for name, (_, port) in addresses.publishers.items()}
         self._view = view
         token = folder.token("admin") if needs_tokens(recipe) else ""
-        self._http = ServiceClient(self.url, token=token, patience_s=60.0)
-        self._quick_http = ServiceClient(self.url, token=token, patience_s=0.0)
+        ca_file = recipe.dataflow.tls.ca_file
+        self._http = ServiceClient(self.url, token=token, patience_s=60.0, ca_file=ca_file)
+        self._quick_http = ServiceClient(self.url, token=token, patience_s=0.0, ca_file=ca_file)
         self._client = DataflowClient(self._http)
         self._metrics = MetricsLog(folder.metrics)
         self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}

@@ -196,9 +196,11 @@ async def run_publisher(
     stop: asyncio.Event,
     *,
     tokens: Mapping[str, str] | None = None,
+    tls: tuple[str, str] | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """The publisher's process: serves `folder` until `stop`; `on_ready` gets the URL.
+    """The publisher's process: serves `folder` until `stop`, by HTTPS with `tls`, the files of a certificate
+    and its key; `on_ready` gets the URL.
 
     With port 0 the port of the last time is taken again, so that the sources in manifests stay true after a
     restart.
@@ -206,7 +208,7 @@ async def run_publisher(
     publisher = Publisher(folder, config, tokens=tokens)
     memory = folder / "port"
     remembered = int(memory.read_text()) if config.port == 0 and memory.exists() else config.port
-    server = HttpServer(publisher, host=config.host, port=remembered, name="publisher")
+    server = HttpServer(publisher, host=config.host, port=remembered, name="publisher", tls=tls)
     try:
         try:
             url = await server.start()
@@ -214,7 +216,7 @@ async def run_publisher(
             if remembered == config.port:
                 raise
             _log.warning("port %d of the last time is taken; choosing another", remembered)
-            server = HttpServer(publisher, host=config.host, port=0, name="publisher")
+            server = HttpServer(publisher, host=config.host, port=0, name="publisher", tls=tls)
             url = await server.start()
         publisher.public_url = url
         memory.write_text(url.rpartition(":")[2])

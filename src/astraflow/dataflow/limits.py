@@ -1,0 +1,84 @@
+"""How many requests a caller may make: a token bucket for each, and the ASGI middleware around the app.
+
+Owns nothing but the buckets. A caller is a token at an address, so that one machine that runs wild does not
+slow down the others, which hold the same token. Whoever exceeds its rate gets 429 with Retry-After,
+before its body is read; `ServiceClient` waits that long.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import cast
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from astraflow.errors import RefusedError
+from astraflow.service import error_response
+
+__all__ = ["RateLimit", "TokenBucket"]
+
+_BURST_S = 2.0
+"""A caller that was idle may make the requests of so many seconds at once."""
+_MAX_BUCKETS = 4096
+"""Callers remembered; those who made no request lately are forgotten first, which costs them nothing."""
+_OPEN_PATH = "/v1/health"
+
+
+@dataclass
+class TokenBucket:
+    """Requests left to one caller. Times are arguments, in seconds of any one clock.
+
+    Example: `TokenBucket(10.0, 20.0, now_s).wait_s(now_s)` is 0.0: the first of 20 requests at once.
+    """
+
+    rate: float
+    """Requests a second in the long run."""
+    left: float
+    """At most `_BURST_S` seconds of them, and at least one."""
+    at_s: float
+
+    def wait_s(self, now_s: float) -> float:
+        """Takes a request: 0; or, if none is left, seconds until one is."""
+        most = max(1.0, self.rate * _BURST_S)
+        self.left = min(most, self.left + self.rate * max(0.0, now_s - self.at_s))
+        self.at_s = now_s
+        if self.left >= 1.0:
+            self.left -= 1.0
+            return 0.0
+        return (1.0 - self.left) / self.rate
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """ASGI middleware, inside `TokenAuth`. Health is always answered."""
+
+    app: ASGIApp
+    max_per_s: float
+    _buckets: dict[tuple[str, str], TokenBucket] = field(default_factory=dict[tuple[str, str], TokenBucket])
+    """(role of the token, address) -> what is left, longest idle first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wait_s = 0.0 if scope.get("path") == _OPEN_PATH else self._wait_s(scope)
+        if wait_s <= 0.0:
+            await self.app(scope, receive, send)
+            return
+        error = RefusedError(
+            f"more than {self.max_per_s:g} requests a second from one address; try again in {wait_s:.2f} s, "
+            "or raise dataflow.max_requests_per_s",
+            code="too_many_requests",
+            status=429,
+        )
+        response = error_response(error, Request(scope))
+        response.headers["Retry-After"] = str(math.ceil(wait_s))
+        await response(scope, receive, send)
+
+    def _wait_s(self, scope: Scope) -> float:
+        client = cast("tuple[str, int] | None", scope.get("client"))
+        caller = (str(scope.get("role", "")), client[0] if client else "")
+        now_s = asyncio.get_running_loop().time()
+        bucket = self._buckets.pop(caller, None) or TokenBucket(self.max_per_s, math.inf, now_s)
+        self._buckets[caller] = bucket
+        if len(self._buckets) > _MAX_BUCKETS:
+            del self._buckets[next(iter(self._buckets))]
+        return bucket.wait_s(now_s)
