@@ -65,7 +65,7 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not load"):
         backend.load(tmp_path)
     backend_of(weights_bytes=4000).save(tmp_path)
-    with pytest.raises(DataError, match="expected train.backend.weights_bytes = 2000"):
+    with pytest.raises(DataError, match=r"expected train.backend.weights_bytes = 2000"):
         backend.load(tmp_path)
     with pytest.raises(ConfigError, match="needs models that score"):
         PacedBackend(
