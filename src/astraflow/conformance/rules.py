@@ -110,8 +110,7 @@ _ROLLOUT = {
     "W15": "Once `state` is `finished` or `failed` it leaves.",
     "W16": "A service that is told to stop (SIGTERM) drains: it sends what it has finished, says goodbye by "
     "`drain`, and ends.",
-    "W17": "It uses no version for training that is more than `max_lag` behind the newest when it asks, once "
-    "newer ones can be had.",
+    "W17": "An episode that can be run is run; it is not sent back as a failure.",
 }
 
 _TRAINER = {
