@@ -45,6 +45,9 @@ from weight_fakes import ScriptedReader
 class Mutation:
     """Changes requests and answers between two services. `request` and `answer` may be overridden."""
 
+    inner: Transport
+    """The way on, for further requests."""
+
     async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
         """What goes on instead; or the answer, without asking."""
         return path, body
@@ -59,6 +62,7 @@ class Mutant:
 
     def __init__(self, inner: Transport, mutation: Mutation) -> None:
         self.inner, self.mutation = inner, mutation
+        mutation.inner = inner
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
@@ -141,9 +145,7 @@ class VersionedEngine(ScriptedEngine):
             await asyncio.sleep(0)
             versions.append(request.version if request.version >= 0 else self.slots["live"])
         logprobs = tuple(logprob_of(version) for version in versions)
-        return Generation(
-            token_ids=ids, logprobs=logprobs, versions=tuple(versions), finish_reason="stop"
-        )
+        return Generation(token_ids=ids, logprobs=logprobs, versions=tuple(versions), finish_reason="stop")
 
 
 def logprob_of(version: int) -> float:
@@ -177,7 +179,7 @@ class InProcessRollout:
         app: ASGIApp,
         chunks: ASGIApp,
         folder: Path,
-        mutation: Mutation,
+        mutation: Callable[[], Mutation],
         make_engine: Callable[[], ScriptedEngine] = VersionedEngine,
         token: str = "secret",
     ) -> None:
@@ -191,7 +193,7 @@ class InProcessRollout:
         self.task = asyncio.create_task(self.live())
 
     async def live(self) -> None:
-        transport = Mutant(MemoryTransport(self.app), self.mutation)
+        transport = Mutant(MemoryTransport(self.app), self.mutation())
         client = ServiceClient("http://memory", token=self.token, transport=transport, patience_s=60.0)
         reader = HttpReader(
             lambda url: ServiceClient(
@@ -251,7 +253,7 @@ class RolloutRig:
 @contextlib.asynccontextmanager
 async def rollout_rig(
     folder: Path,
-    mutation: Mutation,
+    mutation: Callable[[], Mutation] = Mutation,
     *,
     make_engine: Callable[[], ScriptedEngine] = VersionedEngine,
     patience_s: float = 30.0,
@@ -263,9 +265,7 @@ async def rollout_rig(
         name="conformance",
         run_id="conformance",
         state="running",
-        policies=(
-            PolicyInfo(name="actor", is_trained=True, sampling=Sampling(max_tokens=16), max_lag=1),
-        ),
+        policies=(PolicyInfo(name="actor", is_trained=True, sampling=Sampling(max_tokens=16), max_lag=1),),
         workflow="single_turn",
         fingerprints=Fingerprints(),
         recipe="{}",

@@ -55,7 +55,7 @@ class Versions(Protocol):
 class RolloutKit:
     """One candidate, one report.
 
-    Example: `report = await RolloutKit(candidate, dataflow, versions, tasks=tasks, policy="actor").run(name)`.
+    Example: `await RolloutKit(candidate, dataflow, versions, tasks=tasks, policy="actor").run("mine")`.
     `dataflow` has version 0 of every policy already.
     """
 
@@ -162,6 +162,8 @@ class RolloutKit:
         )
 
     async def _beats_more(self, num: int, what: str) -> None:
+        if self._checks.is_broken("W4"):
+            return
         target = self._dataflow.num["heartbeat"] + num
         await self._dataflow.expect("W4", lambda: self._dataflow.num["heartbeat"] >= target, what)
 
@@ -170,15 +172,18 @@ class RolloutKit:
     async def _joins(self) -> None:
         dataflow = self._dataflow
         await dataflow.expect("W1", lambda: dataflow.worker_id, "it registers")
-        await self._served("W1", dataflow.newest(self._policy) - 1)
+        is_late = self._checks.is_broken("W7")
+        await self._served("W1", 0 if is_late else dataflow.newest(self._policy) - 1)
 
     async def _runs(self) -> None:
         leases = self._leases(_NUM_LEASES)
         await self._dataflow.offer(*leases)
         await self._answered("W8", leases)
-        failed = [f"{id_}: {failure.error_class}: {failure.message}" for id_, failure in self._dataflow.failures]
+        failed = [
+            f"{id_}: {failure.error_class}: {failure.message}" for id_, failure in self._dataflow.failures
+        ]
         self._checks.that("W17", not failed, f"{len(failed)} of {len(leases)} failed: {failed[:1]}")
-        if not self._dataflow.trajectories and not failed:
+        if not self._dataflow.num_trajectories and not failed:
             self._checks.broke("C2", "no training episode has a trajectory")
 
     async def _beats(self) -> None:
@@ -227,13 +232,17 @@ class RolloutKit:
         await self._answered("W11", all_leases)
         failed = self._dataflow.failures[num_failed:]
         if not self._checks.is_broken("W17"):
-            self._checks.that("W11", not failed, f"{len(failed)} episodes failed around an update: {failed[:1]}")
+            self._checks.that(
+                "W11", not failed, f"{len(failed)} episodes failed around an update: {failed[:1]}"
+            )
 
     async def _torn(self) -> None:
         version = next(self._next_version)
         manifest = await self._versions.publish_torn(version)
         await self._dataflow.publish(manifest, is_bad=True)
-        await self._dataflow.expect("W7", lambda: self._versions.num_torn >= 1, f"it fetches version {version}")
+        await self._dataflow.expect(
+            "W7", lambda: self._versions.num_torn >= 1, f"it fetches version {version}"
+        )
         await self._beats_more(_NUM_BEATS, "heartbeats while a version cannot be had")
         leases = self._leases(4)
         await self._dataflow.offer(*leases)
@@ -309,10 +318,8 @@ class RolloutKit:
         dataflow.holds_receipts = False
         await dataflow.notify()
         await self._answered("W14", leases)
-        num_before = dataflow.num["heartbeat"] + dataflow.num["leases"] + _NUM_BEATS
         await dataflow.until(
-            lambda: dataflow.goodbyes or dataflow.num["heartbeat"] + dataflow.num["leases"] >= num_before,
-            wait_s=dataflow.patience_s,
+            lambda: dataflow.goodbyes or dataflow.asks_while_draining > 1, wait_s=dataflow.patience_s
         )
         detail = f"asked for leases {dataflow.asks_while_draining} times after it was told to drain"
         self._checks.that("W14", dataflow.asks_while_draining <= 1, detail)

@@ -37,14 +37,14 @@ from astraflow.types import (
     RunInfo,
     RunState,
     ServedVersions,
-    Trajectory,
     VersionsReply,
 )
 
 __all__ = ["Granted", "PlayedDataflow", "Reference"]
 
 Reference = Callable[[str, int, NDArray[np.int32]], NDArray[np.float32]]
-"""`(policy, version, token_ids [T]) -> logprobs [T]` of a full forward at temperature 1; entry 0 is unused."""
+"""`(policy, version, token_ids [T]) -> logprobs [T]` of a full forward at temperature 1; entry 0 has no
+meaning."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_OMITTED = 3
@@ -109,7 +109,8 @@ class PlayedDataflow(Played):
         self.holds_receipts = False
         self.goodbyes: list[str] = []
         self.asks_while_draining = 0
-        self.trajectories: list[Trajectory] = []
+        self.num_trajectories = 0
+        """Of training episodes."""
         self.failures: list[tuple[str, Failure]] = []
         self._vocab_sizes, self._reference = vocab_sizes, reference
         self.handlers = {
@@ -189,7 +190,7 @@ class PlayedDataflow(Played):
         self._note_served(beat.load.versions)
         named = set(beat.lease_ids)
         for entry in self.granted.values():
-            if entry.has_receipt or entry.is_void:
+            if entry.results or entry.is_void:
                 continue
             entry.omitted = 0 if entry.lease.id in named else entry.omitted + 1
             if entry.omitted >= _MAX_OMITTED:
@@ -220,11 +221,15 @@ class PlayedDataflow(Played):
         return item_response(LeaseReply(leases=tuple(leases), state=self.state), request)
 
     def _may_answer(self, worker_id: str) -> bool:
-        has_leases = bool(self.offered) and self._is_fit() and not self.is_draining
-        return has_leases or self.state != "running" or worker_id != self.worker_id or self.lost["leases"] > 0
+        if self.state != "running" or self.is_draining or worker_id != self.worker_id:
+            return True
+        return (bool(self.offered) and self._is_fit()) or self.lost["leases"] > 0
 
     def _is_fit(self) -> bool:
-        """Whether the service may have training leases, by what it said last."""
+        """Whether the service may have training leases, by what it said last; one that does not keep up is
+        told of that alone."""
+        if self.checks.is_broken("W7"):
+            return True
         for name, policy in self.policies.items():
             versions = self.served.get(name, ())
             if policy.is_trained and max(versions, default=-1) < max(0, self.newest(name) - policy.max_lag):
@@ -298,7 +303,8 @@ class PlayedDataflow(Played):
             return
         hosts = self.registered.hosts if self.registered else ()
         limits = {
-            name: Limits(info, self.newest(name), self._vocab_sizes[name]) for name, info in self.policies.items()
+            name: Limits(info, self.newest(name), self._vocab_sizes[name])
+            for name, info in self.policies.items()
         }
         flaws = dict[str, str]()
         for rule, detail in flaws_of(outcome, limits, hosts, is_training=lease.kind == "train"):
@@ -306,11 +312,12 @@ class PlayedDataflow(Played):
         for rule in ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8"):
             if outcome.trajectories:
                 self.checks.that(rule, rule not in flaws, f"lease {lease.id}: {flaws.get(rule, '')}")
-        if lease.kind == "train" and not flaws:
-            self._look_at_logprobs(lease, outcome)
+        if lease.kind == "train":
+            self.num_trajectories += len(outcome.trajectories)
+            if not flaws:
+                self._look_at_logprobs(lease, outcome)
 
     def _look_at_logprobs(self, lease: Lease, episode: Episode) -> None:
-        self.trajectories += episode.trajectories
         if self._reference is None:
             self.checks.skip("W10", "there is no reference to compare with")
             return
@@ -323,5 +330,7 @@ class PlayedDataflow(Played):
                 where = slice(span.start, span.start + span.length)
                 expected = self._reference(item.policy, span.version, ids)
                 error = float(np.abs(given[where] - expected[where]).mean())
-                detail = f"{lease.id}: logprobs of version {span.version} are {error:.3f} nats off, on average"
+                detail = (
+                    f"{lease.id}: logprobs of version {span.version} are {error:.3f} nats off, on average"
+                )
                 self.checks.that("W10", error <= _TOLERANCE, detail)

@@ -188,7 +188,7 @@ class PlayedWorker:
         return tuple({lease.id: lease for lease in leases}.values())
 
     async def take(self, num: int) -> list[Lease]:
-        """Exactly so many training leases; those of evaluation are answered at once. Raises: AbandonedError."""
+        """Exactly so many training leases; those of evaluation are answered. Raises: AbandonedError."""
         found: list[Lease] = []
         for _ in range(_MAX_IDLE):
             for lease in await self.ask(num - len(found), wait_s=_IDLE_S):
