@@ -12,9 +12,11 @@ import numpy as np
 from starlette.types import ASGIApp
 
 from astraflow import wire
-from astraflow.conformance.report import Checks
+from astraflow.conformance.report import Checks, Report
 from astraflow.conformance.rollout_kit import ROLLOUT_RULES, RolloutKit
 from astraflow.conformance.rollout_played import PlayedDataflow
+from astraflow.conformance.trainer_kit import NUM_STEPS, TRAINER_RULES, TrainerKit, make_samples
+from astraflow.conformance.trainer_played import PlayedRun
 from astraflow.conformance.versions import PublishedVersions, Tearing
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
@@ -22,6 +24,8 @@ from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.service import RolloutService
 from astraflow.service import MemoryTransport, Reply, ServiceClient, Transport
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import (
     Fingerprints,
     GenerateRequest,
@@ -39,6 +43,7 @@ from astraflow.weights.readers import HttpReader
 from astraflow.weights.receiver import Receiver
 from astraflow.workflows.single_turn import single_turn
 from rollout_fakes import STOP, CharRenderer, ScriptedEngine, ids_of
+from trainer_fakes import CountingBackend
 from weight_fakes import ScriptedReader
 
 
@@ -291,4 +296,104 @@ async def rollout_rig(
         yield RolloutRig(dataflow, kit, candidate)
     finally:
         await client.close()
+        publisher.close()
+
+
+# --- trainer --------------------------------------------------------------------------------------
+
+
+class InProcessTrainer:
+    """Our trainer as a candidate, in this process, with a backend that counts."""
+
+    can_restart = True
+
+    def __init__(
+        self, rig: "TrainerParts", mutation: Callable[[], Mutation], backend: type[CountingBackend]
+    ) -> None:
+        self.rig, self.mutation, self.backend = rig, mutation, backend
+        self.task: asyncio.Task[None] | None = None
+        self.stopping = asyncio.Event()
+        self.folder = rig.folder / "checkpoints"
+
+    async def start(self) -> None:
+        self.task = asyncio.create_task(self.live())
+
+    async def live(self) -> None:
+        config = self.rig.folder / "config.json"
+        config.write_text("{}")
+        transport = Mutant(MemoryTransport(self.rig.run), self.mutation())
+        client = ServiceClient("http://memory", token=self.rig.token, transport=transport, patience_s=60.0)
+        publishing = ServiceClient("http://publisher", transport=MemoryTransport(self.rig.publisher))
+        plan = TrainerPlan(
+            policy="actor", trainer_id="ours", checkpoint_every=2, files={"config.json": config}
+        )
+        trainer = Trainer(
+            plan,
+            backend=self.backend(),
+            link=DataflowClient(client),
+            publisher=PublisherClient(publishing, self.rig.publisher.incoming),
+            checkpoints=CheckpointStore(self.folder, policy="actor", keep=2),
+        )
+        try:
+            await run_trainer(trainer, self.stopping)
+        finally:
+            await client.close()
+            await publishing.close()
+
+    async def stop(self) -> None:
+        self.stopping.set()
+
+    async def kill(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+
+    async def ended(self) -> int:
+        assert self.task is not None
+        await asyncio.wait({self.task})
+        return 0 if self.task.exception() is None else 1
+
+
+@dataclass
+class TrainerParts:
+    """What a trainer meets."""
+
+    run: PlayedRun
+    publisher: Publisher
+    folder: Path
+    token: str
+
+
+async def judged_trainer(
+    folder: Path,
+    mutation: Callable[[], Mutation] = Mutation,
+    *,
+    backend: type[CountingBackend] = CountingBackend,
+    make_candidate: type[InProcessTrainer] = InProcessTrainer,
+    patience_s: float = 30.0,
+    token: str = "secret",
+    keep: int = 4,
+) -> Report:
+    """The kit's report on our trainer, changed in one way or not at all."""
+    policy = PolicyInfo(name="actor", is_trained=True, sampling=Sampling(), max_lag=1)
+    info = RunInfo(
+        name="conformance", run_id="conformance", state="running", policies=(policy,),
+        workflow="single_turn", fingerprints=Fingerprints(), recipe="{}",
+    )  # fmt: skip
+    publisher = Publisher(folder / "weights", WeightsConfig(keep=keep), "http://publisher")
+
+    def receiver(cache: Path) -> Receiver:
+        reader = HttpReader(
+            lambda url: ServiceClient(url, transport=MemoryTransport(publisher), patience_s=0.2)
+        )
+        return Receiver(cache, readers={"http": ScriptedReader(reader)}, finders={"http": reader})
+
+    run = PlayedRun(
+        Checks(TRAINER_RULES), info, policy="actor", token="secret", patience_s=patience_s,
+        samples=make_samples(policy, vocab_size=24), num_steps=NUM_STEPS, receiver=receiver,
+    )  # fmt: skip
+    try:
+        candidate = make_candidate(TrainerParts(run, publisher, folder, token), mutation, backend)
+        return await TrainerKit(candidate, run).run("candidate")
+    finally:
         publisher.close()
