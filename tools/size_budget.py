@@ -1,7 +1,8 @@
 """Counts the package's code and holds it to its budget.
 
 Limits: file 400 lines, function 50 lines, config class 12 fields, nesting 3; 17,000 lines of code in the
-package without its open-ended parts (environments, workflows, engines, backends, dashboard), 30,000 in all.
+package without its open-ended parts (environments, workflows, engines, backends, dashboard, conformance
+kit), 30,000 in all.
 Files and functions count whole; the package's budget counts lines of code: no blank lines, comments,
 docstrings, imports or `__all__`, so that explaining and splitting are free. A file lifts its own limit with a
 line `# size: REASON`, a function with `# size: REASON` on or above its `def`.
@@ -14,7 +15,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "astraflow"
 OPEN_ENDED = (
-    "algorithms/", "dashboard/", "envs/", "losses/", "rollout/engines/", "trainer/backends/", "workflows/",
+    "algorithms/", "conformance/", "dashboard/", "envs/", "losses/", "rollout/engines/", "trainer/backends/", "workflows/",
 )  # fmt: skip
 MAX_FILE, MAX_FUNCTION, MAX_FIELDS, MAX_NESTING = 400, 50, 12, 3
 # size: 14,000 was planned; the rest is what exactness, restarts and damaged input turned out to need

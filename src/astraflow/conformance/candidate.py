@@ -1,0 +1,105 @@
+"""What is tested, as the kit sees it: something that can be started, told to stop, and killed."""
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from astraflow.errors import ConfigError
+
+__all__ = ["Candidate", "Command", "Joining"]
+
+
+class Candidate(Protocol):
+    """One service under test; started again after each end."""
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether `start` may be called again."""
+        ...
+
+    async def start(self) -> None:
+        """Starts it; it finds the kit by itself."""
+        ...
+
+    async def stop(self) -> None:
+        """Asks it to stop, as SIGTERM does."""
+        ...
+
+    async def kill(self) -> None:
+        """Ends it at once, as kill -9 does."""
+        ...
+
+    async def ended(self) -> int:
+        """Returns its exit code once it has ended."""
+        ...
+
+
+class Command:
+    """A command line, whose `{name}` are filled in: its processes end with it.
+
+    Example: `Command("astraflow join {url} --name probe", {"url": url}, log=Path("candidate.log"))`.
+    """
+
+    can_restart = True
+
+    def __init__(self, line: str, values: Mapping[str, str], *, env: Mapping[str, str], log: Path) -> None:
+        """Raises: ConfigError if the line names something else than `values` has."""
+        try:
+            self._argv = [part.format_map(dict(values)) for part in shlex.split(line)]
+        except (KeyError, ValueError, IndexError) as err:
+            known = ", ".join(f"{{{name}}}" for name in values)
+            raise ConfigError(f"candidate {line!r}: {err}; it may name {known}") from err
+        self._env = {**os.environ, **env}
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Starts the command in a session of its own. Raises: ConfigError if there is no such command."""
+        with self._log.open("ab") as log:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._argv, env=self._env, stdout=log, stderr=log, start_new_session=True
+                )
+            except OSError as err:
+                raise ConfigError(f"candidate {self._argv[0]!r} cannot be started: {err.strerror}") from err
+
+    async def stop(self) -> None:
+        """SIGTERM to the command itself."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    async def kill(self) -> None:
+        """SIGKILL to it and to all that it started."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self._process is not None
+        return await self._process.wait()
+
+
+class Joining:
+    """A service that somebody starts by hand and that joins the kit's own address: it cannot be restarted."""
+
+    can_restart = False
+
+    async def start(self) -> None:
+        """It starts by itself."""
+
+    async def stop(self) -> None:
+        """Nobody can."""
+
+    async def kill(self) -> None:
+        """Nobody can."""
+
+    async def ended(self) -> int:
+        """Never known."""
+        await asyncio.Event().wait()
+        return 0

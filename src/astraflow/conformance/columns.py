@@ -1,0 +1,96 @@
+"""Holds trajectories to the rules of the token columns, each by its number."""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from astraflow import wire
+from astraflow.errors import WireError
+from astraflow.types import Episode, PolicyInfo, Trajectory
+
+__all__ = ["COLUMN_RULES", "Limits", "flaws_of"]
+
+COLUMN_RULES = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8")
+_MAX_LOGPROB = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the trajectories of one policy must keep to now."""
+
+    info: PolicyInfo
+    newest: int
+    vocab_size: int
+
+
+def flaws_of(
+    episode: Episode, limits: dict[str, Limits], hosts: Collection[str], *, is_training: bool
+) -> Iterator[tuple[str, str]]:
+    """(rule, what was seen) of every broken rule; of columns that do not fit each other only that."""
+    if not math.isfinite(episode.score):
+        yield "C5", f"score {episode.score}"
+    for idx, item in enumerate(episode.trajectories):
+        for rule, detail in _flaws(item, limits, hosts, is_training):
+            yield rule, f"trajectory {idx}: {detail}"
+
+
+def _flaws(
+    item: Trajectory, limits: dict[str, Limits], hosts: Collection[str], is_training: bool
+) -> Iterator[tuple[str, str]]:
+    known = limits.get(item.policy)
+    if known is None or item.policy not in hosts:
+        yield "C8", f"policy {item.policy!r}; registered as hosting {sorted(hosts)}"
+        return
+    try:
+        ids, mask = wire.array(item.token_ids, "int32"), wire.array(item.mask, "uint8")
+        logprobs = wire.array(item.behavior_logprobs, "float32")
+        lengths = {len(ids), len(mask), len(logprobs)}
+        lengths |= {len(wire.array(stream.data, stream.dtype)) for stream in item.streams}
+    except WireError as err:
+        yield "C1", str(err)
+        return
+    if len(lengths) != 1 or 0 in lengths:
+        yield "C1", f"columns of {sorted(lengths)} entries"
+        return
+    if mask.max() != 1:
+        yield "C2", f"mask of {sorted(set(mask.tolist()))}"
+        return
+    is_good = np.isfinite(logprobs) & (logprobs <= _MAX_LOGPROB) & ((mask == 1) | (logprobs == 0))
+    if not is_good.all():
+        idx = int((~is_good).argmax())
+        yield "C3", f"logprob {logprobs[idx]} of token {idx}, whose mask is {mask[idx]}"
+    yield from _span_flaws(item, mask.view(bool), known)
+    if not 0 <= ids.min() <= ids.max() < known.vocab_size:
+        yield "C6", f"ids from {ids.min()} to {ids.max()}; the vocabulary has {known.vocab_size}"
+    wanted = known.info.sampling.temperature
+    if is_training and known.info.is_trained and abs(item.temperature - wanted) > 1e-6:
+        yield "C7", f"temperature {item.temperature}, the policy's is {wanted}"
+
+
+def _span_flaws(
+    item: Trajectory, mask: "np.ndarray[tuple[int], np.dtype[np.bool]]", limits: Limits
+) -> Iterator[tuple[str, str]]:
+    covered, end = np.zeros(len(mask), bool), 0
+    for span in item.versions:
+        in_order = end <= span.start < span.start + span.length <= len(mask)
+        if not (in_order and 0 <= span.version <= max(0, limits.newest)):
+            yield "C4", f"run {tuple(item.versions)}, newest version {limits.newest}"
+            break
+        end = span.start + span.length
+        covered[span.start : end] = True
+    else:
+        if (covered != mask).any():
+            yield "C4", f"runs cover {int(covered.sum())} tokens, {int(mask.sum())} have mask 1"
+    end, num_held = 0, 0
+    for turn in item.turns:
+        if not end <= turn.start <= turn.end <= len(mask):
+            yield "C5", f"turn [{turn.start}, {turn.end}) after {end}, of {len(mask)} tokens"
+            return
+        end = turn.end
+        num_held += int(mask[turn.start : turn.end].sum())
+    if num_held != int(mask.sum()):
+        yield "C5", f"turns hold {num_held} of {int(mask.sum())} tokens with mask 1"
+    if not all(math.isfinite(value) for value in (item.reward, *(turn.reward for turn in item.turns))):
+        yield "C5", "a reward is not finite"

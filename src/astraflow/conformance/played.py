@@ -1,0 +1,117 @@
+"""What both played dataflows share: an app that notes each request, loses answers, and lets scenarios wait.
+
+Faults come between the handler of a route and the caller: an answer may be lost after its request was taken,
+or a request be put off.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from astraflow.conformance.report import BrokenError, Checks
+from astraflow.errors import Error, RefusedError, WireError
+from astraflow.service import error_response
+
+__all__ = ["Played", "bad_gateway"]
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def bad_gateway() -> Response:
+    """What a proxy says whose upstream went away: no item of the protocol."""
+    return Response("<html><h1>502 Bad Gateway</h1></html>", status_code=502, media_type="text/html")
+
+
+class Played:
+    """An ASGI app that a candidate takes for the dataflow. Subclasses fill `handlers` (route name -> handler)
+    and `route_of`."""
+
+    def __init__(
+        self, checks: Checks, *, token: str, patience_s: float, item_rule: str, token_rule: str
+    ) -> None:
+        self.checks, self.token, self.patience_s = checks, token, patience_s
+        self.num: Counter[str] = Counter()
+        """Requests that came, by route."""
+        self.lost: Counter[str] = Counter()
+        """Answers of these routes get lost, so many times, after the request was taken."""
+        self.put_off: Counter[str] = Counter()
+        """Requests of these routes are answered 503, so many times, and not taken."""
+        self.changed = asyncio.Condition()
+        self.unexpected: list[str] = []
+        self.handlers: dict[str, Handler] = {}
+        self._item_rule, self._token_rule = item_rule, token_rule
+
+    def route_of(self, method: str, path: str) -> str:
+        """The name of a route; empty for one that is not played."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry."""
+        request = Request(scope, receive, send)
+        route = self.route_of(request.method, request.url.path)
+        try:
+            response = await self._answer(route, request)
+        except Error as err:
+            response = error_response(err, request)
+        await self.notify()
+        await response(scope, receive, send)
+
+    async def _answer(self, route: str, request: Request) -> Response:
+        self.num[route] += 1
+        await self.notify()
+        self.check_token(request)
+        if not route:
+            self.unexpected.append(f"{request.method} {request.url.path}")
+            raise RefusedError(f"{request.url.path} is no route", code="not_found", status=404)
+        if self.put_off[route] > 0:
+            self.put_off[route] -= 1
+            raise RefusedError("nothing is accepted for the moment", code="unavailable", status=503)
+        try:
+            response = await self.handlers[route](request)
+        except WireError as err:
+            self.checks.broke(self._item_rule, f"{request.method} {request.url.path}: {err}")
+            raise
+        self.checks.kept(self._item_rule)
+        if self.lost[route] > 0:
+            self.lost[route] -= 1
+            return bad_gateway()
+        return response
+
+    def check_token(self, request: Request) -> None:
+        """Notes a request without the token; it is answered all the same."""
+        given = request.headers.get("authorization", "")
+        if not self.token:
+            self.checks.skip(self._token_rule, "the kit was told to use no token")
+            return
+        path = request.url.path
+        holds = given == f"Bearer {self.token}"
+        self.checks.that(self._token_rule, holds, f"{path}: authorization {given[:20]!r}")
+
+    async def notify(self) -> None:
+        """Lets scenarios look again."""
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, condition: Callable[[], object], *, wait_s: float) -> bool:
+        """Whether the condition came true in time."""
+        try:
+            async with asyncio.timeout(wait_s), self.changed:
+                await self.changed.wait_for(condition)
+        except TimeoutError:
+            return bool(condition())
+        return True
+
+    async def expect(self, rule: str, condition: Callable[[], object], what: str) -> None:
+        """Waits for what the rule asks for. Raises: BrokenError if it does not come within the patience."""
+        began_s = time.monotonic()
+        if not await self.until(condition, wait_s=self.patience_s):
+            waited_s = time.monotonic() - began_s
+            detail = f"{what}: not within {waited_s:.0f} s"
+            self.checks.broke(rule, detail)
+            raise BrokenError(rule, detail)
+        self.checks.kept(rule)
