@@ -4,7 +4,11 @@ import importlib
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.protocols import Engine, WeightSnapshot
-from astraflow.rollout.config import EngineConfig
+from astraflow.rollout.config import EngineConfig, SglangEngineConfig, TorchEngineConfig, VllmEngineConfig
+from astraflow.rollout.engines.server_api import ServerApi
+from astraflow.rollout.engines.server_engine import ServerEngine
+from astraflow.rollout.engines.sglang_api import SglangApi
+from astraflow.rollout.engines.vllm_api import VllmApi
 
 __all__ = ["make_engine", "preload"]
 
@@ -25,9 +29,15 @@ def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
         target = load_attr(config.use, where="rollout.engine.use")
         check_args(target, config.args, where="rollout.engine.args")
         return target(snapshot, **config.args)
-    from astraflow.rollout.engines.torch_engine import TorchEngine
+    if isinstance(config, TorchEngineConfig):
+        from astraflow.rollout.engines.torch_engine import TorchEngine
 
-    return TorchEngine(config, snapshot)
+        return TorchEngine(config, snapshot)
+    return ServerEngine(_server_api(config), config, snapshot)
+
+
+def _server_api(config: VllmEngineConfig | SglangEngineConfig) -> ServerApi:
+    return VllmApi() if isinstance(config, VllmEngineConfig) else SglangApi()
 
 
 def preload(config: EngineConfig) -> None:
@@ -35,5 +45,5 @@ def preload(config: EngineConfig) -> None:
 
     May run in a thread.
     """
-    for name in () if isinstance(config, Use) else _TORCH_LIBRARIES:
+    for name in _TORCH_LIBRARIES if isinstance(config, TorchEngineConfig) else ():
         importlib.import_module(name)
