@@ -136,7 +136,8 @@ def _check_attached(recipe: Recipe) -> None:
     if num_policies > 1 or recipe.rollout.services > 1:
         raise ConfigError(
             f"{where} is one server, which cannot serve {num_policies} policies for "
-            f"{recipe.rollout.services} services; let the engine start its own servers, or use one policy and rollout.services = 1"
+            f"{recipe.rollout.services} services; let the engine start its own servers, or "
+            "use one policy and rollout.services = 1"
         )
     if recipe.eval.sets and not engine.attach.pinned_url:
         raise ConfigError(

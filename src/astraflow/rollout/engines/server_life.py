@@ -121,9 +121,8 @@ class ServerLife:
 
     def distrust(self) -> None:
         """Nobody knows what it serves: it must be started, or given its weights, again."""
-        self.ready.clear()
         self._distrusted.set()
-        self._changed()
+        self._close()
 
     async def explained(self, err: UnavailableError | RefusedError) -> RolloutError:
         """The error as an episode's: with the server's last words, if it has died."""
@@ -134,6 +133,8 @@ class ServerLife:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await process.ended.wait()
             if process.ended.is_set():
+                if process is self._process:
+                    self._close()
                 return RolloutError(f"{self.name} {process.end} while a request ran; {process.tail()}")
         return RolloutError(f"{self.name} failed a request: {err}")
 
@@ -184,8 +185,7 @@ class ServerLife:
             problem = await self._watch(http)
         except (UnavailableError, RefusedError) as err:
             problem = str(err)
-        self.ready.clear()
-        self._changed()
+        self._close()
         self._tokens_before, self._gauges = self.gauges.generated_tokens, Gauges()
         process = self._process
         await self.end()
@@ -262,6 +262,12 @@ class ServerLife:
             for task in tasks:
                 task.cancel()
         return any(event.is_set() for event in ends)
+
+    def _close(self) -> None:
+        """Takes no requests until it serves again."""
+        if self.failure is None:
+            self.ready.clear()
+        self._changed()
 
     def _address(self) -> Address:
         """A new one for each start: a socket in the private folder, or a port that is free now."""
