@@ -143,9 +143,9 @@ class ServerEngine:
         """The slot that serves a request for a version, -1 for the newest. Raises: RolloutError."""
         if version < 0:
             return self._slots["live"]
-        for slot in reversed(self._slots.values()):
-            if slot.version == version and not slot.is_changing:
-                return slot
+        slots = [slot for slot in self._slots.values() if slot.version == version and not slot.is_changing]
+        if slots:  # the pinned one, unless it is still starting
+            return next((slot for slot in reversed(slots) if slot.is_ready), slots[-1])
         served = ", ".join(f"{name}: {slot.version}" for name, slot in self._slots.items())
         raise RolloutError(
             f"version {version} of {self._policy!r} is in no slot ({served}); load it into the pinned slot "

@@ -93,9 +93,10 @@ class ServerProcess:
     async def stop(self) -> None:
         """Ends the server and all that it started; returns when it is gone."""
         assert self._keeper.stdin is not None
-        with contextlib.suppress(OSError):
-            self._keeper.stdin.write(keeper.GOODBYE)
-            self._keeper.stdin.close()
+        if not self.ended.is_set() and not self._keeper.stdin.is_closing():
+            with contextlib.suppress(OSError, RuntimeError):  # it may end right now
+                self._keeper.stdin.write(keeper.GOODBYE)
+        self._keeper.stdin.close()
         try:
             async with asyncio.timeout(2 * keeper.GRACE_S):
                 await self.ended.wait()

@@ -81,6 +81,11 @@ class ServerSlot:
         return self._life.failure
 
     @property
+    def is_ready(self) -> bool:
+        """Requests need not wait."""
+        return self._door.is_set()
+
+    @property
     def gauges(self) -> Gauges:
         """The server's own figures; what waits at the door counts as waiting."""
         now = self._life.gauges
