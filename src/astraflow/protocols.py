@@ -283,6 +283,7 @@ class Engine(Protocol):
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in slot `live` (running requests go on with it) or `pinned` (for evaluation).
+        Given the version that the slot has, returns once it serves.
 
         Raises: WeightsError; the old version then keeps serving.
         """
@@ -294,7 +295,9 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """Raises: ServiceError if the engine will never serve again, which ends the rollout service."""
+        ...
 
     def take_spans(self) -> tuple[BusySpan, ...]:
         """Wall-clock spans of generation since the last call."""

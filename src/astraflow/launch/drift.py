@@ -18,7 +18,7 @@ from astraflow.launch.in_process import run_in_process
 from astraflow.launch.machine import Finding
 from astraflow.launch.preflight import check_recipe
 from astraflow.protocols import HostTensor, StepResult, TrainerBackend
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.config import TorchBackendConfig
 from astraflow.types import Batch, Item
@@ -145,7 +145,9 @@ def _drift(name: str, probe: _Probe, limit: float) -> PolicyDrift:
 def _limit(recipe: Recipe, policy: PolicyConfig) -> float:
     """Rounding is excused where both sides compute in bfloat16; a component of one's own has to keep up."""
     parts = (recipe.rollout.engine, policy.train.backend)
-    dtypes = {p.dtype for p in parts if isinstance(p, TorchEngineConfig | TorchBackendConfig)}
+    dtypes = {
+        p.dtype for p in parts if isinstance(p, TorchEngineConfig | ServerEngineConfig | TorchBackendConfig)
+    }
     return _LIMIT_BF16 if dtypes == {"bfloat16"} else LIMIT
 
 

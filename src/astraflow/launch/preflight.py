@@ -15,7 +15,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.plan import uses
 from astraflow.protocols import TaskSource
-from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
@@ -42,6 +42,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
         load_attr(use.use, where="use")
     _check_workflow(recipe)
     _check_lengths(recipe)
+    _check_attached(recipe)
     sources = open_sources(recipe)
     _check_sizes(recipe, sources)
     return sources
@@ -115,7 +116,7 @@ def _check_workflow(recipe: Recipe) -> None:
 
 def _check_lengths(recipe: Recipe) -> None:
     engine = recipe.rollout.engine
-    if not isinstance(engine, TorchEngineConfig):
+    if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
         return
     for name, policy in recipe.policies.items():
         if policy.sampling.max_tokens >= engine.max_context:
@@ -124,6 +125,25 @@ def _check_lengths(recipe: Recipe) -> None:
                 "prompt "
                 f"in rollout.engine.max_context = {engine.max_context}"
             )
+
+
+def _check_attached(recipe: Recipe) -> None:
+    """A server of someone else's has the weights of one policy, from one engine."""
+    engine = recipe.rollout.engine
+    if not isinstance(engine, ServerEngineConfig) or not engine.attach.url:
+        return
+    where, num_policies = "rollout.engine.attach.url", len(recipe.policies)
+    if num_policies > 1 or recipe.rollout.services > 1:
+        raise ConfigError(
+            f"{where} is one server, which cannot serve {num_policies} policies for "
+            f"{recipe.rollout.services} services; let the engine start its own servers, or "
+            "use one policy and rollout.services = 1"
+        )
+    if recipe.eval.sets and not engine.attach.pinned_url:
+        raise ConfigError(
+            f"{where} is set and eval.sets need a second server; name it in "
+            "rollout.engine.attach.pinned_url, or remove eval.sets and evaluate with `astraflow eval`"
+        )
 
 
 def _check_sizes(recipe: Recipe, sources: OpenSources) -> None:

@@ -20,6 +20,7 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import uses
 from astraflow.protocols import ProcessSpec
+from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service import is_loopback
 from astraflow.workflows.config import AgentConfig, ProgramConfig
 
@@ -110,11 +111,16 @@ def needs_tokens(recipe: Recipe) -> bool:
 
 
 def network_modules(recipe: Recipe) -> tuple[str, ...]:
-    """What a rollout service runs of the recipe's own: modules that it imports, and an agent's command."""
+    """What a rollout service runs of the recipe's own: modules that it imports, an agent's command, and the
+    command of the engine's server."""
     parts: list[Config] = [recipe.workflow, recipe.tasks.reward, recipe.rollout.engine]
     parts += [*recipe.tasks.sources.values(), *(s.source for s in recipe.eval.sets.values())]
     workflow = recipe.workflow
     used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
+    engine = recipe.rollout.engine
+    if isinstance(engine, ServerEngineConfig) and not engine.attach.url:
+        variables = [f"{name}={value}" for name, value in engine.env.items()]
+        used.add(shlex.join([*variables, engine.python, *engine.args]))
     if isinstance(workflow, AgentConfig) and isinstance(workflow.run, ProgramConfig):
         used.add(shlex.join(workflow.run.command))
     return tuple(sorted(used))

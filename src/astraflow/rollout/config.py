@@ -1,12 +1,21 @@
 """Rollout services and engines of a recipe."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from astraflow.config import Config, Use
 
-__all__ = ["EngineConfig", "PacedEngineConfig", "RolloutConfig", "TorchEngineConfig"]
+__all__ = [
+    "AttachConfig",
+    "EngineConfig",
+    "PacedEngineConfig",
+    "RolloutConfig",
+    "ServerEngineConfig",
+    "SglangEngineConfig",
+    "TorchEngineConfig",
+    "VllmEngineConfig",
+]
 
 
 class TorchEngineConfig(Config):
@@ -50,7 +59,68 @@ class PacedEngineConfig(Config):
     """Emulated seconds in a second of the wall clock; the same everywhere in a recipe."""
 
 
-EngineConfig = Annotated[TorchEngineConfig | PacedEngineConfig | Use, Field(discriminator="name")]
+class AttachConfig(Config):
+    """Servers that run already, for one policy and one rollout service; empty: the engine starts its own."""
+
+    url: str = ""
+    """Of the server, e.g. `http://127.0.0.1:8000`."""
+    pinned_url: str = ""
+    """Of a second server, which serves the versions that `eval.sets` are evaluated with."""
+    weights_dir: str = ""
+    """Where new weights are written for the server to read; empty: `/dev/shm`, else the temporary folder."""
+
+    @model_validator(mode="after")
+    def _needs_url(self) -> Self:
+        if self.pinned_url and not self.url:
+            raise ValueError("pinned_url is set, but url is not; name the server that generates in url")
+        return self
+
+
+class ServerEngineConfig(Config):
+    """What the engines behind a server of its own have in common."""
+
+    python: str
+    """The Python that has the server installed; a path is relative to the folder that the command runs in."""
+    args: tuple[str, ...] = ()
+    """Further arguments of the server's command, as given."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the server."""
+    attach: AttachConfig = AttachConfig()
+    """Servers to use instead of starting some."""
+    num_slots: int = Field(default=128, ge=1)
+    """Requests that the server runs at once."""
+    max_context: int = Field(default=256, ge=2)
+    """Tokens of prompt and completion together."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of weights and computation; GPU attention kernels need a 16-bit one."""
+    num_threads: int = Field(default=1, ge=1)
+    """CPU threads of the server; keep the sum over all processes within the machine's cores."""
+    start_timeout_s: float = Field(default=900.0, gt=0)
+    """Longest time from a start, or restart, of the server until it serves."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest time that the server may take for one request, or one update of the weights."""
+
+
+class VllmEngineConfig(ServerEngineConfig):
+    """A vLLM server for each policy, started and supervised by the rollout service."""
+
+    name: Literal["vllm"] = "vllm"
+    python: str = ".venv-vllm/bin/python"
+    """The Python that has vLLM installed; a path is relative to the folder that the command runs in."""
+
+
+class SglangEngineConfig(ServerEngineConfig):
+    """An SGLang server for each policy, started and supervised by the rollout service."""
+
+    name: Literal["sglang"] = "sglang"
+    python: str = ".venv-sglang/bin/python"
+    """The Python that has SGLang installed; a path is relative to the folder that the command runs in."""
+
+
+EngineConfig = Annotated[
+    TorchEngineConfig | PacedEngineConfig | VllmEngineConfig | SglangEngineConfig | Use,
+    Field(discriminator="name"),
+]
 
 
 class RolloutConfig(Config):

@@ -45,7 +45,7 @@ class FetchesWeights(Protocol):
 class PolicyHost:
     """Hosts one policy from its first version until `follow` is cancelled or the run ends.
 
-    `make_engine` returns an engine that serves the snapshot.
+    `make_engine` returns an engine that serves the snapshot once it has `load`ed it.
     `changed` is called after each change of what is served.
     """
 
@@ -70,6 +70,7 @@ class PolicyHost:
         self._make_engine = make_engine
         self._make_renderer = make_renderer
         self._changed = changed
+        self._engine: Engine | None = None
         self._slots = VersionSlots()
         self._settled_at = -1
         """The newest version announced when the last update succeeded."""
@@ -131,8 +132,8 @@ class PolicyHost:
 
     async def close(self) -> None:
         """Closes the engine."""
-        if self.hosted is not None:
-            await self.hosted.engine.close()
+        if self._engine is not None:
+            await self._engine.close()
 
     async def _poll(self) -> VersionsReply:
         """What is new; while a slot cannot be swapped yet, what frees it ends the wait as well."""
@@ -171,7 +172,9 @@ class PolicyHost:
         snapshot = await self._weights.fetch(manifest)
         if self.hosted is None:
             renderer = self._make_renderer(snapshot.model_dir)
-            self.hosted = HostedPolicy(self.info, self._make_engine(snapshot), renderer)
+            self._engine = self._engine or self._make_engine(snapshot)
+            await self._engine.load(snapshot, slot="live")  # returns once it serves
+            self.hosted = HostedPolicy(self.info, self._engine, renderer)
             self._installed(snapshot, "live")
             return
         while self._slots.is_held("live"):

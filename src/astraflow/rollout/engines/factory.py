@@ -6,7 +6,17 @@ from functools import partial
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.protocols import Engine, WeightSnapshot
-from astraflow.rollout.config import EngineConfig, PacedEngineConfig, TorchEngineConfig
+from astraflow.rollout.config import (
+    EngineConfig,
+    PacedEngineConfig,
+    SglangEngineConfig,
+    TorchEngineConfig,
+    VllmEngineConfig,
+)
+from astraflow.rollout.engines.server_api import ServerApi
+from astraflow.rollout.engines.server_engine import ServerEngine
+from astraflow.rollout.engines.sglang_api import SglangApi
+from astraflow.rollout.engines.vllm_api import VllmApi
 
 __all__ = ["engine_maker", "make_engine", "preload"]
 
@@ -28,7 +38,9 @@ def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
         from astraflow.rollout.engines.paced_engine import PacedClock, PacedEngine
 
         return partial(PacedEngine, clock=PacedClock(config))
-    return partial(_torch_engine, config)
+    if isinstance(config, TorchEngineConfig):
+        return partial(_torch_engine, config)
+    return partial(ServerEngine, _server_api(config), config)
 
 
 def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
@@ -59,3 +71,7 @@ def _torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot) -> Engine
     from astraflow.rollout.engines.torch_engine import TorchEngine
 
     return TorchEngine(config, snapshot)
+
+
+def _server_api(config: VllmEngineConfig | SglangEngineConfig) -> ServerApi:
+    return VllmApi() if isinstance(config, VllmEngineConfig) else SglangApi()

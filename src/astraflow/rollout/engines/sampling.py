@@ -12,10 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astraflow.errors import RolloutError
-from astraflow.types import Sampling
-
-__all__ = ["Restriction", "SamplingRows", "check_sampling", "pick_tokens", "token_logprobs", "uniforms"]
+__all__ = ["Restriction", "SamplingRows", "pick_tokens", "token_logprobs", "uniforms"]
 
 _UNIFORM_BITS = 48
 """Below the 53 bits of a float64, so that `u < 1` survives the product with a rounded total."""
@@ -40,23 +37,6 @@ class SamplingRows:
     is_greedy: Tensor | None
     """None: no row is greedy. A greedy row has inverse temperature 1."""
     restriction: Restriction | None
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raises: RolloutError (not retryable) if a setting is out of range."""
-    problems: list[str] = []
-    if not 0 <= sampling.temperature < float("inf"):
-        problems.append(f"temperature = {sampling.temperature}; expected a number >= 0 (0 is greedy)")
-    if not 0 < sampling.top_p <= 1:
-        problems.append(f"top_p = {sampling.top_p}; expected a number in (0, 1]")
-    if sampling.top_k < 0:
-        problems.append(f"top_k = {sampling.top_k}; expected a number >= 0 (0 keeps all)")
-    if sampling.max_tokens < 1:
-        problems.append(f"max_tokens = {sampling.max_tokens}; expected a number >= 1")
-    if any(not text for text in sampling.stop):
-        problems.append("stop holds an empty text")
-    if problems:
-        raise RolloutError(f"sampling settings: {'; '.join(problems)}", is_retryable=False)
 
 
 def uniforms(seed: int, count: int) -> NDArray[np.float64]:

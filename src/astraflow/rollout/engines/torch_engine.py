@@ -30,7 +30,7 @@ from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
-from astraflow.rollout.engines.sampling import check_sampling
+from astraflow.rollout.engines.requests import check_sampling, check_tokens
 from astraflow.rollout.engines.slots import Slot, SlotName, Slots
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.rollout.engines.stopping import StopText, TokenDecoder, load_decoder
@@ -219,21 +219,12 @@ class TorchEngine:
         )
 
     def _check_tokens(self, token_ids: Sequence[int], num_needed: int) -> None:
-        limit = self._config.max_context
-        if not token_ids:
-            raise RolloutError("the request has no tokens; a prompt needs at least one", is_retryable=False)
-        if num_needed > limit:
-            raise RolloutError(
-                f"{len(token_ids)} tokens leave no room within rollout.engine.max_context = {limit}",
-                is_retryable=False,
-            )
-        low, high = min(token_ids), max(token_ids)
-        if low < 0 or high >= self._vocab_size:
-            raise RolloutError(
-                f"token id {low if low < 0 else high} is outside the vocabulary of {self._vocab_size}; "
-                "was the text rendered with another tokenizer?",
-                is_retryable=False,
-            )
+        check_tokens(
+            token_ids,
+            num_needed=num_needed,
+            max_context=self._config.max_context,
+            vocab_size=self._vocab_size,
+        )
 
     # --- the thread -------------------------------------------------------------------------------
 

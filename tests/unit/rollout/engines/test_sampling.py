@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from astraflow.errors import RolloutError
+from astraflow.rollout.engines.requests import check_sampling
 from astraflow.rollout.engines.sampling import (
     Restriction,
     SamplingRows,
-    check_sampling,
     pick_tokens,
     token_logprobs,
     uniforms,

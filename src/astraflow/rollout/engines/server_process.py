@@ -1,0 +1,130 @@
+"""A server that an engine started: its process, its last words, and its end.
+
+    loop   consumes                  produces             waits for           woken by
+    read   the server's output       log lines, `tail`    output              the server
+    wait   the keeper's exit code    `ended`              the keeper's end    the kernel
+
+A keeper (`keeper.py`) stands between this process and the server, so that no server outlives its engine.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from astraflow.errors import ConfigError
+from astraflow.rollout.engines import keeper
+
+__all__ = ["ServerProcess", "server_environment"]
+
+_log = logging.getLogger(__name__)
+
+_TAIL_LINES = 12
+_KEPT_LINES = 600
+"""A traceback through several processes is long, and its cause stands in the middle."""
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): \S")
+_READ_BYTES = 1 << 16
+_PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
+"""Tokens of the run, and the way to our own packages, are none of the server's business."""
+
+
+def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without what is private to it, and `extra`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
+    return {**inherited, **extra}
+
+
+class ServerProcess:
+    """One start of a server. Example: `server = await ServerProcess.start(...)`; `await server.stop()`."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, pid: int) -> None:
+        self._name, self._keeper, self.pid = name, process, pid
+        self.ended = asyncio.Event()
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
+
+    @classmethod
+    async def start(
+        cls, name: str, argv: Sequence[str], *, env: Mapping[str, str], folder: Path
+    ) -> "ServerProcess":
+        """Starts a program in `folder`, which is deleted should this process die.
+
+        Raises: ConfigError if the program cannot be started.
+        """
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", keeper.__file__, str(folder), *argv,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env=server_environment(env), cwd=folder, start_new_session=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        pid, _, problem = (await process.stderr.readline()).decode().strip().partition(" ")
+        server = cls(name, process, int(pid or 0))
+        if server.pid == 0:
+            await server.stop()
+            raise ConfigError(
+                f"{name}: cannot start {argv[0]!r}: {problem or 'its keeper ended'}; expected the path of a "
+                "Python that has the server installed"
+            )
+        _log.info("%s: started as process %d", name, server.pid)
+        return server
+
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        code = self._keeper.returncode
+        if code is None:
+            return "runs"
+        return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+
+    def tail(self) -> str:
+        """Its last error, if it named one, and the last lines that it printed."""
+        lines = list(self._lines)
+        errors = [line for line in lines if _ERROR.search(line)]
+        last = [f"its last error: {errors[-1].strip()}"] if errors else []
+        tail = ["its last lines:", *lines[-_TAIL_LINES:]] if lines else ["it printed nothing"]
+        return "\n".join([*last, *tail])
+
+    async def stop(self) -> None:
+        """Ends the server and all that it started; returns when it is gone."""
+        assert self._keeper.stdin is not None
+        if not self.ended.is_set() and not self._keeper.stdin.is_closing():
+            with contextlib.suppress(OSError, RuntimeError):  # it may end right now
+                self._keeper.stdin.write(keeper.GOODBYE)
+        self._keeper.stdin.close()
+        try:
+            async with asyncio.timeout(2 * keeper.GRACE_S):
+                await self.ended.wait()
+        except TimeoutError:
+            _log.warning("%s: process %d does not end; it is killed", self._name, self.pid)
+            self.kill()
+            await self.ended.wait()
+        await asyncio.gather(*self._tasks)
+
+    def kill(self) -> None:
+        """Kills the server with all that it started; `ended` follows."""
+        if self._keeper.returncode is None:
+            self._kill_session()
+
+    def _kill_session(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def _read(self) -> None:
+        assert self._keeper.stdout is not None
+        rest = ""
+        while data := await self._keeper.stdout.read(_READ_BYTES):
+            *lines, rest = (rest + data.decode(errors="replace")).split("\n")
+            for line in lines:
+                self._lines.append(line)
+                _log.info("%s | %s", self._name, line)
+
+    async def _wait(self) -> None:
+        if await self._keeper.wait() < 0 and self.pid:
+            self._kill_session()  # a keeper that was killed took only its direct child along
+        self.ended.set()

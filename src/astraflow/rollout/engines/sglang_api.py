@@ -1,0 +1,158 @@
+"""SGLang's native interfaces: token in, token out; pause, update from a folder, continue.
+
+A pause aborts what runs: each request comes back with the tokens that it has, all of the old weights, and is
+sent again with them as its prompt once the new weights are there. So each part of a completion has one
+version, and every later logprob is that of a full forward under it. Logprobs are at the sampling temperature
+over the full vocabulary, SGLang's default.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.rollout.config import ServerEngineConfig
+from astraflow.rollout.engines.server_api import Address, Command, Gauges, LabelSpan, Part
+from astraflow.rollout.engines.server_http import ServerHttp
+from astraflow.types import Sampling
+
+__all__ = ["SglangApi"]
+
+_SEED_BITS = 31
+_GAUGE = re.compile(r"^sglang:(num_running_reqs|num_queue_reqs|generation_tokens_total)\{.*\} (\S+)$")
+
+
+class SglangApi:
+    """Implements `ServerApi` for SGLang 0.5."""
+
+    name = "sglang"
+    is_label_exact = False
+    has_socket = False
+
+    def command(
+        self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
+    ) -> Command:
+        """`sglang.launch_server` on a port of loopback, with a key of its own."""
+        argv = (
+            python, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1",
+            "--port", str(address.port), "--api-key", address.key, "--weight-version", label,
+            "--dtype", config.dtype, "--max-running-requests", str(config.num_slots),
+            "--context-length", str(config.max_context), "--enable-metrics", *config.args,
+        )  # fmt: skip
+        return Command(argv, {"OMP_NUM_THREADS": str(config.num_threads), **config.env})
+
+    async def check(self, http: ServerHttp) -> None:
+        """Raises: ConfigError if it is too old to name its weights."""
+        await http.get("/health")
+        await self.label(http)
+
+    async def generate(
+        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int
+    ) -> Part:
+        """One request. The seed counts where SGLang runs with `--enable-deterministic-inference`."""
+        params: dict[str, object] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": 0.0,
+            "max_new_tokens": max_tokens,
+            "sampling_seed": sampling.seed % (1 << _SEED_BITS),
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if sampling.stop:
+            params["stop"] = list(sampling.stop)
+        body = {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True}
+        reply = await http.post("/generate", body)
+        try:
+            return _part(reply["meta_info"])
+        except (KeyError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
+
+    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Input logprobs; the one token that is generated as well is thrown away."""
+        body = {
+            "input_ids": list(token_ids),
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        reply = await http.post("/generate", body)
+        try:
+            rows = reply["meta_info"]["input_token_logprobs"][1:]
+            if [int(row[1]) for row in rows] != list(token_ids[1:]):
+                raise ValueError(f"{len(rows)} logprobs for {len(token_ids)} tokens")
+            return np.asarray([float(row[0]) for row in rows], np.float32)
+        except (KeyError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
+
+    async def pause(self, http: ServerHttp) -> None:
+        """Sends everything that runs back to its caller, unfinished."""
+        await http.post("/pause_generation", {"mode": "abort"})
+
+    async def resume(self, http: ServerHttp) -> None:
+        """Goes on."""
+        await http.post("/continue_generation", {})
+
+    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
+        """Reads the folder, and flushes the cache of the old weights."""
+        body = {"model_path": str(model), "weight_version": label, "flush_cache": True}
+        reply = await http.post("/update_weights_from_disk", body)
+        if not reply.get("success", False):
+            raise UnavailableError(f"{http.url}/update_weights_from_disk: {reply.get('message', reply)}")
+
+    async def set_label(self, http: ServerHttp, label: str) -> None:
+        """Nothing: the command says it."""
+
+    async def label(self, http: ServerHttp) -> str:
+        """The name of the weights, at either of the two places where SGLang has told it.
+
+        Raises: ConfigError if it does not tell.
+        """
+        try:
+            text = await http.get("/model_info", timeout_s=30.0)
+        except RefusedError as err:
+            if err.status != 404:
+                raise
+            text = await http.get("/get_model_info", timeout_s=30.0)
+        try:
+            return str(json.loads(text)["weight_version"])
+        except (ValueError, KeyError, TypeError) as err:
+            raise ConfigError(f"{http.url} names no weight_version; expected SGLang 0.5 or newer") from err
+
+    async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
+        """It can always."""
+        return ""
+
+    async def gauges(self, http: ServerHttp) -> Gauges:
+        """From its Prometheus page (`--enable-metrics`)."""
+        values: dict[str, int] = {}
+        for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
+            if match := _GAUGE.match(line):
+                values[match[1]] = values.get(match[1], 0) + int(float(match[2]))
+        return Gauges(
+            num_running=values.get("num_running_reqs", 0),
+            num_waiting=values.get("num_queue_reqs", 0),
+            generated_tokens=values.get("generation_tokens_total", 0),
+        )
+
+
+def _part(meta: Mapping[str, Any]) -> Part:
+    rows = meta.get("output_token_logprobs") or ()
+    end: Literal["stop", "length", "abort"] = meta["finish_reason"]["type"]
+    if end not in {"stop", "length", "abort"}:
+        raise ValueError(f"finish_reason {end!r}")
+    if len(rows) != int(meta.get("completion_tokens", len(rows))):
+        raise ValueError(f"{len(rows)} logprobs for {meta['completion_tokens']} tokens")
+    label = LabelSpan(str(meta["weight_version"]), 0, len(rows))
+    return Part(
+        token_ids=tuple(int(row[1]) for row in rows),
+        logprobs=tuple(float(row[0]) for row in rows),
+        labels=(label,) if rows else (),
+        end=end,
+    )

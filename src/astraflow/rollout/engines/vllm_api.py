@@ -1,0 +1,161 @@
+"""vLLM's interfaces: token in, token out; pause, reload from a folder, resume.
+
+Needs `--enable-scale-out` (`/inference/v1/generate`) and `VLLM_SERVER_DEV_MODE=1` (the rest). A pause with
+`mode=keep` freezes what runs and drops the KV cache, which vLLM computes again under the new weights; each
+completion says which of its tokens were made by which weights. `--logprobs-mode processed_logprobs` gives
+logprobs at the sampling temperature; prompt logprobs are at temperature 1.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.rollout.config import ServerEngineConfig
+from astraflow.rollout.engines.server_api import Address, Command, Gauges, LabelSpan, Part
+from astraflow.rollout.engines.server_http import ServerHttp
+from astraflow.types import Sampling
+
+__all__ = ["VllmApi"]
+
+_GENERATE = "/inference/v1/generate"
+_SEED_BITS = 63
+_GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total)\{.*\} (\S+)$")
+_ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
+
+
+class VllmApi:
+    """Implements `ServerApi` for vLLM 0.32."""
+
+    name = "vllm"
+    is_label_exact = True
+    has_socket = True
+
+    def command(
+        self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
+    ) -> Command:
+        """`vllm serve` by its module, which also works where the distribution has another name."""
+        argv = (
+            python, "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(model), "--served-model-name", "policy", "--uds", address.socket,
+            "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log",
+            "--dtype", config.dtype, "--max-num-seqs", str(config.num_slots),
+            "--max-model-len", str(config.max_context), *config.args,
+        )  # fmt: skip
+        env = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": str(config.num_threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with the trainer
+            **config.env,
+        }
+        return Command(argv, env)
+
+    async def check(self, http: ServerHttp) -> None:
+        """Raises: ConfigError if it runs without an interface that is needed."""
+        await http.get("/health")
+        needs = {"/weight_info": "VLLM_SERVER_DEV_MODE=1 in its environment", _GENERATE: "--enable-scale-out"}
+        for path, remedy in needs.items():
+            try:
+                await http.get(path)
+            except RefusedError as err:
+                if err.status == 404:
+                    raise ConfigError(
+                        f"{http.url} has no {path}; start vLLM (0.32 or newer) with {remedy}"
+                    ) from err
+
+    async def generate(
+        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int
+    ) -> Part:
+        """One request."""
+        params: dict[str, object] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": max_tokens,
+            "seed": sampling.seed % (1 << _SEED_BITS),
+            "logprobs": 0,
+            "detokenize": bool(sampling.stop),
+            "skip_special_tokens": False,
+        }
+        if sampling.stop:
+            params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
+        try:
+            return _part(reply["choices"][0])
+        except (KeyError, IndexError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
+
+    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Prompt logprobs; the one token that is generated as well is thrown away."""
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
+        try:
+            rows = reply["prompt_logprobs"][1:]
+            values = [row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)]
+        except (KeyError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
+        return np.asarray(values, np.float32)
+
+    async def pause(self, http: ServerHttp) -> None:
+        """Freezes what runs, and drops the KV cache."""
+        await http.post("/pause?mode=keep&clear_cache=true")
+
+    async def resume(self, http: ServerHttp) -> None:
+        """Goes on."""
+        await http.post("/resume")
+
+    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
+        """Every worker reads the folder."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
+        await http.post("/collective_rpc", body)
+        await self.set_label(http, label)
+
+    async def set_label(self, http: ServerHttp, label: str) -> None:
+        """Names the weights."""
+        await http.post("/update_weight_version", {"new_version": label})
+
+    async def label(self, http: ServerHttp) -> str:
+        """The name of the weights."""
+        return str(json.loads(await http.get("/weight_info", timeout_s=30.0)).get("weight_version"))
+
+    async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
+        """On CPUs, vLLM keeps a packed copy of a tied output head that a reload does not renew."""
+        if not is_tied or not _ON_CPU.search(await http.get("/server_info")):
+            return ""
+        return (
+            "vLLM on a CPU keeps the old output head when a model with tie_word_embeddings=true gets new "
+            "weights; untie them in the model's config.json (with lm_head.weight in its safetensors), "
+            "serve it on a GPU, or use the torch engine"
+        )
+
+    async def gauges(self, http: ServerHttp) -> Gauges:
+        """From its Prometheus page."""
+        values: dict[str, int] = {}
+        for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
+            if match := _GAUGE.match(line):
+                values[match[1]] = values.get(match[1], 0) + int(float(match[2]))
+        return Gauges(
+            num_running=values.get("num_requests_running", 0),
+            num_waiting=values.get("num_requests_waiting", 0),
+            generated_tokens=values.get("generation_tokens_total", 0),
+        )
+
+
+def _part(choice: Mapping[str, Any]) -> Part:
+    token_ids = tuple(int(token) for token in choice["token_ids"] or ())
+    content = (choice["logprobs"] or {}).get("content") or ()
+    logprobs = tuple(float(entry["logprob"]) for entry in content)
+    if [entry["token_id"] for entry in content] != list(token_ids):
+        raise ValueError(f"{len(content)} logprobs for {len(token_ids)} tokens")
+    spans = choice["weight_versions"] or ()
+    labels = tuple(LabelSpan(span["version"], span["start"], span["end"]) for span in spans)
+    end: Literal["stop", "length", "abort"] = choice["finish_reason"]
+    if end not in {"stop", "length", "abort"}:
+        raise ValueError(f"finish_reason {end!r}")
+    return Part(token_ids, logprobs, labels, end)

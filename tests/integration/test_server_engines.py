@@ -1,0 +1,220 @@
+"""Engines over a server of their own, against a stand-in of SGLang's server with a real model in it."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from astraflow.errors import ConfigError, RolloutError, ServiceError, WeightsError
+from astraflow.rollout.config import AttachConfig
+from astraflow.rollout.engines.factory import make_engine
+from server_driver import (
+    PROMPT,
+    STAND_INS,
+    TinyModel,
+    all_running,
+    ask,
+    engine_on,
+    own_servers,
+    servers_of,
+    sglang_config,
+    with_tensor,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(tmp_path_factory.mktemp("model"))
+
+
+async def test_tokens_across_an_update_have_their_versions_and_the_logprobs_of_these(
+    model: TinyModel,
+) -> None:
+    async with engine_on(sglang_config(), model.snapshot(0)) as engine:
+        first = await engine.generate(ask(max_tokens=20, temperature=0.7))
+        assert set(first.versions) == {0}
+        assert (len(first.token_ids), first.finish_reason) == (20, "length")
+        assert model.errors(first, temperature=0.7).max() < 1e-4
+        ids = (*PROMPT, *first.token_ids)
+        assert np.abs(await engine.score(ids) - model.logprobs(0, ids)).max() < 1e-4
+
+        running = [asyncio.create_task(engine.generate(ask(max_tokens=500, seed=i))) for i in range(4)]
+        await all_running(engine, 4)
+        await engine.load(model.snapshot(1), slot="live")
+        for generation in await asyncio.gather(*running):
+            assert list(generation.versions) == sorted(generation.versions)
+            assert set(generation.versions) == {0, 1}
+            assert len(generation.token_ids) == 500
+            assert model.errors(generation).max() < 1e-4
+
+        wrong = with_tensor(model.snapshot(2), "model.norm.weight", shape=(32, 2))
+        with pytest.raises(WeightsError, match=r"'model.norm.weight' has shape \(32, 2\), expected \(64,\)"):
+            await engine.load(wrong, slot="live")
+        bits = np.full(256, 0xFF, np.uint8)
+        with pytest.raises(WeightsError, match=r"model.norm.weight holds 64 values that are not finite"):
+            await engine.load(with_tensor(model.snapshot(2), "model.norm.weight", data=bits), slot="live")
+        assert set((await engine.generate(ask(max_tokens=3))).versions) == {1}
+
+
+async def test_a_pause_keeps_requests_and_an_evaluation_has_a_server_of_its_own(model: TinyModel) -> None:
+    async with engine_on(sglang_config(), model.snapshot(0)) as engine:
+        with pytest.raises(RolloutError, match=r"version 3 .* is in no slot \(live: 0\)"):
+            await engine.generate(ask(version=3))
+        running = asyncio.create_task(engine.generate(ask(max_tokens=300)))
+        await all_running(engine, 1)
+        await engine.pause()
+        later = asyncio.create_task(engine.generate(ask(max_tokens=3)))
+        while engine.capacity().num_waiting < 1:  # noqa: ASYNC110 - the server does not tell
+            await asyncio.sleep(0.05)
+        assert not running.done()
+        assert not later.done()
+        await engine.resume()
+        assert len((await running).token_ids) == 300
+        assert len((await later).token_ids) == 3
+
+        await engine.load(model.snapshot(0), slot="pinned")
+        await engine.load(model.snapshot(1), slot="live")
+        old, new = await asyncio.gather(
+            engine.generate(ask(version=0, max_tokens=30)), engine.generate(ask(version=1, max_tokens=30))
+        )
+        assert (set(old.versions), set(new.versions)) == ({0}, {1})
+        assert model.errors(old).max() < 1e-4
+        assert model.errors(new).max() < 1e-4
+        assert len(own_servers()) == 2
+        assert sum(span.end_s - span.start_s for span in engine.take_spans()) > 0
+    assert own_servers() == []
+
+
+async def test_a_killed_server_is_named_with_its_last_words_and_started_again(model: TinyModel) -> None:
+    async with engine_on(sglang_config(), model.snapshot(0)) as engine:
+        await engine.load(model.snapshot(1), slot="live")
+        before = (await engine.generate(ask(max_tokens=30))).token_ids
+        running = asyncio.create_task(engine.generate(ask(max_tokens=500)))
+        await all_running(engine, 1)
+        (server,) = own_servers()
+        server.send_signal(signal.SIGKILL)
+        with pytest.raises(
+            RolloutError, match="the sglang server of 'actor' was killed by signal 9"
+        ) as caught:
+            await running
+        assert caught.value.is_retryable
+        again = await engine.generate(ask(max_tokens=30))
+        assert (again.token_ids, set(again.versions)) == (before, {1})
+        assert [p.pid for p in own_servers()] != [server.pid]
+        assert engine.capacity().generated_tokens > 30
+
+
+async def test_a_server_that_never_starts_fails_for_good_with_its_last_lines(model: TinyModel) -> None:
+    engine = make_engine(sglang_config(args=("--exit-code", "3")), model.snapshot(0))
+    with pytest.raises(ServiceError, match="3 times in a row") as caught:
+        await engine.load(model.snapshot(0), slot="live")
+    assert "ended with exit code 3 before it served" in str(caught.value)
+    assert "its last error: RuntimeError: out of memory, says the stand-in" in str(caught.value)
+    with pytest.raises(RolloutError, match="3 times in a row"):
+        await engine.generate(ask())
+    with pytest.raises(ServiceError):
+        engine.capacity()
+    await engine.close()
+
+
+async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:
+    engine = make_engine(sglang_config(python=".venv-nowhere/bin/python"), model.snapshot(0))
+    with pytest.raises(
+        ConfigError, match=r"rollout.engine.python = '.venv-nowhere/bin/python' is no program"
+    ):
+        await engine.load(model.snapshot(0), slot="live")
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (ask(()), "has no tokens"),
+        (ask((3, 99)), "token id 99 is outside the vocabulary of 43"),
+        (ask((3,) * 512), "512 tokens leave no room within"),
+        (ask(temperature=-1.0), "temperature = -1.0"),
+    ],
+)
+async def test_a_request_at_fault_is_refused_without_a_server(
+    model: TinyModel, request_: object, message: str
+) -> None:
+    engine = make_engine(sglang_config(), model.snapshot(0))
+    with pytest.raises(RolloutError, match=message) as caught:
+        await engine.generate(request_)  # type: ignore[arg-type]
+    assert not caught.value.is_retryable
+    await engine.close()
+
+
+def start_stand_in(model: Path, port: int) -> "subprocess.Popen[bytes]":
+    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
+    argv += ["--port", str(port), "--context-length", "512", "--weight-version", "default"]
+    return subprocess.Popen(argv, cwd=STAND_INS)
+
+
+async def test_a_server_of_someone_elses_gets_the_weights_again_after_its_restart(
+    model: TinyModel, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    from astraflow.weights.snapshot import snapshot_to_folder
+
+    snapshot_to_folder(model.snapshot(9), tmp_path / "other")
+    server = start_stand_in(tmp_path / "other", unused_tcp_port)
+    try:
+        attach = AttachConfig(url=f"http://127.0.0.1:{unused_tcp_port}")
+        async with engine_on(sglang_config(attach=attach), model.snapshot(0)) as engine:
+            assert model.errors(await engine.generate(ask(max_tokens=20))).max() < 1e-4
+            await engine.load(model.snapshot(1), slot="live")
+            server.kill()
+            server.wait()
+            server = start_stand_in(tmp_path / "other", unused_tcp_port)
+            while True:
+                try:
+                    generation = await engine.generate(ask(max_tokens=20))
+                    break
+                except RolloutError:
+                    await asyncio.sleep(0.2)
+            assert set(generation.versions) == {1}
+            assert model.errors(generation).max() < 1e-4
+            with pytest.raises(ConfigError, match="evaluation needs a second server"):
+                await engine.load(model.snapshot(0), slot="pinned")
+    finally:
+        server.kill()
+        server.wait()
+
+
+_HOST = """
+import asyncio, sys
+from pathlib import Path
+from server_driver import TinyModel, engine_on, sglang_config
+
+async def main():
+    model = TinyModel(Path(sys.argv[1]))
+    async with engine_on(sglang_config(), model.snapshot(0)) as engine:
+        print(engine._slots["live"]._folder.path, flush=True)
+        await asyncio.sleep(1e6)
+
+asyncio.run(main())
+"""
+
+
+def test_no_server_and_no_weights_outlive_a_killed_engine(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", _HOST, str(tmp_path)]
+    host = subprocess.Popen(argv, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    folder = Path(host.stdout.readline().strip())
+    assert (folder / "version-0" / "model.safetensors").is_file()
+    servers = servers_of(host.pid)
+    keepers = [server.parent() for server in servers]
+    assert len(servers) == 1
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    _, alive = psutil.wait_procs([*servers, *(k for k in keepers if k is not None)], timeout=60)
+    assert alive == []
+    assert not folder.exists()

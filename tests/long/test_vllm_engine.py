@@ -1,0 +1,241 @@
+"""The vllm engine against vLLM's own server (its CPU build): `make test-vllm`."""
+
+import asyncio
+import dataclasses
+import json
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from astraflow.errors import ConfigError, RolloutError, WeightsError
+from astraflow.launch.config import load_recipe
+from astraflow.launch.drift import measure_drift
+from astraflow.rollout.config import AttachConfig, VllmEngineConfig
+from astraflow.rollout.engines.server_engine import ServerEngine
+from server_driver import PROMPT, TinyModel, all_running, ask, engine_on, own_servers
+from system_driver import ROOT, astraflow
+
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.vllm,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-vllm: `make .venv-vllm` installs vLLM into it"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+ENGINE: dict[str, Any] = {
+    "python": str(PYTHON),
+    "args": ("--enforce-eager", "--no-enable-chunked-prefill"),
+    "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"},
+}
+
+
+def config(**settings: Any) -> VllmEngineConfig:
+    return VllmEngineConfig(**(ENGINE | {"num_slots": 16, "max_context": 2048} | settings))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(tmp_path_factory.mktemp("model"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(model: TinyModel) -> AsyncGenerator[ServerEngine]:
+    """One server for most tests, since a start takes half a minute."""
+    async with engine_on(config(), model.snapshot(0)) as engine:
+        yield engine
+
+
+def newest(engine: ServerEngine) -> int:
+    return engine._slots["live"].version  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+async def test_logprobs_are_those_of_a_full_forward_at_the_temperature(
+    temperature: float, engine: ServerEngine, model: TinyModel
+) -> None:
+    requests = [ask(max_tokens=64, seed=i, temperature=temperature) for i in range(8)]
+    generations = await asyncio.gather(*map(engine.generate, requests))
+    errors = np.concatenate([model.errors(g, temperature=temperature or 1.0) for g in generations])
+    assert errors.mean() < 1e-5
+    assert errors.max() < 1e-3
+    ids = (*PROMPT, *generations[0].token_ids)
+    assert np.abs(await engine.score(ids) - model.logprobs(newest(engine), ids)).max() < 1e-3
+
+
+async def test_the_same_seed_gives_the_same_tokens_and_another_gives_others(engine: ServerEngine) -> None:
+    first, again, other = await asyncio.gather(
+        *(engine.generate(ask(max_tokens=40, seed=seed)) for seed in (7, 7, 8))
+    )
+    assert first.token_ids == again.token_ids
+    assert first.token_ids != other.token_ids
+
+
+async def test_a_stop_text_ends_a_completion_and_stays_in_its_tokens(engine: ServerEngine) -> None:
+    free = await engine.generate(ask(max_tokens=40, seed=3))
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789 .+=?"
+    last = next(i for i, token in enumerate(free.token_ids) if i > 3 and token >= 2)
+    stop = letters[free.token_ids[last] - 2]
+    stopped = await engine.generate(ask(max_tokens=40, seed=3, stop=(stop,)))
+    length = len(stopped.token_ids)
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == free.token_ids[:length]
+    assert letters[stopped.token_ids[-1] - 2] == stop
+    assert len(stopped.logprobs) == len(stopped.versions) == length
+
+
+async def test_tokens_across_updates_have_their_versions_and_the_logprobs_of_these(
+    engine: ServerEngine, model: TinyModel
+) -> None:
+    first = newest(engine)
+    running = [asyncio.create_task(engine.generate(ask(max_tokens=1500, seed=i))) for i in range(8)]
+    for version in (first + 1, first + 2):
+        await all_running(engine, 8)
+        await engine.load(model.snapshot(version), slot="live")
+    generations = await asyncio.gather(*running)
+    for generation in generations:
+        assert list(generation.versions) == sorted(generation.versions)
+        assert set(generation.versions) == {first, first + 1, first + 2}
+        assert len(generation.token_ids) == 1500
+        errors = model.errors(generation)
+        assert errors.mean() < 1e-4
+        assert errors.max() < 1e-2
+
+
+async def test_a_bad_version_is_refused_and_the_old_one_serves_on(
+    engine: ServerEngine, model: TinyModel
+) -> None:
+    version = newest(engine)
+    bad = model.snapshot(version + 1)
+    broken = dataclasses.replace(bad.tensors[0], data=np.full_like(bad.tensors[0].data, 0xFF))
+    with pytest.raises(WeightsError, match="values that are not finite"):
+        await engine.load(dataclasses.replace(bad, tensors=(broken, *bad.tensors[1:])), slot="live")
+    generation = await engine.generate(ask(max_tokens=20))
+    assert set(generation.versions) == {version}
+    assert model.errors(generation).max() < 1e-3
+
+
+async def test_a_pause_keeps_requests(engine: ServerEngine) -> None:
+    running = asyncio.create_task(engine.generate(ask(max_tokens=1000)))
+    await all_running(engine, 1)
+    await engine.pause()
+    before = (await gauges_after_a_look(engine)).generated_tokens
+    assert (await gauges_after_a_look(engine)).generated_tokens == before
+    assert not running.done()
+    await engine.resume()
+    assert len((await running).token_ids) == 1000
+
+
+async def gauges_after_a_look(engine: ServerEngine) -> Any:
+    """What the server says now, not a second ago."""
+    slot = engine._slots["live"]  # pyright: ignore[reportPrivateUsage]
+    return await slot._api.gauges(slot._life.http)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_an_evaluation_has_a_server_of_its_own(engine: ServerEngine, model: TinyModel) -> None:
+    version = newest(engine)
+    await engine.load(model.snapshot(version), slot="pinned")
+    await engine.load(model.snapshot(version + 1), slot="live")
+    old, new = await asyncio.gather(
+        engine.generate(ask(version=version, max_tokens=30)), engine.generate(ask(max_tokens=30))
+    )
+    assert (set(old.versions), set(new.versions)) == ({version}, {version + 1})
+    assert model.errors(old).max() < 1e-3
+    assert model.errors(new).max() < 1e-3
+
+
+async def test_a_killed_server_is_named_with_its_last_lines_and_started_again(model: TinyModel) -> None:
+    async with engine_on(config(), model.snapshot(0)) as engine:
+        await engine.load(model.snapshot(1), slot="live")
+        mine = [p for p in own_servers() if str(model.folder) not in " ".join(p.cmdline())]
+        running = asyncio.create_task(engine.generate(ask(max_tokens=2000)))
+        await all_running(engine, 1)
+        mine[-1].send_signal(signal.SIGKILL)
+        with pytest.raises(RolloutError, match=r"server of 'actor' was killed by signal 9.*its last lines"):
+            await running
+        again = await engine.generate(ask(max_tokens=30))
+        assert set(again.versions) == {1}
+        assert model.errors(again).max() < 1e-3
+
+
+async def test_tied_embeddings_are_refused_on_a_cpu_before_they_go_wrong(tmp_path: Path) -> None:
+    tied = TinyModel(tmp_path / "tied", is_tied=True)
+    async with engine_on(config(), tied.snapshot(0)) as engine:
+        with pytest.raises(ConfigError, match="keeps the old output head"):
+            await engine.load(tied.snapshot(1), slot="live")
+        generation = await engine.generate(ask(max_tokens=20))
+        assert set(generation.versions) == {0}
+        assert tied.errors(generation).max() < 1e-3
+
+
+async def test_a_server_that_runs_already_is_given_the_weights(model: TinyModel) -> None:
+    async with engine_on(config(), model.snapshot(5)) as owner:
+        socket = owner._slots["live"]._life.http._socket  # pyright: ignore[reportPrivateUsage]
+        relay = await asyncio.start_server(lambda r, w: forward(r, w, socket), "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{relay.sockets[0].getsockname()[1]}"
+        async with engine_on(config(attach=AttachConfig(url=url)), model.snapshot(0)) as engine:
+            assert model.errors(await engine.generate(ask(max_tokens=20))).max() < 1e-3
+            await engine.load(model.snapshot(1), slot="live")
+            assert model.errors(await engine.generate(ask(max_tokens=20))).max() < 1e-3
+        with pytest.raises(RolloutError, match="which this engine did not load"):
+            await owner.generate(ask(max_tokens=5))
+        relay.close()
+
+
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: str) -> None:
+    """One connection to a server's socket, by a port."""
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            target.write(data)
+            await target.drain()
+        target.close()
+
+    source, target = await asyncio.open_unix_connection(socket)
+    await asyncio.gather(pump(reader, target), pump(source, writer), return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def wide_model(pytestconfig: pytest.Config) -> Path:
+    """The model of recipes/quickstart-vllm.yaml, kept in pytest's cache."""
+    assert pytestconfig.cache is not None
+    out = pytestconfig.cache.mkdir("models") / "quickstart-vllm"
+    done = astraflow("model", "init", "recipes/models/quickstart-vllm.yaml", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 0.02)])
+async def test_vllm_and_the_trainer_agree_while_lr_is_0(dtype: str, limit: float, wide_model: Path) -> None:
+    recipe = load_recipe(
+        ROOT / "recipes" / "quickstart-vllm.yaml",
+        [
+            f"policies.actor.model={wide_model}",
+            f"rollout.engine.python={PYTHON}",
+            f"rollout.engine.dtype={dtype}",
+            f"policies.actor.train.backend.dtype={dtype}",
+            "policies.actor.table.groups_per_batch=8",
+        ],
+    )
+    (drift,) = await measure_drift(recipe, steps=3, deadline_s=1500)
+    assert drift.num_tokens > 500
+    assert 0 < drift.gap_mean < limit
+    assert drift.are_weights_unchanged
+
+
+@pytest.mark.timeout(7200)
+def test_the_quickstart_learns_with_vllm(wide_model: Path, tmp_path: Path) -> None:
+    done = astraflow(
+        "run", "recipes/quickstart-vllm.yaml", "--run-dir", str(tmp_path / "run"), "--plain",
+        f"policies.actor.model={wide_model}", f"rollout.engine.python={PYTHON}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    scores = {line["version"]: line["score_mean"] for line in lines if line["kind"] == "eval"}
+    assert scores[0] < 0.5
+    assert scores[max(scores)] >= 0.80
