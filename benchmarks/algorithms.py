@@ -10,7 +10,7 @@ d. `fifo`, `edf` and `sweep` under episodes of very different durations.
 Real parts under a deterministic schedule (see `exact_run.py`): nothing here is measured by the clock, so a
 loaded machine gives the same figures as an idle one. `--results` keeps finished runs, which are not repeated.
 
-    python benchmarks/algorithms.py [--only a b c d] [--seeds 0 1 2] [--small] [--results runs/algorithms.jsonl]
+    python benchmarks/algorithms.py [--only a b c d] [--seeds 0 1 2] [--small] [--results runs/a.jsonl]
 """
 
 import argparse
@@ -19,13 +19,14 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from astraflow.config import Use, parse_config
+from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.losses.policy import LossInputs, LossOutput, grpo
 from astraflow.trainer.config import TrainConfig
@@ -84,7 +85,7 @@ def _heldout() -> tuple[Problem, ...]:
 
 
 def _mixed(seed: int) -> tuple[Problem, ...]:
-    """1 task in 4 can be learned; 1 in 4 the model solves already; 2 in 4 it never will: six digits do not fit."""
+    """One task in four can be learned, one the model solves already, two it never will: six digits."""
     return tuple(
         sums(128, digits=3, carries=True, seed=seed)
         + sums(128, digits=3, carries=False, seed=seed)
@@ -154,7 +155,7 @@ def replay_arm(ratio: float) -> Arm:
 
 
 def sampler_arm(name: str) -> Arm:
-    """d: rollout and trainer are about equally fast, and an episode in a hundred takes 30 times the median."""
+    """d: rollout and trainer are about equally fast; one episode in a hundred takes 30 times the median."""
 
     def make(seed: int, is_small: bool) -> Setting:
         return Setting(
@@ -244,7 +245,7 @@ def final(records: Sequence[Mapping[str, Any]]) -> float:
 def rollouts_to(record: Mapping[str, Any], accuracy: float) -> float:
     """Rollouts until the accuracy is first reached, between evaluations by a straight line; nan if never."""
     points = record["points"]
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in pairwise(points):
         if after["accuracy"] >= accuracy > before["accuracy"]:
             share = (accuracy - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
             return before["rollouts"] + share * (after["rollouts"] - before["rollouts"])

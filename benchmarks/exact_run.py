@@ -1,4 +1,4 @@
-"""A run in one process under a schedule that is the same every time: for figures that no other load disturbs.
+"""A run in one process, under a schedule that is always the same: its figures do not depend on other load.
 
 The parts are the real ones: the dataflow's core (curators, tickets, filters, credit, samplers, replay, fates),
 the torch engine's lane, the torch trainer, the weights that go from one to the other. What is left out is
@@ -218,12 +218,12 @@ class ExactRun:
     def _paced(self) -> None:
         pace, step = self.setting.pace, 0
         assert pace is not None
-        due: list[tuple[float, int, LeaseView]] = []
+        due: list[tuple[float, int, int, LeaseView]] = []
         running, done = dict[str, LeaseView](), dict[str, Episode]()
         busy_until, waits_since = math.inf, 0.0
         while step < self.setting.train.steps:
             while due and due[0][0] <= self._now_s:
-                lease = heapq.heappop(due)[2]
+                lease = heapq.heappop(due)[-1]
                 if lease.id not in done:
                     self._make(running, done)
                 self._record(lease, done.pop(lease.id))
@@ -240,7 +240,8 @@ class ExactRun:
                 self._train(view)
             for lease in self._lease(pace.num_slots - len(due)):
                 running[lease.id] = lease
-                heapq.heappush(due, (self._now_s + pace.duration_s(lease, self.seed), lease.group_id, lease))
+                until = self._now_s + pace.duration_s(lease, self.seed)
+                heapq.heappush(due, (until, lease.group_id, lease.episode_idx, lease))
             self._now_s = min(busy_until, due[0][0] if due else math.inf)
         self.end_s = self._now_s
 

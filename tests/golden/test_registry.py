@@ -71,7 +71,7 @@ LOSSES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     ),
     # Only the first token is harmful (ln 1.5 = 0.41 with A > 0), so tau is the root of the budget: 0.2.
     "m2po": ((-math.exp(0.2), -0.5, 1.1, 2.0), (0.0, -0.5, 1.1, 2.0)),
-    # Squares of the log ratios: 0.164, 0.480, 0.009, 0. Means of the smallest 1 to 3: 0, 0.0045, 0.058 > 0.04.
+    # Squares of the log ratios: 0.164, 0.480, 0.009, 0. Means of the smallest: 0, 0.0045, 0.058 > 0.04.
     "m2po_mask": ((0.0, 0.0, 1.1, 2.0),) * 2,
     "decoupled_ppo": SYMMETRIC,  # proximal / behavior is 1
     "decoupled_ppo_approx": SYMMETRIC,  # one version stale: the proximal policy is the behavior policy
@@ -155,6 +155,7 @@ TURN_STD = math.sqrt((Q**2 + 1 - (Q + 1) ** 2 / 8) / 7)
 TURN_MEAN = (Q + 1) / 8
 CREDIT: dict[str, list[float | tuple[float, ...]]] = {
     "group_relative": [1.5, -0.5, -0.5, -0.5],  # mean 1/4, sample deviation 1/2
+    "gae": [(0.0, 1.0), *((0.0, 0.0),) * 3],  # rewards of the turns: the critic does the rest
     "rloo": [1.0, -1 / 3, -1 / 3, -1 / 3],
     "max_rl": [3.0, -1.0, -1.0, -1.0],  # distance from the mean over the mean
     "reinforce_plus_plus": [1.0, 0.0, 0.0, 0.0],  # whitening is the batch's
