@@ -139,7 +139,8 @@ async def running(
         segment_bytes=segment_bytes,
         retained_steps=config.retained_steps,
     )
-    sources, eval_sources = {"sums": ListSource("sums", 50)}, {"heldout": ListSource("heldout", 50)}
+    sources = {name: ListSource(name, size) for name, size in plan.sources.items()}
+    eval_sources = {"heldout": ListSource("heldout", 50)}
     try:
         service = DataflowService(
             plan, sources, eval_sources, make_run_info(plan, frozen=frozen), config, journal

@@ -15,6 +15,7 @@ __all__ = [
     "FifoConfig",
     "FilterConfig",
     "FollowingConfig",
+    "GaeConfig",
     "GigpoConfig",
     "GresoConfig",
     "GresoFloorsConfig",
@@ -307,6 +308,13 @@ class GigpoConfig(Config):
     """Added to the standard deviation."""
 
 
+class GaeConfig(Config):
+    """Rewards of turns as they are, for the critic of `train.critic`, which makes advantages of them (GAE,
+    arXiv:1506.02438)."""
+
+    name: Literal["gae"] = "gae"
+
+
 CreditConfig = Annotated[
     GroupRelativeConfig
     | RlooConfig
@@ -314,6 +322,7 @@ CreditConfig = Annotated[
     | ReinforcePlusPlusConfig
     | TurnDiscountConfig
     | GigpoConfig
+    | GaeConfig
     | Use,
     Field(discriminator="name"),
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from astraflow.algorithms.config import CreditConfig
+from astraflow.algorithms.gae import gae
 from astraflow.algorithms.gigpo import gigpo
 from astraflow.algorithms.group_relative import group_relative
 from astraflow.algorithms.max_rl import max_rl
@@ -32,6 +33,7 @@ def make_credit(config: CreditConfig) -> Credit:
 
 
 CREDIT: dict[str, Callable[..., Advantages]] = {
+    "gae": gae,
     "gigpo": gigpo,
     "group_relative": group_relative,
     "max_rl": max_rl,

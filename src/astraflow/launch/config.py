@@ -6,7 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from astraflow.algorithms.config import CuratorConfig, FollowingConfig, ShuffleConfig, WeightedConfig
+from astraflow.algorithms.config import (
+    CuratorConfig,
+    FollowingConfig,
+    GaeConfig,
+    ShuffleConfig,
+    WeightedConfig,
+)
 from astraflow.config import Config, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
@@ -59,6 +65,21 @@ class PolicyConfig(Config):
             raise ValueError(
                 f"`follows` and `lag` belong to `role: follower`, which needs `follows` (got {self.role}, "
                 f"follows {self.follows!r}, lag {self.lag})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_gets_rewards(self) -> "PolicyConfig":
+        has_critic, leaves_it = self.train.critic.name != "none", isinstance(self.table.credit, GaeConfig)
+        if has_critic != leaves_it:
+            raise ValueError(
+                "table.credit: {name: gae} and train.critic: {name: value_model} belong together (got "
+                f"credit {self.table.credit.name!r}, critic {self.train.critic.name!r})"
+            )
+        if leaves_it and self.table.normalize != "none":
+            raise ValueError(
+                f"table.normalize = {self.table.normalize!r} would change the rewards that the critic "
+                'learns; leave it "none", and whiten by train.critic.whiten'
             )
         return self
 

@@ -1,5 +1,5 @@
 """What is multiplied into a policy loss or added to it: corrections for the gap between behavior and proximal
-policy, the KL penalty, the entropy bonus. Pure functions of per-token columns.
+policy, the KL penalty, the entropy bonus; and the loss of a critic. Pure functions of per-token columns.
 
 Legend: T trained tokens.
 """
@@ -21,6 +21,7 @@ __all__ = [
     "corrected",
     "masked_weights",
     "truncated_weights",
+    "value_loss",
     "with_entropy_bonus",
     "with_kl_penalty",
 ]
@@ -86,6 +87,22 @@ def with_entropy_bonus(output: LossOutput, inputs: LossInputs, *, coef: float) -
     """
     bonus = coef * needed(inputs.entropies, "entropies")
     return LossOutput(per_token=output.per_token - bonus, metrics=output.metrics)
+
+
+def value_loss(values: Tensor, stale_values: Tensor, returns: Tensor, *, clip: float) -> Tensor:
+    """Squared error of a critic, [T]: half of the larger one of the plain and the clipped (`clip` 0: plain).
+
+    loss_t = max((V_t - R_t)^2, (V_stale_t + clip(V_t - V_stale_t, -clip, clip) - R_t)^2) / 2
+
+    Shapes: all [T]; `stale_values` are the critic's at the step's start. Gradient: through `values`.
+    Source: squared error: Schulman et al. 2017 (arXiv:1707.06347), eq. 9; the clip: the authors' code, as
+    described by Huang et al. 2022, "The 37 implementation details of PPO", detail 9.
+    """
+    plain = (values - returns).square()
+    if clip == 0:
+        return 0.5 * plain
+    near = stale_values + (values - stale_values).clamp(-clip, clip)
+    return 0.5 * torch.max(plain, (near - returns).square())
 
 
 CORRECTIONS: dict[str, Callable[..., Tensor]] = {"truncated": truncated_weights, "masked": masked_weights}

@@ -50,6 +50,8 @@ class Columns:
     """[P], nats."""
     advantages: Floats
     """[P]."""
+    is_turn_end: NDArray[np.bool_]
+    """[P] whether the token is the last trained one that its advantage covers."""
     versions: Ints
     """[P] version of the policy that sampled the token."""
     teacher_logprobs: Floats | None
@@ -83,6 +85,7 @@ def columns_from_samples(samples: Sequence[Sample], *, vocab_size: int) -> Colum
     starts = np.cumsum(lengths) - lengths
     trained_idx = np.flatnonzero(mask)
     counts = np.add.reduceat(mask != 0, starts, dtype=np.int64)
+    advantages, spans = _advantages(samples, starts, len(mask))
     columns = Columns(
         token_ids=token_ids,
         starts=starts,
@@ -93,7 +96,8 @@ def columns_from_samples(samples: Sequence[Sample], *, vocab_size: int) -> Colum
         trained_idx=trained_idx,
         trained_starts=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]),
         behavior_logprobs=behavior[trained_idx],
-        advantages=_advantages(samples, starts, len(mask))[trained_idx],
+        advantages=advantages[trained_idx],
+        is_turn_end=np.diff(spans[trained_idx], append=-1) != 0,
         versions=_versions(samples, starts, len(mask))[trained_idx],
         teacher_logprobs=None
         if (teacher := _stream(samples, TEACHER_STREAM)) is None
@@ -130,15 +134,18 @@ def _check_lengths(sample: Sample) -> None:
         )
 
 
-def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> Floats:
-    """[N], NaN where no span covers the token."""
+def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> tuple[Floats, Ints]:
+    """[N], NaN where no span covers the token; and [N], the span's number."""
     column = np.full(num_tokens, np.nan, dtype=np.float32)
+    numbers, number = np.full(num_tokens, -1, dtype=np.int64), 0
     for sample, offset in zip(samples, starts.tolist(), strict=True):
         num = len(sample.trajectory.mask)
         for span in sample.advantages:
             _check_span(sample, "an advantage", span.start, span.end - span.start, num)
             column[offset + span.start : offset + span.end] = span.value
-    return column
+            numbers[offset + span.start : offset + span.end] = number
+            number += 1
+    return column, numbers
 
 
 def _versions(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> Ints:

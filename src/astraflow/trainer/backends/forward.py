@@ -100,13 +100,17 @@ class Forward:
         `is_packed`."""
         return self._packed_logits(packed) if self.is_packed else self._padded_logits(packed)
 
+    def outputs(self, packed: LayoutTensors, *, dtype: Literal["float32", "bfloat16"]) -> Tensor:
+        """`logits`, computed in `dtype`, as float32."""
+        is_low = dtype == "bfloat16"
+        with torch.autocast(torch.device(self._device).type, dtype=torch.bfloat16, enabled=is_low):
+            return self.logits(packed).float()
+
     def logprobs(
         self, columns: Columns, packed: LayoutTensors, *, dtype: Literal["float32", "bfloat16"]
     ) -> tuple[Tensor, Tensor]:
         """([P], [P, V]): logprobs of the trained tokens at their sampling temperature, and the logits."""
-        is_low = dtype == "bfloat16"
-        with torch.autocast(torch.device(self._device).type, dtype=torch.bfloat16, enabled=is_low):
-            logits = self.logits(packed).float()
+        logits = self.outputs(packed, dtype=dtype)
         temperatures = columns.temperatures[columns.sample_of(packed.trained)]
         if (temperatures != 1).any():
             logits = logits / torch.from_numpy(temperatures).to(self._device)[:, None]

@@ -18,6 +18,8 @@ from astraflow.losses.config import KlConfig
 from astraflow.losses.policy import LossInputs, LossOutput
 from astraflow.trainer.backends.forward import LayoutTensors
 from astraflow.trainer.columns import Columns
+from astraflow.trainer.config import ValueModelConfig
+from astraflow.trainer.gae import advantages_and_returns, explained_frac, rewards_at_ends, whitened
 from astraflow.trainer.step import TokenSums, effective_frac, rest_sums
 from astraflow.types import MetricItem
 
@@ -48,6 +50,12 @@ class StepRun:
     advantages: Floats = field(init=False)
     reference: Floats | None = None
     teacher: Floats | None = None
+    values: Floats | None = None
+    """[P] of the critic at the step's start."""
+    returns: Floats | None = None
+    """[P] that the critic learns."""
+    critic_losses: list[float] = field(default_factory=list[float])
+    critic_norms: list[float] = field(default_factory=list[float])
     sums: TokenSums = field(default_factory=TokenSums)
     losses: float = 0.0
     grad_norms: list[float] = field(default_factory=list[float])
@@ -73,17 +81,31 @@ class StepRun:
         self.proximal[packed.trained] = logprobs.detach().cpu().numpy()
         self.is_at_start[packed.trained] = is_at_start
 
-    def penalise(self, kl: KlConfig) -> None:
-        """Takes the distance to the reference off the advantages: from each token to its sequence's end.
-
-        Source: KL in the reward as Ouyang et al. 2022 (arXiv:2203.02155), eq. 2; the sum over the rest is the
-        undiscounted return of it.
-        """
+    def penalty(self, kl: KlConfig) -> Floats:
+        """[P]: what the distance to the reference costs each token, as a reward (Ouyang et al. 2022,
+        arXiv:2203.02155, eq. 2)."""
         assert self.reference is not None
         behavior = torch.from_numpy(self.columns.behavior_logprobs)
-        estimates = KL_ESTIMATORS[kl.estimator](behavior, torch.from_numpy(self.reference)).numpy()
-        rest = rest_sums(estimates, self.columns.trained_starts)
-        self.advantages = (self.advantages - kl.coef * rest).astype(np.float32)
+        return (kl.coef * KL_ESTIMATORS[kl.estimator](behavior, torch.from_numpy(self.reference))).numpy()
+
+    def penalise(self, kl: KlConfig) -> None:
+        """Takes the penalty off the advantages, from each token to its sequence's end: its undiscounted
+        return."""
+        rest = rest_sums(self.penalty(kl), self.columns.trained_starts)
+        self.advantages = (self.advantages - rest).astype(np.float32)
+
+    def estimate(self, values: Floats, critic: ValueModelConfig, kl: KlConfig) -> None:
+        """Advantages and returns by a critic's values; the batch's advantages are rewards of turns then."""
+        rewards = rewards_at_ends(self.columns.advantages, self.columns.is_turn_end)
+        if self.reference is not None and kl.place == "reward":
+            rewards = rewards - self.penalty(kl)
+        starts = self.columns.trained_starts
+        self.values = values
+        self.advantages, self.returns = advantages_and_returns(
+            rewards, values, starts, discount=critic.discount, decay=critic.decay
+        )
+        if critic.whiten:
+            self.advantages = whitened(self.advantages)
 
     def inputs(self, packed: LayoutTensors, logprobs: Tensor) -> LossInputs:
         """The loss's columns of one microbatch; entropies and statistics are left to the caller."""
@@ -142,6 +164,11 @@ class StepRun:
             "computed_frac": self.num_computed / len(columns.token_ids),
             **self.seconds,
         }
+        if self.values is not None and self.returns is not None:
+            values["value_loss"] = float(np.mean(self.critic_losses))
+            values["critic_grad_norm"] = float(np.mean(self.critic_norms))
+            values["value_mean"] = float(self.values.mean())
+            values["value_explained_frac"] = explained_frac(self.values, self.returns)
         if self.reference is not None:
             away = (self.reference - self.proximal)[self.is_at_start]
             values["reference_kl"] = float((np.expm1(away) - away).mean())

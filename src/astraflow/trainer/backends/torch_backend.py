@@ -1,10 +1,12 @@
 """Trains one policy with PyTorch on one device.
 
-Owns the model, the optimizer, the number of steps done, and the frozen models that the loss needs (reference,
-teacher), which are never exported. A step is: check and pack the samples; score them with the frozen models;
-for more than one minibatch, the proximal logprobs of all but the first (whose own are proximal); each one's
-forward and backward of each microbatch, clipping, and one optimizer step. The model stays in eval mode, so
-there is no dropout: behavior logprobs come from an engine without any. Not thread-safe: one caller at a time.
+Owns the model, the optimizer, the number of steps done, and what is never exported: the frozen models that
+the loss needs (reference, teacher), and the critic. A step is: check and pack the samples; score them with
+the frozen models; with a critic, its values and the advantages from them; for more than one minibatch, the
+proximal logprobs of all but the first (whose own are proximal); each one's forward and backward of each
+microbatch, clipping, and one optimizer step of the policy, then of the critic. The models stay in eval mode,
+so there is no dropout: behavior logprobs come from an engine without any. Not thread-safe: one caller at a
+time.
 """
 
 import logging
@@ -24,6 +26,7 @@ from astraflow.losses.policy import LossInputs
 from astraflow.models.loading import export_tensors, host_tensor, load_causal_lm, torch_tensor
 from astraflow.protocols import HostTensor, StepResult
 from astraflow.trainer.backends import state_files
+from astraflow.trainer.backends.critic import load_critic
 from astraflow.trainer.backends.forward import Forward, LayoutTensors
 from astraflow.trainer.backends.frozen import load_frozen, vocab_size_of
 from astraflow.trainer.backends.step_run import Minibatch, StepRun, joined
@@ -67,6 +70,7 @@ class TorchBackend:
             fused=True,
         )
         self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size)
+        self._critic = load_critic(config, model_dir=model_dir, vocab_size=self._vocab_size)
         self.num_steps_done = 0
 
     def train_step(self, batch: Batch) -> StepResult:
@@ -82,6 +86,10 @@ class TorchBackend:
         with run.timed("pack_s"):
             minibatches = self._pack(columns)
         self._score_frozen(run)
+        if self._critic is not None:
+            with run.timed("values_s"):
+                values = self._critic.values(columns)
+            run.estimate(values, self._critic.config, self._config.auxiliary.kl)
         if self._loss.needs_proximal:
             with run.timed("proximal_s"):
                 for minibatch in minibatches[1:]:
@@ -111,6 +119,8 @@ class TorchBackend:
             frozen={role: model.digest for role, model in self._frozen.items()},
         )
         state_files.save_state(folder, self._model, state)
+        if self._critic is not None:
+            self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """Goes on where `save` stopped. Raises: DataError if the folder does not fit the model."""
@@ -127,6 +137,8 @@ class TorchBackend:
                     f"checkpoint {folder}: its {role} had other weights than {model.folder} has now; restore "
                     "that folder, or begin a new run"
                 )
+        if self._critic is not None:
+            self._critic.load(folder)
         torch.set_rng_state(state.rng_state)
         self.num_steps_done = state.num_steps_done
 
@@ -154,7 +166,8 @@ class TorchBackend:
                 run.reference = logprobs
             else:
                 run.teacher = logprobs
-        if run.reference is not None and self._config.auxiliary.kl.place == "reward":
+        is_penalised = run.reference is not None and self._config.auxiliary.kl.place == "reward"
+        if is_penalised and self._critic is None:
             run.penalise(self._config.auxiliary.kl)
 
     @torch.no_grad()
@@ -226,6 +239,14 @@ class TorchBackend:
         self._optimizer.zero_grad(set_to_none=True)
         run.grad_norms.append(norm)
         run.lr = lr
+        if self._critic is not None and run.values is not None and run.returns is not None:
+            with run.timed("critic_s"):
+                frac = lr / self._config.lr if self._config.lr else 1.0
+                loss, critic_norm = self._critic.learn(
+                    run.columns, minibatch.samples, stale=run.values, returns=run.returns, lr_frac=frac
+                )
+            run.critic_losses.append(loss)
+            run.critic_norms.append(critic_norm)
 
 
 def _torch_config(config: Config) -> TorchBackendConfig:

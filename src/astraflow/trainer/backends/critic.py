@@ -1,0 +1,145 @@
+"""A critic: a model of its own with one number a token instead of logits.
+
+It lives in the trainer of its policy, in float32, with an optimizer of its own; it is saved beside the policy
+and never published. Its head starts at 0, so that the first advantages are made of the rewards alone. Its
+loss is the mean over the minibatch's trained tokens, whatever the microbatches.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.losses.auxiliary import value_loss
+from astraflow.models.loading import load_causal_lm
+from astraflow.trainer.backends.forward import Forward, LayoutTensors
+from astraflow.trainer.backends.frozen import vocab_size_of
+from astraflow.trainer.columns import Columns
+from astraflow.trainer.config import TorchBackendConfig, TrainConfig, ValueModelConfig
+from astraflow.trainer.packing import cut_microbatches, make_layout
+
+__all__ = ["Critic", "load_critic"]
+
+_log = logging.getLogger(__name__)
+_MODEL_FILE, _STATE_FILE = "critic.safetensors", "critic.pt"
+Floats = NDArray[np.float32]
+
+
+class Critic:
+    """Predicts returns. Example: `values = critic.values(columns)`, then `critic.learn(...)` a minibatch."""
+
+    def __init__(self, config: TrainConfig, critic: ValueModelConfig, folder: str | Path) -> None:
+        """Loads the model. Raises: DataError if the folder does not hold one."""
+        assert isinstance(config.backend, TorchBackendConfig)
+        self.config, self._train, self._backend = critic, config, config.backend
+        model = load_causal_lm(folder, dtype="float32", device=self._backend.device)
+        self.vocab_size = vocab_size_of(model)
+        # Which layout is exact is found by its logits: so before the head has only one.
+        self._forward = Forward(model, vocab_size=self.vocab_size, device=self._backend.device)
+        width = int(cast("Any", model).get_output_embeddings().weight.shape[1])
+        head = nn.Linear(width, 1, bias=False, device=self._backend.device)
+        nn.init.zeros_(head.weight)
+        cast("Any", model).set_output_embeddings(head)
+        self._model = model
+        optimizer = config.optimizer
+        self._optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=critic.lr,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+        )
+
+    @torch.no_grad()
+    def values(self, columns: Columns) -> Floats:
+        """[P]: what is expected before each trained token, of the rewards from there on."""
+        found = np.full_like(columns.behavior_logprobs, np.nan)
+        everything = np.argsort(columns.group_ids, kind="stable")
+        for part in cut_microbatches(columns, everything, self._train.token_budget):
+            for packed in self._packed(columns, part):
+                found[packed.trained] = self._values(packed).cpu().numpy()
+        return found
+
+    def learn(
+        self, columns: Columns, samples: NDArray[np.int64], *, stale: Floats, returns: Floats, lr_frac: float
+    ) -> tuple[float, float]:
+        """One optimizer step on a minibatch. Returns: its loss, and the gradient's norm before clipping.
+
+        `lr_frac`: share of the learning rate by the schedule. Raises: TrainingError if it is not finite.
+        """
+        parts = cut_microbatches(columns, samples, self._train.token_budget)
+        packed = [layout for part in parts for layout in self._packed(columns, part)]
+        num_tokens, total = sum(len(layout.trained) for layout in packed), 0.0
+        for layout in packed:
+            near, goal = (
+                torch.from_numpy(x[layout.trained]).to(self._backend.device) for x in (stale, returns)
+            )
+            loss = value_loss(self._values(layout), near, goal, clip=self.config.clip).sum() / num_tokens
+            torch.autograd.backward(loss)
+            total += float(loss.detach())
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._train.optimizer.max_grad_norm)
+        )
+        if not np.isfinite(norm):
+            raise TrainingError(
+                f"the critic's gradient is {norm} (loss {total}); is train.critic.lr = {self.config.lr} too "
+                "high?"
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.config.lr * lr_frac
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return total, norm
+
+    def save(self, folder: Path) -> None:
+        """Writes weights and optimizer into an existing folder."""
+        from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
+
+        weights = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self._model.state_dict().items()
+        }
+        save_file(weights, folder / _MODEL_FILE, metadata={"format": "pt"})
+        torch.save(self._optimizer.state_dict(), folder / _STATE_FILE)
+
+    def load(self, folder: Path) -> None:
+        """Goes on where `save` stopped. Raises: DataError if the files are missing or do not fit."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
+
+        try:
+            self._model.load_state_dict(load_file(folder / _MODEL_FILE))
+            state: Any = torch.load(
+                folder / _STATE_FILE, map_location=self._backend.device, weights_only=True
+            )
+            self._optimizer.load_state_dict(state)
+        except (OSError, RuntimeError, KeyError, ValueError, SafetensorError) as err:
+            raise DataError(f"checkpoint {folder}: its critic does not load: {err}") from err
+
+    def _packed(self, columns: Columns, part: NDArray[np.int64]) -> Sequence[LayoutTensors]:
+        layout = make_layout(columns, part, share=self._forward.is_packed)
+        return (self._forward.tensors(layout),) if layout.trained.size else ()
+
+    def _values(self, packed: LayoutTensors) -> Tensor:
+        return self._forward.outputs(packed, dtype=self._backend.dtype)[:, 0]
+
+
+def load_critic(config: TrainConfig, *, model_dir: str | Path, vocab_size: int) -> Critic | None:
+    """The critic of a recipe, or None. Raises: DataError if its folder holds no model; ConfigError if its
+    vocabulary is another."""
+    if not isinstance(config.critic, ValueModelConfig):
+        return None
+    folder = Path(config.critic.model or model_dir).expanduser()
+    critic = Critic(config, config.critic, folder)
+    if critic.vocab_size != vocab_size:
+        raise ConfigError(
+            f"train.critic.model = {str(folder)!r} has {critic.vocab_size} tokens, the policy {vocab_size}; "
+            "take one with the same tokenizer"
+        )
+    _log.info("critic from %s", folder)
+    return critic
