@@ -2,9 +2,9 @@
 
 The model folders are made once if they are not there. A seed varies the order of tasks, what is sampled, and
 the cut into minibatches. During a run the two policies are evaluated as a system (solve, verify, solve again
-if rejected) on 512 held-out tasks; the picture shows that. After it, each policy is taken before and after its
-training, and the four pairs are judged by the same evaluation with four episodes a task, so that both verifiers
-can be seen on the answers of one solver:
+if rejected) on 512 held-out tasks; the picture shows that. After it, each policy is taken before and after
+its training, and the four pairs are judged by the same evaluation with four episodes a task, so that both
+verifiers can be seen on the answers of one solver:
 
     solver     accuracy of first answers
     verifier   balanced accuracy: mean of the right answers approved and the wrong ones rejected
@@ -39,7 +39,7 @@ from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "recipes/math-multi-agent/tiny.yaml"
-MODELS = ("quickstart", "math-verifier")
+MODELS = ("math-solver", "math-verifier")
 IMAGE = ROOT / "docs" / "images" / "math_multi_agent.png"
 SOLVER_GAIN, VERIFIER_GAIN, LIMIT_S = 0.3, 0.1, 360.0
 SAMPLES = 4
@@ -196,8 +196,8 @@ def show_runs(summaries: Mapping[int, Mapping[str, Any]]) -> None:
 def conclude(
     pairs: Mapping[int, Mapping[tuple[str, str], Skills]], summaries: Mapping[int, Mapping[str, Any]]
 ) -> None:
-    """The figures. The verifier is compared on the answers of the trained solver, and from first to last as it
-    was used."""
+    """The figures. The verifier's gain is from first to last as it was used, and on the trained solver's
+    answers alone."""
     before, after = ("before", "before"), ("after", "after")
     solver = [p[after].solver - p[before].solver for p in pairs.values()]
     verifier = [p[after].verifier - p[before].verifier for p in pairs.values()]
