@@ -21,8 +21,8 @@ from simulator.workers import Worker
 
 STEPS = 200
 STEP_S = 1.2
-PLENTY, SCARCE = 16, 3
-"""Slots of each of three services."""
+NUM_SLOTS = 32
+"""Of each of three services: enough that the trainers set the pace."""
 LIMIT_S = 20_000.0
 UNDISTURBED = 0.95
 """Least share of the rate without trouble."""
@@ -61,9 +61,7 @@ def make_scenario(policies: tuple[str, ...]) -> Scenario:
 
 
 @cache
-def rate_of_the_first(
-    *policies: str, num_slots: int, step_s: float = STEP_S, trouble: Trouble | None = None
-) -> float:
+def rate_of_the_first(*policies: str, step_s: float = STEP_S, trouble: Trouble | None = None) -> float:
     """Steps a second of the first policy, between its tenth and its last; it must do all of them."""
     scenario = make_scenario(policies)
     world = World(random.Random(0), scenario.network, None)
@@ -73,7 +71,7 @@ def rate_of_the_first(
     world.serve(dataflow.handle)
     workers = [Worker(world, scenario, referee, f"w{n}") for n in range(scenario.num_workers)]
     for worker in workers:
-        worker.num_slots, worker.slowness = num_slots, 1.0
+        worker.num_slots, worker.slowness = NUM_SLOTS, 1.0
     Trainer(world, scenario, referee, policies[0], step_s=STEP_S)
     for name in policies[1:]:
         other = Trainer(world, scenario, referee, name, step_s=step_s)
@@ -98,7 +96,7 @@ def restarts_again_and_again(world: World, trainer: Trainer) -> None:
         world.after(20.0 * n, trainer.kill, 1.0)
 
 
-TROUBLES = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("step_s", "trouble"),
     [
         (10 * STEP_S, None),
@@ -108,29 +106,14 @@ TROUBLES = pytest.mark.parametrize(
     ],
     ids=["ten times slower", "dead for a minute", "dead for ever", "restarted again and again"],
 )
-
-
-@TROUBLES
 @pytest.mark.timeout(120)
 def test_a_policy_trains_as_fast_as_alone_whatever_happens_to_the_others_trainer(
     step_s: float, trouble: Trouble | None
 ) -> None:
-    alone = rate_of_the_first("solver", num_slots=PLENTY)
-    beside = rate_of_the_first("solver", "verifier", num_slots=PLENTY, step_s=step_s, trouble=trouble)
+    alone = rate_of_the_first("solver")
+    beside = rate_of_the_first("solver", "verifier", step_s=step_s, trouble=trouble)
     assert beside >= UNDISTURBED * alone
 
 
-@TROUBLES
-@pytest.mark.timeout(120)
-def test_where_generation_is_scarce_trouble_of_the_others_trainer_costs_nothing(
-    step_s: float, trouble: Trouble | None
-) -> None:
-    # Beside a healthy one: both policies' versions take time to load, which has nothing to do with trouble.
-    healthy = rate_of_the_first("solver", "verifier", num_slots=SCARCE)
-    beside = rate_of_the_first("solver", "verifier", num_slots=SCARCE, step_s=step_s, trouble=trouble)
-    assert beside >= UNDISTURBED * healthy
-
-
-def test_the_rate_is_that_of_the_trainer_or_of_generation() -> None:
-    assert rate_of_the_first("solver", num_slots=PLENTY) > 0.95 / STEP_S
-    assert rate_of_the_first("solver", num_slots=SCARCE) < 0.6 / STEP_S
+def test_the_rate_is_that_of_its_own_trainer() -> None:
+    assert rate_of_the_first("solver") > 0.9 / STEP_S
