@@ -10,10 +10,10 @@ from astraflow.algorithms.config import CuratorConfig, FollowingConfig, ShuffleC
 from astraflow.config import Config, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
-from astraflow.rollout.config import RolloutConfig
-from astraflow.trainer.config import TrainConfig
+from astraflow.rollout.config import PacedEngineConfig, RolloutConfig, TorchEngineConfig
+from astraflow.trainer.config import PacedBackendConfig, TrainConfig
 from astraflow.weights.config import WeightsConfig
-from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
+from astraflow.workflows.config import PacedConfig, SingleTurnConfig, WorkflowConfig
 
 __all__ = ["PolicyConfig", "Recipe", "RecipeTasksConfig", "SamplingConfig", "load_recipe"]
 
@@ -141,7 +141,34 @@ class Recipe(Config):
             )
         for name, policy in self.policies.items():
             self._check_follower(name, policy)
+        self._check_emulation()
         return self
+
+    @property
+    def time_scale(self) -> float:
+        """Emulated seconds in a second of the wall clock; 0 if nothing is emulated."""
+        return next(iter(self._time_scales.values()), 0.0)
+
+    @property
+    def _time_scales(self) -> dict[str, float]:
+        parts = {f"policies.{n}.train.backend": p.train.backend for n, p in self.trained.items()}
+        found = {"rollout.engine": self.rollout.engine, "workflow": self.workflow, **parts}
+        return {
+            key: part.time_scale
+            for key, part in found.items()
+            if isinstance(part, PacedEngineConfig | PacedConfig | PacedBackendConfig)
+        }
+
+    def _check_emulation(self) -> None:
+        scales = self._time_scales
+        if len(set(scales.values())) > 1:
+            raise ValueError(f"time_scale must be the same in all emulated parts (got {scales})")
+        backends = [key for key in scales if key.startswith("policies.")]
+        if backends and isinstance(self.rollout.engine, TorchEngineConfig):
+            raise ValueError(
+                f"{backends[0]} publishes weights of no model, which rollout.engine `torch` cannot serve; "
+                "use `paced`"
+            )
 
     def _check_follower(self, name: str, policy: PolicyConfig) -> None:
         if policy.role != "follower":

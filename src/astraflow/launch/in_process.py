@@ -19,7 +19,8 @@ from astraflow.errors import WeightsError
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import fingerprints, run_info, run_plan
 from astraflow.launch.preflight import OpenSources
-from astraflow.protocols import Engine, HostTensor, TrainerBackend, WeightSnapshot
+from astraflow.protocols import HostTensor, TrainerBackend, WeightSnapshot
+from astraflow.rollout.engines.factory import engine_maker
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
@@ -114,11 +115,6 @@ async def run_in_process(
 
 
 def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: MemoryVersions) -> RolloutService:
-    def engine_of(snapshot: WeightSnapshot) -> Engine:
-        from astraflow.rollout.engines.factory import make_engine  # heavy: imports the engine's libraries
-
-        return make_engine(recipe.rollout.engine, snapshot=snapshot)
-
     return RolloutService(
         link,
         name="in-process",
@@ -127,7 +123,7 @@ def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: Memo
         scoring=ScoringPool(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
         weights=versions,
         config=recipe.rollout,
-        make_engine=engine_of,
+        make_engine=engine_maker(recipe.rollout.engine),
         make_renderer=load_renderer,
         eval_temperature=recipe.eval.temperature,
         fingerprints=Fingerprints(recipe=info.fingerprints.recipe),

@@ -124,12 +124,13 @@ async def host_models(
     recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]
 ) -> AsyncGenerator[Mapping[str, HostedPolicy]]:
     """The recipe's engine over each snapshot; closes the engines."""
-    from astraflow.rollout.engines.factory import make_engine  # heavy: imports the engine's libraries
+    from astraflow.rollout.engines.factory import engine_maker  # heavy: imports the engine's libraries
 
+    make_engine = engine_maker(recipe.rollout.engine)
     async with AsyncExitStack() as stack:
         hosted: dict[str, HostedPolicy] = {}
         for name, snapshot in snapshots.items():
-            engine = make_engine(recipe.rollout.engine, snapshot=snapshot)
+            engine = make_engine(snapshot)
             stack.push_async_callback(engine.close)
             renderer = load_renderer(snapshot.model_dir)
             hosted[name] = HostedPolicy(policy_info(name, recipe.policies[name]), engine, renderer)

@@ -1,7 +1,7 @@
 """Wires a rollout service for a run: what a process calls that joins one."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -9,8 +9,8 @@ from pathlib import Path
 from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError
 from astraflow.protocols import Engine, WeightSnapshot, WorkerLink
-from astraflow.rollout.config import EngineConfig, RolloutConfig
-from astraflow.rollout.engines.factory import make_engine, preload
+from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.engines.factory import engine_maker, preload
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
@@ -61,7 +61,7 @@ async def run_rollout(
             scoring=ScoringPool(tasks, num_workers=rollout.scorers),
             weights=_AfterLoading(weights, loading),
             config=rollout,
-            make_engine=partial(_settled_engine, rollout.engine),
+            make_engine=partial(_settled_engine, engine_maker(rollout.engine)),
             make_renderer=load_renderer,
             eval_temperature=eval_temperature,
             labels=labels,
@@ -74,8 +74,8 @@ async def run_rollout(
             loading.cancel()
 
 
-def _settled_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
-    engine = make_engine(config, snapshot=snapshot)
+def _settled_engine(make_engine: Callable[[WeightSnapshot], Engine], snapshot: WeightSnapshot) -> Engine:
+    engine = make_engine(snapshot)
     settle_memory()
     return engine
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from astraflow.config import Config, Use
 from astraflow.losses.config import AuxiliaryConfig, GrpoLossConfig, LossConfig
 
-__all__ = ["BackendConfig", "OptimizerConfig", "TorchBackendConfig", "TrainConfig"]
+__all__ = ["BackendConfig", "OptimizerConfig", "PacedBackendConfig", "TorchBackendConfig", "TrainConfig"]
 
 
 class OptimizerConfig(Config):
@@ -41,7 +41,23 @@ class TorchBackendConfig(Config):
     """Of the published weights."""
 
 
-BackendConfig = Annotated[TorchBackendConfig | Use, Field(discriminator="name")]
+class PacedBackendConfig(Config):
+    """No model: emulates the time of a training step for benchmarks of the system; nothing is learnt."""
+
+    name: Literal["paced"] = "paced"
+    step_s: float = Field(default=10.0, ge=0)
+    """Emulated seconds of a step, whatever its batch holds."""
+    million_tokens_s: float = Field(default=0.0, ge=0)
+    """Further emulated seconds for each million tokens of the batch, prompts included."""
+    weights_bytes: int = Field(default=65_536, ge=2)
+    """Size of a published version."""
+    changed_frac: float = Field(default=0.01, ge=0, le=1)
+    """Share of its elements (2 bytes each) that a step changes."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Emulated seconds in a second of the wall clock; the same everywhere in a recipe."""
+
+
+BackendConfig = Annotated[TorchBackendConfig | PacedBackendConfig | Use, Field(discriminator="name")]
 
 
 class TrainConfig(Config):

@@ -25,6 +25,7 @@ __all__ = [
     "AgentConfig",
     "DebateConfig",
     "MultiTurnConfig",
+    "PacedConfig",
     "PlanAndSolveConfig",
     "PolicyRoles",
     "ProgramConfig",
@@ -271,6 +272,24 @@ class SpawnConfig(PolicyRoles):
     """What it is told when its parts are done; `{prompt}`, `{results}`."""
 
 
+class PacedConfig(PolicyRoles):
+    """For benchmarks: every policy speaks in turn, and an environment takes an emulated time to answer."""
+
+    name: Literal["paced"] = "paced"
+    turns: int = Field(default=1, ge=1)
+    """Completions of each policy."""
+    env_s: float = Field(default=0.0, ge=0)
+    """Median of the environment's time after a completion, in emulated seconds; log-normal."""
+    env_sigma: float = Field(default=1.0, ge=0)
+    """Of the logarithm of that time."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Emulated seconds in a second of the wall clock; the same everywhere in a recipe."""
+
+    def acting(self, names: Sequence[str]) -> dict[str, str]:
+        """All of them."""
+        return {f"speaker {name}": name for name in names}
+
+
 class ProgramConfig(Config):
     """A program that is started for each episode."""
 
@@ -313,6 +332,7 @@ WorkflowConfig = Annotated[
     | RouteConfig
     | DebateConfig
     | SpawnConfig
+    | PacedConfig
     | Use,
     Field(discriminator="name"),
 ]

@@ -12,6 +12,7 @@ from astraflow.workflows.config import AgentConfig, PolicyRoles, ProgramConfig, 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.debate import debate
 from astraflow.workflows.multi_turn import multi_turn
+from astraflow.workflows.paced import paced
 from astraflow.workflows.plan_and_solve import plan_and_solve
 from astraflow.workflows.program import run_program
 from astraflow.workflows.propose_and_select import propose_and_select
@@ -29,6 +30,7 @@ WORKFLOWS: dict[str, Callable[..., Awaitable[Rewards]]] = {
     "agent": agent,
     "debate": debate,
     "multi_turn": multi_turn,
+    "paced": paced,
     "plan_and_solve": plan_and_solve,
     "propose_and_select": propose_and_select,
     "route": route,

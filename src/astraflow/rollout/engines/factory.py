@@ -1,12 +1,14 @@
 """Builds the engine that a recipe names. Nothing heavy is imported before it is needed."""
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.protocols import Engine, WeightSnapshot
-from astraflow.rollout.config import EngineConfig
+from astraflow.rollout.config import EngineConfig, PacedEngineConfig, TorchEngineConfig
 
-__all__ = ["make_engine", "preload"]
+__all__ = ["engine_maker", "make_engine", "preload"]
 
 _TORCH_LIBRARIES = (
     "astraflow.rollout.engines.torch_engine",
@@ -15,19 +17,27 @@ _TORCH_LIBRARIES = (
 )
 
 
+def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
+    """Makes the engines of one service, one a policy; paced ones share one emulated device.
+
+    Raises, as what it returns does: ConfigError, DataError or WeightsError if it cannot serve.
+    """
+    if isinstance(config, Use):
+        return partial(_users_engine, config)
+    if isinstance(config, PacedEngineConfig):
+        from astraflow.rollout.engines.paced_engine import PacedClock, PacedEngine
+
+        return partial(PacedEngine, clock=PacedClock(config))
+    return partial(_torch_engine, config)
+
+
 def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
-    """An engine that serves `snapshot`.
+    """An engine that serves `snapshot`, alone on its device.
 
     A component of the user's own is called as `attr(snapshot, **args)`.
     Raises: ConfigError, DataError or WeightsError if it cannot serve.
     """
-    if isinstance(config, Use):
-        target = load_attr(config.use, where="rollout.engine.use")
-        check_args(target, config.args, where="rollout.engine.args")
-        return target(snapshot, **config.args)
-    from astraflow.rollout.engines.torch_engine import TorchEngine
-
-    return TorchEngine(config, snapshot)
+    return engine_maker(config)(snapshot)
 
 
 def preload(config: EngineConfig) -> None:
@@ -35,5 +45,17 @@ def preload(config: EngineConfig) -> None:
 
     May run in a thread.
     """
-    for name in () if isinstance(config, Use) else _TORCH_LIBRARIES:
+    for name in _TORCH_LIBRARIES if isinstance(config, TorchEngineConfig) else ():
         importlib.import_module(name)
+
+
+def _users_engine(config: Use, snapshot: WeightSnapshot) -> Engine:
+    target = load_attr(config.use, where="rollout.engine.use")
+    check_args(target, config.args, where="rollout.engine.args")
+    return target(snapshot, **config.args)
+
+
+def _torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot) -> Engine:
+    from astraflow.rollout.engines.torch_engine import TorchEngine
+
+    return TorchEngine(config, snapshot)

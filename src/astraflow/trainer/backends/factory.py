@@ -5,7 +5,7 @@ from typing import cast
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.protocols import TrainerBackend
-from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.config import PacedBackendConfig, TrainConfig
 
 __all__ = ["make_backend"]
 
@@ -20,6 +20,10 @@ def make_backend(config: TrainConfig, *, model_dir: str | Path, seed: int = 0) -
         target = load_attr(config.backend.use, where=f"{where}.use")
         check_args(target, config.backend.args, where=f"{where}.args")
         return cast("TrainerBackend", target(config, model_dir=model_dir, seed=seed, **config.backend.args))
+    if isinstance(config.backend, PacedBackendConfig):
+        from astraflow.trainer.backends.paced_backend import PacedBackend
+
+        return PacedBackend(config, seed=seed)
     from astraflow.trainer.backends.torch_backend import TorchBackend
 
     return TorchBackend(config, model_dir=model_dir, seed=seed)

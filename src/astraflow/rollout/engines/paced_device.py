@@ -1,0 +1,174 @@
+"""An emulated accelerator: how fast the requests on it advance. Passive: the time is an argument, in emulated
+seconds.
+
+Running requests all advance at the same speed, which depends on how many there are: a step takes
+`1 / tokens_per_s` for reading the weights, and `1 / max_tokens_per_s` more for each request in it. So one
+number, how many tokens a request has got that has run since the start, places every end, and the next one is
+the smallest of a heap. Ends are taken in order and at their exact times, however late `advance` is called: a
+request that waits for a slot begins when the slot freed, not when somebody looked.
+"""
+
+import heapq
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = ["PacedDevice", "PacedJob"]
+
+_ROUNDING = 1e-6
+"""Tokens: progress is a sum of floats, and a token that is done up to this is done."""
+
+_Entry = tuple[float, int, "PacedJob"]
+
+
+@dataclass(slots=True, eq=False)
+class PacedJob:
+    """A request on its way through the device; `ended` is called by whoever advances it."""
+
+    owner: str
+    """Whose it is: what is held is held for all requests of an owner."""
+    num_tokens: int
+    prefill: float
+    """Time before the first token, in tokens."""
+    ended: Callable[[], None]
+    left: float = field(init=False)
+    """Tokens until its end, prefill included, when it last stopped advancing."""
+    entry: _Entry | None = None
+    """Its place in the heap while it advances."""
+    is_running: bool = False
+    """It has a slot."""
+
+    def __post_init__(self) -> None:
+        self.left = self.prefill + self.num_tokens
+
+
+class PacedDevice:
+    """Example: `device.submit(job, 0.0)`, then at `device.due_s` call `advance`, which returns `[job]`."""
+
+    def __init__(self, *, num_slots: int, tokens_per_s: float, max_tokens_per_s: float = 0.0) -> None:
+        """`tokens_per_s` of a request that runs alone; `max_tokens_per_s` of all together, 0 for no bound."""
+        self._num_slots = num_slots
+        self._fixed_s = 1 / tokens_per_s
+        self._row_s = 1 / max_tokens_per_s if max_tokens_per_s else 0.0
+        self._now_s = 0.0
+        self._progress = 0.0
+        """Tokens that a request has got that has run since the start."""
+        self._heap: list[_Entry] = []
+        """(progress at the end, order, job); entries that are no longer their job's are skipped."""
+        self._order = itertools.count()
+        self._running: dict[PacedJob, None] = {}
+        self._waiting: deque[PacedJob] = deque()
+        self._num_running: Counter[str] = Counter()
+        self._num_waiting: Counter[str] = Counter()
+        self._num_advancing = 0
+        self._holds: Counter[str] = Counter()
+
+    def num_running(self, owner: str) -> int:
+        """Requests of an owner that have a slot."""
+        return self._num_running[owner]
+
+    def num_waiting(self, owner: str) -> int:
+        """Requests of an owner that have none."""
+        return self._num_waiting[owner]
+
+    def is_held(self, owner: str) -> bool:
+        """The owner's requests do not advance."""
+        return self._holds[owner] > 0
+
+    @property
+    def due_s(self) -> float:
+        """When the next request ends if nothing else happens; infinite if none advances."""
+        while self._heap and self._heap[0][2].entry is not self._heap[0]:
+            heapq.heappop(self._heap)
+        if not self._heap:
+            return math.inf
+        return self._now_s + max(0.0, self._heap[0][0] - self._progress) * self._step_s
+
+    def advance(self, now_s: float) -> list[PacedJob]:
+        """Moves the time on. Returns: the requests that ended, in order."""
+        ended: list[PacedJob] = []
+        while (due_s := self.due_s) <= now_s:
+            end, _, job = heapq.heappop(self._heap)
+            self._progress, self._now_s = max(end, self._progress), due_s
+            self._stop(job)
+            job.left = 0.0
+            self._leave(job)
+            ended.append(job)
+        if now_s > self._now_s:
+            if self._num_advancing:
+                self._progress += (now_s - self._now_s) / self._step_s
+            self._now_s = now_s
+        return ended
+
+    def submit(self, job: PacedJob) -> None:
+        """Queues a request at the time of the last `advance`."""
+        self._waiting.append(job)
+        self._num_waiting[job.owner] += 1
+        self._admit()
+
+    def remove(self, job: PacedJob) -> None:
+        """Forgets a request, wherever it is; no effect after its end."""
+        if job.is_running:
+            self._stop(job)
+            self._leave(job)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+            self._num_waiting[job.owner] -= 1
+
+    def hold(self, owner: str) -> None:
+        """An owner's requests keep their slots and advance no more; as often to be released."""
+        self._holds[owner] += 1
+        if self._holds[owner] == 1:
+            for job in self._of(owner):
+                self._stop(job)
+
+    def release(self, owner: str) -> None:
+        """Takes one hold back."""
+        self._holds[owner] -= 1
+        if not self._holds[owner]:
+            for job in self._of(owner):
+                self._go(job)
+
+    def tokens_done(self, job: PacedJob) -> int:
+        """How many tokens a request has got."""
+        left = job.left if job.entry is None else job.entry[0] - self._progress
+        return max(0, min(job.num_tokens, math.floor(job.num_tokens - left + _ROUNDING)))
+
+    # --- parts ---
+
+    @property
+    def _step_s(self) -> float:
+        """Time of a token of each request that advances."""
+        return self._fixed_s + self._num_advancing * self._row_s
+
+    def _of(self, owner: str) -> list[PacedJob]:
+        return [job for job in self._running if job.owner == owner]
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._num_slots:
+            job = self._waiting.popleft()
+            self._num_waiting[job.owner] -= 1
+            self._num_running[job.owner] += 1
+            self._running[job] = None
+            job.is_running = True
+            if not self.is_held(job.owner):
+                self._go(job)
+
+    def _go(self, job: PacedJob) -> None:
+        job.entry = (self._progress + job.left, next(self._order), job)
+        self._num_advancing += 1
+        heapq.heappush(self._heap, job.entry)
+
+    def _stop(self, job: PacedJob) -> None:
+        if job.entry is not None:
+            job.left = max(0.0, job.entry[0] - self._progress)
+            job.entry = None
+            self._num_advancing -= 1
+
+    def _leave(self, job: PacedJob) -> None:
+        del self._running[job]
+        job.is_running = False
+        self._num_running[job.owner] -= 1
+        self._admit()

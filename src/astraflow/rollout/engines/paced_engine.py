@@ -1,0 +1,317 @@
+"""An engine without a model: requests take the time that a GPU would need, and their tokens mean nothing.
+
+For benchmarks of the system on machines without GPUs: protocol, processes, slots, versions, updates and waits
+are real; only the forward pass is left out. A completion's length and tokens are drawn from its seed alone,
+so weights change nothing that it says; its logprobs are a constant. Nothing learns from it, and it warns of
+that when it is made.
+
+    generate --job--> device <--advance-- one timer for the whole device (`PacedClock`) --> futures
+
+All engines of a service, one a policy, share the service's one device and its timer. Nothing polls.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.errors import DataError, RolloutError, WeightsError
+from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.rollout.config import PacedEngineConfig
+from astraflow.rollout.engines.paced_device import PacedDevice, PacedJob
+from astraflow.rollout.engines.spans import BusyClock
+from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation
+
+__all__ = ["PacedClock", "PacedEngine"]
+
+_log = logging.getLogger(__name__)
+
+_LOGPROB = -0.7
+"""Nats of every token: about one bit, as of a model that is fairly sure."""
+
+
+_LATE_S = 0.001
+"""Event loops count milliseconds: a timer that is set this much later never comes too early, only to wait."""
+
+
+class PacedClock:
+    """A device, and the one timer that moves its time on. Belongs to one event loop.
+
+    Example: `clock = PacedClock(PacedEngineConfig(time_scale=10.0))`, then `PacedEngine(snapshot, clock)`.
+    """
+
+    def __init__(self, config: PacedEngineConfig) -> None:
+        self.config = config
+        self.device = PacedDevice(
+            num_slots=config.num_slots,
+            tokens_per_s=config.tokens_per_s,
+            max_tokens_per_s=config.max_tokens_per_s,
+        )
+        self._clocks: dict[str, BusyClock] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def busy_clock(self, owner: str) -> BusyClock:
+        """When requests of an owner advance."""
+        return self._clocks.setdefault(owner, BusyClock("generate"))
+
+    def bring_up(self) -> None:
+        """Moves the device to the present; to be called before it is changed or asked."""
+        for job in self.device.advance(self._now_s()):
+            job.ended()
+
+    def settle(self) -> None:
+        """Sets timer and busy clocks by the device; to be called after it was changed."""
+        for owner, clock in self._clocks.items():
+            is_busy = self.device.num_running(owner) > 0 and not self.device.is_held(owner)
+            (clock.start if is_busy else clock.stop)(time.time())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_s = self.device.due_s
+        if math.isfinite(due_s):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(due_s / self.config.time_scale + _LATE_S, self._tick)
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits for emulated seconds."""
+        await asyncio.sleep(seconds / self.config.time_scale)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.bring_up()
+        self.settle()
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time() * self.config.time_scale
+
+
+class PacedEngine:
+    """Implements `Engine` for one policy on a device that others may share.
+
+    Example::
+
+        engine = PacedEngine(snapshot, PacedClock(PacedEngineConfig(tokens_per_s=50.0)))
+        generation = await engine.generate(GenerateRequest(token_ids=(5, 6), sampling=Sampling(seed=1)))
+    """
+
+    def __init__(self, snapshot: WeightSnapshot, clock: PacedClock) -> None:
+        """Raises: DataError if the model folder's files do not say which tokens there are."""
+        self._policy, self._clock = snapshot.policy, clock
+        self._config, self._device = clock.config, clock.device
+        self._tokens, self._stop_id = _vocabulary(snapshot.model_dir)
+        self._versions = {"live": snapshot.version}
+        self._running: dict[PacedJob, asyncio.Future[None]] = {}
+        self._marks: dict[PacedJob, list[tuple[int, int]]] = {}
+        """(first token, version that made it and the following ones) of requests that follow the newest."""
+        self._is_paused = self._is_closed = False
+        self._num_tokens = 0
+        self._busy = clock.busy_clock(self._policy)
+        _log.warning(
+            "EMULATED: policy %s has no model here; %d slots at %g tokens/s, time runs %g times faster",
+            self._policy, self._config.num_slots, self._config.tokens_per_s, self._config.time_scale,
+        )  # fmt: skip
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Random tokens after the time that they would take.
+
+        Raises: RolloutError; not retryable if the request itself is at fault.
+        """
+        version = self._version_for(request)
+        cap = self._room(request)
+        rng = np.random.default_rng(request.sampling.seed)
+        length = self._length(rng)
+        finish_reason: FinishReason = "stop" if length <= cap else "length"
+        num_tokens = min(length, cap)
+        marks = await self._run(request, num_tokens, version)
+        ids = self._tokens[rng.integers(len(self._tokens), size=num_tokens)]
+        if finish_reason == "stop" and self._stop_id >= 0:
+            ids[-1] = self._stop_id
+        self._num_tokens += num_tokens
+        return Generation(
+            token_ids=tuple(ids.tolist()),
+            logprobs=(_LOGPROB,) * num_tokens,
+            versions=_versions(marks, num_tokens),
+            finish_reason=finish_reason,
+        )
+
+    async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """The constant logprob for tokens 1..T-1, at once."""
+        return np.full(max(0, len(token_ids) - 1), _LOGPROB, np.float32)
+
+    async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
+        """Takes a version over; requests in the live slot stand still for `update_s` and go on with it.
+
+        Raises: WeightsError.
+        """
+        if slot not in ("live", "pinned"):
+            raise WeightsError(f'slot {slot!r} does not exist; expected "live" or "pinned"')
+        if snapshot.policy != self._policy:
+            raise WeightsError(
+                f"version {snapshot.version} of policy {snapshot.policy!r} was given to the engine of "
+                f"{self._policy!r}"
+            )
+        if slot == "live":
+            await self._update()
+            for job, marks in self._marks.items():
+                marks.append((self._device.tokens_done(job), snapshot.version))
+        self._versions[slot] = snapshot.version
+
+    async def pause(self) -> None:
+        """Requests stand still."""
+        if not self._is_paused:
+            self._is_paused = True
+            self._hold()
+
+    async def resume(self) -> None:
+        """Requests go on."""
+        if self._is_paused:
+            self._is_paused = False
+            self._release()
+
+    def capacity(self) -> Capacity:
+        """What this policy runs; the slots are shared. Counts tokens of requests that have ended."""
+        return Capacity(
+            num_slots=self._config.num_slots,
+            num_running=self._device.num_running(self._policy),
+            num_waiting=self._device.num_waiting(self._policy),
+            max_context=self._config.max_context,
+            generated_tokens=self._num_tokens,
+        )
+
+    def take_spans(self) -> tuple[BusySpan, ...]:
+        """Wall-clock intervals in which its requests advanced, since the last call."""
+        return self._busy.take(time.time())
+
+    async def close(self) -> None:
+        """Ends; requests that still run fail with a retryable RolloutError."""
+        self._is_closed = True
+        for future in self._running.values():
+            if not future.done():
+                future.set_exception(RolloutError(f"the engine of {self._policy!r} was closed"))
+
+    # --- requests ---
+
+    async def _run(self, request: GenerateRequest, num_tokens: int, version: int) -> list[tuple[int, int]]:
+        """Waits until the request is done. Returns: which version made its tokens from where on."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        prefill = len(request.token_ids) * self._config.prefill_cost
+        job = PacedJob(self._policy, num_tokens, prefill, ended=lambda: _resolve(done))
+        marks = [(0, version)]
+        self._clock.bring_up()
+        self._running[job] = done
+        if request.version < 0:
+            self._marks[job] = marks
+        self._device.submit(job)
+        self._clock.settle()
+        try:
+            await done
+        finally:
+            del self._running[job]
+            self._marks.pop(job, None)
+            if job.left > 0:  # given up: its slot is free from now on
+                self._clock.bring_up()
+                self._device.remove(job)
+                self._clock.settle()
+        return marks
+
+    def _version_for(self, request: GenerateRequest) -> int:
+        if self._is_closed:
+            raise RolloutError(f"the engine of {self._policy!r} was closed")
+        if request.version < 0:
+            return self._versions["live"]
+        if request.version not in self._versions.values():
+            raise RolloutError(
+                f"version {request.version} of {self._policy!r} is in no slot ({self._versions}); load it "
+                "into the pinned slot first"
+            )
+        return request.version
+
+    def _room(self, request: GenerateRequest) -> int:
+        """Most tokens that the request may get."""
+        if request.sampling.stop:
+            raise RolloutError(
+                "a paced engine says random tokens and knows no stop texts", is_retryable=False
+            )
+        room = self._config.max_context - len(request.token_ids)
+        if not request.token_ids or room < 1:
+            raise RolloutError(
+                f"{len(request.token_ids)} tokens of prompt; expected at least one, and fewer than "
+                f"rollout.engine.max_context = {self._config.max_context}",
+                is_retryable=False,
+            )
+        return min(request.sampling.max_tokens, room)
+
+    def _length(self, rng: np.random.Generator) -> int:
+        """Of a completion that nothing cuts: log-normal with the mean of the recipe, at least one token."""
+        mean, sigma = self._config.mean_tokens, self._config.sigma
+        return max(1, round(float(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma))))
+
+    # --- standing still ---
+
+    async def _update(self) -> None:
+        self._hold()
+        try:
+            if self._config.update_s:
+                await self._clock.sleep(self._config.update_s)
+        finally:
+            self._release()
+
+    def _hold(self) -> None:
+        self._clock.bring_up()
+        self._device.hold(self._policy)
+        self._clock.settle()
+
+    def _release(self) -> None:
+        self._clock.bring_up()
+        self._device.release(self._policy)
+        self._clock.settle()
+
+
+def _resolve(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _versions(marks: list[tuple[int, int]], count: int) -> tuple[int, ...]:
+    """The version of each of `count` tokens."""
+    ends = [min(start, count) for start, _ in marks[1:]] + [count]
+    return tuple(
+        version for (start, version), end in zip(marks, ends, strict=True) for _ in range(start, end)
+    )
+
+
+# --- what can be said -----------------------------------------------------------------------------
+
+
+def _vocabulary(folder: Path) -> tuple[NDArray[np.int64], int]:
+    """Ids of plain tokens, and the id that ends a completion (-1: none). Raises: DataError."""
+    config = _json(folder / "config.json")
+    size = config.get("vocab_size")
+    if not isinstance(size, int) or size < 1:
+        raise DataError(f"{folder / 'config.json'}: vocab_size = {size!r}; expected a positive integer")
+    ends = (_json(path).get("eos_token_id") for path in _existing(folder, "generation_config.json"))
+    end = next((e for e in ends if e is not None), config.get("eos_token_id"))
+    stop_ids = [int(i) for i in (cast("list[int]", end) if isinstance(end, list) else [end]) if i is not None]
+    added = [e["id"] for p in _existing(folder, "tokenizer.json") for e in _json(p).get("added_tokens", ())]
+    plain = np.setdiff1d(np.arange(size), [*stop_ids, *added])
+    if not len(plain):
+        raise DataError(f"{folder}: none of the {size} tokens is a plain one")
+    return plain, stop_ids[0] if stop_ids else -1
+
+
+def _existing(folder: Path, name: str) -> list[Path]:
+    return [folder / name] if (folder / name).is_file() else []
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as err:
+        raise DataError(f"{path} cannot be read: {err}") from err
