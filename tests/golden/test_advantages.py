@@ -9,6 +9,7 @@ from astraflow.algorithms.group_relative import group_relative
 from astraflow.algorithms.max_rl import max_rl
 from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
 from astraflow.algorithms.rloo import rloo
+from astraflow.algorithms.role_balanced import role_balanced
 from astraflow.algorithms.shaping import length_reward, overlong
 from astraflow.algorithms.turn_discount import turn_discount
 from astraflow.dataflow.core.commands import PayloadRef, SampleView
@@ -88,6 +89,23 @@ def test_leave_one_out_subtracts_the_mean_of_the_others():
     assert rloo(make_group(1.0, 0.0, 0.0, 0.0)) == pytest.approx((1.0, -1 / 3, -1 / 3, -1 / 3))
     group = make_group(1.0, 5.0, 0.0, roles=("solver", "judge", "solver"))
     assert rloo(group) == pytest.approx((1.0, 0.0, -1.0))
+
+
+def test_balanced_roles_weigh_alike_however_frequent_they_are():
+    # Role a: rewards 1, 1, 0, mean 2/3; role b: 0; balanced mean 1/3. Weights 4 / (2 * 3) and 4 / 2.
+    group = make_group(1.0, 1.0, 0.0, 0.0, roles=("a", "a", "b", "a"))
+    expected = (4 / 9, 4 / 9, -2 / 3, -2 / 9)
+    assert role_balanced(group, roles=("a", "b")) == pytest.approx(expected)
+    # One that always approves is right on all of a and wrong on all of b, and gains nothing from more of a.
+    group = make_group(1.0, 1.0, 1.0, 0.0, roles=("a", "a", "a", "b"))
+    advantages = role_balanced(group, roles=("a", "b"))
+    assert advantages == pytest.approx((1 / 3, 1 / 3, 1 / 3, -1.0))
+    assert sum(advantages) == pytest.approx(0.0)
+
+
+def test_a_group_without_one_of_the_balanced_roles_says_nothing_of_them():
+    group = make_group(1.0, 0.0, 3.0, 1.0, roles=("a", "a", "judge", "judge"))
+    assert role_balanced(group, roles=("a", "b")) == (0.0, 0.0, 1.0, -1.0)
 
 
 def test_max_rl_divides_by_the_pass_rate():

@@ -76,6 +76,9 @@ async def test_a_model_folder_gets_scores_with_intervals(model: Path, recipe: Re
     assert found.pass_at_1 is not None
     assert found.pass_at_1 == found.avg_at_k == found.pass_at_k[1]  # scores are 0 or 1
     assert 0 < found.pass_at_1.low < found.pass_at_1.mean < found.pass_at_1.high < 1
+    metrics = {item.name: item.value for item in found.metrics}
+    assert metrics["turns"] == 1.0
+    assert metrics["sampled_tokens"] * 96 == pytest.approx(found.generated_tokens)
     means = [found.pass_at_k[k].mean for k in (1, 2, 4)]
     assert means == sorted(means)
     assert found.generated_tokens > 96

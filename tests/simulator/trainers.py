@@ -15,9 +15,12 @@ __all__ = ["Trainer"]
 class Trainer:
     """One policy's trainer: keeps its durable checkpoint, and starts a session after each death."""
 
-    def __init__(self, world: World, scenario: Scenario, referee: Referee, policy: str) -> None:
+    def __init__(
+        self, world: World, scenario: Scenario, referee: Referee, policy: str, *, step_s: float = 0.0
+    ) -> None:
+        """`step_s`: how long a training step takes; 0: at random, about a second."""
         self._world, self._scenario, self._referee = world, scenario, referee
-        self.policy = policy
+        self.policy, self.step_s = policy, step_s
         self.durable_step = 0
         self.num_sessions = 0
         self.start()
@@ -101,7 +104,7 @@ class _Session:
                 if view is None or view in ("finished", "failed"):
                     return
                 view = None if view == "running" else view
-            yield 0.2 + rng.expovariate(1.0)
+            yield self._trainer.step_s or 0.2 + rng.expovariate(1.0)
             while self._publication is not None and self._publication.is_alive:
                 yield self._has_settled
             self._publication = self._world.spawn(self._publish_step(step))

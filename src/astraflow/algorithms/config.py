@@ -33,6 +33,7 @@ __all__ = [
     "ReplayConfig",
     "RewardRangeConfig",
     "RlooConfig",
+    "RoleBalancedConfig",
     "SamplerConfig",
     "ShapingConfig",
     "ShuffleConfig",
@@ -266,6 +267,16 @@ class RlooConfig(Config):
     name: Literal["rloo"] = "rloo"
 
 
+class RoleBalancedConfig(Config):
+    """Some roles compared with one another, each weighing as much as the others, however often it occurs: for
+    a verifier whose verdicts on right and on wrong answers are roles of their own."""
+
+    name: Literal["role_balanced"] = "role_balanced"
+    roles: tuple[str, ...] = Field(min_length=2)
+    """Compared with one another; a group that lacks one of them gives no advantage. Others are compared with
+    themselves."""
+
+
 class MaxRlConfig(Config):
     """Reward minus the mean, over the mean, by role (MaxRL, arXiv:2602.02710): hard tasks weigh more."""
 
@@ -318,6 +329,7 @@ class GaeConfig(Config):
 CreditConfig = Annotated[
     GroupRelativeConfig
     | RlooConfig
+    | RoleBalancedConfig
     | MaxRlConfig
     | ReinforcePlusPlusConfig
     | TurnDiscountConfig

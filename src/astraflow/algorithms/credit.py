@@ -10,6 +10,7 @@ from astraflow.algorithms.group_relative import group_relative
 from astraflow.algorithms.max_rl import max_rl
 from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
 from astraflow.algorithms.rloo import rloo
+from astraflow.algorithms.role_balanced import role_balanced
 from astraflow.algorithms.turn_discount import turn_discount
 from astraflow.config import Use, check_args, load_attr
 from astraflow.protocols import GroupFacts
@@ -39,6 +40,7 @@ CREDIT: dict[str, Callable[..., Advantages]] = {
     "max_rl": max_rl,
     "reinforce_plus_plus": reinforce_plus_plus,
     "rloo": rloo,
+    "role_balanced": role_balanced,
     "turn_discount": turn_discount,
 }
 """Built-in credit functions by name."""

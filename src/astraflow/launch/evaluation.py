@@ -17,11 +17,12 @@ from astraflow.dataflow.core.context import derived_seed
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe
+from astraflow.metrics import reduce_metrics
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.types import Episode, Failure, Item, Lease
+from astraflow.types import Episode, Failure, Item, Lease, MetricItem
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["EvalReport", "EvalScore", "EvalSize", "evaluate"]
@@ -48,6 +49,8 @@ class EvalScore(Item, frozen=True, kw_only=True):
     """k -> unbiased pass@k, for 1, 2, 4, ... and all samples."""
     generated_tokens: int
     seconds: float
+    metrics: tuple[MetricItem, ...] = ()
+    """The workflow's own and the runner's, over all episodes that have a score."""
 
 
 class EvalReport(Item, frozen=True, kw_only=True):
@@ -85,6 +88,7 @@ class _Round:
     samples: int
     scores: list[list[float]] = field(default_factory=list[list[float]])
     failures: Counter[str] = field(default_factory=Counter[str])
+    metrics: list[tuple[MetricItem, ...]] = field(default_factory=list[tuple[MetricItem, ...]])
     num_done: int = 0
 
 
@@ -182,6 +186,7 @@ async def _score(
         pass_at_k=passes,
         generated_tokens=_generated(hosted) - tokens,
         seconds=round(time.perf_counter() - began_s, 3),
+        metrics=reduce_metrics(round_.metrics),
     )
 
 
@@ -204,6 +209,7 @@ async def _run_episode(
         match outcome:
             case Episode():
                 round_.scores[task_idx].append(outcome.score)
+                round_.metrics.append(outcome.metrics)
                 return
             case Failure() if not outcome.is_retryable or attempt == recipe.dataflow.max_attempts:
                 round_.failures[outcome.error_class] += 1

@@ -47,32 +47,39 @@ def column_addition(a: int, b: int, *, carries: bool) -> str:
 
 
 def _additions(config: AdditionConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
-    first, last = config.careful_frac
     made = list[Demonstration]()
     for idx in range(num):
         prompt, a, b = _problem(config, rng)
-        share = first + (last - first) * idx / num
-        reply = column_addition(a, b, carries=rng.random() < share)
+        reply = column_addition(a, b, carries=rng.random() < _careful_share(config, idx / num))
         made.append(Demonstration(config.preamble + prompt, reply))
     return made
 
 
 def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
     made = list[Demonstration]()
-    for _ in range(num):
+    for idx in range(num):
         prompt, a, b = _problem(config, rng)
         right = column_addition(a, b, carries=True)
+        if rng.random() < config.solve_frac:
+            made.append(Demonstration(prompt, right))
+            continue
         shown = right if rng.random() < config.right_frac else _wrong_working(a, b, rng)
-        verdict = "y" if shown == right else "n"
+        believed = right if rng.random() < _careful_share(config, idx / num) else shown
+        verdict = "y" if shown == believed else "n"
         if rng.random() < config.flawed_frac:
             verdict = rng.choice("yn")
-        made.append(Demonstration(f"{prompt}{shown}?", f"{_marked(shown, right)}={verdict}"))
+        made.append(Demonstration(f"{prompt}{shown}?", f"{_marked(shown, believed)}={verdict}"))
     return made
 
 
-def _marked(shown: str, right: str) -> str:
-    """The right column sums, each with `y` or `n` for the one shown: `15y11n13n`."""
-    pairs = zip(*(text.partition("=")[0].split(",") for text in (shown, right)), strict=True)
+def _careful_share(config: AdditionConfig | AdditionCheckConfig, progress: float) -> float:
+    first, last = config.careful_frac
+    return first + (last - first) * progress
+
+
+def _marked(shown: str, believed: str) -> str:
+    """The column sums that are believed right, each with `y` or `n` for the one shown: `15y11n13n`."""
+    pairs = zip(*(text.partition("=")[0].split(",") for text in (shown, believed)), strict=True)
     return "".join(f"{column}{'y' if given == column else 'n'}" for given, column in pairs)
 
 

@@ -139,6 +139,9 @@ class SolveAndVerifyConfig(PolicyRoles):
     """The text that rejects."""
     keeps_history: bool = True
     """One growing conversation; false starts a new one for each attempt."""
+    splits_verdicts: bool = False
+    """Record the verifier as `verifier_of_right` or `verifier_of_wrong`, by the answer that it judges, for
+    credit `role_balanced`."""
     team_share: Share = 0.0
     """Part of each reward that is the episode's score: 0 individual, 1 shared, between mixed."""
 

@@ -42,6 +42,7 @@ async def solve_and_verify(
     approve: str = "yes",
     reject: str = "no",
     keeps_history: bool = True,
+    splits_verdicts: bool = False,
     team_share: float = 0.0,
 ) -> Rewards:
     """The solver answers until the verifier approves, at most `rounds` times; the last answer counts.
@@ -49,7 +50,8 @@ async def solve_and_verify(
     Rewarded: the solver with the score of its last answer, over the whole conversation; without
     `keeps_history` every attempt is a conversation of its own, rewarded with its own score. Each verdict of
     the verifier with 1 if it is right, else 0; what names neither `approve` nor `reject` rejects, and is
-    never right. `team_share` mixes the episode's score into both.
+    never right. `team_share` mixes the episode's score into both. With `splits_verdicts` the verifier's role
+    is recorded as `verifier_of_right` or `verifier_of_wrong`, by what it judges; it is not told.
     Metrics: `first_score` (the solver alone), `attempts`, `verdict_right`, `approves_right` and
     `rejects_wrong` (the mean of these two is the verifier's balanced accuracy).
     """
@@ -63,13 +65,17 @@ async def solve_and_verify(
         answer = await chat.say(prompt)
         score = await task.score(answer.text)
         question = verify_prompt.format(prompt=task.prompt, answer=answer.reply)
-        verdict = await judge.chat(question, role="verifier")
+        verdict = await judge.chat(question, role=_judging(score) if splits_verdicts else "verifier")
         choice = {approve: True, reject: False}.get(last_choice(verdict.reply, (approve, reject)))
         exchanges.append(_Exchange(chat, score, verdict, choice))
         if choice:
             break
         prompt = retry_prompt.format(prompt=task.prompt, answer=answer.reply, critique=verdict.reply)
     return _rewards(exchanges, team_share)
+
+
+def _judging(score: float) -> str:
+    return "verifier_of_right" if is_right(score) else "verifier_of_wrong"
 
 
 def _rewards(exchanges: Sequence[_Exchange], team_share: float) -> Rewards:

@@ -87,6 +87,7 @@ def test_every_built_in_has_a_name_that_a_recipe_may_choose():
         "max_rl",
         "reinforce_plus_plus",
         "rloo",
+        "role_balanced",
         "turn_discount",
     }
     assert set(SHAPING) == {"length", "overlong"}

@@ -113,6 +113,13 @@ async def test_solve_and_verify_retries_with_the_critique_and_rewards_both_for_t
     assert (found["approves_right"], found["rejects_wrong"]) == (1.0, 1.0)
 
 
+async def test_verdicts_may_be_recorded_by_what_they_judge() -> None:
+    stage = Stage(solver=lines("4", "5"), verifier=lines("no", "yes"))
+    episode = await stage.play(solve_and_verify, splits_verdicts=True)
+    roles = [role for policy, role, _ in rewards(episode) if policy == "verifier"]
+    assert roles == ["verifier_of_wrong", "verifier_of_right"]
+
+
 async def test_a_wrong_approval_costs_the_verifier_and_ends_the_episode() -> None:
     episode = await Stage(solver=lines("4", "5"), verifier="yes").play(solve_and_verify)
     assert [r for _, _, r in rewards(episode)] == [0.0, 0.0]

@@ -1,0 +1,235 @@
+"""Do solver and verifier learn together, every time? `recipes/math-multi-agent/tiny.yaml`, one run a seed.
+
+The model folders are made once if they are not there. A seed varies the order of tasks, what is sampled, and
+the cut into minibatches. During a run the two policies are evaluated as a system (solve, verify, solve again
+if rejected) on 512 held-out tasks; the picture shows that. After it, each policy is taken before and after
+its training, and the four pairs are judged by the same evaluation with four episodes a task, so that both
+verifiers can be seen on the answers of one solver:
+
+    solver     accuracy of first answers
+    verifier   balanced accuracy: mean of the right answers approved and the wrong ones rejected
+    system     accuracy of the answers that the verifier lets pass, or of the second try
+
+    python benchmarks/math_multi_agent.py [--seeds 0 1 2] [--out runs/math] [--read]
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+from astraflow.launch.config import Recipe
+from astraflow.launch.evaluation import EvalSize, evaluate
+from astraflow.launch.folder import RunFolder
+from astraflow.launch.targets import host_models
+from astraflow.protocols import WeightSnapshot
+from astraflow.weights.snapshot import read_model
+from astraflow.weights.stored import StoredVersions
+from harness import report, show_table
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = "recipes/math-multi-agent/tiny.yaml"
+MODELS = ("math-solver", "math-verifier")
+IMAGE = ROOT / "docs" / "images" / "math_multi_agent.png"
+SOLVER_GAIN, VERIFIER_GAIN, LIMIT_S = 0.3, 0.1, 360.0
+SAMPLES = 4
+"""Episodes a task and pair in the evaluation afterwards."""
+
+
+@dataclass(frozen=True)
+class Skills:
+    """What one evaluation of a pair says."""
+
+    solver: float
+    approves_right: float
+    rejects_wrong: float
+    system: float
+
+    @property
+    def verifier(self) -> float:
+        """Balanced accuracy."""
+        return (self.approves_right + self.rejects_wrong) / 2
+
+
+def skills_of(score: float, metrics: Mapping[str, float]) -> Skills:
+    """From an evaluation's score and the workflow's metrics."""
+    return Skills(metrics["first_score"], metrics["approves_right"], metrics["rejects_wrong"], score)
+
+
+def astraflow(*arguments: str) -> None:
+    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    print("+ astraflow", *arguments, file=sys.stderr, flush=True)
+    argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
+
+
+# --- during the run -------------------------------------------------------------------------------
+
+
+def curve_of(run_dir: Path, policy: str) -> list[tuple[float, int, Skills]]:
+    """(seconds since the first evaluation, the policy's step, skills) of its evaluation rounds."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    evals = [record for record in records if record["kind"] == "eval"]
+    return [
+        (
+            r["at_s"] - evals[0]["at_s"],
+            r["step"],
+            skills_of(r["score_mean"], {name: value for name, value, *_ in r["metrics"]}),
+        )
+        for r in evals
+        if r["policy"] == policy
+    ]
+
+
+def draw(runs: Mapping[int, Path]) -> None:
+    """Left: the solver alone and the system; right: the verifier. One colour a seed."""
+    mpl.use("Agg")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), dpi=130, sharey=True)
+    for idx, (seed, run_dir) in enumerate(runs.items()):
+        points = curve_of(run_dir, "solver")
+        steps = [step for _, step, _ in points]
+        left.plot(steps, [s.system for *_, s in points], f"C{idx}", marker="o", ms=3, label=f"seed {seed}")
+        left.plot(steps, [s.solver for *_, s in points], f"C{idx}--", lw=1)
+        points = curve_of(run_dir, "verifier")
+        right.plot([p[1] for p in points], [p[2].verifier for p in points], f"C{idx}", marker="o", ms=3)
+    left.plot([], [], "k", label="system")
+    left.plot([], [], "k--", lw=1, label="solver alone")
+    left.set(xlabel="the solver's steps", ylabel="held-out, 512 tasks", title="Answers that are right")
+    right.set(xlabel="the verifier's steps", ylim=(0, 1), title="The verifier's balanced accuracy")
+    right.axhline(0.5, color="grey", linestyle=":", linewidth=1)
+    left.legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    figure.savefig(IMAGE)
+    plt.close(figure)
+
+
+# --- afterwards -----------------------------------------------------------------------------------
+
+
+def first_weights(recipe: Recipe, name: str) -> WeightSnapshot:
+    """The model that a run began with."""
+    folder = recipe.policies[name].model_dir
+    return WeightSnapshot(name, 0, read_model(folder), folder)
+
+
+async def judged(recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]) -> Skills:
+    """A pair of weights on the held-out tasks, four episodes each."""
+    async with host_models(recipe, snapshots) as hosted:
+        (score,) = await evaluate(recipe, hosted, EvalSize(samples=SAMPLES))
+    assert score.num_failed == 0, score.failures
+    assert score.avg_at_k is not None
+    return skills_of(score.avg_at_k.mean, {item.name: item.value for item in score.metrics})
+
+
+async def four_pairs(run_dir: Path) -> dict[tuple[str, str], Skills]:
+    """(solver, verifier), each `before` or `after` -> skills."""
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    found: dict[tuple[str, str], Skills] = {}
+    with tempfile.TemporaryDirectory(prefix="astraflow-math-") as scratch:
+        weights = {
+            name: {
+                "before": first_weights(recipe, name),
+                "after": StoredVersions(folder.weights / name, name).read(-1).snapshot(Path(scratch) / name),
+            }
+            for name in ("solver", "verifier")
+        }
+        for solver, own in weights["solver"].items():
+            for verifier, other in weights["verifier"].items():
+                found[solver, verifier] = await judged(recipe, {"solver": own, "verifier": other})
+    return found
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
+    """Runs, judges, prints and draws."""
+    runs = {seed: out / str(seed) for seed in seeds}
+    for model in () if only_read else MODELS:
+        astraflow("model", "init", f"recipes/models/{model}.yaml", "--out", f"models/{model}")
+    for seed, run_dir in () if only_read else runs.items():
+        astraflow("run", RECIPE, "--run-dir", str(run_dir), "--plain", f"seed={seed}")
+    draw(runs)
+    pairs = {seed: asyncio.run(four_pairs(run_dir)) for seed, run_dir in runs.items()}
+    summaries = {seed: json.loads((path / "summary.json").read_text()) for seed, path in runs.items()}
+    show_pairs(pairs)
+    show_runs(summaries)
+    conclude(pairs, summaries)
+
+
+def show_pairs(pairs: Mapping[int, Mapping[tuple[str, str], Skills]]) -> None:
+    """A row a seed and pair."""
+    rows = [
+        (seed, *pair, s.solver, s.approves_right, s.rejects_wrong, s.verifier, s.system, s.system - s.solver)
+        for seed, found in pairs.items()
+        for pair, s in found.items()
+    ]
+    header = ("seed", "solver", "verifier", "solver right", "approves right", "rejects wrong", "balanced",
+              "system right", "gain")  # fmt: skip
+    show_table("held-out, four episodes a task", header, rows)
+
+
+def show_runs(summaries: Mapping[int, Mapping[str, Any]]) -> None:
+    """A row a seed and policy."""
+    rows = [
+        (seed, policy["name"], policy["steps"], float(summary["rl_wall_s"]), float(summary["wall_s"]),
+         policy["staleness_mean"], policy["staleness_max"], policy["fates"]["unadmitted"],
+         "holds" if summary["audit_ok"] else "BROKEN")
+        for seed, summary in summaries.items()
+        for policy in summary["policies"]
+    ]  # fmt: skip
+    header = ("seed", "policy", "steps", "RL s", "wall s", "staleness", "max", "unadmitted", "audit")
+    show_table("runs", header, rows)
+
+
+def conclude(
+    pairs: Mapping[int, Mapping[tuple[str, str], Skills]], summaries: Mapping[int, Mapping[str, Any]]
+) -> None:
+    """The figures. The verifier's gain is from first to last as it was used, and on the trained solver's
+    answers alone."""
+    before, after = ("before", "before"), ("after", "after")
+    solver = [p[after].solver - p[before].solver for p in pairs.values()]
+    verifier = [p[after].verifier - p[before].verifier for p in pairs.values()]
+    same_answers = [p[after].verifier - p["after", "before"].verifier for p in pairs.values()]
+    system = [p[after].system - p[after].solver for p in pairs.values()]
+    walls = [float(s["wall_s"]) for s in summaries.values()]
+    good = [
+        s >= SOLVER_GAIN and v >= VERIFIER_GAIN and t > 0 and summary["audit_ok"]
+        for s, v, t, summary in zip(solver, verifier, system, summaries.values(), strict=True)
+    ]
+    report(
+        {
+            "num_seeds": len(good),
+            "num_good": sum(good),
+            "num_in_time": sum(wall < LIMIT_S for wall in walls),
+            "solver_gain_min": min(solver),
+            "verifier_gain_min": min(verifier),
+            "verifier_gain_same_answers_min": min(same_answers),
+            "system_gain_min": min(system),
+            "system_gain_mean": statistics.fmean(system),
+            "wall_s_max": max(walls),
+        }
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="run folders; a temporary one if not given")
+    parser.add_argument("--read", action="store_true", help="judge the runs in --out instead of making them")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="astraflow-math-") as scratch:
+        main(given.seeds, given.out or Path(scratch), only_read=given.read)
