@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -145,6 +146,19 @@ async def test_a_token_is_needed_and_its_role_is_known() -> None:
         with pytest.raises(RefusedError) as caught:
             await client.call("GET", "/role", Message)
         assert caught.value.status == 401
+
+
+async def test_files_that_are_no_certificate_or_authority_are_named(tmp_path: Path) -> None:
+    nothing, noise = tmp_path / "nothing.pem", tmp_path / "noise.pem"
+    noise.write_text("no certificate")
+    for cert in (nothing, noise):
+        tls = (str(cert), str(noise))
+        server = HttpServer(Starlette(), host="127.0.0.1", port=0, name="dataflow", tls=tls)
+        with pytest.raises(ConfigError, match=f"dataflow: certificate .*{cert.name} with key"):
+            await server.start()
+        client = ServiceClient("https://127.0.0.1:9", patience_s=0.0, ca_file=str(cert))
+        with pytest.raises(ConfigError, match=f"the certificates in .*{cert.name} cannot be read"):
+            await client.call("GET", "/x", None)
 
 
 async def test_stop_ends_a_waiting_answer_within_its_grace() -> None:

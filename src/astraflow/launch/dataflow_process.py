@@ -1,7 +1,10 @@
 """The process of a run's dataflow."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+
+from starlette.types import ASGIApp
 
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.limits import RateLimit
@@ -13,7 +16,7 @@ from astraflow.launch.preflight import open_sources
 from astraflow.launch.program import needs_tokens
 from astraflow.service import HttpServer, TokenAuth, settle_memory
 
-__all__ = ["run_dataflow", "tls_files", "tokens_of"]
+__all__ = ["guarded", "run_dataflow", "tls_files", "tokens_of"]
 
 
 async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
@@ -32,10 +35,8 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
     service = DataflowService(
         run_plan(recipe, sizes), sources.train, sources.eval, run_info(recipe), config, journal
     )
-    tokens = tokens_of(recipe, folder)
-    limited = RateLimit(service.app, config.max_requests_per_s) if tokens else service.app
     server = HttpServer(
-        TokenAuth(limited, tokens),
+        guarded(service.app, tokens_of(recipe, folder), config.max_requests_per_s),
         host=config.host,
         port=port or config.port,
         name="dataflow",
@@ -51,6 +52,11 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
         await service.stop()
         await server.stop()
     return 1 if service.fatal.is_set() else 0
+
+
+def guarded(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
+    """The app behind its tokens; where there are some, each has its limit."""
+    return TokenAuth(RateLimit(app, max_requests_per_s) if tokens else app, tokens)
 
 
 def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:

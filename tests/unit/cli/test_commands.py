@@ -105,6 +105,20 @@ def test_a_token_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.Ca
     assert "--token-file" in capsys.readouterr().err
 
 
+def test_a_file_of_certificates_that_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "ca.pem")
+    for command in (("status", "https://127.0.0.1:9"), ("join", "https://127.0.0.1:9")):
+        assert run(*command, "--ca-file", missing) == 2
+        assert f"--ca-file {missing} is no file" in capsys.readouterr().err
+
+
+def test_a_peer_of_a_run_over_https_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("join", "https://127.0.0.1:9", "--peer", "127.0.0.1") == 2
+    assert "--peer serves plain HTTP" in capsys.readouterr().err
+
+
 def test_debug_shows_the_traceback(recipe: Path) -> None:
     argv = [sys.executable, "-m", "astraflow.cli.main", "--debug", "run", str(recipe)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=recipe.parent)

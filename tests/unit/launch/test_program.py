@@ -5,13 +5,16 @@ import socket
 from pathlib import Path
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
+from astraflow.launch.dataflow_process import guarded
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.program import Addresses, choose_addresses, network_modules, program
 from astraflow.launch.rollout_process import check_allowed
-from astraflow.service import is_loopback
+from astraflow.service import MemoryTransport, is_loopback
 
 
 def make_recipe(**changes: object) -> Recipe:
@@ -67,6 +70,58 @@ def test_a_token_goes_by_environment_and_only_beyond_loopback(tmp_path: Path) ->
         assert {"ASTRAFLOW_TOKEN" in spec.env for spec in specs if spec.ends_with_run} == {wanted}
     secrets = {folder.token(role) for role in ("worker", "trainer")}
     assert not any(secret in part for spec in specs for part in spec.argv for secret in secrets)
+
+
+def test_with_a_certificate_all_speak_https_and_trust_it(tmp_path: Path) -> None:
+    tls = {"cert": "cert.pem", "key": "key.pem"}
+    recipe = make_recipe(dataflow={"tls": tls})
+    specs = program(recipe, RunFolder(tmp_path), choose_addresses(recipe, {}))
+    assert {spec.env["SSL_CERT_FILE"] for spec in specs} == {"cert.pem"}
+    urls = [part for spec in specs for part in spec.argv if part.startswith("http")]
+    assert len(urls) >= 3
+    assert all(url.startswith("https://127.0.0.1:") for url in urls)
+    assert "key.pem" not in str([(spec.argv, spec.env) for spec in specs])
+    signed = make_recipe(dataflow={"tls": {**tls, "ca": "ca.pem"}})
+    specs = program(signed, RunFolder(tmp_path), choose_addresses(signed, {}))
+    assert {spec.env["SSL_CERT_FILE"] for spec in specs} == {"ca.pem"}
+    plain = make_recipe()
+    specs = program(plain, RunFolder(tmp_path), choose_addresses(plain, {}))
+    assert not any("SSL_CERT_FILE" in spec.env for spec in specs)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"dataflow": {"tls": {"cert": "cert.pem"}}}, "tls needs both cert and key"),
+        ({"dataflow": {"tls": {"key": "key.pem"}}}, "tls needs both cert and key"),
+        ({"dataflow": {"tls": {"ca": "ca.pem"}}}, "ca goes with them"),
+        (
+            {"dataflow": {"tls": {"cert": "c", "key": "k"}}, "weights": {"peers": True}},
+            "peers serve plain HTTP",
+        ),
+    ],
+)
+def test_half_a_certificate_and_peers_beside_one_are_refused(
+    sections: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_recipe(**sections)
+
+
+async def test_only_who_needs_a_token_has_a_limit() -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=204)(scope, receive, send)
+
+    open_to_all = MemoryTransport(guarded(answer, {}, 0.01))
+    needs_token = MemoryTransport(guarded(answer, {"secret": "worker"}, 0.01))
+    for transport, expected in ((open_to_all, [204, 204]), (needs_token, [204, 429])):
+        headers = {"authorization": "Bearer secret"}
+        replies = [
+            await transport.request("GET", "/x", headers=headers, body=b"", timeout_s=5.0) for _ in range(2)
+        ]
+        assert [reply.status for reply in replies] == expected
+    reply = await needs_token.request("GET", "/x", headers={}, body=b"", timeout_s=5.0)
+    assert reply.status == 401
 
 
 def test_rollout_services_are_told_which_modules_to_allow(tmp_path: Path) -> None:
