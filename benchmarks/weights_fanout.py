@@ -2,8 +2,8 @@
 peers, and with peers whose upload is as scarce.
 
 The publisher is a process of its own that sends at most `--upload` MB/s, all receivers together. The
-receivers share one process, each with its own sockets, files and memory; every version is verified. The cap is
-low, so that the link and not the machine's cores is what takes time.
+receivers share one process, each with its own sockets, files and memory; every version is verified. The cap
+is low, so that the link and not the machine's cores is what takes time.
 tests/unit/weights/test_fanout.py does the same in virtual time.
 
     python benchmarks/weights_fanout.py [--megabytes 16] [--upload 2] [--plot docs/images/fanout.png]

@@ -11,11 +11,13 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from astraflow.config import Use
 from astraflow.dataflow.client import DataflowClient
 from astraflow.launch.rollout_process import recipe_of
 from astraflow.rollout.serve import run_rollout
 from astraflow.service import ServiceClient
 from astraflow.types import Fingerprints, SourceLink, VersionsReply
+from checked_engine import CheckedEngine
 from system_driver import ROOT, environment
 from transfer_driver import BadLink
 
@@ -24,13 +26,14 @@ STEPS = int(os.environ.get("BAD_LINK_STEPS", "100"))
 
 
 class FarClient(DataflowClient):
-    """Sees the publisher at the far end of the link."""
+    """Sees the publisher at the far end of the link, and remembers what it published."""
 
     publisher_url = ""
 
     async def versions(self, policy: str, *, after: int, wait_s: float = 25.0) -> VersionsReply:
         reply = await super().versions(policy, after=after, wait_s=wait_s)
         far = (SourceLink(kind="http", url=self.publisher_url),)
+        CheckedEngine.published.update((m.version, m.digest) for m in reply.manifests)
         manifests = tuple(msgspec.structs.replace(m, sources=far) for m in reply.manifests)
         return msgspec.structs.replace(reply, manifests=manifests)
 
@@ -43,7 +46,7 @@ def free_ports() -> tuple[int, int]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.skipif(not MODEL.is_dir(), reason="make quickstart makes the model")
 async def test_a_quickstart_run_over_a_bad_link_still_learns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -80,6 +83,8 @@ async def test_a_quickstart_run_over_a_bad_link_still_learns(
             f"{summary['staleness_max']}), held-out {summary['heldout_before']} -> "
             f"{summary['heldout_after']}\n"
         )
+    assert CheckedEngine.problems == []
+    assert len(set(CheckedEngine.checked)) > STEPS / 4
     assert summary["audit_ok"]
     assert cuts > 0
     assert summary["staleness_max"] <= summary["staleness_bound"]
@@ -94,19 +99,20 @@ async def serve_from_afar(dataflow_port: int, publisher_port: int, cache: Path) 
     chunks = BadLink("127.0.0.1", publisher_port, **shape)
     async with control.opened() as url, chunks.opened() as chunks_url:
         assert urlsplit(chunks_url).port
-        client = ServiceClient(url, patience_s=600.0)
+        client = ServiceClient(url, patience_s=3600.0)
         link = FarClient(client)
         link.publisher_url = chunks_url
         try:
             info = await link.run()
             recipe = recipe_of(info, url)
+            engine = Use(use="checked_engine:CheckedEngine", args={"num_slots": 128, "max_context": 64})
             await run_rollout(
                 link,
                 asyncio.Event(),
                 run_info=info,
                 tasks=recipe.tasks.without_curators,
                 workflow=recipe.workflow,
-                rollout=recipe.rollout,
+                rollout=recipe.rollout.model_copy(update={"engine": engine}),
                 cache_dir=cache,
                 name="far",
                 eval_temperature=recipe.eval.temperature,

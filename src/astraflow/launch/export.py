@@ -5,12 +5,15 @@ not at all.
 """
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.errors import ConfigError, WeightsError
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.targets import chosen_policy
+from astraflow.models.adapters import merged
+from astraflow.protocols import HostTensor
 from astraflow.types import Manifest
 from astraflow.weights.manifest import TensorDigest, lay_out, pack
 from astraflow.weights.snapshot import read_safetensors, snapshot_to_folder
@@ -28,7 +31,8 @@ class Exported:
     version: int
     num_bytes: int
     digest: str
-    """xxh3-128 over the tensors' bytes: the manifest's, and that of the written file."""
+    """xxh3-128 over the version's tensors, as in the manifest; of the written file too, unless adapters were
+    merged into it."""
 
 
 def export_version(
@@ -47,8 +51,9 @@ def export_version(
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
         files, made = Path(aside) / "files", Path(aside) / "model"
-        snapshot_to_folder(stored.snapshot(files), made)
-        _check_written(made, stored.manifest)
+        snapshot = stored.snapshot(files)
+        snapshot_to_folder(snapshot, made)
+        _check_written(made, merged(snapshot.tensors), stored.manifest)
         if out.exists():
             out.rename(Path(aside) / "replaced")
         made.rename(out)
@@ -70,14 +75,19 @@ def _check_free(out: Path, *, force: bool) -> None:
         )
 
 
-def _check_written(folder: Path, manifest: Manifest) -> None:
+def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manifest) -> None:
     """Raises: WeightsError unless the written tensors are the version's, bit by bit."""
     by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
-    tensors = [by_name[info.name] for info in manifest.tensors if info.name in by_name]
+    written = [by_name[tensor.name] for tensor in tensors if tensor.name in by_name]
+    found, expected = _digest(written), _digest(tensors)
+    if len(by_name) != len(tensors) or found != expected:
+        raise WeightsError(
+            f"policy {manifest.policy!r} version {manifest.version}: what was written hashes to {found}, "
+            f"expected {expected}; is the disk sound?"
+        )
+
+
+def _digest(tensors: Sequence[HostTensor]) -> str:
     digest = TensorDigest(lay_out(tensors))
     digest.update(pack(tensors).data)
-    if len(by_name) != len(manifest.tensors) or digest.hexdigest() != manifest.digest:
-        raise WeightsError(
-            f"policy {manifest.policy!r} version {manifest.version}: what was written hashes to "
-            f"{digest.hexdigest()}, expected {manifest.digest}; is the disk sound?"
-        )
+    return digest.hexdigest()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from astraflow.errors import DataError, WeightsError
+from astraflow.models.adapters import adapted_names, is_adapter, merged_weight, peft_names
 from astraflow.protocols import HostTensor
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "export_tensors",
     "fit_tensors",
     "host_tensor",
+    "in_dtype",
     "install_tensors",
     "load_causal_lm",
     "torch_tensor",
@@ -158,6 +160,13 @@ def export_tensors(model: nn.Module) -> tuple[HostTensor, ...]:
     return tuple(host_tensor(names[0], tensor) for names, tensor in _named_weights(model))
 
 
+def in_dtype(tensors: Sequence[HostTensor], dtype: DtypeName) -> tuple[HostTensor, ...]:
+    """The tensors rounded to a dtype; those that have it as they are."""
+    return tuple(
+        t if t.dtype == dtype else host_tensor(t.name, torch_tensor(t).to(DTYPES[dtype])) for t in tensors
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class FittedTensors:
     """Tensors that were checked against one model. `install` copies them and cannot fail half-way."""
@@ -166,6 +175,8 @@ class FittedTensors:
     """(the model's own tensor, its new values in host memory)."""
     patches: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
     """(the model's own tensor, flat; positions; the new values there)."""
+    is_partial: bool = False
+    """Weights that are in neither are right already."""
 
     @torch.no_grad()
     def install(self) -> None:
@@ -184,6 +195,7 @@ def fit_tensors(
 ) -> FittedTensors:
     """Checks that tensors are exactly the model's weights: every name once, right shapes, finite values.
 
+    Adapters among the tensors are merged into their weights.
     A tied weight may be given under any or all of its names (as safetensors files in the wild do); all must
     then agree. The model is not changed.
     `changed`: the model holds a version that was checked, and differs from the tensors at most at these flat
@@ -191,9 +203,11 @@ def fit_tensors(
     Raises: WeightsError that names the tensors at fault.
     """
     given = _by_name(tensors)
+    adapted = set(adapted_names(given))
     weights = _named_weights(model)
     known = {name for names, _ in weights for name in names}
-    extra = [name for name in given if name not in known]
+    extra = [name for name in given if name not in known and not is_adapter(name)]
+    extra += adapted - given.keys()
     missing = [names[0] for names, _ in weights if not any(name in given for name in names)]
     if extra or missing:
         parts = [f"missing {_listed(missing)}"] if missing else []
@@ -207,15 +221,19 @@ def fit_tensors(
         found = [given[name] for name in names if name in given]
         if changed is not None and len(found) == 1 and own.is_contiguous():
             _check_shape(found[0], own)
-            if (positions := changed.get(found[0].name)) is not None:
-                patches.append((own.data.view(-1), *_checked_at(found[0], positions)))
-            continue
+            touched = {found[0].name, *(peft_names(found[0].name) if found[0].name in adapted else ())}
+            if not touched & changed.keys():
+                continue
+            if found[0].name not in adapted:
+                patches.append((own.data.view(-1), *_checked_at(found[0], changed[found[0].name])))
+                continue
+        found = [merged_weight(t, given) if t.name in adapted else t for t in found]
         new = _checked(found[0], own)
         for alias in found[1:]:
             if not torch.equal(_checked(alias, own), new):
                 raise WeightsError(f"tied weights {found[0].name} and {alias.name} differ in their values")
         pairs.append((own, new))
-    return FittedTensors(tuple(pairs), tuple(patches))
+    return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
 
 
 def install_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> None:

@@ -10,6 +10,7 @@ from astraflow.losses.config import AuxiliaryConfig, GrpoLossConfig, LossConfig
 __all__ = [
     "BackendConfig",
     "CriticConfig",
+    "LoraConfig",
     "NoCriticConfig",
     "OptimizerConfig",
     "PacedBackendConfig",
@@ -36,6 +37,23 @@ class OptimizerConfig(Config):
     """After the warm-up, down to 0 (`linear`) or to a tenth (`cosine`) at the run's end."""
 
 
+class LoraConfig(Config):
+    """Low-rank adapters: the model is frozen, and small factors beside its projections are trained."""
+
+    rank: int = Field(default=0, ge=0)
+    """Of the factors; 0 trains all parameters instead."""
+    alpha: float = Field(default=16.0, gt=0)
+    """What the factors add is scaled by `alpha / rank`."""
+    targets: tuple[str, ...] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """Last names of the projections that get factors."""
+    publish: Literal["merged", "adapters"] = "merged"
+    """`merged`: plain weights. `adapters`: the frozen weights, and the factors beside them, for who serves to
+    add up: with `weights.delta` only the factors then travel."""
+
+
 class TorchBackendConfig(Config):
     """PyTorch on one device."""
 
@@ -47,7 +65,9 @@ class TorchBackendConfig(Config):
     num_threads: int = Field(default=1, ge=1)
     """CPU threads; keep the sum over all processes within the machine's cores."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the published weights."""
+    """Of the published weights; adapters, and what they were merged into, stay float32."""
+    lora: LoraConfig = LoraConfig()
+    """Trains adapters instead of all parameters."""
 
 
 class PacedBackendConfig(Config):

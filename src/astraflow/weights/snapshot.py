@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
+from astraflow.models.adapters import adapter_config, is_adapter, merged
 from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
@@ -38,6 +39,8 @@ class _Entry(msgspec.Struct, frozen=True):
 def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
     """Writes a complete Hugging Face folder: the version's tensors with its config and tokenizer files.
 
+    Adapters are merged into the weights, so that the folder opens like any other; they are in `adapter/` as
+    well, in PEFT's format, for who has the base model.
     Written aside and renamed. Raises: DataError if `folder` exists.
     """
     if folder.exists():
@@ -47,7 +50,11 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
     try:
         for path in snapshot.model_dir.iterdir():
             shutil.copy(path, aside / path.name)
-        write_safetensors(aside / "model.safetensors", snapshot.tensors)
+        write_safetensors(aside / "model.safetensors", merged(snapshot.tensors))
+        if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
+            (aside / "adapter").mkdir()
+            write_safetensors(aside / "adapter" / "adapter_model.safetensors", adapters)
+            (aside / "adapter" / "adapter_config.json").write_text(json.dumps(adapter_config(adapters)))
         aside.chmod(0o755)
         os.rename(aside, folder)
     finally:

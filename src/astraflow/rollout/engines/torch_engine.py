@@ -179,7 +179,7 @@ class TorchEngine:
             await self._call(partial(self._slots.pin, built), slot=name)
         elif slot.lane.version != snapshot.version:
             weights = await asyncio.to_thread(_fit, slot, snapshot)
-            self.num_patched += not weights.pairs
+            self.num_patched += weights.is_partial
             await self._call(partial(slot.lane.replace, weights, snapshot.version), slot=name)
 
     async def _call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:

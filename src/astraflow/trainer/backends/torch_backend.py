@@ -23,12 +23,13 @@ from astraflow.config import Config
 from astraflow.errors import ConfigError, DataError, TrainingError
 from astraflow.losses.factory import make_loss
 from astraflow.losses.policy import LossInputs
-from astraflow.models.loading import export_tensors, host_tensor, load_causal_lm, torch_tensor
+from astraflow.models.loading import export_tensors, in_dtype, load_causal_lm
 from astraflow.protocols import HostTensor, StepResult
 from astraflow.trainer.backends import state_files
 from astraflow.trainer.backends.critic import load_critic
 from astraflow.trainer.backends.forward import Forward, LayoutTensors
 from astraflow.trainer.backends.frozen import load_frozen, vocab_size_of
+from astraflow.trainer.backends.lora import Lora
 from astraflow.trainer.backends.step_run import Minibatch, StepRun, joined
 from astraflow.trainer.columns import Columns, columns_from_samples, sample_name
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
@@ -59,6 +60,7 @@ class TorchBackend:
         self._device = _checked_device(backend.device)
         self._model = load_causal_lm(model_dir, dtype="float32", device=self._device)
         self._vocab_size = vocab_size_of(self._model)
+        self._lora = Lora.add_to(self._model, backend.lora, seed=seed) if backend.lora.rank else None
         self._forward = Forward(self._model, vocab_size=self._vocab_size, device=self._device)
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -104,10 +106,9 @@ class TorchBackend:
 
     def export(self) -> Sequence[HostTensor]:
         """Copies of the weights in host memory, in the dtype that the recipe publishes."""
-        tensors = export_tensors(self._model)
-        if self._backend.publish_dtype == "float32":
-            return tensors
-        return tuple(host_tensor(t.name, torch_tensor(t).to(torch.bfloat16)) for t in tensors)
+        if self._lora is not None:
+            return self._lora.export(publish=self._backend.lora.publish, dtype=self._backend.publish_dtype)
+        return in_dtype(export_tensors(self._model), self._backend.publish_dtype)
 
     def save(self, folder: Path) -> None:
         """Writes model, optimizer, random state and step into an existing folder."""

@@ -1,0 +1,96 @@
+"""LoRA on linear projections: `W x + scale * B A x`, of which only A and B are trained.
+
+The factors are parameters of the projection's own module, so that every other weight keeps its name. Source:
+Hu et al. 2021 (arXiv:2106.09685): A random, B zero, scale alpha / r.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from astraflow.errors import ConfigError
+from astraflow.models.adapters import merged, peft_names
+from astraflow.models.loading import DtypeName, export_tensors, host_tensor, in_dtype
+from astraflow.protocols import HostTensor
+from astraflow.trainer.config import LoraConfig
+
+__all__ = ["Lora"]
+
+_FACTORS = (".lora_A", ".lora_B")
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """The adapters of one model.
+
+    Example: `lora = Lora.add_to(model, LoraConfig(rank=8), seed=0)`, train `model`, then
+    `lora.export(publish="merged")`.
+    """
+
+    model: nn.Module
+    scale: float
+
+    @classmethod
+    def add_to(cls, model: nn.Module, config: LoraConfig, *, seed: int) -> "Lora":
+        """Freezes the model and gives its target projections factors.
+
+        Raises: ConfigError if the model has none of a target's name.
+        """
+        random = torch.Generator().manual_seed(seed)
+        model.requires_grad_(False)
+        lora = cls(model, config.alpha / config.rank)
+        by_name: dict[str, list[nn.Linear]] = {}
+        for name, linear in _projections(model):
+            by_name.setdefault(name.rsplit(".", 1)[-1], []).append(linear)
+        for target in config.targets:
+            if target not in by_name:
+                raise ConfigError(
+                    f'train.backend.lora.targets: the model has no projection "{target}" (choices: '
+                    f"{', '.join(sorted(by_name))})"
+                )
+            for linear in by_name[target]:
+                lora._adapt(linear, config.rank, random)
+        return lora
+
+    def export(self, *, publish: str, dtype: DtypeName) -> Sequence[HostTensor]:
+        """The weights as they are published: `merged`, or base and `adapters` under PEFT's names. `dtype` is
+        for the weights that are not trained."""
+        tensors = self._with_adapters(dtype)
+        return merged(tensors) if publish == "merged" else tensors
+
+    def _with_adapters(self, dtype: DtypeName) -> tuple[HostTensor, ...]:
+        base = [t for t in export_tensors(self.model) if not t.name.endswith(_FACTORS)]
+        tensors = [*in_dtype(base, dtype)]
+        for name, linear in _projections(self.model):
+            if "lora_A" in dict(linear.named_parameters()):
+                down, up = peft_names(f"{name}.weight")
+                tensors.append(host_tensor(down, _factor(linear, "lora_A")))
+                tensors.append(host_tensor(up, self.scale * _factor(linear, "lora_B")))
+        return tuple(tensors)
+
+    def _adapt(self, linear: nn.Linear, rank: int, random: torch.Generator) -> None:
+        device = linear.weight.device
+        bound = linear.in_features**-0.5
+        down = (2 * torch.rand(rank, linear.in_features, generator=random) - 1) * bound
+        linear.register_parameter("lora_A", nn.Parameter(down.to(device)))
+        linear.register_parameter(
+            "lora_B", nn.Parameter(torch.zeros(linear.out_features, rank, device=device))
+        )
+        linear.register_forward_hook(self._add)
+
+    def _add(self, linear: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        low = functional.linear(inputs[0], _factor(linear, "lora_A"))
+        return output + self.scale * functional.linear(low, _factor(linear, "lora_B"))
+
+
+def _projections(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+    return [(name, module) for name, module in modules if isinstance(module, nn.Linear)]
+
+
+def _factor(linear: nn.Module, name: str) -> Tensor:
+    return linear.get_parameter(name)
