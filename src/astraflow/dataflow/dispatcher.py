@@ -29,6 +29,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.liveness import Liveness
+from astraflow.dataflow.scaling import WaitShares
 from astraflow.dataflow.waiting import Topics, WaitList, waited
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import Wait
@@ -48,6 +49,7 @@ class Dispatcher:
         self.liveness = liveness
         self.topics = Topics()
         self.waits = WaitList()
+        self.shares = WaitShares()
         self.fatal = asyncio.Event()
         self.deadline_moved = asyncio.Event()
         """Set when something may be overdue earlier than `watched_until_s`."""

@@ -201,7 +201,8 @@ def _waits_text(state: ScreenState, now_s: float) -> Text:
     waits = state.status.waits if state.status else ()
     now_s = state.status.now_s if state.status else now_s
     parts = [f"{w.who} waits for {w.whom} ({w.what}, {max(now_s - w.since_s, 0):.1f} s)" for w in waits[:6]]
-    return Text("; ".join(parts) or "nobody waits", style="dim")
+    scaling = state.status.scaling.text if state.status else ""
+    return Text("; ".join(parts) or "nobody waits", style="dim").append(f"\n{scaling}" if scaling else "")
 
 
 def _services_text(state: ScreenState) -> Text:
