@@ -188,7 +188,7 @@ def _workers_table(state: ScreenState) -> Table:
     for worker in state.status.workers if state.status else ():
         versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
         table.add_row(
-            worker.name,
+            worker.name + (" (emulated)" if worker.engine == "paced" else ""),
             str(worker.num_leases),
             f"{worker.load.tokens_per_s:,.0f}",
             versions or "-",
