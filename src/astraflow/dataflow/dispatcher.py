@@ -154,15 +154,16 @@ class Dispatcher:
         wait_s: float,
         request: Request,
         wait: Callable[[], Wait] | None = None,
+        who: str = "",
     ) -> _FoundT | None:
-        """What `look` finds, asked again after each wake-up of the topic; None after `wait_s`, at the end of
-        the service, or if the caller hung up. `wait` is listed meanwhile."""
+        """What `look` finds, asked again after each wake-up of the topic, or of `who` alone; None after
+        `wait_s`, at the end of the service, or if the caller hung up. `wait` is listed meanwhile."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + clamped_wait_s(wait_s)
         hang_up: asyncio.Task[None] | None = None
         try:
             while True:
-                event = self.topics.next(topic)
+                event = self.topics.next(topic, who)
                 found = look()
                 if found is not None or self._is_stopping or self.core.state in {"finished", "failed"}:
                     return found

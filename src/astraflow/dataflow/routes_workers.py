@@ -121,7 +121,7 @@ class WorkerRoutes:
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
         self._note_share(worker_id, beat.load)
         if has_loaded:
-            self._dispatcher.topics.wake(("leases",))
+            self._dispatcher.topics.wake_one("leases", worker_id)
         reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
         self._note_end(worker_id)
         return item_response(reply, request)
@@ -162,7 +162,9 @@ class WorkerRoutes:
             whom = self._core.why_no_lease(served())
             return Wait(who=worker.name, whom=whom or "the tables", what="leases", since_s=since_s)
 
-        views = await self._dispatcher.poll("leases", look, wait_s=body.wait_s, wait=wait, request=request)
+        views = await self._dispatcher.poll(
+            "leases", look, wait_s=body.wait_s, wait=wait, request=request, who=worker.id
+        )
         leases = tuple(self._site.lookup.lease(view) for view in views or ())
         waits_for = "" if leases else self._core.why_no_lease(served())
         reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)

@@ -15,20 +15,28 @@ __all__ = ["Topics", "WaitList", "waited"]
 
 
 class Topics:
-    """One event a topic, replaced at each wake-up. Example: `event = topics.next("leases")`."""
+    """One event for each who waits for a topic, replaced at each wake-up.
+
+    Example: `event = topics.next("leases", "rollout-0")`.
+    """
 
     def __init__(self) -> None:
-        self._events: dict[str, asyncio.Event] = {}
+        self._events: dict[str, dict[str, asyncio.Event]] = {}
 
-    def next(self, topic: str) -> asyncio.Event:
-        """The event that the next wake-up of the topic sets."""
-        return self._events.setdefault(topic, asyncio.Event())
+    def next(self, topic: str, who: str = "") -> asyncio.Event:
+        """The event that the next wake-up of the topic sets, or one of `who` alone."""
+        return self._events.setdefault(topic, {}).setdefault(who, asyncio.Event())
 
     def wake(self, topics: Iterable[str]) -> None:
         """Wakes all who wait for these topics."""
         for topic in topics:
-            if (event := self._events.pop(topic, None)) is not None:
+            for event in self._events.pop(topic, {}).values():
                 event.set()
+
+    def wake_one(self, topic: str, who: str) -> None:
+        """Wakes one of those who wait: the news is about nobody else."""
+        if (event := self._events.get(topic, {}).pop(who, None)) is not None:
+            event.set()
 
     def wake_all(self) -> None:
         """Wakes everybody, at the end of the service."""

@@ -21,6 +21,16 @@ async def test_other_topics_do_not_wake() -> None:
     assert await waited(event, float("inf"))
 
 
+async def test_news_for_one_wakes_nobody_else() -> None:
+    topics = Topics()
+    mine, other = topics.next("leases", "w1"), topics.next("leases", "w2")
+    topics.wake_one("leases", "w1")
+    topics.wake_one("evals", "w1")
+    assert (mine.is_set(), other.is_set()) == (True, False)
+    topics.wake(["leases"])
+    assert other.is_set()
+
+
 def test_waits_are_listed_while_they_last_longest_first() -> None:
     waits = WaitList()
     late = Wait(who="b", whom="x", what="", since_s=2.0)
