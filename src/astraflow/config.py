@@ -29,6 +29,7 @@ __all__ = [
     "dump_yaml",
     "load_attr",
     "load_mapping",
+    "overridden",
     "parse_config",
 ]
 
@@ -222,6 +223,14 @@ def parse_config(
     except ValidationError as err:
         lines = [_explain(cast("JsonMap", e), config_type) for e in err.errors(include_url=False)]
         raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
+
+
+def overridden(config: _ConfigT, overrides: Sequence[str], *, where: str = "recipe") -> _ConfigT:
+    """The config with dotted overrides (`a.b=value`). Raises: ConfigError, as `parse_config`."""
+    mapping = cast("JsonMap", json.loads(config.model_dump_json()))
+    for dotted, value in map(_split_override, overrides):
+        _set_dotted(mapping, dotted, value)
+    return parse_config(cast("JsonMap", _name_uses(mapping)), type(config), where=where)
 
 
 def _with_default_names(mapping: Mapping[str, Any], config_type: type[Config]) -> JsonMap:

@@ -71,6 +71,7 @@ __all__ = [
     "RunState",
     "Sample",
     "Sampling",
+    "ScalingAdvice",
     "ServedVersions",
     "Session",
     "SessionRequest",
@@ -352,6 +353,8 @@ class Load(Item, frozen=True, kw_only=True):
     """What a rollout service does right now."""
 
     num_running: int = 0
+    num_slots: int = 0
+    """Episodes that it can run at once; 0: not told."""
     num_waiting: int = 0
     generated_tokens: int = 0
     """Since the service started; never falls."""
@@ -748,6 +751,20 @@ class Wait(Item, frozen=True, kw_only=True):
     since_s: float
 
 
+class ScalingAdvice(Item, frozen=True, kw_only=True):
+    """How many rollout services the run could use, from who waited for whom in the last minutes."""
+
+    trainer_wait_frac: dict[str, float] = {}
+    """Policy -> share of its trainer's time without a batch; empty while too little was seen."""
+    rollout_wait_frac: float = 0.0
+    """Share of the services' slots that were empty because a trainer had to take a batch first."""
+    num_services: int = 0
+    missing_services: int = 0
+    """Negative: too many."""
+    text: str = ""
+    """The advice in words."""
+
+
 class WorkerStatus(Item, frozen=True, kw_only=True):
     """One rollout service as the dataflow sees it."""
 
@@ -797,6 +814,7 @@ class StatusReply(Item, frozen=True, kw_only=True):
     curation: tuple[MetricItem, ...] = ()
     """Tasks selected and passed over since the start, by curator and reason; empty for a plain order."""
     pushed: PushedTasks = PushedTasks()
+    scaling: ScalingAdvice = ScalingAdvice()
 
 
 class StepRecord(Item, frozen=True, kw_only=True):

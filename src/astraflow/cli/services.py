@@ -80,6 +80,14 @@ def train(
 
 def join(
     url: Annotated[str, typer.Argument(help="Base URL of a dataflow.", metavar="URL")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What is different on this machine, e.g. rollout.engine.device=cuda:0",
+            metavar="[rollout.a=value]...",
+        ),
+    ] = None,
+    *,
     name: Annotated[str, typer.Option("--name", help="Name of this service. Default: the host's.")] = "",
     token_file: _TokenFile = None,
     allow: Annotated[
@@ -89,7 +97,6 @@ def join(
     cache: Annotated[
         Path | None, typer.Option("--cache", help="Folder for model files. Default: a temporary one.")
     ] = None,
-    *,
     ca_file: CaFile = None,
     peer: Annotated[
         str,
@@ -115,6 +122,7 @@ def join(
         allow=tuple(allow or ()),
         cache=cache,
         peer=peer,
+        overrides=tuple(overrides or ()),
     )
     _run(name or "rollout", main)
 

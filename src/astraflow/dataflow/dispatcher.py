@@ -30,6 +30,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.liveness import Liveness
+from astraflow.dataflow.scaling import WaitShares
 from astraflow.dataflow.waiting import Line, Topics, WaitList, waited
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import Wait
@@ -51,6 +52,7 @@ class Dispatcher:
         self.line = Line()
         """Who waits for leases."""
         self.waits = WaitList()
+        self.shares = WaitShares()
         self.fatal = asyncio.Event()
         self.deadline_moved = asyncio.Event()
         """Set when something may be overdue earlier than `watched_until_s`."""

@@ -55,6 +55,13 @@ def _lines(status: StatusReply, num_records: int) -> Iterator[str]:
     yield from _family("policy_groups", "gauge", "Groups drawn, by how they ended.", fates)
     chosen: list[_Row] = [({"what": item.name}, item.value) for item in status.curation]
     yield from _family("curation", "gauge", "What the curators did: tasks selected and passed over.", chosen)
+    scaling = status.scaling
+    waited: list[_Row] = [({"policy": name}, share) for name, share in scaling.trainer_wait_frac.items()]
+    yield from _family("trainer_wait_frac", "gauge", "Share of a trainer's time without a batch.", waited)
+    text = "Share of the rollout slots that were empty because a trainer had to take a batch first."
+    yield from _family("rollout_wait_frac", "gauge", text, [({}, scaling.rollout_wait_frac)])
+    text = "Rollout services that the wait shares call for; negative: too many."
+    yield from _family("missing_services", "gauge", text, [({}, scaling.missing_services)])
     for name, kind, text, worker_figure in _WORKER_FIGURES:
         rows = [
             ({"worker": worker.name, "id": worker.id}, worker_figure(worker, status.now_s))

@@ -46,6 +46,7 @@ class TrainerRoutes:
             raise WireError(f"{who}: durable_step {body.durable_step} is negative")
         command = AttachTrainer(policy=policy, trainer_id=body.trainer_id, durable_step=body.durable_step)
         session = self._dispatcher.apply(command).answer
+        self._dispatcher.shares.attached(policy, time.time())
         await self._dispatcher.settled()
         return item_response(session, request)
 
@@ -109,6 +110,8 @@ class TrainerRoutes:
         )
         self._dispatcher.apply(command)
         self._dispatcher.journal.note_spans(f"trainer {policy}", body.spans)
+        waited_s = sum(span.end_s - span.start_s for span in body.spans if span.kind == "wait:dataflow")
+        self._dispatcher.shares.committed(policy, waited_s=max(0.0, waited_s), now_s=time.time())
         await self._dispatcher.settled()
         return Response(status_code=204)
 

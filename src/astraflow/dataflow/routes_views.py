@@ -150,6 +150,15 @@ class ViewRoutes:
         )
         waits = self._core.waits()
         known = {wait.who for wait in waits}
+        waiting = {
+            policy: wait.since_s
+            for wait in waits
+            for policy in self._site.trained
+            if wait.who == f"trainer {policy}" and wait.whom == "rollout"
+        }
+        scaling = self._dispatcher.shares.advice(
+            time.time(), waiting, [worker.id for worker in workers if not worker.is_draining]
+        )
         parked = tuple(wait for wait in self._dispatcher.waits.current() if wait.who not in known)
         return StatusReply(
             name=self._site.run_info.name,
@@ -161,4 +170,5 @@ class ViewRoutes:
             waits=waits + parked,
             curation=self._core.curation(),
             pushed=self._core.pushed,
+            scaling=scaling,
         )

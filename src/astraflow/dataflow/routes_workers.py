@@ -36,6 +36,7 @@ from astraflow.types import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    Load,
     PushTasks,
     Receipts,
     RegisterWorker,
@@ -118,6 +119,7 @@ class WorkerRoutes:
         has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
         self._liveness.beat(worker_id, live, beat.load, asyncio.get_running_loop().time())
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
+        self._note_share(worker_id, beat.load)
         if has_loaded:
             self._dispatcher.line.stir(worker_id)
         reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
@@ -218,6 +220,16 @@ class WorkerRoutes:
             self._dispatcher.apply(ExpireLeases(lease_ids=lost))
             self._liveness.end(lost)
         return lambda: self._newest_ask.get(body.worker_id) is me
+
+    def _note_share(self, worker_id: str, load: Load) -> None:
+        """How much of the service is idle, and whether a trainer keeps it so."""
+        if load.num_slots > 0:
+            self._dispatcher.shares.beat(
+                worker_id,
+                free_frac=max(0.0, 1 - load.num_running / load.num_slots),
+                is_held_back=self._core.why_no_lease(load.versions).startswith("trainer: "),
+                now_s=time.time(),
+            )
 
     def _note_end(self, worker_id: str) -> None:
         """The service is about to read the run's state."""

@@ -51,6 +51,9 @@ def summary_table(summary: Summary) -> Table:
     table = Table(title=f"{summary.name}: {summary.state}", show_header=False, title_justify="left")
     table.add_column(style="dim")
     table.add_column()
+    if summary.time_scale:
+        text = f"models are not real; {summary.time_scale:g} emulated seconds pass in one of the clock"
+        table.add_row("[bold]EMULATED[/bold]", text)
     for policy in summary.policies:
         for eval_set, before in policy.heldout_before.items():
             after = policy.heldout_after[eval_set]

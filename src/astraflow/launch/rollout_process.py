@@ -10,17 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from astraflow.config import parse_config
+from astraflow.config import overridden, parse_config
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import code_fingerprint
 from astraflow.launch.program import network_modules
+from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.serve import run_rollout
 from astraflow.service import ServiceClient
 from astraflow.types import Fingerprints, RunInfo
 
-__all__ = ["check_allowed", "recipe_of", "run_rollout_service"]
+__all__ = ["check_allowed", "own_rollout", "recipe_of", "run_rollout_service"]
 
 
 async def run_rollout_service(
@@ -32,8 +33,11 @@ async def run_rollout_service(
     allow: tuple[str, ...],
     cache: Path | None,
     peer: str = "",
+    overrides: tuple[str, ...] = (),
 ) -> int:
     """Serves the run at `url` until it ends or `stop`, and its weights to others at the address `peer`.
+
+    `overrides` say how this service differs from the run's `rollout` section.
 
     Raises: ConfigError if the run names a module that `allow` does not; RefusedError if it takes no service
     like this one; UnavailableError if nobody answers.
@@ -51,7 +55,7 @@ async def run_rollout_service(
                 run_info=info,
                 tasks=recipe.tasks.without_curators,
                 workflow=recipe.workflow,
-                rollout=recipe.rollout,
+                rollout=own_rollout(recipe, overrides),
                 cache_dir=folder,
                 name=name or socket.gethostname(),
                 eval_temperature=recipe.eval.temperature,
@@ -68,6 +72,20 @@ async def run_rollout_service(
 def recipe_of(info: RunInfo, url: str) -> Recipe:
     """The recipe that a run hands to those who join."""
     return parse_config(msgspec.json.decode(info.recipe), Recipe, where=f"the recipe of {url}")
+
+
+def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
+    """The `rollout` section of a service on hardware of its own.
+
+    Raises: ConfigError for any other section.
+    """
+    foreign = [text for text in overrides if not text.startswith("rollout.")]
+    if foreign:
+        raise ConfigError(
+            f"{foreign[0]} is not the service's own to change: only rollout.* may differ from the run's "
+            "recipe"
+        )
+    return overridden(recipe, overrides, where="astraflow join").rollout
 
 
 def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:

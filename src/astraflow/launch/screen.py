@@ -188,7 +188,7 @@ def _workers_table(state: ScreenState) -> Table:
     for worker in state.status.workers if state.status else ():
         versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
         table.add_row(
-            worker.name,
+            worker.name + (" (emulated)" if worker.engine == "paced" else ""),
             str(worker.num_leases),
             f"{worker.load.tokens_per_s:,.0f}",
             versions or "-",
@@ -201,7 +201,8 @@ def _waits_text(state: ScreenState, now_s: float) -> Text:
     waits = state.status.waits if state.status else ()
     now_s = state.status.now_s if state.status else now_s
     parts = [f"{w.who} waits for {w.whom} ({w.what}, {max(now_s - w.since_s, 0):.1f} s)" for w in waits[:6]]
-    return Text("; ".join(parts) or "nobody waits", style="dim")
+    scaling = state.status.scaling.text if state.status else ""
+    return Text("; ".join(parts) or "nobody waits", style="dim").append(f"\n{scaling}" if scaling else "")
 
 
 def _services_text(state: ScreenState) -> Text:

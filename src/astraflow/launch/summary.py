@@ -79,6 +79,8 @@ class Summary(Item, frozen=True, kw_only=True):
     audit_problems: tuple[str, ...]
     policies: tuple[PolicySummary, ...]
     waits: tuple[WaitShare, ...]
+    time_scale: float = 0.0
+    """Emulated seconds in a second of the wall clock, where models are emulated; 0: nothing is."""
 
 
 def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
@@ -112,6 +114,7 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
         audit_problems=report.problems,
         policies=policies,
         waits=_waits(figures.waits_s, rl_wall_s),
+        time_scale=recipe.time_scale,
     )
 
 

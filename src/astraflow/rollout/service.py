@@ -332,6 +332,7 @@ class RolloutService:
         host_waits = next((host.waits_for for host in self._hosts.values() if host.waits_for), "")
         return Load(
             num_running=len(self._running),
+            num_slots=self._config.max_episodes,
             num_waiting=sum(capacity.num_waiting for capacity in capacities),
             generated_tokens=generated,
             tokens_per_s=speed,

@@ -9,7 +9,8 @@ from astraflow.config import Use
 from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import code_fingerprint, fingerprints, run_info, run_plan, uses
-from astraflow.launch.rollout_process import check_allowed, recipe_of
+from astraflow.launch.rollout_process import check_allowed, own_rollout, recipe_of
+from astraflow.rollout.config import TorchEngineConfig
 
 
 def make_recipe(folder: Path, **changes: object) -> Recipe:
@@ -84,3 +85,17 @@ def test_code_of_the_network_must_be_allowed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"imports my_agents here.*--allow my_agents"):
         check_allowed(recipe, ("other",))
     check_allowed(recipe, ("my_agents",))
+
+
+def test_a_joining_service_may_differ_in_its_rollout_section_only(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    mine = own_rollout(recipe, ("rollout.engine.device=cuda:0", "rollout.max_episodes=7"))
+    assert isinstance(mine.engine, TorchEngineConfig)
+    assert (mine.engine.device, mine.max_episodes) == ("cuda:0", 7)
+    assert own_rollout(recipe, ()) == recipe.rollout
+    other = own_rollout(recipe, ("rollout.engine={use: 'my_agents:engine', args: {speed: 2}}",))
+    assert isinstance(other.engine, Use)
+    with pytest.raises(ConfigError, match=r"seed=3 is not the service's own to change: only rollout\.\*"):
+        own_rollout(recipe, ("rollout.services=1", "seed=3"))
+    with pytest.raises(ConfigError, match="num_slot"):
+        own_rollout(recipe, ("rollout.engine.num_slot=3",))

@@ -1,0 +1,68 @@
+"""One rollout service of `elastic.py`: `astraflow join` with a speed and a way to the publisher of its own.
+
+Its only argument is a JSON object: `url`, `name`, `cache` (folder), `engine` (what differs from the
+recipe's), `routes` (announced URL -> the one to use).
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from astraflow.config import parse_config
+from astraflow.dataflow.client import DataflowClient
+from astraflow.launch.config import Recipe
+from astraflow.rollout.serve import run_rollout
+from astraflow.service import ServiceClient, run_service
+from astraflow.types import Manifest, VersionsReply
+
+
+class Rerouted(DataflowClient):
+    """Takes other ways to the sources of weights than those that their publishers announce."""
+
+    def __init__(self, client: ServiceClient, routes: dict[str, str]) -> None:
+        super().__init__(client)
+        self._routes = routes
+
+    async def versions(self, policy: str, *, after: int, wait_s: float = 25.0) -> VersionsReply:
+        """As the dataflow says, but for the sources."""
+        reply = await super().versions(policy, after=after, wait_s=wait_s)
+        return msgspec.structs.replace(reply, manifests=tuple(self._rerouted(m) for m in reply.manifests))
+
+    def _rerouted(self, manifest: Manifest) -> Manifest:
+        sources = tuple(
+            msgspec.structs.replace(source, url=self._routes.get(source.url.rstrip("/"), source.url))
+            for source in manifest.sources
+        )
+        return msgspec.structs.replace(manifest, sources=sources)
+
+
+async def serve(stop: asyncio.Event, settings: dict[str, Any]) -> None:
+    """Serves until the run ends or `stop`."""
+    client = ServiceClient(settings["url"])
+    try:
+        link = Rerouted(client, settings["routes"])
+        info = await link.run()
+        recipe = msgspec.json.decode(info.recipe)
+        recipe["rollout"]["engine"] |= settings["engine"]
+        parsed = parse_config(recipe, Recipe)
+        await run_rollout(
+            link,
+            stop,
+            run_info=info,
+            tasks=parsed.tasks.without_curators,
+            workflow=parsed.workflow,
+            rollout=parsed.rollout,
+            cache_dir=Path(settings["cache"]),
+            name=settings["name"],
+        )
+    finally:
+        await client.close()
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    sys.exit(run_service(lambda stop: serve(stop, given), name=given["name"]))

@@ -1,0 +1,126 @@
+"""A TCP proxy that makes a link of loopback connections: a delay each way, a bandwidth that all share."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["Link", "ShapedLink"]
+
+_READ_BYTES = 65_536
+_BURST_S = 0.005
+"""What the token bucket holds: finer than that, an event loop's timers do not go."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a link is like; the delay holds for each direction, so that a round trip takes twice as long."""
+
+    delay_s: float
+    bits_per_s: float
+
+
+class _Direction:
+    """A token bucket of one direction of a link, shared by all its connections."""
+
+    def __init__(self, link: Link) -> None:
+        self._bytes_per_s = link.bits_per_s / 8
+        self._free_at_s = 0.0
+        self.num_bytes = 0
+
+    async def take(self, num_bytes: int) -> None:
+        """Waits until the link has room for this much."""
+        loop = asyncio.get_running_loop()
+        self._free_at_s = max(self._free_at_s, loop.time()) + num_bytes / self._bytes_per_s
+        self.num_bytes += num_bytes
+        if (ahead_s := self._free_at_s - loop.time()) > _BURST_S:
+            await asyncio.sleep(ahead_s)
+
+
+class ShapedLink:
+    """Example: `link = ShapedLink(Link(0.15, 50e6))`, then `url = await link.to("127.0.0.1", 8000)`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._up, self._down = _Direction(link), _Direction(link)
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Bytes that went up and down."""
+        return self._up.num_bytes, self._down.num_bytes
+
+    async def to(self, host: str, port: int) -> str:
+        """Opens a way to a server through this link. Returns: its base URL."""
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._join(reader, writer, host, port))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        self._servers.append(server)
+        return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Cuts it."""
+        for server in self._servers:
+            server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _join(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int
+    ) -> None:
+        await asyncio.sleep(2 * self._link.delay_s)  # the handshake's round trip
+        try:
+            up_reader, up_writer = await asyncio.open_connection(host, port)
+        except OSError:
+            writer.transport.abort()
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._carry(group, reader, up_writer, self._up)
+                self._carry(group, up_reader, writer, self._down)
+        except* OSError:
+            pass
+        finally:
+            writer.transport.abort()
+            up_writer.transport.abort()
+
+    def _carry(
+        self,
+        group: asyncio.TaskGroup,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        way: _Direction,
+    ) -> None:
+        """Bytes leave in order, each `delay_s` after the link had room for it; so does the end."""
+        under_way: deque[tuple[float, bytes]] = deque()
+        arrived = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def take_in() -> None:
+            data = b"-"
+            while data:
+                data = await reader.read(_READ_BYTES)
+                await way.take(len(data))
+                under_way.append((loop.time() + self._link.delay_s, data))
+                arrived.set()
+
+        async def give_out() -> None:
+            while True:
+                while not under_way:
+                    arrived.clear()
+                    await arrived.wait()
+                due_s, data = under_way.popleft()
+                await asyncio.sleep(due_s - loop.time())
+                if not data:
+                    raise ConnectionResetError("one end closed")
+                writer.write(data)
+                await writer.drain()
+
+        group.create_task(take_in())
+        group.create_task(give_out())

@@ -1,0 +1,132 @@
+"""How many rollout services a run could use: advice from who waited for whom lately.
+
+Passive: the time is an argument, in seconds of one clock; the service layer tells what happens. Soft state,
+not journaled: after a restart the shares build up anew. Nothing acts on the advice.
+
+- A trainer's wait share is its time waiting for batches over all of its time, of the steps committed in the
+  window, and of the wait that goes on now. Its step rate is that of the pool then: with `w` waited, the pool
+  of `n` services makes `1 - w` of what the trainer could train, so `n * w / (1 - w)` more would fill it.
+- The pool's wait share is the share of its slots (`rollout.max_episodes` of each service) that are empty
+  because no group may begin before a trainer takes a batch. With a share `r` empty, `n * r` are too many.
+
+Where both wait, they take turns, as the staleness bound tells them to: services change little then.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping
+
+from astraflow.types import ScalingAdvice
+
+__all__ = ["WaitShares"]
+
+_WINDOW_S = 300.0
+"""Minutes: long enough for several steps of most runs, short enough to follow a pool that changes."""
+_BALANCED_FRAC = 0.05
+"""Shares below this are the ordinary jitter of steps."""
+_TOO_EARLY_S = 30.0
+"""With less than this in the window, there is no advice."""
+
+
+class _Share:
+    """The mean of a value over the last `_WINDOW_S`, weighted by time."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[float, float, float]] = deque()
+        """(end, length, value) of each stretch of time."""
+
+    def add(self, now_s: float, length_s: float, value: float) -> None:
+        """The value was this for `length_s` until now."""
+        if length_s > 0:
+            self._parts.append((now_s, length_s, value))
+        while self._parts and self._parts[0][0] < now_s - _WINDOW_S:
+            self._parts.popleft()
+
+    def totals(self, now_s: float) -> tuple[float, float]:
+        """(seconds that are known, value times seconds), within the window."""
+        recent = [(length, value) for end, length, value in self._parts if end >= now_s - _WINDOW_S]
+        return sum(length for length, _ in recent), sum(length * value for length, value in recent)
+
+
+class WaitShares:
+    """Example: `shares.committed("actor", waited_s=2.2, now_s=10.0)`, then `shares.advice(11.0, {}, ids)`."""
+
+    def __init__(self) -> None:
+        self._trainers: dict[str, _Share] = {}
+        self._last_commit_s: dict[str, float] = {}
+        self._services: dict[str, _Share] = {}
+        self._last_beat_s: dict[str, float] = {}
+
+    def attached(self, policy: str, now_s: float) -> None:
+        """A trainer begins a session; what came before is no wait of its own."""
+        self._last_commit_s[policy] = now_s
+
+    def committed(self, policy: str, *, waited_s: float, now_s: float) -> None:
+        """A trainer committed a step, for whose batch it waited so long."""
+        length_s = now_s - self._last_commit_s.get(policy, now_s)
+        self._last_commit_s[policy] = now_s
+        share = self._trainers.setdefault(policy, _Share())
+        share.add(now_s, length_s, min(1.0, waited_s / length_s) if length_s > 0 else 0.0)
+
+    def beat(self, service: str, *, free_frac: float, is_held_back: bool, now_s: float) -> None:
+        """A rollout service's heartbeat: what share of its slots is free, and whether it is because no group
+        may begin."""
+        length_s = now_s - self._last_beat_s.get(service, now_s)
+        self._last_beat_s[service] = now_s
+        share = self._services.setdefault(service, _Share())
+        share.add(now_s, length_s, free_frac if is_held_back else 0.0)
+
+    def advice(
+        self, now_s: float, waiting_since_s: Mapping[str, float], services: Collection[str]
+    ) -> ScalingAdvice:
+        """What the shares say.
+
+        `waiting_since_s`: the trainers that wait for a batch now; `services`: those that are still there, all
+        others are forgotten.
+        """
+        for gone in self._services.keys() - set(services):
+            del self._services[gone], self._last_beat_s[gone]
+        trainers: dict[str, float] = {}
+        for policy in self._last_commit_s:
+            known_s, waited_s = self._trainers.setdefault(policy, _Share()).totals(now_s)
+            if policy in waiting_since_s:
+                ongoing_s = now_s - max(waiting_since_s[policy], self._last_commit_s[policy])
+                known_s, waited_s = known_s + max(0.0, ongoing_s), waited_s + max(0.0, ongoing_s)
+            if known_s >= _TOO_EARLY_S:
+                trainers[policy] = waited_s / known_s
+        parts = [share.totals(now_s) for share in self._services.values()]
+        known_s = sum(known for known, _ in parts)
+        rollout = sum(free for _, free in parts) / known_s if known_s >= _TOO_EARLY_S else 0.0
+        return _advice(trainers, rollout, len(services))
+
+
+def _advice(trainers: dict[str, float], rollout: float, num_services: int) -> ScalingAdvice:
+    policy = max(trainers, key=lambda name: trainers[name], default="")
+    waited = trainers.get(policy, 0.0)
+    who = f"trainer {policy} waits {waited:.0%}" if len(trainers) > 1 else f"trainer waits {waited:.0%}"
+    missing, text = 0, ""
+    if not trainers or not num_services:
+        text = "no advice yet: too little was seen"
+    elif waited >= _BALANCED_FRAC and rollout >= _BALANCED_FRAC:
+        text = (
+            f"{who}, rollouts wait {rollout:.0%}: they take turns; a larger max_staleness lets them overlap"
+        )
+    elif waited >= _BALANCED_FRAC:
+        missing = max(1, math.ceil(num_services * waited / max(1 - waited, 1e-3) - 0.5))
+        text = f"{who}: about {missing} more {_services(missing)}"
+    elif rollout >= _BALANCED_FRAC and num_services * rollout >= 1:
+        missing = -min(num_services - 1, math.floor(num_services * rollout))
+        text = f"rollouts wait {rollout:.0%}: {-missing} {_services(-missing)} too many"
+    if not text:
+        text = f"balanced: {who}, rollouts wait {rollout:.0%}"
+    return ScalingAdvice(
+        trainer_wait_frac=trainers,
+        rollout_wait_frac=rollout,
+        num_services=num_services,
+        missing_services=missing,
+        text=text,
+    )
+
+
+def _services(count: int) -> str:
+    return "service" if count == 1 else "services"
