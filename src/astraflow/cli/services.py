@@ -15,7 +15,7 @@ import typer
 
 from astraflow.errors import ConfigError, DataError, RefusedError, VersionMismatchError
 
-__all__ = ["join", "publish", "serve", "train"]
+__all__ = ["join", "publish", "serve", "token_of", "train"]
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
@@ -45,7 +45,7 @@ def publish(
     from astraflow.launch.publisher_process import run_policy_publisher
 
     main = partial(
-        run_policy_publisher, run_dir=run_dir, policy=policy, port=port, url=url, token=_token(None)
+        run_policy_publisher, run_dir=run_dir, policy=policy, port=port, url=url, token=token_of(None)
     )
     _run(f"publisher-{policy}", main)
 
@@ -60,7 +60,7 @@ def train(
     """Run the trainer of a policy."""
     from astraflow.launch.trainer_process import run_policy_trainer
 
-    links = {"url": url, "publisher_url": publisher, "token": _token(token_file)}
+    links = {"url": url, "publisher_url": publisher, "token": token_of(token_file)}
     _run(f"trainer-{policy}", partial(run_policy_trainer, run_dir=run_dir, policy=policy, **links))
 
 
@@ -88,7 +88,7 @@ def join(
     """Join a run with a rollout service: without --peer it needs outbound connections only."""
     from astraflow.launch.rollout_process import run_rollout_service
 
-    token = _token(token_file)
+    token = token_of(token_file)
     main = partial(
         run_rollout_service,
         url=url,
@@ -135,7 +135,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _token(token_file: Path | None) -> str:
+def token_of(token_file: Path | None) -> str:
     """The token of a file, or of the environment; never an argument, which others could read."""
     from astraflow.launch.program import TOKEN_VARIABLE
 
