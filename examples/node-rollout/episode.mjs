@@ -30,7 +30,8 @@ export function episode({ task, seed, kind }, { model, vocab }, { policy, versio
     turns: [{ start, end: ids.length, reward }],
   }; // prettier-ignore
   const messages = [{ role: "user", content: task.prompt }, { role: "assistant", content: said }];
-  return { type: "episode", trajectories: kind === "eval" ? [] : [trajectory], score: reward, messages };
+  const trajectories = kind === "eval" ? [] : [trajectory];
+  return { outcome: { type: "episode", trajectories, score: reward, messages }, numTokens: ids.length - start };
 }
 
 function dice(seed) {

@@ -32,7 +32,7 @@ const policy = run.policies.find((known) => known.is_trained);
 const evalTemperature = JSON.parse(run.recipe).eval?.temperature ?? 1;
 const models = new Map(); // version -> {model, tokenizer}
 const held = new Set(); // leases without a receipt
-let [me, joining, newest, pinned, isLeaving] = [null, null, -1, [], false];
+let [me, joining, newest, pinned, isLeaving, numTokens] = [null, null, -1, [], false, 0];
 
 /** Registers; those who come meanwhile wait for the same answer. */
 function join() {
@@ -88,7 +88,7 @@ function served() {
 
 async function beat() {
   for (;; await sleep(1000 * me.heartbeat_s)) {
-    const load = { num_running: held.size, versions: served() };
+    const load = { num_running: held.size, versions: served(), generated_tokens: numTokens };
     const reply = await ask("/v1/workers/{id}/heartbeat", () => ({ lease_ids: [...held], load }));
     isLeaving ||= reply.is_draining;
     if (isLeaving) await goodbye();
@@ -101,7 +101,9 @@ function outcome(lease) {
   const served = models.get(version);
   if (!served) return { type: "failure", error_class: "NotServed", message: `version ${version} is not here` };
   const temperature = lease.kind === "eval" ? evalTemperature : policy.sampling.temperature;
-  return episode(lease, served, { policy, version, temperature });
+  const made = episode(lease, served, { policy, version, temperature });
+  numTokens += made.numTokens;
+  return made.outcome;
 }
 
 async function goodbye() {
