@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import astraflow
+from astraflow.cli.conformance import conformance
 from astraflow.cli.doctor import doctor
 from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.models import models
@@ -48,6 +49,7 @@ app.command("doctor")(doctor)
 app.command("eval")(evaluate)
 app.command("export")(export)
 app.add_typer(models, name="model")
+app.add_typer(conformance, name="conformance")
 app.command("join", rich_help_panel="Single services")(join)
 app.command("serve", rich_help_panel="Single services")(serve)
 app.command("publish", rich_help_panel="Single services")(publish)

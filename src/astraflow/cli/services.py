@@ -15,7 +15,7 @@ import typer
 
 from astraflow.errors import ConfigError, DataError, RefusedError, VersionMismatchError
 
-__all__ = ["CaFile", "join", "publish", "serve", "train", "trust"]
+__all__ = ["CaFile", "join", "publish", "serve", "token_of", "train", "trust"]
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
@@ -56,7 +56,7 @@ def publish(
     from astraflow.launch.publisher_process import run_policy_publisher
 
     main = partial(
-        run_policy_publisher, run_dir=run_dir, policy=policy, port=port, url=url, token=_token(None)
+        run_policy_publisher, run_dir=run_dir, policy=policy, port=port, url=url, token=token_of(None)
     )
     _run(f"publisher-{policy}", main)
 
@@ -74,7 +74,7 @@ def train(
     trust(ca_file)
     from astraflow.launch.trainer_process import run_policy_trainer
 
-    links = {"url": url, "publisher_url": publisher, "token": _token(token_file)}
+    links = {"url": url, "publisher_url": publisher, "token": token_of(token_file)}
     _run(f"trainer-{policy}", partial(run_policy_trainer, run_dir=run_dir, policy=policy, **links))
 
 
@@ -113,7 +113,7 @@ def join(
     trust(ca_file)
     from astraflow.launch.rollout_process import run_rollout_service
 
-    token = _token(token_file)
+    token = token_of(token_file)
     main = partial(
         run_rollout_service,
         url=url,
@@ -174,7 +174,7 @@ def trust(ca_file: Path | None) -> None:
         os.environ[CA_VARIABLE] = str(ca_file.resolve())
 
 
-def _token(token_file: Path | None) -> str:
+def token_of(token_file: Path | None) -> str:
     """The token of a file, or of the environment; never an argument, which others could read."""
     from astraflow.launch.program import TOKEN_VARIABLE
 

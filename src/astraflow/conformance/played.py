@@ -19,6 +19,9 @@ from astraflow.service import error_response
 
 __all__ = ["Played", "bad_gateway"]
 
+_START_FACTOR = 4.0
+"""Importing an engine's libraries and loading its first weights takes longer than anything afterwards."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -106,10 +109,15 @@ class Played:
             return bool(condition())
         return True
 
-    async def expect(self, rule: str, condition: Callable[[], object], what: str) -> None:
-        """Waits for what the rule asks for. Raises: BrokenError if it does not come within the patience."""
-        began_s = time.monotonic()
-        if not await self.until(condition, wait_s=self.patience_s):
+    async def expect(
+        self, rule: str, condition: Callable[[], object], what: str, *, is_start: bool = False
+    ) -> None:
+        """Waits for what the rule asks for; several times as long while a service starts.
+
+        Raises: BrokenError if it does not come within the patience.
+        """
+        began_s, factor = time.monotonic(), _START_FACTOR if is_start else 1.0
+        if not await self.until(condition, wait_s=factor * self.patience_s):
             waited_s = time.monotonic() - began_s
             detail = f"{what}: not within {waited_s:.0f} s"
             self.checks.broke(rule, detail)

@@ -148,12 +148,13 @@ class RolloutKit:
             )
         return leases
 
-    async def _served(self, rule: str, version: int) -> None:
+    async def _served(self, rule: str, version: int, *, is_start: bool = False) -> None:
         """Waits until the service says that it serves a version this new."""
         await self._dataflow.expect(
             rule,
             lambda: max(self._dataflow.served.get(self._policy, ()), default=-1) >= version,
-            f"version {version} is not served",
+            f"it serves version {version}",
+            is_start=is_start,
         )
 
     async def _answered(self, rule: str, leases: Sequence[Lease]) -> None:
@@ -171,9 +172,9 @@ class RolloutKit:
 
     async def _joins(self) -> None:
         dataflow = self._dataflow
-        await dataflow.expect("W1", lambda: dataflow.worker_id, "it registers")
-        is_late = self._checks.is_broken("W7")
-        await self._served("W1", 0 if is_late else dataflow.newest(self._policy) - 1)
+        await dataflow.expect("W1", lambda: dataflow.worker_id, "it registers", is_start=True)
+        wanted = 0 if self._checks.is_broken("W7") else dataflow.newest(self._policy) - 1
+        await self._served("W1", wanted, is_start=True)
 
     async def _runs(self) -> None:
         leases = self._leases(_NUM_LEASES)

@@ -226,13 +226,14 @@ class PlayedDataflow(Played):
         return (bool(self.offered) and self._is_fit()) or self.lost["leases"] > 0
 
     def _is_fit(self) -> bool:
-        """Whether the service may have training leases, by what it said last; one that does not keep up is
-        told of that alone."""
+        """Whether the service may have training leases, by what it said last. Versions that cannot be had do
+        not count; one that does not keep up is told of that alone."""
         if self.checks.is_broken("W7"):
             return True
         for name, policy in self.policies.items():
-            versions = self.served.get(name, ())
-            if policy.is_trained and max(versions, default=-1) < max(0, self.newest(name) - policy.max_lag):
+            good = [m.version for m in self.manifests[name] if (name, m.version) not in self.bad]
+            oldest = max(0, max(good, default=-1) - policy.max_lag)
+            if policy.is_trained and max(self.served.get(name, ()), default=-1) < oldest:
                 return False
         return True
 

@@ -68,8 +68,8 @@ class TrainerKit:
     async def _begins(self) -> None:
         """A session, its first version, no batch yet, then one step."""
         run = self._run
-        await run.expect("T1", lambda: run.num_sessions, "it opens a session")
-        await run.expect("T4", lambda: run.newest >= 0, "its first version")
+        await run.expect("T1", lambda: run.num_sessions, "it opens a session", is_start=True)
+        await run.expect("T4", lambda: run.newest >= 0, "its first version", is_start=True)
         await run.expect("T8", lambda: run.asked, "it asks for its first batch")
         await run.expect(
             "T9", lambda: run.asked.count(run.asked[0]) > 2, "it asks again for a batch that is not there"
@@ -91,7 +91,8 @@ class TrainerKit:
         num_before, newest = run.num_sessions, run.newest
         run.asked.clear()
         await self._candidate.start()
-        await run.expect("T15", lambda: run.num_sessions > num_before, "it opens a session after a crash")
+        restarted = "it opens a session after a crash"
+        await run.expect("T15", lambda: run.num_sessions > num_before, restarted, is_start=True)
         await run.expect("T15", lambda: run.newest > newest, "it publishes what it loaded")
         if run.num["release"] == 0:
             self._checks.skip("T14", f"it released nothing within {_CRASH_AT} steps")
@@ -112,7 +113,7 @@ class TrainerKit:
         detail = "it opened another session instead of stopping"
         self._checks.that("T13", run.num_sessions == num_before, detail)
         await self._candidate.start()
-        await run.expect("T1", lambda: run.num_sessions > num_before, "it opens a session")
+        await run.expect("T1", lambda: run.num_sessions > num_before, "it opens a session", is_start=True)
 
     async def _ends(self) -> None:
         """All steps are done."""
