@@ -19,6 +19,10 @@ _TORCH_LIBRARIES = (
 )
 
 
+_TOKENIZER_LIBRARY = "transformers.models.auto.tokenization_auto"
+"""What a renderer needs, whatever generates."""
+
+
 def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
     """An engine that serves `snapshot`.
 
@@ -45,5 +49,6 @@ def preload(config: EngineConfig) -> None:
 
     May run in a thread.
     """
-    for name in _TORCH_LIBRARIES if isinstance(config, TorchEngineConfig) else ():
+    libraries = () if isinstance(config, Use) else (_TOKENIZER_LIBRARY,)
+    for name in _TORCH_LIBRARIES if isinstance(config, TorchEngineConfig) else libraries:
         importlib.import_module(name)

@@ -26,7 +26,7 @@ KEEP = b"keep"
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
+def _main() -> None:
     """Runs the server until it ends, or the engine does."""
     folder, argv = sys.argv[1], sys.argv[2:]
     try:
@@ -75,4 +75,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()
