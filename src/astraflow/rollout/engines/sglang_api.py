@@ -72,7 +72,7 @@ class SglangApi:
         reply = await http.post("/generate", body)
         try:
             return _part(msgspec.convert(reply["meta_info"], _Meta))
-        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as err:
+        except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:

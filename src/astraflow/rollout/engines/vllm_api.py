@@ -89,7 +89,7 @@ class VllmApi:
         reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
         try:
             return _part(msgspec.convert(reply["choices"][0], _Choice))
-        except (KeyError, IndexError, TypeError, ValueError, msgspec.ValidationError) as err:
+        except (KeyError, IndexError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
