@@ -63,7 +63,11 @@ class ServerProcess:
             env=server_environment(env), cwd=folder, start_new_session=True,
         )  # fmt: skip
         assert process.stderr is not None
-        pid, _, problem = (await process.stderr.readline()).decode().strip().partition(" ")
+        try:
+            pid, _, problem = (await process.stderr.readline()).decode().strip().partition(" ")
+        except asyncio.CancelledError:
+            process.kill()  # the server, if there is one yet, dies with its keeper
+            raise
         server = cls(name, process, int(pid or 0))
         if server.pid == 0:
             await server.stop()
