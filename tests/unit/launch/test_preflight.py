@@ -124,3 +124,24 @@ def test_a_completion_that_leaves_no_room_for_a_prompt_is_refused(folder: Path) 
 def test_a_component_that_does_not_import_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="module 'no_such_module' does not import here"):
         check_recipe(make_recipe(folder, workflow={"name": "use", "use": "no_such_module:solve", "args": {}}))
+
+
+def attached(folder: Path, *, services: int = 1, pinned_url: str = "", **changes: object) -> Recipe:
+    attach = {"url": "http://127.0.0.1:8000", "pinned_url": pinned_url}
+    rollout = {"services": services, "engine": {"name": "vllm", "attach": attach}}
+    return make_recipe(folder, rollout=rollout, **changes)
+
+
+def test_a_server_of_someone_elses_serves_one_policy_for_one_service(folder: Path) -> None:
+    check_recipe(attached(folder, pinned_url="http://127.0.0.1:8001"))
+    check_recipe(attached(folder, eval={"sets": {}}))
+    with pytest.raises(ConfigError, match=r"cannot serve 1 policies for 2 services"):
+        check_recipe(attached(folder, services=2))
+    with pytest.raises(ConfigError, match=r"eval\.sets need a second server; name it in .*pinned_url"):
+        check_recipe(attached(folder))
+
+
+def test_an_answer_that_fills_a_servers_context_is_refused(folder: Path) -> None:
+    engine = {"name": "sglang", "max_context": 16}
+    with pytest.raises(ConfigError, match=r"max_context = 16"):
+        check_recipe(make_recipe(folder, rollout={"engine": engine}))

@@ -214,3 +214,11 @@ def test_an_agents_command_must_be_allowed_where_a_service_joins(tmp_path: Path)
     check_allowed(recipe, network_modules(recipe))
     specs = program(recipe, RunFolder(tmp_path), ADDRESSES)
     assert specs[-1].argv[-2:] == ("--allow", "python 'my agent.py'")
+
+
+def test_the_command_of_an_engines_server_must_be_allowed_where_a_service_joins() -> None:
+    engine = {"name": "vllm", "python": "/opt/vllm/bin/python", "args": ["--seed", "a b"], "env": {"X": "1"}}
+    recipe = make_recipe(rollout={"engine": engine})
+    assert network_modules(recipe) == ("X=1 /opt/vllm/bin/python --seed 'a b'",)
+    attached = make_recipe(rollout={"engine": {"name": "vllm", "attach": {"url": "http://10.0.0.5:8000"}}})
+    assert network_modules(attached) == ()

@@ -27,6 +27,10 @@ _TORCH_LIBRARIES = (
 )
 
 
+_TOKENIZER_LIBRARY = "transformers.models.auto.tokenization_auto"
+"""What a renderer needs, whatever generates."""
+
+
 def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
     """Makes the engines of one service, one a policy; paced ones share one emulated device.
 
@@ -57,7 +61,8 @@ def preload(config: EngineConfig) -> None:
 
     May run in a thread.
     """
-    for name in _TORCH_LIBRARIES if isinstance(config, TorchEngineConfig) else ():
+    libraries = () if isinstance(config, Use) else (_TOKENIZER_LIBRARY,)
+    for name in _TORCH_LIBRARIES if isinstance(config, TorchEngineConfig) else libraries:
         importlib.import_module(name)
 
 

@@ -4,7 +4,7 @@
 
 The server gets a session of its own, and this process's standard output for its log. Standard input is held
 open by the engine's process. When it ends, for whatever reason, the server is asked to stop, then killed with
-all that it started. If it ended without a word (the engine's process died), FOLDER is deleted as well. The
+all that it started, and FOLDER is deleted, unless the last word was to keep it. The
 first line on standard error is the server's process id; the exit code is the server's (128 + its signal).
 """
 
@@ -17,16 +17,16 @@ import subprocess
 import sys
 import threading
 
-__all__ = ["GOODBYE", "GRACE_S"]
+__all__ = ["GRACE_S", "KEEP"]
 
-GRACE_S = 5.0
-"""A server that has not ended this long after SIGTERM is killed."""
-GOODBYE = b"goodbye"
-"""Written to standard input by an engine that cleans up itself."""
+GRACE_S = 20.0
+"""A server that has not ended this long after SIGTERM is killed; it then leaves shared memory behind."""
+KEEP = b"keep"
+"""Written to standard input by an engine that will start another server in the folder."""
 _PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
+def _main() -> None:
     """Runs the server until it ends, or the engine does."""
     folder, argv = sys.argv[1], sys.argv[2:]
     try:
@@ -60,7 +60,7 @@ def _stop_at_end(server: "subprocess.Popen[bytes]", folder: str, is_left: thread
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(GRACE_S)
     _kill_session(server.pid)
-    if last_words != GOODBYE:
+    if last_words != KEEP:
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -75,4 +75,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -38,7 +38,7 @@ class ServerHttp:
         """The decoded answer; empty if it is no JSON object. Raises: UnavailableError, RefusedError."""
         text = await self._call("POST", path, body or {}, timeout_s)
         try:
-            answer = json.loads(text) if text else {}
+            answer: object = json.loads(text) if text else None
         except ValueError as err:
             raise UnavailableError(f"{self.url}{path} answered no JSON: {text[:_MAX_TOLD]!r}") from err
         return cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}

@@ -162,7 +162,7 @@ class ServerLife:
         self.ready.set()
         self._changed()
 
-    async def end(self) -> None:
+    async def end(self, *, is_final: bool = True) -> None:
         """Ends the server, or lets go of the one that is someone else's."""
         process, self._process = self._process, None
         http, self._http = self._http, None
@@ -172,7 +172,7 @@ class ServerLife:
                     await self._api.resume(http)
             await http.close()
         if process is not None:
-            await process.stop()
+            await process.stop(keeps_folder=not is_final)
 
     async def _one_life(self) -> str:
         """From a start to the end. Returns: how it ended."""
@@ -188,7 +188,7 @@ class ServerLife:
         self._close()
         self._tokens_before, self._gauges = self.gauges.generated_tokens, Gauges()
         process = self._process
-        await self.end()
+        await self.end(is_final=False)
         return f"{self.name} {problem}" + (f"; {process.tail()}" if process is not None else "")
 
     async def _attach(self) -> ServerHttp:

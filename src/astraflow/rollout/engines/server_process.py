@@ -63,7 +63,11 @@ class ServerProcess:
             env=server_environment(env), cwd=folder, start_new_session=True,
         )  # fmt: skip
         assert process.stderr is not None
-        pid, _, problem = (await process.stderr.readline()).decode().strip().partition(" ")
+        try:
+            pid, _, problem = (await process.stderr.readline()).decode().strip().partition(" ")
+        except asyncio.CancelledError:
+            process.kill()  # the server, if there is one yet, dies with its keeper
+            raise
         server = cls(name, process, int(pid or 0))
         if server.pid == 0:
             await server.stop()
@@ -90,12 +94,12 @@ class ServerProcess:
         tail = ["its last lines:", *lines[-_TAIL_LINES:]] if lines else ["it printed nothing"]
         return "\n".join([*last, *tail])
 
-    async def stop(self) -> None:
+    async def stop(self, *, keeps_folder: bool = False) -> None:
         """Ends the server and all that it started; returns when it is gone."""
         assert self._keeper.stdin is not None
-        if not self.ended.is_set() and not self._keeper.stdin.is_closing():
+        if keeps_folder and not self.ended.is_set():
             with contextlib.suppress(OSError, RuntimeError):  # it may end right now
-                self._keeper.stdin.write(keeper.GOODBYE)
+                self._keeper.stdin.write(keeper.KEEP)
         self._keeper.stdin.close()
         try:
             async with asyncio.timeout(2 * keeper.GRACE_S):

@@ -8,10 +8,11 @@ over the full vocabulary, SGLang's default.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,7 +71,7 @@ class SglangApi:
         body = {"input_ids": list(token_ids), "sampling_params": params, "return_logprob": True}
         reply = await http.post("/generate", body)
         try:
-            return _part(reply["meta_info"])
+            return _part(msgspec.convert(reply["meta_info"], _Meta))
         except (KeyError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
@@ -142,17 +143,24 @@ class SglangApi:
         )
 
 
-def _part(meta: Mapping[str, Any]) -> Part:
-    rows = meta.get("output_token_logprobs") or ()
-    end: Literal["stop", "length", "abort"] = meta["finish_reason"]["type"]
-    if end not in {"stop", "length", "abort"}:
-        raise ValueError(f"finish_reason {end!r}")
-    if len(rows) != int(meta.get("completion_tokens", len(rows))):
-        raise ValueError(f"{len(rows)} logprobs for {meta['completion_tokens']} tokens")
-    label = LabelSpan(str(meta["weight_version"]), 0, len(rows))
+class _Finish(msgspec.Struct):
+    type: Literal["stop", "length", "abort"]
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish
+    weight_version: str
+    output_token_logprobs: tuple[tuple[float, int, str | None], ...] = ()
+    completion_tokens: int = 0
+
+
+def _part(meta: _Meta) -> Part:
+    rows = meta.output_token_logprobs
+    if len(rows) != meta.completion_tokens:
+        raise ValueError(f"{len(rows)} logprobs for {meta.completion_tokens} tokens")
     return Part(
-        token_ids=tuple(int(row[1]) for row in rows),
-        logprobs=tuple(float(row[0]) for row in rows),
-        labels=(label,) if rows else (),
-        end=end,
+        token_ids=tuple(row[1] for row in rows),
+        logprobs=tuple(row[0] for row in rows),
+        labels=(LabelSpan(meta.weight_version, 0, len(rows)),) if rows else (),
+        end=meta.finish_reason.type,
     )

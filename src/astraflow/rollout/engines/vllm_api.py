@@ -8,10 +8,11 @@ logprobs at the sampling temperature; prompt logprobs are at temperature 1.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -87,7 +88,7 @@ class VllmApi:
             params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
         try:
-            return _part(reply["choices"][0])
+            return _part(msgspec.convert(reply["choices"][0], _Choice))
         except (KeyError, IndexError, TypeError, ValueError) as err:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
@@ -147,15 +148,35 @@ class VllmApi:
         )
 
 
-def _part(choice: Mapping[str, Any]) -> Part:
-    token_ids = tuple(int(token) for token in choice["token_ids"] or ())
-    content = (choice["logprobs"] or {}).get("content") or ()
-    logprobs = tuple(float(entry["logprob"]) for entry in content)
-    if [entry["token_id"] for entry in content] != list(token_ids):
-        raise ValueError(f"{len(content)} logprobs for {len(token_ids)} tokens")
-    spans = choice["weight_versions"] or ()
-    labels = tuple(LabelSpan(span["version"], span["start"], span["end"]) for span in spans)
-    end: Literal["stop", "length", "abort"] = choice["finish_reason"]
-    if end not in {"stop", "length", "abort"}:
-        raise ValueError(f"finish_reason {end!r}")
-    return Part(token_ids, logprobs, labels, end)
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Token(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: tuple[_Token, ...] | None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: tuple[int, ...]
+    logprobs: _Logprobs
+    weight_versions: tuple[_Span, ...] | None
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+def _part(choice: _Choice) -> Part:
+    rows, spans = choice.logprobs.content or (), choice.weight_versions or ()
+    if tuple(row.token_id for row in rows) != choice.token_ids:
+        raise ValueError(f"{len(rows)} logprobs for {len(choice.token_ids)} tokens")
+    return Part(
+        token_ids=choice.token_ids,
+        logprobs=tuple(row.logprob for row in rows),
+        labels=tuple(LabelSpan(span.version, span.start, span.end) for span in spans),
+        end=choice.finish_reason,
+    )
