@@ -35,6 +35,7 @@ from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "quickstart"
+SPEC = ROOT / "recipes" / "models" / "quickstart.yaml"
 IMAGES = ROOT / "docs" / "images"
 NUM_HELDOUT = 512
 ENOUGH = 0.75
@@ -377,6 +378,8 @@ ANSWERS = {"a": answer_a, "b": answer_b, "c": answer_c, "d": answer_d}
 
 def main(questions: Sequence[str], seeds: Sequence[int], *, is_small: bool, kept: Path | None) -> None:
     """Runs, prints and draws; small runs draw nothing."""
+    if not MODEL.exists():
+        raise SystemExit(f"{MODEL} is not there; make it by: astraflow model init {SPEC} --out {MODEL}")
     records = run_all(questions, seeds, is_small=is_small, kept=kept)
     figures: dict[str, object] = {"num_seeds": len(seeds)}
     for question in questions:
