@@ -1,9 +1,9 @@
-"""A run in one process, under a schedule that is always the same: its figures do not depend on other load.
+"""A run in one process, under a schedule that is always the same: no other load changes what it finds.
 
-The parts are the real ones: the dataflow's core (curators, tickets, filters, credit, samplers, replay, fates),
-the torch engine's lane, the torch trainer, the weights that go from one to the other. What is left out is
-what makes a run's course depend on the machine: processes, HTTP, the journal, and the clock. Time is virtual:
-an episode and a training step take as long as the `Pace` says, whatever the machine does meanwhile.
+The parts are the real ones: the dataflow's core (curators, tickets, filters, credit, samplers, replay), the
+torch engine's lane, the torch trainer, the weights that go from one to the other. What is left out is what
+makes a run's course depend on the machine: processes, HTTP, the journal, and the clock. Time is virtual: an
+episode and a training step take as long as the `Pace` says, whatever the machine does meanwhile.
 
 Without a pace, rollout is as fast as may be: whatever has a ticket is rolled out before the next batch is
 taken, so that with `fifo` and no filters every batch is exactly `max_staleness` versions old.
@@ -221,7 +221,7 @@ class ExactRun:
         due: list[tuple[float, int, int, LeaseView]] = []
         running, done = dict[str, LeaseView](), dict[str, Episode]()
         busy_until, waits_since = math.inf, 0.0
-        while step < self.setting.train.steps:
+        while True:
             while due and due[0][0] <= self._now_s:
                 lease = heapq.heappop(due)[-1]
                 if lease.id not in done:
@@ -232,6 +232,8 @@ class ExactRun:
                 self._publish(step + 1)
                 self._commit(step)
                 step, busy_until, waits_since = step + 1, math.inf, self._now_s
+                if step == self.setting.train.steps:
+                    break
             if busy_until == math.inf and (view := self._take(step)):
                 if step == 0:
                     self.begin_s = waits_since = self._now_s

@@ -1,4 +1,5 @@
 """Data algorithms of a recipe: curators, filters, credit and samplers. One class a variant."""
+# size: a catalogue, a class a variant
 
 from typing import Annotated, Literal
 
@@ -320,7 +321,7 @@ class GigpoConfig(Config):
 
 
 class GaeConfig(Config):
-    """Rewards of turns as they are, for the critic of `train.critic`, which makes advantages of them (GAE,
+    """Rewards of turns as they are; the critic of `train.auxiliary.critic` makes advantages of them (GAE,
     arXiv:1506.02438)."""
 
     name: Literal["gae"] = "gae"

@@ -70,16 +70,19 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _critic_gets_rewards(self) -> "PolicyConfig":
-        has_critic, leaves_it = self.train.critic.name != "none", isinstance(self.table.credit, GaeConfig)
+        has_critic, leaves_it = (
+            self.train.auxiliary.critic.name != "none",
+            isinstance(self.table.credit, GaeConfig),
+        )
         if has_critic != leaves_it:
             raise ValueError(
-                "table.credit: {name: gae} and train.critic: {name: value_model} belong together (got "
-                f"credit {self.table.credit.name!r}, critic {self.train.critic.name!r})"
+                "table.credit: {name: gae} and train.auxiliary.critic: {name: value_model} belong together "
+                f"(got credit {self.table.credit.name!r}, critic {self.train.auxiliary.critic.name!r})"
             )
         if leaves_it and self.table.normalize != "none":
             raise ValueError(
                 f"table.normalize = {self.table.normalize!r} would change the rewards that the critic "
-                'learns; leave it "none", and whiten by train.critic.whiten'
+                'learns; leave it "none", and whiten by train.auxiliary.critic.whiten'
             )
         return self
 

@@ -10,6 +10,7 @@ __all__ = [
     "AuxiliaryConfig",
     "CispoLossConfig",
     "CorrectionConfig",
+    "CriticConfig",
     "DapoLossConfig",
     "DecoupledPpoApproxLossConfig",
     "DecoupledPpoLossConfig",
@@ -23,11 +24,13 @@ __all__ = [
     "M2poMaskLossConfig",
     "MaskedCorrectionConfig",
     "NoCorrectionConfig",
+    "NoCriticConfig",
     "PpoLossConfig",
     "ReinforceLossConfig",
     "SapoLossConfig",
     "SftLossConfig",
     "TruncatedCorrectionConfig",
+    "ValueModelConfig",
 ]
 
 
@@ -226,14 +229,44 @@ class KlConfig(Config):
     of the behavior policy's distance."""
 
 
+class NoCriticConfig(Config):
+    """Advantages come with the batch."""
+
+    name: Literal["none"] = "none"
+
+
+class ValueModelConfig(Config):
+    """A model of its own that predicts returns; with `table.credit: {name: gae}`. It takes as much memory as
+    the policy's, lives in the policy's trainer and its checkpoints, and is never published."""
+
+    name: Literal["value_model"] = "value_model"
+    model: str = ""
+    """Folder that it starts from, with the same tokenizer; empty: the one that the policy starts from."""
+    lr: float = Field(default=1e-5, ge=0)
+    """Learning rate, after the policy's warm-up and schedule."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Of a reward, for each trained token that it comes later (gamma)."""
+    decay: float = Field(default=0.95, ge=0, le=1)
+    """Of later errors of prediction in an advantage (lambda): 1 trusts the rewards alone, 0 the critic."""
+    clip: float = Field(default=0.2, ge=0)
+    """A value may move so far from that at the step's start before its loss grows flat; 0: no bound."""
+    whiten: bool = True
+    """Advantages over the batch get mean 0 and deviation 1."""
+
+
+CriticConfig = Annotated[NoCriticConfig | ValueModelConfig, Field(discriminator="name")]
+
+
 class AuxiliaryConfig(Config):
-    """What is multiplied into the loss or added to it, and the frozen models that it needs. A frozen model
+    """What is multiplied into the loss or added to it, and the other models that it needs. A frozen model
     takes 4 bytes a parameter of the trainer's memory and one forward pass a step."""
 
     correction: CorrectionConfig = NoCorrectionConfig()
     """Importance weight between behavior and proximal policy; one of your own is a function from `LossInputs`
     to weights."""
     kl: KlConfig = KlConfig()
+    critic: CriticConfig = NoCriticConfig()
+    """Makes advantages of rewards, where the table's credit leaves that to it."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus; above 0 the backward pass also keeps the logits' softmax."""
     reference: str = ""

@@ -9,14 +9,11 @@ from astraflow.losses.config import AuxiliaryConfig, GrpoLossConfig, LossConfig
 
 __all__ = [
     "BackendConfig",
-    "CriticConfig",
     "LoraConfig",
-    "NoCriticConfig",
     "OptimizerConfig",
     "PacedBackendConfig",
     "TorchBackendConfig",
     "TrainConfig",
-    "ValueModelConfig",
 ]
 
 
@@ -89,34 +86,6 @@ class PacedBackendConfig(Config):
 BackendConfig = Annotated[TorchBackendConfig | PacedBackendConfig | Use, Field(discriminator="name")]
 
 
-class NoCriticConfig(Config):
-    """Advantages come with the batch."""
-
-    name: Literal["none"] = "none"
-
-
-class ValueModelConfig(Config):
-    """A model of its own that predicts returns; with `table.credit: {name: gae}`. It takes as much memory as
-    the policy's, lives in the policy's trainer and its checkpoints, and is never published."""
-
-    name: Literal["value_model"] = "value_model"
-    model: str = ""
-    """Folder that it starts from, with the same tokenizer; empty: the one that the policy starts from."""
-    lr: float = Field(default=1e-5, ge=0)
-    """Learning rate, after the policy's warm-up and schedule."""
-    discount: float = Field(default=1.0, gt=0, le=1)
-    """Of a reward, for each trained token that it comes later (gamma)."""
-    decay: float = Field(default=0.95, ge=0, le=1)
-    """Of later errors of prediction in an advantage (lambda): 1 trusts the rewards alone, 0 the critic."""
-    clip: float = Field(default=0.2, ge=0)
-    """A value may move so far from that at the step's start before its loss grows flat; 0: no bound."""
-    whiten: bool = True
-    """Advantages over the batch get mean 0 and deviation 1."""
-
-
-CriticConfig = Annotated[NoCriticConfig | ValueModelConfig, Field(discriminator="name")]
-
-
 class TrainConfig(Config):
     """How one policy learns."""
 
@@ -127,9 +96,7 @@ class TrainConfig(Config):
     loss: LossConfig = GrpoLossConfig()
     """What is minimised."""
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
-    """Corrections, penalties and bonuses beside the loss."""
-    critic: CriticConfig = NoCriticConfig()
-    """Turns rewards into advantages, where the table's credit leaves that to it."""
+    """Corrections, penalties and bonuses beside the loss, a critic, and frozen models."""
     denominator: Literal["tokens", "sequences", "sequence_means", "fixed"] = "tokens"
     """What the summed loss of a minibatch is divided by; `sequence_means` divides each sequence's by its
     tokens, then by the sequences."""

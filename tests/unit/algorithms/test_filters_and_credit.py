@@ -82,6 +82,7 @@ def test_a_configs_fields_reach_its_function():
 def test_every_built_in_has_a_name_that_a_recipe_may_choose():
     assert set(FILTERS) == {"length", "repetition", "reward_range", "truncated", "zero_variance"}
     assert set(CREDIT) == {
+        "gae",
         "gigpo",
         "group_relative",
         "max_rl",

@@ -25,8 +25,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model"))
 
 
-def make_config(**settings: Any) -> TrainConfig:
-    return TrainConfig.model_validate_json(msgspec.json.encode({"lr": 1e-2, "critic": CRITIC, **settings}))
+def make_config(critic: dict[str, Any] = CRITIC, **settings: Any) -> TrainConfig:
+    given = {"lr": 1e-2, "auxiliary": {"critic": critic}, **settings}
+    return TrainConfig.model_validate_json(msgspec.json.encode(given))
 
 
 def make(model_dir: Path, **settings: Any) -> TorchBackend:
@@ -90,18 +91,18 @@ def test_a_checkpoint_without_the_critic_is_refused(model_dir: Path, tmp_path: P
 
 def test_a_critic_of_another_vocabulary_is_refused(model_dir: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path, vocab_size=VOCAB_SIZE + 1)
-    with pytest.raises(ConfigError, match=r"train\.critic\.model.*25 tokens, the policy 24"):
+    with pytest.raises(ConfigError, match=r"train\.auxiliary\.critic\.model.*25 tokens, the policy 24"):
         make(model_dir, critic={**CRITIC, "model": str(other)})
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"train": {"critic": {"name": "value_model"}}},
+        {"train": {"auxiliary": {"critic": {"name": "value_model"}}}},
         {"table": {"credit": {"name": "gae"}}},
         {
             "table": {"credit": {"name": "gae"}, "normalize": "whiten"},
-            "train": {"critic": {"name": "value_model"}},
+            "train": {"auxiliary": {"critic": {"name": "value_model"}}},
         },
     ],
 )
@@ -111,6 +112,6 @@ def test_a_recipe_has_both_parts_or_none(settings: dict[str, Any]) -> None:
 
 
 def test_a_recipe_with_both_parts_is_accepted() -> None:
-    both = {"table": {"credit": {"name": "gae"}}, "train": {"critic": {"name": "value_model"}}}
+    both = {"table": {"credit": {"name": "gae"}}, "train": {"auxiliary": {"critic": {"name": "value_model"}}}}
     config = PolicyConfig.model_validate_json(msgspec.json.encode({"model": "m", **both}))
-    assert config.train.critic.name == "value_model"
+    assert config.train.auxiliary.critic.name == "value_model"

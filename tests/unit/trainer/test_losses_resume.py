@@ -44,10 +44,12 @@ CASES: dict[str, dict[str, Any]] = {
         for place in choices(KlConfig, "place")
     },
     **{f"denominator/{name}": {"denominator": name} for name in choices(TrainConfig, "denominator")},
-    "critic": {"critic": {"name": "value_model", "lr": 1e-2}},
+    "critic": {"auxiliary": {"critic": {"name": "value_model", "lr": 1e-2}}},
     "critic/kl": {
-        "critic": {"name": "value_model", "lr": 1e-2},
-        "auxiliary": {"kl": {"coef": 0.1, "place": "reward"}},
+        "auxiliary": {
+            "critic": {"name": "value_model", "lr": 1e-2},
+            "kl": {"coef": 0.1, "place": "reward"},
+        },
     },
     "entropy": {"auxiliary": {"entropy_coef": 0.01}},
 }

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from astraflow.errors import ConfigError, DataError, TrainingError
 from astraflow.losses.auxiliary import value_loss
+from astraflow.losses.config import ValueModelConfig
 from astraflow.models.loading import load_causal_lm
 from astraflow.trainer.backends.forward import Forward, LayoutTensors
 from astraflow.trainer.backends.frozen import vocab_size_of
 from astraflow.trainer.columns import Columns
-from astraflow.trainer.config import TorchBackendConfig, TrainConfig, ValueModelConfig
+from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.trainer.packing import cut_microbatches, make_layout
 
 __all__ = ["Critic", "load_critic"]
@@ -88,8 +89,8 @@ class Critic:
         )
         if not np.isfinite(norm):
             raise TrainingError(
-                f"the critic's gradient is {norm} (loss {total}); is train.critic.lr = {self.config.lr} too "
-                "high?"
+                f"the critic's gradient is {norm} (loss {total}); is train.auxiliary.critic.lr = "
+                f"{self.config.lr} too high?"
             )
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.lr * lr_frac
@@ -132,14 +133,15 @@ class Critic:
 def load_critic(config: TrainConfig, *, model_dir: str | Path, vocab_size: int) -> Critic | None:
     """The critic of a recipe, or None. Raises: DataError if its folder holds no model; ConfigError if its
     vocabulary is another."""
-    if not isinstance(config.critic, ValueModelConfig):
+    chosen = config.auxiliary.critic
+    if not isinstance(chosen, ValueModelConfig):
         return None
-    folder = Path(config.critic.model or model_dir).expanduser()
-    critic = Critic(config, config.critic, folder)
+    folder = Path(chosen.model or model_dir).expanduser()
+    critic = Critic(config, chosen, folder)
     if critic.vocab_size != vocab_size:
         raise ConfigError(
-            f"train.critic.model = {str(folder)!r} has {critic.vocab_size} tokens, the policy {vocab_size}; "
-            "take one with the same tokenizer"
+            f"train.auxiliary.critic.model = {str(folder)!r} has {critic.vocab_size} tokens, the policy "
+            f"{vocab_size}; take one with the same tokenizer"
         )
     _log.info("critic from %s", folder)
     return critic

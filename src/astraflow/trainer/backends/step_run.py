@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astraflow.losses.auxiliary import KL_ESTIMATORS
-from astraflow.losses.config import KlConfig
+from astraflow.losses.config import KlConfig, ValueModelConfig
 from astraflow.losses.policy import LossInputs, LossOutput
 from astraflow.trainer.backends.forward import LayoutTensors
 from astraflow.trainer.columns import Columns
-from astraflow.trainer.config import ValueModelConfig
 from astraflow.trainer.gae import advantages_and_returns, explained_frac, rewards_at_ends, whitened
 from astraflow.trainer.step import TokenSums, effective_frac, rest_sums
 from astraflow.types import MetricItem
