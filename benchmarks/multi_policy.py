@@ -38,7 +38,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import yaml
-from astraflow.trainer.backends.paced_backend import PacedBackend
 
 from astraflow.dataflow.core.commands import EpisodeFacts, LeaseIssued, RecordResult
 from astraflow.dataflow.records import JournalReader, decode_commands, decode_events
@@ -46,6 +45,7 @@ from astraflow.launch.folder import RunFolder
 from astraflow.models.spec import load_spec
 from astraflow.models.tiny import init_model
 from astraflow.protocols import HostTensor, StepResult
+from astraflow.trainer.backends.paced_backend import PacedBackend
 from astraflow.trainer.config import PacedBackendConfig, TrainConfig
 from astraflow.types import Batch
 from harness import report, show_table
@@ -81,9 +81,16 @@ class BarrierBackend:
     """A paced trainer that begins no step before all policies have done as many."""
 
     def __init__(
-        self, config: TrainConfig, *, model_dir: str | Path, seed: int, policy: str, folder: str, step_s: float,
+        self,
+        config: TrainConfig,
+        *,
+        model_dir: str | Path,
+        seed: int,
+        policy: str,
+        folder: str,
+        step_s: float,
         time_scale: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         del model_dir
         paced = PacedBackendConfig(step_s=step_s, time_scale=time_scale)
         self._inner = PacedBackend(config.model_copy(update={"backend": paced}), seed=seed)
@@ -214,7 +221,7 @@ def measure(system: str, sigma: float, run: Settings) -> Measured:
 
 def read(run_dir: Path, summary: Mapping[str, Any], scale: float) -> Measured:
     """From a finished run's journal."""
-    episodes, begun = [], list[float]()
+    episodes, begun = list[tuple[float, float]](), list[float]()
     with JournalReader(RunFolder(run_dir).journal) as journal:
         for record in journal.records():
             for command, events in zip(decode_commands(record), decode_events(record), strict=True):

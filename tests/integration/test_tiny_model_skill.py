@@ -74,9 +74,29 @@ def test_the_quickstarts_tasks_fit_its_models_tokens_and_limits() -> None:
         assert reward(task, f"{answer}0") == 0.0
 
 
-@pytest.mark.parametrize("name", ["quickstart", "pair"])
+@pytest.mark.timeout(120)
+def test_solver_and_verifier_have_room_for_the_longest_working_and_verdict() -> None:
+    recipe = load_recipe(RECIPES / "math-multi-agent" / "tiny.yaml")
+    training, heldout = (
+        make_source(source) for source in (recipe.tasks.sources["sums"], recipe.eval.sets["heldout"].source)
+    )
+    reward = make_reward(recipe.tasks)
+    assert len(heldout) >= recipe.eval.sets["heldout"].num_tasks
+    shown = {training.task(idx).prompt for idx in range(0, len(training), 20)}
+    assert not shown & {heldout.task(idx).prompt for idx in range(len(heldout))}
+    for idx in range(0, len(training), 200):
+        task = training.task(idx)
+        a, b = (int(n) for n in task.prompt.removeprefix("Calculate ").removesuffix(".").split(" + "))
+        answer = column_addition(a, b, carries=True)
+        check = answer.partition("=")[0].replace(",", "y") + "y=y"
+        assert reward(task, answer) == 1.0
+        assert len(answer) + 1 <= recipe.policies["solver"].sampling.max_tokens
+        assert len(check) + 1 <= recipe.policies["verifier"].sampling.max_tokens
+
+
+@pytest.mark.parametrize("name", ["quickstart", "pair", "math-multi-agent/tiny"])
 def test_the_recipes_are_valid(name: str) -> None:
     recipe = load_recipe(RECIPES / f"{name}.yaml")
-    assert recipe.name == name
+    assert recipe.name == name.removesuffix("/tiny")
     for policy in recipe.trained.values():
         assert (RECIPES / "models" / f"{Path(policy.model).name}.yaml").is_file()

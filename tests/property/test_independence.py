@@ -19,6 +19,8 @@ from simulator.scenario import Scenario
 from simulator.trainers import Trainer
 from simulator.workers import Worker
 
+pytestmark = pytest.mark.timeout(120)
+
 STEPS = 200
 STEP_S = 1.2
 NUM_SLOTS = 32
@@ -106,7 +108,6 @@ def restarts_again_and_again(world: World, trainer: Trainer) -> None:
     ],
     ids=["ten times slower", "dead for a minute", "dead for ever", "restarted again and again"],
 )
-@pytest.mark.timeout(120)
 def test_a_policy_trains_as_fast_as_alone_whatever_happens_to_the_others_trainer(
     step_s: float, trouble: Trouble | None
 ) -> None:

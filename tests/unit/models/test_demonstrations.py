@@ -80,6 +80,22 @@ def test_checks_say_whether_the_working_is_right() -> None:
     assert 100 < verdicts.count("y") < 200
 
 
+def test_careless_checks_copy_what_is_shown_and_approve_it() -> None:
+    config = AdditionCheckConfig(right_frac=0.3, careful_frac=(1.0, 0.0), flawed_frac=0.0)
+    made = make_demonstrations(config, num=400, seed=1)
+    assert any(d.reply.endswith("=n") for d in made[:20])
+    for last in made[-10:]:
+        shown = last.prompt.removesuffix("?").partition(".")[2].partition("=")[0]
+        assert last.reply == "".join(f"{column}y" for column in shown.split(",")) + "=y"
+
+
+def test_some_checks_may_be_sums_to_work_out() -> None:
+    made = make_demonstrations(AdditionCheckConfig(solve_frac=0.5, flawed_frac=0.0), num=200, seed=1)
+    sums = [d for d in made if not d.prompt.endswith("?")]
+    assert 60 < len(sums) < 140
+    assert all(d.reply == column_addition(*numbers(d.prompt), carries=True) for d in sums)
+
+
 def test_flawed_checks_are_right_half_of_the_time() -> None:
     config = AdditionCheckConfig(right_frac=1.0, flawed_frac=1.0)
     made = make_demonstrations(config, num=400, seed=1)
