@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
@@ -38,6 +38,10 @@ TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
+
+_ROLLOUT_NICENESS = 5
+"""Where generation and training share cores, a step that waits for one makes all that is generated meanwhile a
+version older; what waits for generation loses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,8 @@ def program(
         name, threads = f"rollout-{idx}", _num_threads(recipe.rollout.engine)
         cache = ("--cache", str(folder.cache / name))
         join = ("join", addresses.url, "--name", name, *cache, *peer, *allowed)
-        specs.append(spec(name, *join, threads=threads, role="worker", is_finite=True))
+        service = spec(name, *join, threads=threads, role="worker", is_finite=True)
+        specs.append(replace(service, niceness=_ROLLOUT_NICENESS))
     return tuple(specs)
 
 
