@@ -40,8 +40,8 @@ MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
 
 _ROLLOUT_NICENESS = 5
-"""Where generation and training share cores, a step that waits for one makes all that is generated meanwhile a
-version older; what waits for generation loses nothing."""
+"""Of rollout services, which may share cores with a trainer: while a step waits, all that is generated grows
+a version older; a batch that comes later loses nothing but the wait."""
 
 
 @dataclass(frozen=True, slots=True)

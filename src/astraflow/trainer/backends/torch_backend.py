@@ -4,9 +4,9 @@ Owns the model, the optimizer, the number of steps done, and the frozen models t
 teacher), which are never exported. A step is: check and pack the samples; score them with the frozen models;
 for more than one minibatch, and a loss that reads them, the proximal logprobs of all but the first (whose own
 are proximal); each one's forward and backward of each microbatch, clipping, and one optimizer step. Samples
-whose advantages are all 0 count in every denominator, but are not computed where their gradient is known to be
-0; metrics of tokens are then over those computed. The model stays in eval mode, so
-there is no dropout: behavior logprobs come from an engine without any. Not thread-safe: one caller at a time.
+whose advantages are all 0 count in every denominator, but are not computed where their gradient is known to
+be 0; metrics of tokens are then over those computed. The model stays in eval mode, so there is no dropout:
+behavior logprobs come from an engine without any. Not thread-safe: one caller at a time.
 """
 
 import logging
