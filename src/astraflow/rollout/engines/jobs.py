@@ -105,9 +105,9 @@ class Rows:
 
         Returns: the rows that moved, and where each is now.
         """
-        for job in (self.jobs[row] for row in rows.tolist()):
-            job.row = -1
-            self._needs.subtract(_sampling_needs(job.sampling))
+        for row in map(int, rows):
+            self.jobs[row].row = -1
+            self._needs.subtract(_sampling_needs(self.jobs[row].sampling))
         num_left = len(self.jobs) - len(rows)
         targets = rows[rows < num_left]
         sources = np.setdiff1d(self._order[num_left : len(self.jobs)], rows, assume_unique=True)
