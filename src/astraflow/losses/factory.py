@@ -55,6 +55,8 @@ class Loss:
     statistics: StatisticsFunction | None = None
     needs_proximal: bool = True
     """False: the proximal logprobs need no pass of their own."""
+    needs_advantage: bool = False
+    """True: a token of advantage 0 adds nothing to gradient and statistics, so it may be left out."""
 
 
 def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
@@ -72,7 +74,9 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
     if not correction and not has_penalty and auxiliary.entropy_coef == 0:
         return loss
     function = partial(_complete, loss.function, correction, auxiliary)
-    return Loss(function, loss.statistics, loss.needs_proximal)
+    needs_advantage = loss.needs_advantage and not has_penalty and auxiliary.entropy_coef == 0
+    needs_proximal = loss.needs_proximal or correction is not None
+    return Loss(function, loss.statistics, needs_proximal, needs_advantage)
 
 
 def _complete(
@@ -102,7 +106,8 @@ def _built_in(config: Config) -> Loss:
     return Loss(
         partial(LOSSES[name], **args),
         partial(statistics, **args) if statistics else None,
-        needs_proximal=name not in _INTERPOLATED,
+        needs_proximal=name not in _WITHOUT_PROXIMAL,
+        needs_advantage=name not in _WITHOUT_ADVANTAGE,
     )
 
 
@@ -151,5 +156,8 @@ STATISTICS: dict[str, Callable[..., Mapping[str, Tensor]]] = {
 AGAINST_BEHAVIOR = frozenset({"decoupled_ppo", "decoupled_ppo_approx", "m2po", "m2po_mask"})
 """Losses whose weight starts from the behavior policy; a correction would count the gap twice."""
 
-_INTERPOLATED = frozenset({"decoupled_ppo_approx", "sft"})
+_WITHOUT_PROXIMAL = frozenset({"decoupled_ppo_approx", "m2po", "m2po_mask", "reinforce", "sft"})
 """Losses that never read `proximal_logprobs`, or make their own."""
+
+_WITHOUT_ADVANTAGE = frozenset({"distill", "m2po_mask", "sft"})
+"""Losses to which a token of advantage 0 matters; `m2po_mask` counts it in its bound."""

@@ -7,7 +7,7 @@ silently: an invalid result is logged with the dataflow's reason.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from astraflow.errors import UnavailableError, WireError
 from astraflow.protocols import WorkerLink
@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 _MAX_RESULTS = 256
 """Results of one request: about 20 MB of 8k-token episodes."""
 
+_COALESCE_S = 0.01
+"""While more results are on their way they are sent this long after the first: one request for several."""
+
 _PAUSE_S = 1.0
 """Between attempts; the link's own retries have ended by then."""
 
@@ -28,8 +31,11 @@ _PAUSE_S = 1.0
 class Outbox:
     """Sends results. `run` is the only sender; it is cancelled when nothing more should go out."""
 
-    def __init__(self, link: WorkerLink, membership: Membership) -> None:
-        self._link = link
+    def __init__(
+        self, link: WorkerLink, membership: Membership, *, is_busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`is_busy`: whether more results are on their way."""
+        self._link, self._is_busy = link, is_busy
         self._membership = membership
         self._unsent: dict[str, EpisodeResult] = {}
         self._arrived = asyncio.Event()
@@ -61,6 +67,8 @@ class Outbox:
         """Sends for ever."""
         while True:
             await self._arrived.wait()
+            if self._is_busy():
+                await asyncio.sleep(_COALESCE_S)
             batch = tuple(self._unsent.values())[:_MAX_RESULTS]
             try:
                 await self._send(batch)

@@ -114,12 +114,12 @@ class RolloutService:
             fingerprints=fingerprints or Fingerprints(),
         )
         self._membership = Membership(link, request)
-        self._outbox = Outbox(link, self._membership)
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._outbox = Outbox(link, self._membership, is_busy=lambda: bool(self._running))
         self._hosted: dict[str, HostedPolicy] = {}
         limits = {"timeout_s": config.episode_timeout_s, "eval_temperature": eval_temperature}
         proposing = Proposing(link.push_tasks, config.max_proposals)
         self._runner = EpisodeRunner(self._hosted, workflow, scoring.score, proposing=proposing, **limits)
-        self._running: dict[str, asyncio.Task[None]] = {}
         self._freed, self._ended, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
         """The run is over; the dataflow asked the service to finish what runs and leave."""
         self._waits_for = ""

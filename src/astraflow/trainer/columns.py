@@ -61,6 +61,10 @@ class Columns:
         """The sample of each of some trained tokens."""
         return np.searchsorted(self.trained_starts, trained, side="right") - 1
 
+    def num_trained(self, samples: Ints) -> int:
+        """Trained tokens of some samples."""
+        return int((self.trained_starts[samples + 1] - self.trained_starts[samples]).sum())
+
 
 def sample_name(columns: Columns, sample: int) -> str:
     """How messages name a sample."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from astraflow.trainer.columns import Columns
 
-__all__ = ["Layout", "cut_microbatches", "cut_minibatches", "make_layout"]
+__all__ = ["Layout", "cut_microbatches", "cut_minibatches", "make_layout", "with_advantage"]
 
 Ints = NDArray[np.int64]
 
@@ -55,6 +55,14 @@ def _distinct(cuts: Ints, num_groups: int) -> Ints:
     num = len(cuts)
     spread = np.maximum.accumulate(cuts - np.arange(num)) + np.arange(num)
     return np.minimum(spread, num_groups - num + np.arange(num))
+
+
+def with_advantage(columns: Columns, samples: Ints) -> Ints:
+    """Those of `samples` with a trained token whose advantage is not 0; all of them if there are none."""
+    has_advantage = np.zeros(len(columns.lengths), dtype=np.bool_)
+    has_advantage[columns.sample_of(np.flatnonzero(columns.advantages))] = True
+    kept = samples[has_advantage[samples]]
+    return kept if kept.size else samples
 
 
 def cut_microbatches(columns: Columns, samples: Ints, token_budget: int) -> list[Ints]:

@@ -102,6 +102,34 @@ def test_the_gradient_is_the_same_whatever_the_microbatches(
         assert_same_gradient(gradient_after_step(model_dir, samples, token_budget=budget, **settings), whole)
 
 
+@pytest.mark.parametrize("denominator", ["tokens", "sequences", "sequence_means"])
+def test_samples_without_advantage_count_but_are_not_computed(model_dir: Path, denominator: str) -> None:
+    silent = [
+        make_sample([2, 3], [4, 5, 6], advantage=0.0, group_id=50),
+        make_sample([2, 3], [7, 8], advantage=0.0, group_id=50, episode_idx=1),
+    ]
+    samples = [*make_samples(seed=1), *silent]
+    built_in = {"name": "grpo"}
+    own = {"name": "use", "use": "astraflow.losses.policy:grpo", "args": {"clip_low": 0.2, "clip_high": 0.28}}
+    found, expected = (
+        gradient_after_step(model_dir, samples, loss=loss, denominator=denominator)
+        for loss in (built_in, own)
+    )
+    assert_same_gradient(found, expected)
+    computed, whole = (
+        metric(make(model_dir, loss=loss).train_step(make_batch(samples)), "computed_frac")
+        for loss in (built_in, own)
+    )
+    assert computed < whole
+
+
+def test_a_batch_without_any_advantage_is_computed(model_dir: Path) -> None:
+    samples = with_true_logprobs(model_dir, [make_sample([2, 3], [4, 5, 6], advantage=0.0)])
+    result = make(model_dir, minibatches=1).train_step(make_batch(samples))
+    assert metric(result, "grad_norm") == 0
+    assert metric(result, "logprob_mismatch") < 1e-5
+
+
 def test_sequence_means_weigh_each_sequence_alike(model_dir: Path) -> None:
     def samples(long: float, short: float) -> list[Sample]:
         return [

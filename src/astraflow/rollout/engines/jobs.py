@@ -100,19 +100,24 @@ class Rows:
         self._top_k[row] = sampling.top_k or self._vocab_size
         self._needs.update(_sampling_needs(sampling))
 
-    def remove(self, row: int) -> int:
-        """Frees a row. Returns: the row whose job now lives in it (the last one), or -1."""
-        self.jobs[row].row = -1
-        self._needs.subtract(_sampling_needs(self.jobs[row].sampling))
-        last_job = self.jobs.pop()
-        last = len(self.jobs)
-        if row == last:
-            return -1
+    def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Frees rows, given in ascending order; live ones from the end move into the holes.
+
+        Returns: the rows that moved, and where each is now.
+        """
+        for row in map(int, rows):
+            self.jobs[row].row = -1
+            self._needs.subtract(_sampling_needs(self.jobs[row].sampling))
+        num_left = len(self.jobs) - len(rows)
+        targets = rows[rows < num_left]
+        sources = np.setdiff1d(self._order[num_left : len(self.jobs)], rows, assume_unique=True)
         for column in self._columns:
-            column[row] = column[last]
-        self.jobs[row] = last_job
-        last_job.row = row
-        return last
+            column[targets] = column[sources]
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            self.jobs[target] = self.jobs[source]
+            self.jobs[target].row = target
+        del self.jobs[num_left:]
+        return sources, targets
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Moves rows all at once; `targets` is a permutation of `sources`."""

@@ -85,7 +85,7 @@ class Lane:
     def drop(self, job: Job) -> None:
         """Forgets a request, wherever it is; its `resolve` is not called."""
         if job.row >= 0:
-            self._release(job.row)
+            self._release(np.array([job.row]))
         elif job in self._waiting:
             self._waiting.remove(job)
 
@@ -93,8 +93,7 @@ class Lane:
         """Takes all requests out, running or waiting."""
         jobs = [*self._rows.jobs, *self._waiting]
         self._waiting.clear()
-        while self._rows.count:
-            self._rows.remove(self._rows.count - 1)
+        self._rows.remove(np.arange(self._rows.count))
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
@@ -136,22 +135,28 @@ class Lane:
                 tail = rows.completion(row)[-job.stop.num_tokens :]
                 is_stop[row] |= job.stop.is_reached(tail.tolist())
         ended = np.flatnonzero(is_stop | is_last | ~is_finite)
-        for row in map(int, ended[::-1]):  # from the end: the row that moves into the hole was looked at
-            job = rows.jobs[row]
+        if not ended.size:
+            return
+        jobs = [rows.jobs[row] for row in ended.tolist()]
+        outcomes: list[Outcome] = []
+        for row in ended.tolist():
             if is_finite[row]:
-                outcome: Outcome = rows.generation(row, "stop" if is_stop[row] else "length")
+                outcomes.append(rows.generation(row, "stop" if is_stop[row] else "length"))
             else:
                 self._cache.clear(row)
-                outcome = RolloutError(
+                message = (
                     f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
                 )
-            self._release(row)
+                outcomes.append(RolloutError(message))
+        self._release(ended)
+        for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
-    def _release(self, row: int) -> None:
-        moved = self._rows.remove(row)
-        if moved >= 0:
-            self._cache.copy(moved, [row], int(self._rows.positions[row]))
+    def _release(self, rows: NDArray[np.int64]) -> None:
+        """Frees rows, given in ascending order; the last live ones move into the holes."""
+        sources, targets = self._rows.remove(rows)
+        if sources.size:
+            self._cache.move(sources, targets, int(self._rows.positions[targets].max()))
 
     # --- admission --------------------------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 Owns the model, the optimizer, the number of steps done, and what is never exported: the frozen models that
 the loss needs (reference, teacher), and the critic. A step is: check and pack the samples; score them with
-the frozen models; with a critic, its values and the advantages from them; for more than one minibatch, the
-proximal logprobs of all but the first (whose own are proximal); each one's forward and backward of each
-microbatch, clipping, and one optimizer step of the policy, then of the critic. The models stay in eval mode,
-so there is no dropout: behavior logprobs come from an engine without any. Not thread-safe: one caller at a
-time.
+the frozen models; with a critic, its values and the advantages from them; for more than one minibatch, and a
+loss that reads them, the proximal logprobs of all but the first (whose own are proximal); each one's forward
+and backward of each microbatch, clipping, and one optimizer step of the policy, then of the critic. Samples
+whose advantages are all 0 count in every denominator, but are not computed where their gradient is known to
+be 0; metrics of tokens are then over those computed. The models stay in eval mode, so there is no dropout:
+behavior logprobs come from an engine without any. Not thread-safe: one caller at a time.
 """
 
 import logging
@@ -33,7 +34,7 @@ from astraflow.trainer.backends.lora import Lora
 from astraflow.trainer.backends.step_run import Minibatch, StepRun, joined
 from astraflow.trainer.columns import Columns, columns_from_samples, sample_name
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
-from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
+from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout, with_advantage
 from astraflow.trainer.step import denominator, entropies, learning_rate, shuffle_seed
 from astraflow.types import Batch
 
@@ -73,6 +74,7 @@ class TorchBackend:
         )
         self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size)
         self._critic = load_critic(config, model_dir=model_dir, vocab_size=self._vocab_size)
+        self._may_skip = self._loss.needs_advantage and not self._frozen and self._critic is None
         self.num_steps_done = 0
 
     def train_step(self, batch: Batch) -> StepResult:
@@ -149,7 +151,8 @@ class TorchBackend:
         seed = shuffle_seed(self._seed, self.num_steps_done)
         minibatches: list[Minibatch] = []
         for samples in cut_minibatches(columns, self._config.minibatches, seed=seed):
-            parts = cut_microbatches(columns, samples, self._config.token_budget)
+            computed = with_advantage(columns, samples) if self._may_skip else samples
+            parts = cut_microbatches(columns, computed, self._config.token_budget)
             layouts = [make_layout(columns, part, share=self._forward.is_packed) for part in parts]
             packed = tuple(self._forward.tensors(layout) for layout in layouts if layout.trained.size)
             if packed:
@@ -178,7 +181,7 @@ class TorchBackend:
 
     def _forward_backward(self, run: StepRun, minibatch: Minibatch, *, is_first: bool) -> None:
         statistics = self._statistics(run, minibatch, is_first=is_first)
-        num_tokens = sum(len(packed.trained) for packed in minibatch.microbatches)
+        num_tokens = run.columns.num_trained(minibatch.samples)
         divisor = denominator(self._config, num_tokens=num_tokens, num_samples=len(minibatch.samples))
         for packed in minibatch.microbatches:
             logprobs, logits = self._logprobs(run.columns, packed)
