@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.client import DataflowClient
+from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.records import DATABASE
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.types import (
@@ -51,7 +52,8 @@ class Stage:
 @asynccontextmanager
 async def staged(folder: Path, *, patience_s: float = 15.0) -> AsyncIterator[Stage]:
     """Step 0 is taken, the worker holds further leases whose results are ready."""
-    async with running(folder, make_plan(num_steps=3, group_size=2, groups_per_batch=2)) as run:
+    plan = make_plan(num_steps=3, group_size=2, groups_per_batch=2)
+    async with running(folder, plan, config=DataflowConfig(lease_timeout_s=1e6)) as run:
         transport = MemoryTransport(run.service.app)
         run.client = DataflowClient(
             ServiceClient("http://memory", patience_s=patience_s, transport=transport)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
+from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.records import JournalReader
 from astraflow.errors import WireError
 from astraflow.service import MemoryTransport
@@ -108,7 +109,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.
     stack = AsyncExitStack()
 
     async def started() -> Run:
-        run = await stack.enter_async_context(running(tmp_path_factory.mktemp("run")))
+        config = DataflowConfig(lease_timeout_s=1e6)  # nothing happens by itself, however long a test takes
+        run = await stack.enter_async_context(running(tmp_path_factory.mktemp("run"), config=config))
         await ScriptedTrainer(run.client).attach()
         worker = ScriptedWorker(run.client)
         await worker.register()
