@@ -1,0 +1,100 @@
+"""LoRA adapters in a version: under PEFT's names, beside the weights that they change. Numpy only.
+
+A version whose trainer publishes adapters holds the base model's tensors, which never change, and for each
+adapted projection `base_model.model.MODULE.lora_A.weight` [r, in] and `...lora_B.weight` [out, r], both
+float32, with the scale folded into B, so that alpha is r wherever they are read. What is served and exported is
+`W + B @ A` in float32: one function for all, so that they agree bit for bit.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.errors import WeightsError
+from astraflow.protocols import HostTensor
+
+__all__ = ["adapted_names", "adapter_config", "is_adapter", "merged", "merged_weight", "peft_names"]
+
+_PREFIX = "base_model.model."
+_ENDS = (".lora_A.weight", ".lora_B.weight")
+
+
+def peft_names(weight: str) -> tuple[str, str]:
+    """PEFT's names of a projection's two factors. `weight` ends with `.weight`."""
+    module = weight.removesuffix(".weight")
+    return _PREFIX + module + _ENDS[0], _PREFIX + module + _ENDS[1]
+
+
+def is_adapter(name: str) -> bool:
+    """True for a factor's name."""
+    return name.startswith(_PREFIX) and name.endswith(_ENDS)
+
+
+def adapted_names(names: Iterable[str]) -> list[str]:
+    """The weights that adapters among these names change, sorted."""
+    modules = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in names if is_adapter(name)}
+    return sorted(f"{module}.weight" for module in modules)
+
+
+def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
+    """The version as a plain model: adapted weights in float32, the others as they are; without adapters the
+    same tensors. Raises: WeightsError if a factor or its weight is missing, or a shape does not fit."""
+    given = {tensor.name: tensor for tensor in tensors}
+    adapted = set(adapted_names(given))
+    if missing := adapted - given.keys():
+        raise WeightsError(f"adapters of weights that are not in the version: {', '.join(sorted(missing)[:5])}")
+    return tuple(
+        merged_weight(tensor, given) if tensor.name in adapted else tensor
+        for tensor in tensors
+        if not is_adapter(tensor.name)
+    )
+
+
+def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTensor:
+    """`W + B @ A` in float32. Raises: WeightsError as `merged`."""
+    factors = [given.get(name) for name in peft_names(weight.name)]
+    down, up = factors
+    if down is None or up is None:
+        raise WeightsError(f"the adapter of {weight.name} has only one of its two factors")
+    is_fit = (
+        len(weight.shape) == len(down.shape) == len(up.shape) == 2
+        and (up.shape[0], down.shape[1]) == weight.shape
+        and up.shape[1] == down.shape[0]
+    )
+    if not is_fit:
+        raise WeightsError(
+            f"the adapter of {weight.name} has shapes {down.shape} and {up.shape}; [r, in] and [out, r] of "
+            f"{weight.shape} are expected"
+        )
+    values = _float32(weight) + _float32(up) @ _float32(down)
+    return replace(weight, dtype="float32", data=values.reshape(-1).view(np.uint8))
+
+
+def adapter_config(tensors: Sequence[HostTensor]) -> dict[str, object]:
+    """PEFT's `adapter_config.json` for the adapters of a version."""
+    ranks = {tensor.shape[0] for tensor in tensors if tensor.name.endswith(_ENDS[0])}
+    if len(ranks) != 1:
+        raise WeightsError(f"adapters of ranks {sorted(ranks)}; one rank is expected")
+    rank = ranks.pop()
+    modules = [name.removesuffix(".weight") for name in adapted_names(t.name for t in tensors)]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "",
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": modules,
+        "inference_mode": True,
+    }
+
+
+def _float32(tensor: HostTensor) -> NDArray[np.float32]:
+    if tensor.dtype == "bfloat16":
+        values = (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        values = tensor.data.view("<f2" if tensor.dtype == "float16" else "<f4").astype(np.float32)
+    return values.reshape(tensor.shape)
