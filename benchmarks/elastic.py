@@ -342,10 +342,11 @@ def conclude(plan: list[Phase], folder: Path, args: argparse.Namespace, wall_s: 
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = resource.getrusage(resource.RUSAGE_SELF)
     checked = audit(folder / "run" / "journal")
-    staleness = checked.policies[0]
+    actor = checked.policies[0]
     print(f"audit: {'holds' if checked.ok else checked.problems}; {steps} steps were trained meanwhile")
     print(
-        f"staleness: mean {staleness.staleness_mean:.2f}, max {staleness.staleness_max}, bound {staleness.staleness_bound}"
+        f"staleness: mean {actor.staleness_mean:.2f}, max {actor.staleness_max}, bound "
+        f"{actor.staleness_bound}"
     )
     cpu_s = cpu.ru_utime + cpu.ru_stime + own.ru_utime + own.ru_stime
     figures |= {
@@ -354,8 +355,8 @@ def conclude(plan: list[Phase], folder: Path, args: argparse.Namespace, wall_s: 
         "dropped_results": delivered.num_dropped,
         "episodes": len(delivered.episodes),
         "steps": steps,
-        "staleness_mean": staleness.staleness_mean,
-        "staleness_max": staleness.staleness_max,
+        "staleness_mean": actor.staleness_mean,
+        "staleness_max": actor.staleness_max,
         "join_s": round(statistics.median(p.join_s for p in plan), 1),
         "cores_used": round(cpu_s / wall_s, 2),
     }
