@@ -133,7 +133,13 @@ def make_recipe(folder: Path, args: argparse.Namespace) -> Recipe:
         "update_s": args.update_s,
         "max_context": args.max_tokens + 64,
     }
-    table = {"group_size": 8, "groups_per_batch": args.groups, "max_staleness": 8, "engine_lag": 2}
+    # Batches take the oldest draws, so tickets must last while the longest episode runs, or runs again.
+    table = {
+        "group_size": 8,
+        "groups_per_batch": args.groups,
+        "max_staleness": args.staleness,
+        "engine_lag": 2,
+    }
     backend = {"name": "paced", "step_s": args.step_s, "weights_bytes": args.weights_bytes}
     content: dict[str, Any] = {
         "name": "elastic",
@@ -331,11 +337,17 @@ def conclude(plan: list[Phase], folder: Path, args: argparse.Namespace, wall_s: 
         losses = {p.title: 1 - p.rate / links[0].rate for p in links[1:]}
         show_table("links", ("link", "loss"), [(title, f"{loss:.3f}") for title, loss in losses.items()])
         figures["wan_loss_frac"] = max(losses.values())
+        figures["wan_loss_of_emulated_frac"] = max(1 - p.rate / p.nominal(args) for p in links[1:])
     steps = _steps(folder)
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = resource.getrusage(resource.RUSAGE_SELF)
     checked = audit(folder / "run" / "journal")
+    actor = checked.policies[0]
     print(f"audit: {'holds' if checked.ok else checked.problems}; {steps} steps were trained meanwhile")
+    print(
+        f"staleness: mean {actor.staleness_mean:.2f}, max {actor.staleness_max}, bound "
+        f"{actor.staleness_bound}"
+    )
     cpu_s = cpu.ru_utime + cpu.ru_stime + own.ru_utime + own.ru_stime
     figures |= {
         "audit_ok": checked.ok,
@@ -343,6 +355,8 @@ def conclude(plan: list[Phase], folder: Path, args: argparse.Namespace, wall_s: 
         "dropped_results": delivered.num_dropped,
         "episodes": len(delivered.episodes),
         "steps": steps,
+        "staleness_mean": actor.staleness_mean,
+        "staleness_max": actor.staleness_max,
         "join_s": round(statistics.median(p.join_s for p in plan), 1),
         "cores_used": round(cpu_s / wall_s, 2),
     }
@@ -393,7 +407,8 @@ def main() -> None:
     parser.add_argument("--mean-tokens", type=float, default=2000.0)
     parser.add_argument("--sigma", type=float, default=1.0)
     parser.add_argument("--max-tokens", type=int, default=8192, help="longer completions are cut")
-    parser.add_argument("--groups", type=int, default=32, help="groups of 8 in a batch")
+    parser.add_argument("--groups", type=int, default=64, help="groups of 8 in a batch")
+    parser.add_argument("--staleness", type=int, default=12, help="versions; the bound")
     parser.add_argument("--step-s", type=float, default=0.5, help="emulated time of a training step")
     parser.add_argument("--update-s", type=float, default=0.05, help="emulated time of a weight update")
     parser.add_argument("--weights-bytes", type=int, default=1 << 20)
