@@ -20,7 +20,7 @@ from system_driver import ROOT, astraflow, environment
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3600)]
 NODE = shutil.which("node")
 OURS = [sys.executable, "-m", "astraflow.cli.main"]
-STEPS = 40
+STEPS = 20
 """Enough for the held-out score to rise well beyond what chance moves it."""
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
