@@ -43,6 +43,7 @@ class TinyModel:
             initializer_range=0.2,
         )  # fmt: skip
         model = self._model(0)
+        model.config.architectures = ["Qwen3ForCausalLM"]  # else vLLM takes it for an embedding model
         model.config.save_pretrained(self.folder)
         model.generation_config.save_pretrained(self.folder)
 

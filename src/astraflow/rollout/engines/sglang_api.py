@@ -148,15 +148,17 @@ class _Finish(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
+    """A request that was aborted before it ran comes with little more than the reason."""
+
     finish_reason: _Finish
-    weight_version: str
+    weight_version: str = ""
     output_token_logprobs: tuple[tuple[float, int, str | None], ...] = ()
-    completion_tokens: int = 0
+    completion_tokens: int = -1
 
 
 def _part(meta: _Meta) -> Part:
     rows = meta.output_token_logprobs
-    if len(rows) != meta.completion_tokens:
+    if meta.completion_tokens >= 0 and len(rows) != meta.completion_tokens:
         raise ValueError(f"{len(rows)} logprobs for {meta.completion_tokens} tokens")
     return Part(
         token_ids=tuple(row[1] for row in rows),

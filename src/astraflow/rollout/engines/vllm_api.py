@@ -60,7 +60,11 @@ class VllmApi:
     async def check(self, http: ServerHttp) -> None:
         """Raises: ConfigError if it runs without an interface that is needed."""
         await http.get("/health")
-        needs = {"/weight_info": "VLLM_SERVER_DEV_MODE=1 in its environment", _GENERATE: "--enable-scale-out"}
+        needs = {
+            "/weight_info": "VLLM_SERVER_DEV_MODE=1 in its environment",
+            _GENERATE: "--enable-scale-out, and a model whose config.json names its architectures, "
+            'e.g. ["Qwen3ForCausalLM"]',
+        }
         for path, remedy in needs.items():
             try:
                 await http.get(path)
