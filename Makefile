@@ -58,7 +58,7 @@ quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not long and not vllm" $(PYTEST_ARGS)
 
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
