@@ -6,7 +6,8 @@ makes a run's course depend on the machine: processes, HTTP, the journal, and th
 episode and a training step take as long as the `Pace` says, whatever the machine does meanwhile.
 
 Without a pace, rollout is as fast as may be: whatever has a ticket is rolled out before the next batch is
-taken, so that with `fifo` and no filters every batch is exactly `max_staleness` versions old.
+taken, so that with `fifo` and no filters every batch is exactly `max_staleness` versions old, once as many
+have passed.
 """
 
 import heapq
