@@ -2,8 +2,8 @@
 
 A version whose trainer publishes adapters holds the base model's tensors, which never change, and for each
 adapted projection `base_model.model.MODULE.lora_A.weight` [r, in] and `...lora_B.weight` [out, r], both
-float32, with the scale folded into B, so that alpha is r wherever they are read. What is served and exported is
-`W + B @ A` in float32: one function for all, so that they agree bit for bit.
+float32, with the scale folded into B, so that alpha is r wherever they are read. What is served and exported
+is `W + B @ A` in float32: one function for all, so that they agree bit for bit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,9 @@ def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
     given = {tensor.name: tensor for tensor in tensors}
     adapted = set(adapted_names(given))
     if missing := adapted - given.keys():
-        raise WeightsError(f"adapters of weights that are not in the version: {', '.join(sorted(missing)[:5])}")
+        raise WeightsError(
+            f"adapters of weights that are not in the version: {', '.join(sorted(missing)[:5])}"
+        )
     return tuple(
         merged_weight(tensor, given) if tensor.name in adapted else tensor
         for tensor in tensors
