@@ -44,8 +44,9 @@ def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
     given = {tensor.name: tensor for tensor in tensors}
     adapted = set(adapted_names(given))
     if missing := adapted - given.keys():
-        names = ", ".join(sorted(missing)[:5])
-        raise WeightsError(f"adapters of weights that are not in the version: {names}")
+        raise WeightsError(
+            f"adapters of weights that are not in the version: {', '.join(sorted(missing)[:5])}"
+        )
     return tuple(
         merged_weight(tensor, given) if tensor.name in adapted else tensor
         for tensor in tensors
