@@ -388,7 +388,7 @@ def draw(pool: list[Phase], delivered: Delivered, args: argparse.Namespace) -> N
         axes.axvspan(phase.begin_s - begin_s, phase.end_s - begin_s, color="tab:blue", alpha=0.08)
         axes.annotate(str(len(phase.members)), (phase.changed_s - begin_s + 1, phase.nominal(args) / 1e3))
     axes.set(xlabel="seconds", ylabel="1,000 tokens/s", title="Services join, and are killed, unannounced")
-    axes.set_ylim(0)
+    axes.set_ylim(0, 1.15 * max(p.nominal(args) for p in pool) / 1e3)
     axes.legend(loc="upper left")
     figure.tight_layout()
     figure.savefig(args.picture, dpi=110)

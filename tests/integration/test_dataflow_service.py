@@ -499,6 +499,20 @@ async def test_metrics_and_openapi_are_served(tmp_path: Path) -> None:
             assert (await answer.json())["policies"][0]["name"] == "actor"
 
 
+async def test_advice_on_the_pool_is_in_status_and_metrics(tmp_path: Path) -> None:
+    async with running(tmp_path, http=True) as run, aiohttp.ClientSession() as session:
+        _, worker = await ready(run)
+        load = Load(num_running=2, num_slots=8, versions=await worker.served())
+        for _ in range(2):
+            await run.client.heartbeat(worker.id, Heartbeat(lease_ids=(), load=load))
+        scaling = (await run.client.status()).scaling
+        assert (scaling.num_services, scaling.text) == (1, "no advice yet: too little was seen")
+        async with session.get(run.url + "/metrics") as answer:
+            assert "astraflow_missing_services 0.0" in await answer.text()
+        await run.client.drain(worker.id)
+        assert (await run.client.status()).scaling.num_services == 0
+
+
 async def test_a_taken_port_is_named(tmp_path: Path) -> None:
     async with running(tmp_path, http=True) as run:
         port = int(run.url.rsplit(":", 1)[1])

@@ -29,23 +29,31 @@ _TOO_EARLY_S = 30.0
 
 
 class _Share:
-    """The mean of a value over the last `_WINDOW_S`, weighted by time."""
+    """The mean of a value over the last `_WINDOW_S`, weighted by time. Its sums are kept: asking is cheap."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[float, float, float]] = deque()
         """(end, length, value) of each stretch of time."""
+        self._known_s = self._weighted_s = 0.0
 
     def add(self, now_s: float, length_s: float, value: float) -> None:
         """The value was this for `length_s` until now."""
         if length_s > 0:
             self._parts.append((now_s, length_s, value))
-        while self._parts and self._parts[0][0] < now_s - _WINDOW_S:
-            self._parts.popleft()
+            self._known_s += length_s
+            self._weighted_s += length_s * value
+        self._forget(now_s)
 
     def totals(self, now_s: float) -> tuple[float, float]:
         """(seconds that are known, value times seconds), within the window."""
-        recent = [(length, value) for end, length, value in self._parts if end >= now_s - _WINDOW_S]
-        return sum(length for length, _ in recent), sum(length * value for length, value in recent)
+        self._forget(now_s)
+        return max(0.0, self._known_s), max(0.0, self._weighted_s)
+
+    def _forget(self, now_s: float) -> None:
+        while self._parts and self._parts[0][0] < now_s - _WINDOW_S:
+            _, length_s, value = self._parts.popleft()
+            self._known_s -= length_s
+            self._weighted_s -= length_s * value
 
 
 class WaitShares:

@@ -1,7 +1,7 @@
 import re
 
 from astraflow.dataflow.prometheus import prometheus_text
-from astraflow.types import FateCounts, Load, PolicyStatus, StatusReply, WorkerStatus
+from astraflow.types import FateCounts, Load, PolicyStatus, ScalingAdvice, StatusReply, WorkerStatus
 
 _SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -56,12 +56,22 @@ def test_the_text_parses_and_holds_the_figures() -> None:
         last_seen_s=99.0,
     )
     status = StatusReply(
-        name="x", state="running", reason="", now_s=100.0, policies=(policy,), workers=(worker,), waits=()
+        name="x",
+        state="running",
+        reason="",
+        now_s=100.0,
+        policies=(policy,),
+        workers=(worker,),
+        waits=(),
+        scaling=ScalingAdvice(trainer_wait_frac={"actor": 0.25}, rollout_wait_frac=0.5, missing_services=-3),
     )
     samples = parse(prometheus_text(status, num_records=7))
     assert samples["astraflow_policy_steps_total", ("policy", "actor")] == 3
     assert samples["astraflow_policy_groups", ("fate", "trained"), ("policy", "actor")] == 12
     assert samples["astraflow_worker_generated_tokens_total", ("id", 'w".1'), ("worker", "w\n")] == 1234
     assert samples["astraflow_journal_records_total",] == 7
+    assert samples["astraflow_trainer_wait_frac", ("policy", "actor")] == 0.25
+    assert samples["astraflow_rollout_wait_frac",] == 0.5
+    assert samples["astraflow_missing_services",] == -3
     assert samples["astraflow_run_state", ("state", "running")] == 1
     assert samples["astraflow_run_state", ("state", "failed")] == 0
