@@ -1,5 +1,7 @@
 """Data algorithms of a recipe: curators, filters, credit and samplers. One class a variant."""
 
+# size: a catalogue, one class a variant; splitting it by kind would hide that a recipe chooses from all of it
+
 from typing import Annotated, Literal
 
 from pydantic import Field
