@@ -273,7 +273,7 @@ class RoleBalancedConfig(Config):
     a verifier whose verdicts on right and on wrong answers are roles of their own."""
 
     name: Literal["role_balanced"] = "role_balanced"
-    roles: tuple[str, ...] = Field(min_length=2)
+    roles: tuple[str, ...] = Field(default=("verifier_of_right", "verifier_of_wrong"), min_length=2)
     """Compared with one another; a group that lacks one of them gives no advantage. Others are compared with
     themselves."""
 
