@@ -157,6 +157,7 @@ CREDIT: dict[str, list[float | tuple[float, ...]]] = {
     "group_relative": [1.5, -0.5, -0.5, -0.5],  # mean 1/4, sample deviation 1/2
     "gae": [(0.0, 1.0), *((0.0, 0.0),) * 3],  # rewards of the turns: the critic does the rest
     "rloo": [1.0, -1 / 3, -1 / 3, -1 / 3],
+    "role_balanced": [0.75, -0.25, -0.25, -0.25],  # a role that is not named: distance from its own mean
     "max_rl": [3.0, -1.0, -1.0, -1.0],  # distance from the mean over the mean
     "reinforce_plus_plus": [1.0, 0.0, 0.0, 0.0],  # whitening is the batch's
     "turn_discount": [

@@ -1,6 +1,8 @@
 """Data algorithms of a recipe: curators, filters, credit and samplers. One class a variant."""
 # size: a catalogue, a class a variant
 
+# size: a catalogue, one class a variant; splitting it by kind would hide that a recipe chooses from all of it
+
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -273,7 +275,7 @@ class RoleBalancedConfig(Config):
     a verifier whose verdicts on right and on wrong answers are roles of their own."""
 
     name: Literal["role_balanced"] = "role_balanced"
-    roles: tuple[str, ...] = Field(min_length=2)
+    roles: tuple[str, ...] = Field(default=("verifier_of_right", "verifier_of_wrong"), min_length=2)
     """Compared with one another; a group that lacks one of them gives no advantage. Others are compared with
     themselves."""
 

@@ -10,7 +10,9 @@ from astraflow.protocols import GroupFacts
 __all__ = ["role_balanced"]
 
 
-def role_balanced(facts: GroupFacts, *, roles: Sequence[str]) -> tuple[float, ...]:
+def role_balanced(
+    facts: GroupFacts, *, roles: Sequence[str] = ("verifier_of_right", "verifier_of_wrong")
+) -> tuple[float, ...]:
     """One advantage a trajectory; for `n` trajectories of the `K` named roles, `n_k` of them of role k:
 
     m = mean over k of mean_{i in k}(r_i);  A_i = n / (K n_k) (r_i - m) for i of role k

@@ -96,7 +96,7 @@ class AdditionCheckConfig(Config):
     right_frac: float = Field(default=0.5, ge=0, le=1)
     """Share of workings that are right."""
     solve_frac: float = Field(default=0.0, ge=0, le=1)
-    """Share of demonstrations that solve the problem instead: what is worked out with no working to copy."""
+    """Share of demonstrations that solve the problem instead, with nothing to copy."""
     careful_frac: tuple[Share, Share] = (1.0, 1.0)
     """Share of checks that work the columns out, at the first and at the last one; linear between. The others
     copy what is shown and approve it."""
