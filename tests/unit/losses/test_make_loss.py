@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import pytest
@@ -14,6 +15,7 @@ from astraflow.losses.auxiliary import CORRECTIONS
 from astraflow.losses.config import (
     AuxiliaryConfig,
     GrpoLossConfig,
+    KlConfig,
     LossConfig,
     M2poLossConfig,
     MaskedCorrectionConfig,
@@ -123,3 +125,59 @@ def test_a_correction_of_the_users_own_multiplies_the_loss() -> None:
     use = Use(use=f"{__name__}:weighed", args={"weight": 3.0})
     loss = make_loss(GrpoLossConfig(), AuxiliaryConfig(correction=use))
     assert loss.function(make_inputs()).per_token.tolist() == [-3.0, -3.0]
+
+
+def random_inputs() -> LossInputs:
+    """Five tokens of two sequences; the second has no advantage."""
+    generator = torch.Generator().manual_seed(0)
+    logprobs, proximal, behavior, teacher = torch.randn(4, 5, generator=generator) * 0.3 - 1
+    return LossInputs(
+        logprobs=logprobs.requires_grad_(),
+        proximal_logprobs=proximal,
+        behavior_logprobs=behavior,
+        advantages=torch.tensor([1.0, -0.5, 2.0, 0.0, 0.0]),
+        sequence_idx=torch.tensor([0, 0, 0, 1, 1]),
+        staleness=torch.ones(5),
+        teacher_logprobs=teacher,
+    )
+
+
+def gradient_of(name: str, inputs: LossInputs) -> Tensor:
+    loss = make_loss(CONFIGS[name]())
+    statistics = loss.statistics(inputs) if loss.statistics else {}
+    total = loss.function(replace(inputs, statistics=statistics)).per_token.sum()
+    (gradient,) = torch.autograd.grad(total, inputs.logprobs)
+    return gradient
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if make_loss(CONFIGS[name]()).needs_advantage])
+def test_tokens_that_may_be_left_out_add_nothing(name: str) -> None:
+    inputs = random_inputs()
+    whole = gradient_of(name, inputs)
+    assert not whole[3:].any()
+    columns = {f.name: getattr(inputs, f.name) for f in fields(inputs)}
+    kept = {n: c[:3] for n, c in columns.items() if isinstance(c, Tensor)}
+    kept["logprobs"] = inputs.logprobs.detach()[:3].requires_grad_()
+    assert torch.allclose(gradient_of(name, LossInputs(**kept)), whole[:3])
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if not make_loss(CONFIGS[name]()).needs_proximal])
+def test_losses_without_a_proximal_pass_never_read_it(name: str) -> None:
+    inputs = random_inputs()
+    other = replace(inputs, proximal_logprobs=inputs.proximal_logprobs - 1)
+    assert torch.equal(gradient_of(name, inputs), gradient_of(name, other))
+
+
+def test_what_looks_at_every_token_keeps_every_token() -> None:
+    config = M2poLossConfig()
+    assert make_loss(config).needs_advantage
+    assert not make_loss(config, AuxiliaryConfig(entropy_coef=0.1)).needs_advantage
+    assert not make_loss(config, AuxiliaryConfig(kl=KlConfig(coef=0.1))).needs_advantage
+    assert not make_loss(Use(use=f"{__name__}:Halved")).needs_advantage
+    assert not any(make_loss(CONFIGS[name]()).needs_advantage for name in ("distill", "m2po_mask", "sft"))
+
+
+def test_a_correction_needs_the_proximal_logprobs() -> None:
+    plain, corrected = CONFIGS["reinforce"](), AuxiliaryConfig(correction=TruncatedCorrectionConfig())
+    assert not make_loss(plain).needs_proximal
+    assert make_loss(plain, corrected).needs_proximal
