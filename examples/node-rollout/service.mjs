@@ -112,7 +112,10 @@ async function goodbye() {
   await call("POST", `/v1/workers/${me.worker_id}/drain`);
   process.exit(0);
 }
-process.on("SIGTERM", goodbye);
+process.on("SIGTERM", () => {
+  setTimeout(() => process.exit(1), 10_000); // nobody may be there to say goodbye to
+  goodbye();
+});
 
 await join();
 follow();
