@@ -46,6 +46,8 @@ class TinyModel:
         model.config.architectures = ["Qwen3ForCausalLM"]  # else vLLM takes it for an embedding model
         model.config.save_pretrained(self.folder)
         model.generation_config.save_pretrained(self.folder)
+        tokenizer = self.folder / "tokenizer_config.json"  # vLLM would take the end token from here
+        tokenizer.write_text(tokenizer.read_text().replace('"eos_token": "<eos>",', ""))
 
     def _model(self, seed: int) -> Any:
         torch.manual_seed(seed)
