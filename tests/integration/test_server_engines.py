@@ -34,6 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.long
 async def test_tokens_across_an_update_have_their_versions_and_the_logprobs_of_these(
     model: TinyModel,
 ) -> None:
@@ -63,6 +64,7 @@ async def test_tokens_across_an_update_have_their_versions_and_the_logprobs_of_t
         assert set((await engine.generate(ask(max_tokens=3))).versions) == {1}
 
 
+@pytest.mark.long
 async def test_a_pause_keeps_requests_and_an_evaluation_has_a_server_of_its_own(model: TinyModel) -> None:
     async with engine_on(sglang_config(), model.snapshot(0)) as engine:
         with pytest.raises(RolloutError, match=r"version 3 .* is in no slot \(live: 0\)"):
@@ -92,6 +94,7 @@ async def test_a_pause_keeps_requests_and_an_evaluation_has_a_server_of_its_own(
     assert own_servers() == []
 
 
+@pytest.mark.long
 async def test_a_killed_server_is_named_with_its_last_words_and_started_again(model: TinyModel) -> None:
     async with engine_on(sglang_config(), model.snapshot(0)) as engine:
         await engine.load(model.snapshot(1), slot="live")
@@ -111,6 +114,7 @@ async def test_a_killed_server_is_named_with_its_last_words_and_started_again(mo
         assert engine.capacity().generated_tokens > 30
 
 
+@pytest.mark.long
 async def test_a_server_that_never_starts_fails_for_good_with_its_last_lines(model: TinyModel) -> None:
     engine = make_engine(sglang_config(args=("--exit-code", "3")), model.snapshot(0))
     with pytest.raises(ServiceError, match="3 times in a row") as caught:
@@ -158,6 +162,7 @@ def start_stand_in(model: Path, port: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(argv, cwd=STAND_INS)
 
 
+@pytest.mark.long
 async def test_a_server_of_someone_elses_gets_the_weights_again_after_its_restart(
     model: TinyModel, tmp_path: Path, unused_tcp_port: int
 ) -> None:
@@ -203,6 +208,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_no_server_and_no_weights_outlive_a_killed_engine(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", _HOST, str(tmp_path)]
     host = subprocess.Popen(argv, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)

@@ -112,7 +112,7 @@ class Server:
         stops = self._model.generation_config.eos_token_id
         random = torch.Generator().manual_seed(params.get("sampling_seed", 0) + len(prompt))
         while len(rows) < min(params["max_new_tokens"], self._context - len(prompt)):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)  # requests of hundreds of tokens are seen running
             if self._num_pauses != pauses:
                 end = _ABORTED
                 break
