@@ -234,6 +234,7 @@ def make_setting(args: argparse.Namespace, work: Path) -> tuple[Setting, Recipe]
     overrides: dict[str, Any] = {
         "weights.keep": STOP.max_steps + 1,
         f"policies.{policy}.table.filters": [],
+        f"policies.{policy}.table.max_staleness": 1,
         f"policies.{policy}.train.steps": STOP.max_steps,
         f"policies.{policy}.train.checkpoint_every": STOP.max_steps,
     }

@@ -406,8 +406,6 @@ class ProcessSpec:
     max_restarts: int = 5
     ends_with_run: bool = False
     """Exit code 0 is its normal end; without it, any end that nobody asked for is a crash."""
-    niceness: int = 0
-    """Added to the launcher's own: where cores are short, processes of a higher one wait for the others."""
 
 
 @runtime_checkable

@@ -101,9 +101,4 @@ class LocalLauncher:
                 )
             except OSError as err:
                 raise ConfigError(f"{spec.name}: cannot start {spec.argv[0]!r}: {err.strerror}") from err
-        if spec.niceness:
-            with contextlib.suppress(ProcessLookupError):  # it has ended already
-                os.setpriority(
-                    os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + spec.niceness
-                )
         return LocalProcess(process)

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
@@ -43,10 +43,6 @@ CA_VARIABLE = "SSL_CERT_FILE"
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
-
-_ROLLOUT_NICENESS = 5
-"""Of rollout services, which may share cores with a trainer: while a step waits, all that is generated grows
-a version older; a batch that comes later loses nothing but the wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +171,7 @@ def program(
         name, threads = f"rollout-{idx}", _num_threads(recipe.rollout.engine)
         cache = ("--cache", str(folder.cache / name))
         join = ("join", addresses.url, "--name", name, *cache, *peer, *allowed)
-        service = spec(name, *join, threads=threads, role="worker", is_finite=True)
-        specs.append(replace(service, niceness=_ROLLOUT_NICENESS))
+        specs.append(spec(name, *join, threads=threads, role="worker", is_finite=True))
     return tuple(specs)
 
 

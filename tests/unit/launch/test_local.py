@@ -41,15 +41,6 @@ async def test_a_child_is_its_own_session(tmp_path: Path) -> None:
         assert await handle.wait() == -signal.SIGKILL
 
 
-async def test_a_child_may_be_nicer_than_the_launcher(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher:
-        handle = await launcher.start(make_spec(tmp_path, "", argv=("sleep", "30"), niceness=3))
-        expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 3)
-        assert os.getpriority(os.PRIO_PROCESS, handle.pid) == expected
-        handle.kill()
-        await handle.wait()
-
-
 async def test_what_a_child_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '30']).pid, flush=True)"
     spec = make_spec(tmp_path, code)
