@@ -10,13 +10,14 @@ RUN    ?= runs/quickstart
 NAME   ?=
 PYTEST_ARGS ?=
 SAMPLE ?= 0
+WORKERS ?= 2
 
 .PHONY: help quickstart test test-all test-vllm mutants check format bench docs reference clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart [SEED=n] [RUN=dir]  set up and train a tiny real model on this machine (minutes)"
-	@echo "make test                           set up and run all tests but gpu and long ones"
+	@echo "make test [WORKERS=n]               set up and run all tests but gpu and long ones"
 	@echo "make test-all                       all tests: chaos, gallery, real vLLM, GPU where there is one"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
@@ -58,7 +59,7 @@ quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not gpu and not long and not vllm" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not gpu and not long and not vllm" $(PYTEST_ARGS)
 
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)

@@ -13,6 +13,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start whole runs, or build the quickstart's model, share one worker: two runs at once would
+    only slow each other. What is quick goes to the others meanwhile."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("system") or "quickstart_model" in names:
+            item.add_marker(pytest.mark.xdist_group("runs"))
+
+
 @pytest.fixture(scope="session")
 def quickstart_model(pytestconfig: pytest.Config) -> Path:
     """The model that `make quickstart` starts from; built again when its spec or its code changed."""
