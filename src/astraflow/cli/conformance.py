@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from astraflow.conformance.arrange import Settings
     from astraflow.conformance.report import Report
 
-__all__ = ["conformance"]
+__all__ = ["check_dataflow", "check_rollout", "check_trainer", "conformance"]
 
 conformance = typer.Typer(
     name="conformance",

@@ -51,6 +51,7 @@ def codes_of(path: Path) -> set[str]:
                 isinstance(status, ast.Constant)
                 and isinstance(code, ast.Constant)
                 and isinstance(status.value, int)
+                and 400 <= status.value < 600
             ):
                 codes |= {code.value} if isinstance(code.value, str) else set()
     return {code for code in codes if isinstance(code, str)}
