@@ -73,6 +73,8 @@ class Server:
             return web.json_response({"message": f"mode {mode} is not covered here"}, status=400)
         self._may_run.clear()
         self._num_pauses += 1
+        while self._num_running:  # noqa: ASYNC110 - what was aborted is answered first
+            await asyncio.sleep(0.005)
         return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def go_on(self, _: web.Request) -> web.Response:
