@@ -33,7 +33,7 @@ from astraflow.types import SourceLink
 from astraflow.weights.codec.delta import apply_delta, encode_delta, parse_delta
 from astraflow.weights.codec.kernels import NUMPY, choose_kernel
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.manifest import TensorDigest, lay_out
+from astraflow.weights.manifest import digest_of, lay_out
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
@@ -44,6 +44,9 @@ DENSITIES = (0.001, 0.01, 0.03)
 TENSOR_ELEMENTS = 8 * 1024 * 1024
 GBIT_BYTES_PER_S = 125e6
 Words = NDArray[np.uint16]
+
+_NUM_WARM = 4
+"""Versions until each of the two files that take turns has been written and mapped on both sides."""
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -102,9 +105,7 @@ class Codec:
         self.buffer = self.old.copy()
 
     def _digest(self, words: Words) -> str:
-        digest = TensorDigest(self.table)
-        digest.update(words.view(np.uint8).data)
-        return digest.hexdigest()
+        return digest_of(words.view(np.uint8))
 
     def encode(self, is_numpy: bool = False) -> bytes:
         base_digest, digest = self.digests
@@ -115,9 +116,8 @@ class Codec:
             base_digest=base_digest,
             digest=digest,
             kernel=NUMPY if is_numpy else choose_kernel(1 << 40),
-            num_threads=os.cpu_count() or 1,
         )
-        return b"".join(data for _, data in pieces)
+        return b"".join(pieces)
 
     def apply(self, data: bytes, repeats: int) -> float:
         """Median seconds from encoded bytes to a patched and verified buffer."""
@@ -270,7 +270,7 @@ class Timing:
 
 
 async def stream(words: Words, num_versions: int, folder: Path, *, delta: bool, link: str) -> list[Timing]:
-    """Publishes and fetches version after version; the first two are not counted."""
+    """Publishes and fetches version after version; the first `_NUM_WARM` are not counted."""
     timings: list[Timing] = []
     rng = np.random.default_rng(1)
     with contextlib.ExitStack() as stack:
@@ -293,7 +293,7 @@ async def stream(words: Words, num_versions: int, folder: Path, *, delta: bool, 
             await client.forget("actor", [number])
         await receiver.close()
         await service.close()
-    return timings[2:]
+    return timings[_NUM_WARM:]
 
 
 def is_same(tensors: tuple[HostTensor, ...], words: Words) -> bool:
@@ -307,7 +307,7 @@ async def measure_stream(old: Words, repeats: int) -> dict[str, object]:
     for link in ("loopback", "1 Gbit/s"):
         for kind in ("full", "delta"):
             with tempfile.TemporaryDirectory(dir=shared, prefix="weights-") as folder:
-                num_versions = 2 + (repeats if link == "loopback" else 2)
+                num_versions = _NUM_WARM + (repeats if link == "loopback" else 3)
                 timings = await stream(old, num_versions, Path(folder), delta=kind == "delta", link=link)
             name = f"{kind}, {link}"
             median[name] = Timing(

@@ -53,7 +53,7 @@ def step_between(old: StoredVersion, new: StoredVersion) -> Step:
     is_changed = a != b
     distance = np.abs(ordered(a[is_changed]) - ordered(b[is_changed]))
     digests = {"base_digest": old.manifest.digest, "digest": new.manifest.digest}
-    delta = b"".join(data for _, data in encode_delta(before, after, table, **digests))
+    delta = b"".join(encode_delta(before, after, table, **digests))
     p = is_changed.mean()
     bits = 0.0 if p in {0.0, 1.0} else -p * np.log2(p) - (1 - p) * np.log2(1 - p)
     return Step(

@@ -18,8 +18,9 @@ from astraflow.errors import UnavailableError, WeightsError
 from astraflow.protocols import HostTensor
 from astraflow.service import ServiceClient, run_service
 from astraflow.types import Manifest, SourceLink
+from astraflow.weights import manifest
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.manifest import TensorDigest, lay_out, pack
+from astraflow.weights.manifest import pack
 from astraflow.weights.peer import Spool, served
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
@@ -30,9 +31,7 @@ CHUNK_BYTES = 32 * 1024
 
 def digest_of(tensors: list[HostTensor]) -> str:
     """What a manifest says of these tensors, recomputed from their bytes."""
-    digest = TensorDigest(lay_out(tensors))
-    digest.update(pack(tensors).data)
-    return digest.hexdigest()
+    return manifest.digest_of(pack(tensors))
 
 
 def first_weights(seed: int, num_bytes: int = 600_000) -> list[HostTensor]:

@@ -581,7 +581,7 @@ class Manifest(Item, frozen=True, kw_only=True):
     tensors: tuple[TensorInfo, ...]
     chunks: tuple[Chunk, ...]
     digest: str
-    """xxh3-128 hex over all tensors' bytes in manifest order: what the installed version must hash to."""
+    """xxh3-128 hex over the xxh3-128 of each 512 KiB of a version's bytes: what is installed must have it."""
     files: tuple[FileInfo, ...] = ()
     sources: tuple[SourceLink, ...] = ()
     num_bytes: int

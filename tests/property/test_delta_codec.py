@@ -1,5 +1,7 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.protocols import HostTensor
 from astraflow.types import TensorInfo
+from astraflow.weights.codec import delta
 from astraflow.weights.codec.delta import apply_delta, encode_delta, parse_delta
 from astraflow.weights.codec.kernels import NUMPY
 from astraflow.weights.codec.planes import Kernel
-from astraflow.weights.manifest import ITEM_BYTES, TensorDigest, lay_out, pack
+from astraflow.weights.manifest import ITEM_BYTES, digest_of, lay_out, pack
 
 pytestmark = pytest.mark.timeout(120)  # the first use compiles
 jit = pytest.importorskip("astraflow.weights.codec.jit", reason="numba is not installed")
@@ -36,11 +39,9 @@ class Pair:
     new: NDArray[np.uint8]
 
     def digest(self, buffer: NDArray[np.uint8]) -> str:
-        digest = TensorDigest(self.tensors)
-        digest.update(buffer.data)
-        return digest.hexdigest()
+        return digest_of(buffer)
 
-    def encoded(self, kernel: Kernel = NUMPY, num_threads: int = 2) -> bytes:
+    def encoded(self, kernel: Kernel = NUMPY) -> bytes:
         pieces = encode_delta(
             self.base,
             self.new,
@@ -48,9 +49,8 @@ class Pair:
             base_digest=self.digest(self.base),
             digest=self.digest(self.new),
             kernel=kernel,
-            num_threads=num_threads,
         )
-        return b"".join(data for _, data in pieces)
+        return b"".join(pieces)
 
     def applied(self, data: bytes, kernel: Kernel = NUMPY) -> NDArray[np.uint8]:
         buffer = self.base.copy()
@@ -127,7 +127,11 @@ def test_a_delta_tells_which_elements_it_touches(pair: Pair) -> None:
 @settings(deadline=None, max_examples=40)
 @given(pairs(), st.integers(1, 4))
 def test_the_bytes_depend_neither_on_the_kernel_nor_on_threads(pair: Pair, num_threads: int) -> None:
-    assert pair.encoded(NUMPY, 1) == pair.encoded(jit, num_threads)
+    with (
+        ThreadPoolExecutor(num_threads) as pool,
+        mock.patch.object(delta, "shared_threads", return_value=pool),
+    ):
+        assert pair.encoded(NUMPY) == pair.encoded(jit)
 
 
 @settings(deadline=None, max_examples=50)

@@ -15,7 +15,7 @@ from astraflow.launch.targets import chosen_policy
 from astraflow.models.adapters import merged
 from astraflow.protocols import HostTensor
 from astraflow.types import Manifest
-from astraflow.weights.manifest import TensorDigest, lay_out, pack
+from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import read_safetensors, snapshot_to_folder
 from astraflow.weights.stored import StoredVersions
 
@@ -88,6 +88,4 @@ def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manife
 
 
 def _digest(tensors: Sequence[HostTensor]) -> str:
-    digest = TensorDigest(lay_out(tensors))
-    digest.update(pack(tensors).data)
-    return digest.hexdigest()
+    return digest_of(pack(tensors))

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from astraflow.types import Manifest, TensorInfo
 from astraflow.weights.chunk_store import ChunkStore
-from astraflow.weights.manifest import TensorDigest, span_bytes
+from astraflow.weights.manifest import digest_of, span_bytes
 
-__all__ = ["SPARE_FOLDER", "Base", "Bases"]
+__all__ = ["SPARE_FOLDER", "Base", "Bases", "map_file"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Bases:
         maps, inode = self._maps.setdefault(policy, {}), os.fstat(fd).st_ino
         known = maps.get(inode)
         if known is None or known.nbytes != num_bytes:
-            maps[inode] = known = _mapped(fd, num_bytes)
+            maps[inode] = known = map_file(fd, num_bytes)
         return known
 
     def keep(self, manifest: Manifest, path: Path) -> None:
@@ -95,16 +95,15 @@ class Bases:
             manifest = self._store.manifest(policy, int(path.name)) if path.name.isdecimal() else None
             if manifest is not None and path.stat().st_size >= span_bytes(manifest.tensors):
                 base = self._open(path, manifest)
-                digest = TensorDigest(manifest.tensors)
-                digest.update(base.data.data)
-                if digest.hexdigest() == manifest.digest:
+                if digest_of(base.data) == manifest.digest:
                     return base
             _log.warning("%s is no base any more and is removed", path)
             path.unlink()
         return None
 
 
-def _mapped(fd: int, num_bytes: int) -> NDArray[np.uint8]:
+def map_file(fd: int, num_bytes: int) -> NDArray[np.uint8]:
+    """The first bytes of a file that is at least that long, to read."""
     if not num_bytes:
         return np.zeros(0, np.uint8)
     return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)

@@ -1,7 +1,7 @@
 """Taking over a version from a trainer: a file in `incoming/` becomes chunks and a manifest.
 
-In full: the file's bytes are read once, cut, hashed, compared with what the trainer said, and stored by a few
-threads. As a delta: both versions are mapped and compared, the new one is hashed on the way.
+In full: the file is mapped, cut, hashed, stored by a few threads, and compared with what the trainer
+said. As a delta: both versions are mapped and compared, the new one is hashed on the way.
 Nothing of a version that is refused, or that a crash cuts short, stays in the store.
 """
 
@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,12 @@ import msgspec
 
 from astraflow.errors import Error, UnavailableError, WireError
 from astraflow.types import Chunk, FileInfo, HandOver, Manifest, Shortcut
-from astraflow.weights.bases import Bases
+from astraflow.weights.bases import Bases, map_file
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.codec.delta import ENCODING, encode_delta
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import (
-    TensorDigest,
+    VersionDigest,
     check_file_name,
     check_manifest,
     check_tensors,
@@ -139,22 +139,25 @@ def _store_delta(store: ChunkStore, content: _Content, bases: Bases) -> Shortcut
     if base is None or hand_over.is_first or hand_over.files or base.manifest.version >= hand_over.version:
         return None
     new = bases.map(hand_over.policy, content.fd, span_bytes(hand_over.tensors))
+    digest = VersionDigest(new)
     pieces = encode_delta(
-        base.data, new, hand_over.tensors, base_digest=base.manifest.digest, digest=hand_over.digest
+        base.data,
+        new,
+        hand_over.tensors,
+        base_digest=base.manifest.digest,
+        digest=hand_over.digest,
+        hashed=digest,
     )
-    digest = TensorDigest(hand_over.tensors)
     chunks: list[Chunk] = []
-    waiting, done = bytearray(), 0
+    waiting = bytearray()
 
     def put(num_bytes: int) -> None:
         chunks.append(store.put(bytes(waiting[:num_bytes])))
         content.counted.append(chunks[-1])
         del waiting[:num_bytes]
 
-    for end, piece in pieces:
-        digest.update(new.data[done:end])
+    for piece in pieces:
         waiting += piece
-        done = end
         while len(waiting) > config.chunk_bytes:
             put(config.chunk_bytes)
     put(len(waiting))
@@ -180,26 +183,28 @@ def _is_full_due(store: ChunkStore, content: _Content, delta: Manifest) -> bool:
 
 
 def _store_chunks(store: ChunkStore, content: _Content) -> tuple[Chunk, ...]:
-    """Cuts and stores the tensors' bytes. Holds `_NUM_WRITERS` chunks in memory."""
-    hand_over = content.hand_over
-    digest = TensorDigest(hand_over.tensors)
-    writing: list[Future[Chunk]] = []
+    """Cuts, hashes and stores the tensors' bytes, a few chunks at once."""
+    data = map_file(content.fd, span_bytes(content.hand_over.tensors))
+    digest = VersionDigest(data)
+
+    def store_one(start: int, end: int) -> Chunk:
+        digest.take(start, end)
+        return store.put(data.data[start:end])
+
     with ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="publisher") as pool:
+        writing = [pool.submit(store_one, *span) for span in cut(data.nbytes, content.config.chunk_bytes)]
         try:
-            for start, stop in cut(span_bytes(hand_over.tensors), content.config.chunk_bytes):
-                data = os.pread(content.fd, stop - start, start)
-                digest.update(data)
-                if len(writing) >= _NUM_WRITERS:
-                    writing[-_NUM_WRITERS].result()
-                writing.append(pool.submit(store.put, data))
+            chunks = tuple(future.result() for future in writing)
         finally:
-            content.counted.extend(future.result() for future in writing if future.exception() is None)
-    chunks = tuple(future.result() for future in writing)
-    _check_digest(hand_over, digest)
+            for future in writing:
+                future.cancel()
+            wait(writing)
+            content.counted.extend(f.result() for f in writing if not f.cancelled() and not f.exception())
+    _check_digest(content.hand_over, digest)
     return chunks
 
 
-def _check_digest(hand_over: HandOver, digest: TensorDigest) -> None:
+def _check_digest(hand_over: HandOver, digest: VersionDigest) -> None:
     if (found := digest.hexdigest()) != hand_over.digest:
         raise WireError(
             f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {found}, the trainer said "

@@ -1,8 +1,8 @@
 """Manifests: how tensors lie in a version's bytes, how these are cut and hashed, and how both are checked.
 
 A version's bytes are its tensors in manifest order, each at the next multiple of `ALIGNMENT`, with zeros
-between them; chunks are cut from these bytes at fixed size. The digest covers the tensors' bytes without the
-padding. Everything here is pure: no files, no sockets.
+between them; chunks are cut from these bytes at fixed size. The digest is the hash of the hashes of each half
+MiB: one pass that threads can share. Everything here is pure: no files, no sockets.
 """
 
 import math
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.protocols import HostTensor
 from astraflow.types import Chunk, FileInfo, Manifest, TensorInfo
+from astraflow.weights.threads import shared_threads
 
 __all__ = [
     "ALIGNMENT",
     "ITEM_BYTES",
-    "TensorDigest",
+    "SEGMENT_BYTES",
+    "VersionDigest",
     "build_manifest",
     "check_file_name",
     "check_manifest",
@@ -29,8 +31,11 @@ __all__ = [
     "check_tensors",
     "cut",
     "delta_of",
+    "digest_of",
     "hash_bytes",
+    "hash_segment",
     "is_model_file",
+    "join_hashes",
     "lay_out",
     "pack",
     "plan_path",
@@ -45,6 +50,12 @@ ALIGNMENT = 64
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element, by dtype."""
+
+SEGMENT_BYTES = 1 << 19
+"""Bytes of which the digest takes a hash each: a core's own cache holds them from their use to their hash."""
+
+_THREADS_FROM = 16 * SEGMENT_BYTES
+"""A smaller version is hashed by the caller; a larger one in parts of this size."""
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -143,37 +154,52 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
         end = tensor.offset + tensor.num_bytes
 
 
-class TensorDigest:
-    """Digest over the tensors' bytes in manifest order, fed with a version's bytes from first to last.
+class VersionDigest:
+    """Digest of a version's bytes, from the hashes of its segments: threads share the work, in any order.
 
-    Example: `d = TensorDigest(tensors); d.update(first); d.update(second); d.hexdigest()`.
+    Example: `d = VersionDigest(buffer); d.take(0, 8 << 20); d.hexdigest()`.
     """
 
-    def __init__(self, tensors: Sequence[TensorInfo]) -> None:
-        self._spans = [(t.offset, t.offset + t.num_bytes) for t in tensors if t.num_bytes]
-        self._next_idx = 0
-        self._position = 0
-        self._hash = xxhash.xxh3_128()
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._data = data.data
+        self._hashes = [b""] * -(-data.nbytes // SEGMENT_BYTES)
 
-    def update(self, data: bytes | memoryview) -> None:
-        """Takes the next bytes of the version, padding and all."""
-        view = memoryview(data)
-        start, end = self._position, self._position + view.nbytes
-        while self._next_idx < len(self._spans) and self._spans[self._next_idx][0] < end:
-            low, high = self._spans[self._next_idx]
-            self._hash.update(view[max(low, start) - start : min(high, end) - start])
-            if high > end:
-                break
-            self._next_idx += 1
-        self._position = end
+    def take(self, start: int, end: int) -> None:
+        """Hashes the segments that lie wholly within `[start, end)` of the version, each once."""
+        last = len(self._hashes) if end >= self._data.nbytes else end // SEGMENT_BYTES
+        for idx in range(-(-start // SEGMENT_BYTES), last):
+            self._hashes[idx] = self._hashes[idx] or hash_segment(self._segment(idx))
 
     def hexdigest(self) -> str:
-        """32 hexadecimal digits. Raises: WeightsError if bytes are missing."""
-        if self._next_idx < len(self._spans):
-            raise WeightsError(
-                f"{self._position} bytes end before {self._spans[-1][1]}, the last tensor's end"
-            )
-        return self._hash.hexdigest()
+        """32 hexadecimal digits. Hashes what no range covered."""
+        found = (known or hash_segment(self._segment(idx)) for idx, known in enumerate(self._hashes))
+        return join_hashes(found)
+
+    def _segment(self, idx: int) -> memoryview:
+        return self._data[idx * SEGMENT_BYTES : (idx + 1) * SEGMENT_BYTES]
+
+
+def hash_segment(*pieces: bytes | memoryview) -> bytes:
+    """xxh3-128 of a segment's bytes, in one or several pieces."""
+    found = xxhash.xxh3_128()
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
+
+
+def join_hashes(hashes: Iterable[bytes]) -> str:
+    """The digest of the version whose segments have these hashes."""
+    return xxhash.xxh3_128_hexdigest(b"".join(hashes))
+
+
+def digest_of(data: NDArray[np.uint8]) -> str:
+    """The digest of a version's bytes, by as many threads as pay."""
+    digest = VersionDigest(data)
+    if data.nbytes >= _THREADS_FROM:
+        pool = shared_threads()
+        for done in [pool.submit(digest.take, *span) for span in cut(data.nbytes, _THREADS_FROM)]:
+            done.result()
+    return digest.hexdigest()
 
 
 # --- manifests ------------------------------------------------------------------------------------
@@ -201,15 +227,13 @@ def build_manifest(
     buffer, infos = pack(tensors), lay_out(tensors)
     spans = cut(buffer.nbytes, chunk_bytes)
     chunks = tuple(Chunk(hash=hash_bytes(buffer.data[a:b]), num_bytes=b - a) for a, b in spans)
-    digest = TensorDigest(infos)
-    digest.update(buffer.data)
     return Manifest(
         policy=policy,
         version=version,
         kind="full",
         tensors=infos,
         chunks=chunks,
-        digest=digest.hexdigest(),
+        digest=digest_of(buffer),
         files=files,
         num_bytes=sum(c.num_bytes for c in chunks) + sum(f.chunk.num_bytes for f in files),
         created_s=created_s,
@@ -249,9 +273,7 @@ def verify(manifest: Manifest, buffer: NDArray[np.uint8]) -> None:
         if found != chunk.hash:
             raise WeightsError(f"{where}: chunk {idx} hashes to {found}, expected {chunk.hash}")
         start += chunk.num_bytes
-    digest = TensorDigest(manifest.tensors)
-    digest.update(buffer.data)
-    if (found := digest.hexdigest()) != manifest.digest:
+    if (found := digest_of(buffer)) != manifest.digest:
         raise WeightsError(f"{where}: the tensors hash to {found}, expected {manifest.digest}")
 
 

@@ -10,33 +10,38 @@ import contextlib
 import mmap
 import os
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
 from astraflow.protocols import HostTensor
 from astraflow.service import ServiceClient
-from astraflow.types import Chunk, FileInfo, Forget, HandOver, Manifest
+from astraflow.types import Chunk, FileInfo, Forget, HandOver, Manifest, TensorInfo
 from astraflow.weights.bases import SPARE_FOLDER
 from astraflow.weights.manifest import (
+    SEGMENT_BYTES,
     check_file_name,
     check_policy_name,
     cut,
     hash_bytes,
+    hash_segment,
+    join_hashes,
     lay_out,
     span_bytes,
 )
+from astraflow.weights.threads import shared_threads
 
 __all__ = ["PublisherClient"]
 
 _SLOWEST_BYTES_PER_S = 20e6
 """A disk slower than this is taken for a publisher that hangs."""
-_BLOCK_BYTES = 1024 * 1024
-"""Hashed and then written while the processor's cache holds it."""
+_PART_BYTES = 16 * SEGMENT_BYTES
+"""What a thread writes before it takes the next."""
 _NUM_MAPS = 2
 """The publisher's base and the spare take turns."""
 
@@ -129,16 +134,9 @@ class PublisherClient:
         aside = path.with_suffix(".tmp")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._incoming / SPARE_FOLDER / policy, aside)
-        digest = xxhash.xxh3_128()
-        with self._file.opened(aside, span_bytes(infos)) as write:
-            num_bytes = 0
-            for info, tensor in zip(infos, tensors, strict=True):
-                write(num_bytes, bytes(info.offset - num_bytes))
-                for start, end in cut(info.num_bytes, _BLOCK_BYTES):
-                    block = tensor.data[start:end].data
-                    digest.update(block)
-                    write(info.offset + start, block)
-                num_bytes = info.offset + info.num_bytes
+        num_bytes = span_bytes(infos)
+        with self._file.opened(aside, num_bytes) as write:
+            digest = _write_tensors(infos, tensors, write)
             for content in contents.values():
                 write(num_bytes, content)
                 num_bytes += len(content)
@@ -149,7 +147,7 @@ class PublisherClient:
             version=version,
             path=f"{policy}/{path.name}",
             tensors=infos,
-            digest=digest.hexdigest(),
+            digest=digest,
             files=tuple(
                 FileInfo(name=name, chunk=Chunk(hash=hash_bytes(content), num_bytes=len(content)))
                 for name, content in contents.items()
@@ -157,6 +155,49 @@ class PublisherClient:
             is_first=policy not in self._begun,
         )
         return hand_over, num_bytes
+
+
+def _write_tensors(
+    infos: Sequence[TensorInfo],
+    tensors: Sequence[HostTensor],
+    write: Callable[[int, bytes | memoryview], None],
+) -> str:
+    """Writes a version's bytes by a few threads, each segment hashed while the cache holds it. The digest."""
+    starts = [info.offset for info in infos]
+
+    def pieces(start: int, end: int) -> Iterator[bytes | memoryview]:
+        """`[start, end)` of the version: parts of tensors, and zeros between them."""
+        idx = max(bisect_right(starts, start) - 1, 0)
+        while start < end:
+            low, high = starts[idx], starts[idx] + infos[idx].num_bytes
+            if start < min(high, end):
+                yield tensors[idx].data[start - low : min(high, end) - low].data
+                start = min(high, end)
+            idx += 1
+            if start < end:
+                following = min(starts[idx], end)
+                yield bytes(following - start)
+                start = following
+
+    def write_part(start: int, end: int) -> list[bytes]:
+        hashes: list[bytes] = []
+        for low, high in cut(end - start, SEGMENT_BYTES):
+            segment = [*pieces(start + low, start + high)]
+            at = start + low
+            for piece in segment:
+                write(at, piece)
+                at += len(piece)
+            hashes.append(hash_segment(*segment))
+        return hashes
+
+    spans = cut(span_bytes(infos), _PART_BYTES)
+    writing = [shared_threads().submit(write_part, *span) for span in spans]
+    try:
+        return join_hashes(part for future in writing for part in future.result())
+    finally:
+        for future in writing:
+            future.cancel()
+        wait(writing)
 
 
 def _read(path: Path) -> bytes:

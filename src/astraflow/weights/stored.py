@@ -16,9 +16,9 @@ from astraflow.errors import DataError, WeightsError, WireError
 from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.types import Chunk, Manifest
 from astraflow.weights.manifest import (
-    TensorDigest,
     check_file_name,
     check_manifest,
+    digest_of,
     hash_bytes,
     plan_path,
     tensors_of,
@@ -120,9 +120,7 @@ class StoredVersions:
 
 
 def _check_digest(manifest: Manifest, buffer: NDArray[np.uint8]) -> None:
-    digest = TensorDigest(manifest.tensors)
-    digest.update(buffer.data)
-    if (found := digest.hexdigest()) != manifest.digest:
+    if (found := digest_of(buffer)) != manifest.digest:
         raise WeightsError(
             f"policy {manifest.policy!r} version {manifest.version}: the tensors hash to {found}, expected "
             f"{manifest.digest}"

@@ -14,7 +14,7 @@ from astraflow.types import FileInfo, Manifest
 from astraflow.weights.codec.delta import ENCODING, Delta, apply_delta, parse_delta
 from astraflow.weights.downloads import Part
 from astraflow.weights.host_copy import HostCopy
-from astraflow.weights.manifest import ITEM_BYTES, TensorDigest
+from astraflow.weights.manifest import ITEM_BYTES, digest_of
 
 __all__ = ["Held", "Transfer", "build", "check_digest", "check_encoding", "content_of", "name_of"]
 
@@ -104,9 +104,7 @@ def check_encoding(manifest: Manifest) -> None:
 
 
 def check_digest(manifest: Manifest, copy: HostCopy) -> None:
-    digest = TensorDigest(manifest.tensors)
-    digest.update(copy.data.data)
-    if (found := digest.hexdigest()) != manifest.digest:
+    if (found := digest_of(copy.data)) != manifest.digest:
         raise WeightsError(f"{name_of(manifest)}: the tensors hash to {found}, expected {manifest.digest}")
 
 

@@ -1,19 +1,22 @@
 import msgspec
 import numpy as np
 import pytest
+import xxhash
+from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
 from astraflow.protocols import HostTensor
 from astraflow.types import Chunk, FileInfo, Manifest
 from astraflow.weights.manifest import (
     ALIGNMENT,
-    TensorDigest,
+    SEGMENT_BYTES,
+    VersionDigest,
     build_manifest,
     check_file_name,
     check_manifest,
     check_policy_name,
     cut,
-    hash_bytes,
+    digest_of,
     lay_out,
     pack,
     plan_path,
@@ -45,21 +48,34 @@ def test_chunks_cover_the_bytes_once() -> None:
     assert manifest.num_bytes == pack(make_weights()).nbytes
 
 
-def test_the_digest_is_that_of_the_tensors_joined_whatever_the_pieces() -> None:
-    weights, buffer = make_weights(), pack(make_weights())
-    expected = hash_bytes(b"".join(t.data.tobytes() for t in weights))
-    for step in (1, 63, 64, 1000, buffer.nbytes):
-        digest = TensorDigest(lay_out(weights))
-        for start in range(0, buffer.nbytes, step):
-            digest.update(buffer.data[start : start + step])
-        assert digest.hexdigest() == expected
+def some_bytes(num_bytes: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(num_bytes).integers(0, 256, num_bytes, np.uint8)
 
 
-def test_a_digest_of_too_few_bytes_is_refused() -> None:
-    digest = TensorDigest(lay_out(make_weights()))
-    digest.update(b"x" * 100)
-    with pytest.raises(WeightsError, match="100 bytes end before"):
-        digest.hexdigest()
+@pytest.mark.parametrize("num_bytes", [0, 1, SEGMENT_BYTES - 1, SEGMENT_BYTES, 20 * SEGMENT_BYTES + 5])
+def test_the_digest_is_the_hash_of_the_hashes_of_each_half_mebibyte(num_bytes: int) -> None:
+    data = some_bytes(num_bytes)
+    parts = [data[start : start + 2**19].tobytes() for start in range(0, num_bytes, 2**19)]
+    expected = xxhash.xxh3_128_hexdigest(b"".join(xxhash.xxh3_128_digest(part) for part in parts))
+    assert digest_of(data) == expected
+
+
+@pytest.mark.parametrize("step", [4096, SEGMENT_BYTES, 3 * SEGMENT_BYTES // 2, 7 * SEGMENT_BYTES])
+def test_the_digest_is_the_same_whatever_the_ranges_and_their_order(step: int) -> None:
+    data = some_bytes(5 * SEGMENT_BYTES + 3)
+    digest = VersionDigest(data)
+    for start, end in reversed(cut(data.nbytes, step)):
+        digest.take(start, end)
+    assert digest.hexdigest() == digest_of(data)
+
+
+def test_the_digest_shows_a_change_of_any_byte() -> None:
+    data = some_bytes(2 * SEGMENT_BYTES + 1)
+    before = digest_of(data)
+    for position in (0, SEGMENT_BYTES - 1, SEGMENT_BYTES, data.nbytes - 1):
+        data[position] ^= 1
+        assert digest_of(data) != before
+        data[position] ^= 1
 
 
 def test_verify_names_the_chunk_that_differs() -> None:

@@ -13,10 +13,10 @@ import struct
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -27,7 +27,16 @@ from astraflow.errors import WeightsError
 from astraflow.types import TensorInfo
 from astraflow.weights.codec.kernels import choose_kernel
 from astraflow.weights.codec.planes import Counts, Kernel, Words, positions_of
-from astraflow.weights.manifest import ALIGNMENT, ITEM_BYTES, TensorDigest, span_bytes, tensors_in
+from astraflow.weights.manifest import (
+    ALIGNMENT,
+    ITEM_BYTES,
+    SEGMENT_BYTES,
+    VersionDigest,
+    cut,
+    span_bytes,
+    tensors_in,
+)
+from astraflow.weights.threads import NUM_THREADS, shared_threads
 
 __all__ = ["BLOCK_ELEMENTS", "ENCODING", "Delta", "apply_delta", "encode_delta", "parse_delta"]
 
@@ -127,37 +136,44 @@ def encode_delta(
     *,
     base_digest: str,
     digest: str,
-    num_threads: int = 2,
     kernel: Kernel | None = None,
-) -> Iterator[tuple[int, bytes]]:
-    """The delta's bytes piece by piece, each with the end of the bytes of `new` that it covers.
+    hashed: VersionDigest | None = None,
+) -> Iterator[bytes]:
+    """The delta's bytes piece by piece.
 
-    `base` and `new` hold versions of the same table, padding and all; the digests are theirs. `new` may be
-    read up to the given end without waiting: that part is in the cache.
+    `base` and `new` hold versions of the same table, padding and all; the digests are theirs. Who must still
+    check that of `new` gives it as `hashed`: each block is hashed while the cache holds it.
     """
     kernel = kernel or choose_kernel(new.nbytes)
     header = _HEADER.pack(_MAGIC, bytes.fromhex(base_digest), bytes.fromhex(digest), span_bytes(tensors))
-    yield 0, header + _checksum(header)
+    yield header + _checksum(header)
     num_blocks = 0
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as pool:
-        waiting: deque[tuple[int, Future[bytes]]] = deque()
+    waiting: deque[Future[bytes]] = deque()
+    try:
         for block in _cut(tensors):
-            waiting.append((block.end, pool.submit(_encode_block, kernel, base, new, block)))
-            if len(waiting) >= num_threads + _AHEAD:
-                end, future = waiting.popleft()
-                num_blocks += bool(future.result())
-                yield end, future.result()
-        for end, future in waiting:
+            waiting.append(shared_threads().submit(_encode_block, kernel, base, new, block, hashed))
+            if len(waiting) >= NUM_THREADS + _AHEAD:
+                num_blocks += bool(waiting[0].result())
+                yield waiting.popleft().result()
+        for future in waiting:
             num_blocks += bool(future.result())
-            yield end, future.result()
+            yield future.result()
+    finally:
+        _give_up(waiting)
     trailer = _BLOCK.pack(span_bytes(tensors), num_blocks, 0, 0, 0, 0, 0, _END, 0, 0)
-    yield span_bytes(tensors), trailer + _checksum(trailer)
+    yield trailer + _checksum(trailer)
 
 
-def _encode_block(kernel: Kernel, base: NDArray[np.uint8], new: NDArray[np.uint8], block: _Span) -> bytes:
+def _encode_block(
+    kernel: Kernel,
+    base: NDArray[np.uint8],
+    new: NDArray[np.uint8],
+    block: _Span,
+    hashed: VersionDigest | None,
+) -> bytes:
     """Nothing if nothing changed."""
     old_words, new_words = _words(base, block), _words(new, block)
-    found = kernel.find(old_words, new_words, max(old_words.size // _DENSE_FROM, 1))
+    found = _find(kernel, base, new, block, hashed)
     gaps: list[NDArray[np.uint8]] = []
     if found is None:
         mode, steps = _DENSE, kernel.all_steps(old_words, new_words)
@@ -174,6 +190,33 @@ def _encode_block(kernel: Kernel, base: NDArray[np.uint8], new: NDArray[np.uint8
     payload = b"".join(part for frame in frames for part in (_LENGTH.pack(len(frame)), frame))
     head = _BLOCK.pack(block.start, old_words.size, *counts, block.width, mode, 0, len(payload))
     return head + _checksum(head, payload) + payload
+
+
+def _find(
+    kernel: Kernel,
+    base: NDArray[np.uint8],
+    new: NDArray[np.uint8],
+    block: _Span,
+    hashed: VersionDigest | None,
+) -> tuple[NDArray[np.uint32], Words] | None:
+    """As `Kernel.find` for a block: in parts that a core's own cache holds until they are hashed, too."""
+    limit = max((block.end - block.start) // block.width // _DENSE_FROM, 1)
+    places: list[NDArray[np.uint32]] = []
+    steps: list[Words] = []
+    for low, high in cut(block.end - block.start, SEGMENT_BYTES):
+        part = _Span(block.start + low, block.start + high, block.width)
+        found = kernel.find(_words(base, part), _words(new, part), limit)
+        if hashed is not None:
+            hashed.take(part.start, part.end)
+        if found is not None:
+            places.append(found[0] + np.uint32(low // block.width))
+            steps.append(found[1])
+            limit -= found[0].size
+        if found is None or limit < 0:
+            return None
+    if hashed is not None:
+        hashed.take(block.start, block.end)
+    return np.concatenate(places), np.concatenate(steps)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -260,7 +303,6 @@ def apply_delta(
     buffer: NDArray[np.uint8],
     *,
     is_verified: bool = True,
-    num_threads: int = 2,
     kernel: Kernel | None = None,
 ) -> None:
     """Turns the base in `buffer` into the new version, in place; touches changed elements only.
@@ -273,40 +315,51 @@ def apply_delta(
     kernel = kernel or choose_kernel(buffer.nbytes)
     if buffer.nbytes != span_bytes(delta.tensors):
         raise WeightsError(f"a buffer of {buffer.nbytes} bytes, not {span_bytes(delta.tensors)}")
-    digest = TensorDigest(delta.tensors)
-    done = 0
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="apply") as pool:
-        waiting = [
-            (block.end, pool.submit(_apply_block, kernel, buffer, block, delta.tensors))
-            for block in delta.blocks
-        ]
-        try:
-            for end, future in waiting:
-                future.result()
-                if is_verified:
-                    digest.update(buffer.data[done:end])
-                done = end
-        finally:
-            for _, future in waiting:
-                future.cancel()
+    digest = VersionDigest(buffer)
+    hashed = digest if is_verified else None
+    waiting = [
+        shared_threads().submit(_apply_block, kernel, buffer, block, delta.tensors, hashed)
+        for block in delta.blocks
+    ]
     if is_verified:
-        digest.update(buffer.data[done:])
-        if (found := digest.hexdigest()) != delta.digest:
-            raise WeightsError(f"the patched tensors hash to {found}, expected {delta.digest}")
+        waiting += [shared_threads().submit(digest.take, *gap) for gap in _gaps(delta)]
+    try:
+        for future in waiting:
+            future.result()
+    finally:
+        _give_up(waiting)
+    if is_verified and (found := digest.hexdigest()) != delta.digest:
+        raise WeightsError(f"the patched tensors hash to {found}, expected {delta.digest}")
+
+
+def _gaps(delta: Delta) -> Iterator[tuple[int, int]]:
+    """Ranges of the version without a block, cut as blocks are."""
+    end = 0
+    for start, following in (*((b.offset, b.end) for b in delta.blocks), (span_bytes(delta.tensors), 0)):
+        for low in range(end, start, BLOCK_ELEMENTS):
+            yield low, min(low + BLOCK_ELEMENTS, start)
+        end = following
 
 
 def _apply_block(
-    kernel: Kernel, buffer: NDArray[np.uint8], block: _Block, tensors: Sequence[TensorInfo]
+    kernel: Kernel,
+    buffer: NDArray[np.uint8],
+    block: _Block,
+    tensors: Sequence[TensorInfo],
+    hashed: VersionDigest | None,
 ) -> None:
     words = _words(buffer, _Span(block.offset, block.end, block.width))
     steps, symbols, byte_steps, wide_steps = block.counts
     num_gap_planes = 0 if block.mode == _DENSE else block.mode
     sizes = [symbols] * num_gap_planes + [-(-steps // 4), byte_steps] + [wide_steps] * block.width
+
     add = kernel.add_dense if block.mode == _DENSE else kernel.add_sparse
     try:
         add(words, block.counts, [_decompressed(f, n) for f, n in zip(block.frames, sizes, strict=True)])
     except WeightsError as err:
         raise WeightsError(f"{tensors_in(tensors, block.offset, block.end)}: {err}") from err
+    if hashed is not None:
+        hashed.take(block.offset, block.end)
 
 
 def _positions(block: _Block) -> NDArray[np.int64]:
@@ -332,6 +385,13 @@ def _decompressed(frame: memoryview, num_bytes: int) -> NDArray[np.uint8]:
 
 
 # --- both -----------------------------------------------------------------------------------------
+
+
+def _give_up(waiting: Collection[Future[Any]]) -> None:
+    """Nothing of this work runs any more when it returns."""
+    for future in waiting:
+        future.cancel()
+    wait(waiting)
 
 
 def _spans(tensors: Sequence[TensorInfo]) -> list[_Span]:
