@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from astraflow.protocols import HostTensor
 from astraflow.service import ServiceClient, run_service
 from astraflow.types import SourceLink
-from astraflow.weights.codec.delta import apply_delta, encode_delta, parse_delta
+from astraflow.weights.codec.delta import apply_delta, parse_delta
+from astraflow.weights.codec.encoder import encode_delta
 from astraflow.weights.codec.kernels import NUMPY, choose_kernel
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import digest_of, lay_out

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.launch.folder import RunFolder
-from astraflow.weights.codec.delta import encode_delta
+from astraflow.weights.codec.encoder import encode_delta
 from astraflow.weights.manifest import lay_out, pack
 from astraflow.weights.stored import StoredVersion, StoredVersions
 from harness import report, show_table

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.protocols import HostTensor
 from astraflow.types import TensorInfo
-from astraflow.weights.codec import delta
-from astraflow.weights.codec.delta import apply_delta, encode_delta, parse_delta
+from astraflow.weights.codec import encoder
+from astraflow.weights.codec.delta import apply_delta, parse_delta
+from astraflow.weights.codec.encoder import encode_delta
 from astraflow.weights.codec.kernels import NUMPY
 from astraflow.weights.codec.planes import Kernel
 from astraflow.weights.manifest import ITEM_BYTES, digest_of, lay_out, pack
@@ -129,7 +130,7 @@ def test_a_delta_tells_which_elements_it_touches(pair: Pair) -> None:
 def test_the_bytes_depend_neither_on_the_kernel_nor_on_threads(pair: Pair, num_threads: int) -> None:
     with (
         ThreadPoolExecutor(num_threads) as pool,
-        mock.patch.object(delta, "shared_threads", return_value=pool),
+        mock.patch.object(encoder, "shared_threads", return_value=pool),
     ):
         assert pair.encoded(NUMPY) == pair.encoded(jit)
 

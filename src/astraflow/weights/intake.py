@@ -21,7 +21,8 @@ from astraflow.errors import Error, UnavailableError, WireError
 from astraflow.types import Chunk, FileInfo, HandOver, Manifest, Shortcut
 from astraflow.weights.bases import Bases, map_file
 from astraflow.weights.chunk_store import ChunkStore
-from astraflow.weights.codec.delta import ENCODING, encode_delta
+from astraflow.weights.codec.encoder import encode_delta
+from astraflow.weights.codec.layout import ENCODING
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import (
     VersionDigest,

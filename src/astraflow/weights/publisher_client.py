@@ -12,7 +12,6 @@ import os
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from astraflow.weights.manifest import (
     lay_out,
     span_bytes,
 )
-from astraflow.weights.threads import shared_threads
+from astraflow.weights.threads import give_up, shared_threads
 
 __all__ = ["PublisherClient"]
 
@@ -195,9 +194,7 @@ def _write_tensors(
     try:
         return join_hashes(part for future in writing for part in future.result())
     finally:
-        for future in writing:
-            future.cancel()
-        wait(writing)
+        give_up(writing)
 
 
 def _read(path: Path) -> bytes:

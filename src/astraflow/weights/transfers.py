@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.protocols import WeightChanges
 from astraflow.types import FileInfo, Manifest
-from astraflow.weights.codec.delta import ENCODING, Delta, apply_delta, parse_delta
+from astraflow.weights.codec.delta import Delta, apply_delta, parse_delta
+from astraflow.weights.codec.layout import ENCODING
 from astraflow.weights.downloads import Part
 from astraflow.weights.host_copy import HostCopy
 from astraflow.weights.manifest import ITEM_BYTES, digest_of
