@@ -11,6 +11,8 @@ NAME   ?=
 PYTEST_ARGS ?=
 SAMPLE ?= 0
 WORKERS ?= 2
+# What benchmarks share, and the other ends that some of them start.
+BENCH_PARTS := dataflow_peers dataflow_server elastic_service exact_run harness heldout shaped_link trl_side weights_fanout
 
 .PHONY: help quickstart test test-all test-vllm mutants check format bench docs reference clean
 .DEFAULT_GOAL := help
@@ -89,7 +91,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	@for file in $(if $(NAME),benchmarks/$(NAME).py,$(filter-out benchmarks/harness.py,$(wildcard benchmarks/*.py))); do \
+	@for file in $(if $(NAME),benchmarks/$(NAME).py,$(filter-out $(BENCH_PARTS:%=benchmarks/%.py),$(wildcard benchmarks/*.py))); do \
 	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 docs reference: $(VENV)/.dev

@@ -23,7 +23,7 @@ from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.service import DataflowService
-from astraflow.service import HttpServer, TokenAuth
+from astraflow.service import HttpServer, TokenAuth, settle_memory
 from astraflow.types import Fingerprints, PolicyInfo, RunInfo, Sampling, Task
 
 NUM_TASKS = 20_000
@@ -98,6 +98,7 @@ async def main() -> None:
     app = TokenAuth(service.app, {}) if service else make_bare_app()
     server = HttpServer(app, host="127.0.0.1", port=0, name="benchmark")
     print(await server.start(), flush=True)
+    settle_memory()  # as the dataflow's own process does
     closed = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin, closed.set)
     await closed.wait()
