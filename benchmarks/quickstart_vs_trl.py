@@ -205,10 +205,10 @@ def run_trl(setting: Setting, lr: float, seed: int) -> tuple[Curve, list[WeightS
 
 
 def faster_threads(setting: Setting) -> int:
-    """Torch threads with which TRL is faster, one or all cores, by a few steps of each."""
+    """Torch threads with which TRL is faster, one or all cores, by some steps of each."""
     speeds: dict[int, float] = {}
     for count in sorted({1, os.cpu_count() or 1}):
-        stop = StopRule(reward=1e9, window=1, max_steps=4)
+        stop = StopRule(reward=1e9, window=1, max_steps=16)  # fewer say nothing: two threads start slowly
         trial = replace(setting, work=setting.work / f"threads-{count}", trl_threads=count, stop=stop)
         speeds[count] = run_trl(trial, setting.config.train.lr, SEEDS[0])[0].completions_per_s
     measured = ", ".join(f"{count}: {speed:.0f}" for count, speed in speeds.items())
