@@ -149,8 +149,9 @@ class DataflowConfig(Config):
     """Tasks that workflows and callers from outside may push into the run, in all; more are refused."""
     max_waiting_pushed: int = Field(default=1_000, ge=0)
     """Pushed tasks that may wait to be drawn; more are refused."""
-    snapshot_every: int = Field(default=20_000, ge=1)
-    """Journal records between snapshots; the journal is compacted after each."""
+    snapshot_every: int = Field(default=80_000, ge=1)
+    """Commands (a result, a request for leases, a commit) between snapshots; the journal is compacted after
+    each."""
     retain: Literal["all"] | Annotated[int, Field(ge=0)] = 16
     """Newest committed steps whose trajectories are kept on disk, besides all that may be trained yet."""
 

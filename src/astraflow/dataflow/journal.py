@@ -107,7 +107,7 @@ class Journal:
         self,
         folder: Path,
         *,
-        snapshot_every: int = 20_000,
+        snapshot_every: int = 80_000,
         segment_bytes: int = 256 * 1024 * 1024,
         retained_steps: int = sys.maxsize,
     ) -> None:
@@ -138,6 +138,8 @@ class Journal:
         self.is_broken = False
         """A part of it failed by a fault of the program: only a new process can go on."""
         self._last_snapshot = self._seq
+        self._num_since = 0
+        """Commands since then: what a restart applies again, and what compaction has in memory at once."""
         self._is_closing = False
         self._compacting: asyncio.Task[None] | None = None
 
@@ -173,7 +175,7 @@ class Journal:
                     "before it are compacted; restore the folder from a copy"
                 )
             for record in reader.records(after):
-                replay(core, record)
+                self._num_since += replay(core, record)
         self._last_snapshot = after
         return core
 
@@ -215,6 +217,7 @@ class Journal:
         self._chain = chain_of(self._chain, record)
         self._pending.records.append(record._replace(chain=self._chain))
         self._pending.rows += derived_rows(self._seq, events)
+        self._num_since += len(commands)
         self._start_flush()
         return self._seq
 
@@ -241,9 +244,9 @@ class Journal:
         self._add_row("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
 
     def snapshot_if_due(self, core: Replayable) -> None:
-        """Begins a snapshot, and compaction after it, if `snapshot_every` records came since the last one."""
-        if self._seq - self._last_snapshot >= self._snapshot_every and self._compacting is None:
-            self._last_snapshot = self._seq
+        """Begins a snapshot, and compaction after it, once `snapshot_every` commands came since the last."""
+        if self._num_since >= self._snapshot_every and self._compacting is None:
+            self._last_snapshot, self._num_since = self._seq, 0
             plan = CompactionPlan(
                 self._seq,
                 core.snapshot_parts(),
@@ -273,7 +276,7 @@ class Journal:
     def snapshot(self, core: Replayable) -> None:
         """Adds a snapshot of the core as of the newest record, at once."""
         if self._seq != self._last_snapshot or self._compacting is not None:
-            self._last_snapshot = self._seq
+            self._last_snapshot, self._num_since = self._seq, 0
             row = (self._seq, b"".join(core.snapshot_parts()))
             self._add_row("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
             self._add_row("DELETE FROM snapshots WHERE seq < ?", (self._seq,))

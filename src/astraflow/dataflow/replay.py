@@ -22,8 +22,9 @@ class Replayable(Protocol):
     def groups_for_replay(self) -> frozenset[int]: ...
 
 
-def replay(core: Replayable, record: Record) -> None:
-    """Applies a record. Raises: JournalError naming it if it gives other events than were stored."""
+def replay(core: Replayable, record: Record) -> int:
+    """Applies a record; how many commands it holds. Raises: JournalError naming it if it gives other events
+    than were stored."""
     try:
         decisions = [core.apply(command, record.at_s) for command in decode_commands(record)]
     except JournalError:
@@ -40,3 +41,4 @@ def replay(core: Replayable, record: Record) -> None:
             f"journal record {record.seq}: replaying its command gives other events than were stored. Was "
             "the recipe or AstraFlow changed after a crash? Resume once with the former one"
         )
+    return len(decisions)

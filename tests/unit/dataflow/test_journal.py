@@ -44,8 +44,9 @@ def restored(state: bytes) -> Counter:
     return Counter(tuple(state.decode().split(",")))
 
 
-def record(journal: Journal, core: Counter, name: str) -> int:
-    return journal.append([add(name)], [core.apply(add(name), 1.0).events], at_s=1.0)
+def record(journal: Journal, core: Counter, *names: str) -> int:
+    commands = [add(name) for name in names]
+    return journal.append(commands, [core.apply(command, 1.0).events for command in commands], at_s=1.0)
 
 
 async def test_a_restart_replays_what_was_durable(tmp_path: Path) -> None:
@@ -77,6 +78,20 @@ async def test_a_snapshot_shortens_the_replay(tmp_path: Path) -> None:
     await again.close()
     with sqlite3.connect(tmp_path / "journal.sqlite") as database:
         assert [row[0] for row in database.execute("SELECT seq FROM snapshots ORDER BY seq")] == [4]
+    database.close()
+
+
+async def test_commands_of_one_record_count_each_for_the_next_snapshot(tmp_path: Path) -> None:
+    """What compaction holds in memory grows with commands, however many a record has."""
+    journal, core = Journal(tmp_path, snapshot_every=3), Counter()
+    record(journal, core, "a", "b")
+    journal.snapshot_if_due(core)
+    record(journal, core, "c", "d")
+    journal.snapshot_if_due(core)
+    await journal.flushed()
+    await journal.close()
+    with sqlite3.connect(tmp_path / "journal.sqlite") as database:
+        assert [row[0] for row in database.execute("SELECT seq FROM snapshots")] == [2]
     database.close()
 
 
