@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 SAMPLE ?= 0
 WORKERS ?= 2
 # What benchmarks share, and the other ends that some of them start.
-BENCH_PARTS := dataflow_peers dataflow_server elastic_service exact_run harness heldout shaped_link trl_side weights_fanout
+BENCH_PARTS := dataflow_peers dataflow_server elastic_service exact_run harness heldout shaped_link trl_side turns weights_fanout
 
 .PHONY: help quickstart test test-all test-vllm mutants check format bench docs reference clean
 .DEFAULT_GOAL := help

@@ -18,7 +18,7 @@ which 8 devices that are never idle generate a batch. Not emulated, in favour of
 moving weights and switching devices between tasks costs them nothing. As a trainer-centred loop has one
 trainer, the run of `split` and `colocated` has one, whose step lasts as long as the steps of both.
 
-    python benchmarks/multi_policy.py [--sigmas 0.6 1.0 1.4] [--steps 20] [--scale 10] [--out runs/multi]
+    python benchmarks/multi_policy.py [--sigmas 0.6 1.0 1.4] [--steps 30] [--scale 20] [--out runs/multi]
 """
 
 import argparse
@@ -28,7 +28,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +43,8 @@ from astraflow.dataflow.records import JournalReader, decode_commands, decode_ev
 from astraflow.launch.folder import RunFolder
 from astraflow.models.spec import load_spec
 from astraflow.models.tiny import init_model
-from astraflow.protocols import HostTensor, StepResult
-from astraflow.trainer.backends.paced_backend import PacedBackend
-from astraflow.trainer.config import PacedBackendConfig, TrainConfig
-from astraflow.types import Batch
 from harness import report, show_table
+from turns import with_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "docs" / "images" / "multi_policy_timeline.png"
@@ -77,49 +73,6 @@ def busy_generation_s(sigma: float) -> float:
     return GROUP_SIZE * NUM_GROUPS * episode_s / (NUM_ROLLOUT * NUM_SLOTS)
 
 
-class BarrierBackend:
-    """A paced trainer that begins no step before all policies have done as many."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        *,
-        model_dir: str | Path,
-        seed: int,
-        policy: str,
-        folder: str,
-        step_s: float,
-        time_scale: float,
-    ) -> None:
-        del model_dir
-        paced = PacedBackendConfig(step_s=step_s, time_scale=time_scale)
-        self._inner = PacedBackend(config.model_copy(update={"backend": paced}), seed=seed)
-        self._policy, self._folder = policy, Path(folder)
-
-    def train_step(self, batch: Batch) -> StepResult:
-        """Waits for the others, then trains."""
-        while any(self._steps_of(name) < batch.step for name in POLICIES if name != self._policy):
-            time.sleep(0.005)
-        result = self._inner.train_step(batch)
-        (self._folder / f"{self._policy}.{batch.step + 1}").touch()
-        return result
-
-    def export(self) -> Sequence[HostTensor]:
-        """The inner one's."""
-        return self._inner.export()
-
-    def save(self, folder: Path) -> None:
-        """The inner one's."""
-        self._inner.save(folder)
-
-    def load(self, folder: Path) -> None:
-        """The inner one's."""
-        self._inner.load(folder)
-
-    def _steps_of(self, policy: str) -> int:
-        return max((int(path.suffix[1:]) for path in self._folder.glob(f"{policy}.*")), default=0)
-
-
 def recipe_of(system: str, sigma: float, run: "Settings", barrier: Path) -> dict[str, Any]:
     """The recipe of a system."""
     in_turn = system in {"split", "colocated"}
@@ -136,8 +89,7 @@ def recipe_of(system: str, sigma: float, run: "Settings", barrier: Path) -> dict
     for name in POLICIES:
         backend: dict[str, Any] = {"name": "paced", "step_s": step_s, "time_scale": run.scale}
         if system == "barrier":
-            args = {"policy": name, "folder": str(barrier), "step_s": step_s, "time_scale": run.scale}
-            backend = {"use": "multi_policy:BarrierBackend", "args": args}
+            backend = with_turns(backend, name, POLICIES, barrier)
         policies[name] = {
             "model": str(run.model),
             "role": "frozen" if in_turn and name != POLICIES[0] else "trained",
@@ -213,7 +165,7 @@ def measure(system: str, sigma: float, run: Settings) -> Measured:
         path.write_text(yaml.safe_dump(recipe_of(system, sigma, run, barrier)))
         argv = [sys.executable, "-m", "astraflow.cli.main", "run", str(path), "--plain"]
         print(f"+ {system}, sigma {sigma:g}", file=sys.stderr, flush=True)
-        # From here, so that the services find BarrierBackend.
+        # From here, so that the trainers find TurnsBackend.
         command = [*argv, "--run-dir", str(folder / "run")]
         subprocess.run(command, cwd=Path(__file__).parent, check=True, stdout=sys.stderr)
     return read(folder / "run", json.loads(summary.read_text()), run.scale)
@@ -318,8 +270,8 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.6, 1.0, 1.4])
-    parser.add_argument("--steps", type=int, default=20, help="of each policy")
-    parser.add_argument("--scale", type=float, default=10.0, help="emulated seconds in one of the clock")
+    parser.add_argument("--steps", type=int, default=30, help="of each policy")
+    parser.add_argument("--scale", type=float, default=20.0, help="emulated seconds in one of the clock")
     parser.add_argument("--out", type=Path, help="run folders; finished ones are read, not made again")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="astraflow-multi-") as scratch:
