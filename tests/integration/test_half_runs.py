@@ -117,6 +117,27 @@ async def test_training_from_batches_is_reproducible_bit_by_bit(recipe: Recipe, 
     assert AutoTokenizer.from_pretrained(one.folder).chat_template
 
 
+async def test_an_earlier_runs_batches_are_mixed_into_another(model: Path, tmp_path: Path) -> None:
+    earlier = await collect(make_digit_recipe(tmp_path, model, "seed=7"), tmp_path / "earlier")
+    folder = earlier / "actor"
+    mixed = make_digit_recipe(
+        tmp_path, model, f"policies.actor.train.auxiliary.offline={{folder: {folder}, ratio: 0.5}}"
+    )
+    batches = await collect(mixed, tmp_path / "fresh")
+    alone, _ = train(make_digit_recipe(tmp_path, model), tmp_path / "alone", batches)
+    both, records = train(mixed, tmp_path / "both", batches)
+    again, _ = train(mixed, tmp_path / "again", batches)
+    assert both.digest == again.digest != alone.digest
+    counts = [{item.name: item.value for item in record.metrics}["offline_groups"] for record in records]
+    assert sum(counts) == sum(record.num_groups for record in records) // 2 > 0
+
+
+async def test_an_offline_folder_without_batches_stops_the_run_at_once(model: Path, tmp_path: Path) -> None:
+    offline = f"policies.actor.train.auxiliary.offline={{folder: {tmp_path / 'nothing'}}}"
+    with pytest.raises(DataError, match="holds no saved batch"):
+        await collect(make_digit_recipe(tmp_path, model, offline), tmp_path / "run")
+
+
 async def test_stopped_collecting_goes_on_with_the_same_batches(model: Path, tmp_path: Path) -> None:
     recipe = make_digit_recipe(
         tmp_path, model, "policies.actor.train.steps=6", "policies.actor.train.checkpoint_every=1"

@@ -16,6 +16,7 @@ from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.plan import uses
 from astraflow.protocols import TaskSource
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
+from astraflow.trainer.offline import offline_files
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
@@ -38,6 +39,8 @@ def check_recipe(recipe: Recipe) -> OpenSources:
         raise ConfigError("policies: none has `role: trained`, so nothing would learn")
     for name, policy in recipe.policies.items():
         check_model(name, policy)
+        if (offline := policy.train.auxiliary.offline) is not None:
+            offline_files(Path(offline.folder).expanduser())
     for use in uses(recipe):
         load_attr(use.use, where="use")
     _check_workflow(recipe)

@@ -25,6 +25,7 @@ __all__ = [
     "MaskedCorrectionConfig",
     "NoCorrectionConfig",
     "NoCriticConfig",
+    "OfflineConfig",
     "PpoLossConfig",
     "ReinforceLossConfig",
     "SapoLossConfig",
@@ -257,9 +258,18 @@ class ValueModelConfig(Config):
 CriticConfig = Annotated[NoCriticConfig | ValueModelConfig, Field(discriminator="name")]
 
 
+class OfflineConfig(Config):
+    """Groups of an earlier run, or an expert's, beside the fresh ones of each batch."""
+
+    folder: str
+    """Saved batches: `DIR/batches/POLICY` of `astraflow run RECIPE --only rollout --run-dir DIR`."""
+    ratio: float = Field(default=0.25, gt=0, le=100)
+    """Offline groups for each fresh one."""
+
+
 class AuxiliaryConfig(Config):
-    """What is multiplied into the loss or added to it, and the other models that it needs. A frozen model
-    takes 4 bytes a parameter of the trainer's memory and one forward pass a step."""
+    """What is multiplied into the loss or added to it, and the other models and data that it needs. A frozen
+    model takes 4 bytes a parameter of the trainer's memory and one forward pass a step."""
 
     correction: CorrectionConfig = NoCorrectionConfig()
     """Importance weight between behavior and proximal policy; one of your own is a function from `LossInputs`
@@ -274,3 +284,5 @@ class AuxiliaryConfig(Config):
     teacher: str = ""
     """Model folder of a teacher with the same tokenizer; empty: none, or one whose logprobs come with the
     trajectories as the stream `teacher_logprobs`."""
+    offline: OfflineConfig | None = None
+    """Offline data, mixed into each batch."""
