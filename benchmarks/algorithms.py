@@ -57,6 +57,7 @@ def behavior_clip(inputs: LossInputs, *, clip_low: float, clip_high: float) -> L
     return grpo(inputs, clip_low=clip_low, clip_high=clip_high)
 
 
+STEPS_A = 120
 CLIP = {"name": "use", "use": "algorithms:behavior_clip", "args": {"clip_low": 0.2, "clip_high": 0.2}}
 
 
@@ -97,13 +98,14 @@ def _mixed(seed: int) -> tuple[Problem, ...]:
 # --- the four settings ----------------------------------------------------------------------------
 
 
-def greso_arm(name: str, curators: Sequence[str]) -> Arm:
-    """a: on policy, so that the only difference is which tasks are drawn."""
+def greso_arm(name: str, curators: Sequence[str], *, steps: int) -> Arm:
+    """a: on policy, so that the only difference is which tasks are drawn. GRESO's steps take fewer rollouts,
+    and it gets more of them."""
 
     def make(seed: int, is_small: bool) -> Setting:
         return Setting(
             table=_table(filters=[{"name": "zero_variance"}]),
-            train=_train(10 if is_small else 120, 3e-4, {"name": "grpo"}),
+            train=_train(10 if is_small else steps, 3e-4, {"name": "grpo"}),
             problems=_mixed(seed),
             heldout=_heldout(),
             curators=tuple(parse_curator(c) for c in curators),
@@ -172,7 +174,10 @@ def sampler_arm(name: str) -> Arm:
 
 
 QUESTIONS: dict[str, list[Arm]] = {
-    "a": [greso_arm("dynamic", ["shuffle"]), greso_arm("greso", ["shuffle", "greso"])],
+    "a": [
+        greso_arm("dynamic", ["shuffle"], steps=STEPS_A),
+        greso_arm("greso", ["shuffle", "greso"], steps=2 * STEPS_A),
+    ],
     "b": [stale_arm("m2po", 0), *(stale_arm(loss, s) for s in STALENESS[1:] for loss in ("clip", "m2po"))],
     "c": [replay_arm(ratio) for ratio in REPLAY],
     "d": [sampler_arm(name) for name in SAMPLERS],
@@ -259,26 +264,40 @@ def _median(values: Sequence[float]) -> float:
 
 
 def answer_a(records: Records) -> dict[str, float]:
-    """Rollouts of both at the same number of steps, and to the accuracy that both reach, seed by seed."""
+    """Rollouts of both at the same number of steps; to the accuracy that `dynamic` ends with, seed by seed,
+    and to the best one that both reach."""
     dynamic, greso = records["dynamic"], records["greso"]
     shared = [min(_best(a), _best(b)) - 0.01 for a, b in zip(dynamic, greso, strict=True)]
     ratios = [
         rollouts_to(b, level) / rollouts_to(a, level)
         for a, b, level in zip(dynamic, greso, shared, strict=True)
     ]
+    to_final = [
+        rollouts_to(b, final([a])) / float(a["rollouts"]) for a, b in zip(dynamic, greso, strict=True)
+    ]
     rows = [
         (n, final(r), mean_of(r, "rollouts"), mean_of(r, "filtered") / mean_of(r, "drawn"))
         for n, r in records.items()
     ]
-    show_table("a: rollouts, same steps", ("arm", "accuracy", "rollouts", "filtered share"), rows)
+    show_table("a: rollouts", ("arm", "accuracy", "rollouts", "filtered share"), rows)
     return {
-        "greso_rollout_frac": mean_of(greso, "rollouts") / mean_of(dynamic, "rollouts"),
+        "greso_rollout_frac": _rollouts_after(greso, dynamic) / mean_of(dynamic, "rollouts"),
         "greso_rollout_frac_to_accuracy": _median(ratios),
+        "greso_rollout_frac_to_final": _median(to_final),
         "greso_accuracy": final(greso),
         "dynamic_accuracy": final(dynamic),
         "dynamic_filtered_frac": mean_of(dynamic, "filtered") / mean_of(dynamic, "drawn"),
         "greso_filtered_frac": mean_of(greso, "filtered") / mean_of(greso, "drawn"),
     }
+
+
+def _rollouts_after(records: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> float:
+    """Mean rollouts of the first at the step at which the others end."""
+    ends = [other["points"][-1]["step"] for other in others]
+    return statistics.fmean(
+        next(p["rollouts"] for p in record["points"] if p["step"] >= end)
+        for record, end in zip(records, ends, strict=True)
+    )
 
 
 def _best(record: Mapping[str, Any]) -> float:
