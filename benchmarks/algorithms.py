@@ -264,7 +264,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def answer_a(records: Records) -> dict[str, float]:
-    """Rollouts of both at the same number of steps, and to the best accuracy that both reach, seed by seed."""
+    """Rollouts of both at the same number of steps, and to the best accuracy that both reach, by seed."""
     dynamic, greso = records["dynamic"], records["greso"]
     shared = [min(_best(a), _best(b)) - 0.01 for a, b in zip(dynamic, greso, strict=True)]
     ratios = [
