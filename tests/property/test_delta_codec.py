@@ -131,8 +131,19 @@ def test_the_bytes_depend_neither_on_the_kernel_nor_on_threads(pair: Pair, num_t
     with (
         ThreadPoolExecutor(num_threads) as pool,
         mock.patch.object(encoder, "shared_threads", return_value=pool),
+        mock.patch.object(encoder, "BLOCK_ELEMENTS", 16),  # enough blocks that threads take turns
     ):
-        assert pair.encoded(NUMPY) == pair.encoded(jit)
+        data = pair.encoded(NUMPY)
+        assert data == pair.encoded(jit)
+    assert pair.applied(data).tobytes() == pair.new.tobytes()
+
+
+@settings(deadline=None, max_examples=60)
+@given(pairs(), st.sampled_from([8, 64, 1024]))
+def test_the_bytes_do_not_depend_on_the_parts_in_which_changes_are_sought(pair: Pair, part: int) -> None:
+    expected = pair.encoded()
+    with mock.patch.object(encoder, "SEGMENT_BYTES", part):
+        assert pair.encoded(NUMPY) == pair.encoded(jit) == expected
 
 
 @settings(deadline=None, max_examples=50)

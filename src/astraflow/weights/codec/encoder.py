@@ -102,6 +102,8 @@ def _encode_block(
     """Nothing if nothing changed."""
     old_words, new_words = words_in(base, block), words_in(new, block)
     found = _find(kernel, base, new, block, hashed)
+    if hashed is not None:
+        hashed.take(block.start, block.end)  # what parts did not cover
     gaps: list[NDArray[np.uint8]] = []
     if found is None:
         mode, steps = DENSE, kernel.all_steps(old_words, new_words)
@@ -136,14 +138,11 @@ def _find(
         found = kernel.find(words_in(base, part), words_in(new, part), limit)
         if hashed is not None:
             hashed.take(part.start, part.end)
-        if found is not None:
-            places.append(found[0] + np.uint32(low // block.width))
-            steps.append(found[1])
-            limit -= found[0].size
-        if found is None or limit < 0:
+        if found is None:
             return None
-    if hashed is not None:
-        hashed.take(block.start, block.end)
+        places.append(found[0] + np.uint32(low // block.width))
+        steps.append(found[1])
+        limit -= found[0].size
     return np.concatenate(places), np.concatenate(steps)
 
 
