@@ -24,7 +24,7 @@ import msgspec
 import xxhash
 
 from astraflow import wire
-from astraflow.errors import ConfigError, DataError, WireError
+from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, changes_between, refuse_changes, write_atomic
 from astraflow.launch.in_process import run_in_process
@@ -32,7 +32,8 @@ from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
 from astraflow.protocols import HostTensor, StepResult, TrainerBackend, WeightSnapshot
 from astraflow.trainer.backends.factory import make_backend
-from astraflow.types import Batch, StepRecord, VersionSpan
+from astraflow.trainer.offline import as_of_version_0, load_batch
+from astraflow.types import Batch, StepRecord
 from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
 
 __all__ = ["BatchRecorder", "TrainedModel", "collect_batches", "load_batches", "train_from_batches"]
@@ -79,16 +80,7 @@ def _batch_path(folder: Path, step: int) -> Path:
 
 def _as_of_version_0(batch: Batch) -> Batch:
     """The batch with the truth about its versions: see the module."""
-    samples = tuple(
-        msgspec.structs.replace(
-            sample,
-            trajectory=msgspec.structs.replace(
-                sample.trajectory,
-                versions=tuple(VersionSpan(s.start, s.length, 0) for s in sample.trajectory.versions),
-            ),
-        )
-        for sample in batch.samples
-    )
+    samples = tuple(map(as_of_version_0, batch.samples))
     return msgspec.structs.replace(
         batch,
         samples=samples,
@@ -206,11 +198,7 @@ def _trained(
 
 
 def _load(path: Path, policy: str, step: int) -> Batch:
-    body = path.read_bytes()
-    try:
-        batch = wire.decode(body, Batch, limit=len(body))
-    except WireError as err:
-        raise DataError(f"{path} is no saved batch: {err}") from err
+    batch = load_batch(path)
     if (batch.policy, batch.step) != (policy, step):
         raise DataError(f"{path} is step {batch.step} of {batch.policy!r}, expected {step} of {policy!r}")
     return batch

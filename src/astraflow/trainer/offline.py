@@ -26,7 +26,7 @@ from astraflow.losses.config import OfflineConfig
 from astraflow.protocols import HostTensor, StepResult, TrainerBackend
 from astraflow.types import Batch, BatchTotals, MetricItem, Sample, VersionSpan
 
-__all__ = ["MixedBackend", "OfflineGroups", "offline_files"]
+__all__ = ["MixedBackend", "OfflineGroups", "as_of_version_0", "load_batch", "offline_files"]
 
 _Group = tuple[Sample, ...]
 
@@ -63,16 +63,26 @@ class OfflineGroups:
         return np.random.default_rng((self._seed, turn)).permutation(len(self._groups)).tolist()
 
 
-def _groups_of(path: Path) -> list[_Group]:
+def load_batch(path: Path) -> Batch:
+    """A saved batch. Raises: DataError if the file is none."""
     body = path.read_bytes()
     try:
-        batch = wire.decode(body, Batch, limit=len(body))
+        return wire.decode(body, Batch, limit=len(body))
     except WireError as err:
         raise DataError(f"{path} is no saved batch: {err}") from err
+
+
+def as_of_version_0(sample: Sample) -> Sample:
+    """The sample with all of its tokens sampled by version 0."""
+    trajectory = sample.trajectory
+    spans = tuple(VersionSpan(span.start, span.length, 0) for span in trajectory.versions)
+    return msgspec.structs.replace(sample, trajectory=msgspec.structs.replace(trajectory, versions=spans))
+
+
+def _groups_of(path: Path) -> list[_Group]:
+    batch = load_batch(path)
     if batch.world != 1:
-        raise DataError(
-            f"{path} is the slice of rank {batch.rank} of {batch.world}; whole batches are needed"
-        )
+        raise DataError(f"{path} is of rank {batch.rank} of {batch.world}; whole batches are needed")
     samples = sorted(batch.samples, key=lambda sample: sample.group_id)
     return [tuple(group) for _, group in groupby(samples, key=lambda sample: sample.group_id)]
 
@@ -117,17 +127,7 @@ class MixedBackend:
 
 def _relabelled(group: _Group, group_id: int) -> _Group:
     """With a number that no group of the run has, and all of version 0."""
-    return tuple(
-        msgspec.structs.replace(
-            sample,
-            group_id=group_id,
-            trajectory=msgspec.structs.replace(
-                sample.trajectory,
-                versions=tuple(VersionSpan(s.start, s.length, 0) for s in sample.trajectory.versions),
-            ),
-        )
-        for sample in group
-    )
+    return tuple(msgspec.structs.replace(as_of_version_0(s), group_id=group_id) for s in group)
 
 
 def _with(totals: BatchTotals, num_groups: int, samples: Sequence[Sample]) -> BatchTotals:
