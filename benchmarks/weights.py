@@ -278,7 +278,7 @@ async def stream(words: Words, num_versions: int, folder: Path, *, delta: bool, 
         url = stack.enter_context(child("--serve", str(folder), "--delta" if delta else "--full"))
         source = stack.enter_context(child("--shape", url)) if link != "loopback" else url
         service = ServiceClient(url)
-        client = PublisherClient(service, folder / "incoming")
+        client = PublisherClient(service, folder / "incoming", delta=delta)
         receiver = Receiver(folder / "cache")
         for number in range(num_versions):
             start = time.perf_counter()

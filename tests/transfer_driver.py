@@ -120,7 +120,7 @@ class Chaos:
         try:
             await asyncio.gather(*(child.start() for child in children))
             service = ServiceClient(publisher.ready, patience_s=60.0)
-            client = PublisherClient(service, self.folder / "weights" / "incoming")
+            client = PublisherClient(service, self.folder / "weights" / "incoming", delta=True)
             weights = first_weights(self.seed)
             for version in range(self.num_transfers):
                 await self._transfer(version, weights, children, (rng, client))

@@ -68,7 +68,7 @@ class WeightRig:
         self.now_s = 0.0
         self.publisher = Publisher(folder / "weights", config, URL)
         self.service = ServiceClient(URL, transport=MemoryTransport(self.publisher), patience_s=0.2)
-        self.client = PublisherClient(self.service, self.publisher.incoming)
+        self.client = PublisherClient(self.service, self.publisher.incoming, delta=config.delta)
         self.http = HttpReader(
             lambda url: ServiceClient(url, transport=MemoryTransport(self.publisher), patience_s=0.2)
         )

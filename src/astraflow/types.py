@@ -24,6 +24,7 @@ __all__ = [
     "Chunk",
     "ChunkState",
     "Commit",
+    "DeltaFile",
     "Episode",
     "EpisodeReceipt",
     "EpisodeResult",
@@ -591,17 +592,30 @@ class Manifest(Item, frozen=True, kw_only=True):
     """Of a full version: the delta that a receiver takes who holds its base."""
 
 
+class DeltaFile(Item, frozen=True, kw_only=True):
+    """What a trainer says of a version that it hands over as a difference."""
+
+    path: str
+    """Relative to `incoming`: one delta of encoding `astraflow-delta-1`."""
+    base: int
+    """The version before, which the publisher has."""
+
+
 class HandOver(Item, frozen=True, kw_only=True):
-    """A trainer hands a version to its publisher: the bytes lie in a file of the publisher's `incoming`
-    folder, the tensors at their offsets, then the files of the model folder one after the other."""
+    """A trainer hands a version to its publisher, in files of the publisher's `incoming` folder: in full, as
+    a delta, or both."""
 
     policy: str
     version: int
-    path: str
-    """Relative to `incoming`."""
+    path: str = ""
+    """In full: the tensors at their offsets, then the files of the model folder one after the other. Relative
+    to `incoming`; empty if there is a delta only."""
+    delta: DeltaFile | None = None
+    """Refused with code `full_needed` if the publisher cannot do with a delta alone."""
     tensors: tuple[TensorInfo, ...]
     digest: str
-    """As in the manifest; the publisher refuses bytes that hash to something else."""
+    """As in the manifest; the publisher refuses bytes that hash to something else, and a delta that does not
+    lead to it."""
     files: tuple[FileInfo, ...] = ()
     """Empty after the first version of a policy: its files stay."""
     is_first: bool = False

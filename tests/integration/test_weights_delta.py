@@ -86,7 +86,7 @@ async def test_deltas_arrive_over_connections_that_are_cut(tmp_path: Path) -> No
     server = HttpServer(cuts, host="127.0.0.1", port=0, name="publisher")
     publisher.public_url = await server.start()
     service = ServiceClient(publisher.public_url)
-    client = PublisherClient(service, publisher.incoming)
+    client = PublisherClient(service, publisher.incoming, delta=True)
     follower, late = Receiver(tmp_path / "a"), Receiver(tmp_path / "b")
     for version in range(8):
         manifest = await client.publish("actor", version, make_version(words), {})
@@ -137,7 +137,7 @@ async def test_a_publisher_that_is_killed_again_and_again_serves_no_wrong_versio
     url = await asyncio.to_thread(start, 0)
     port = int(url.rpartition(":")[2])
     service = ServiceClient(url, patience_s=30)
-    client = PublisherClient(service, tmp_path / "weights" / "incoming")
+    client = PublisherClient(service, tmp_path / "weights" / "incoming", delta=True)
     receiver = Receiver(tmp_path / "cache")
     kinds: set[str] = set()
 

@@ -15,10 +15,17 @@ from astraflow.protocols import HostTensor
 from astraflow.types import TensorInfo
 from astraflow.weights.codec import encoder
 from astraflow.weights.codec.delta import apply_delta, parse_delta
-from astraflow.weights.codec.encoder import encode_delta
+from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks, encode_delta
 from astraflow.weights.codec.kernels import NUMPY
 from astraflow.weights.codec.planes import Kernel
-from astraflow.weights.manifest import ITEM_BYTES, digest_of, lay_out, pack
+from astraflow.weights.manifest import (
+    ITEM_BYTES,
+    TensorBytes,
+    VersionDigest,
+    digest_of,
+    lay_out,
+    pack,
+)
 
 pytestmark = pytest.mark.timeout(120)  # the first use compiles
 jit = pytest.importorskip("astraflow.weights.codec.jit", reason="numba is not installed")
@@ -136,6 +143,40 @@ def test_the_bytes_depend_neither_on_the_kernel_nor_on_threads(pair: Pair, num_t
         data = pair.encoded(NUMPY)
         assert data == pair.encoded(jit)
     assert pair.applied(data).tobytes() == pair.new.tobytes()
+
+
+@settings(deadline=None, max_examples=80)
+@given(pairs(), st.sampled_from([8, 64, 1024, 1 << 19]))
+def test_a_base_that_advances_becomes_the_new_version(pair: Pair, part: int) -> None:
+    """Read from where its tensors lie, in parts, also where a block turns out dense on the way."""
+    tensors = tensors_of_table(pair.tensors, pair.new)
+    for kernel in (NUMPY, jit):
+        base, scattered = pair.base.copy(), TensorBytes(pair.tensors, tensors)
+        hashed = VersionDigest(scattered)
+        with mock.patch.object(encoder, "SEGMENT_BYTES", part):
+            pieces = [
+                *encode_blocks(base, scattered, pair.tensors, kernel=kernel, hashed=hashed, is_advancing=True)
+            ]
+        assert b"".join(pieces) == pair.encoded()[HEADER_BYTES:]
+        assert base.tobytes() == pair.new.tobytes()
+        assert hashed.hexdigest() == pair.digest(pair.new)
+
+
+@given(pairs(), st.data())
+def test_bytes_in_tensors_are_those_of_the_version(pair: Pair, data: st.DataObject) -> None:
+    scattered = TensorBytes(pair.tensors, tensors_of_table(pair.tensors, pair.new))
+    assert scattered.nbytes == pair.new.nbytes
+    start = data.draw(st.integers(0, pair.new.nbytes))
+    end = data.draw(st.integers(start, pair.new.nbytes))
+    if start < end:
+        assert scattered[start:end].tobytes() == pair.new[start:end].tobytes()
+
+
+def tensors_of_table(table: tuple[TensorInfo, ...], version: NDArray[np.uint8]) -> list[HostTensor]:
+    """Each tensor in memory of its own."""
+    return [
+        HostTensor(t.name, t.shape, t.dtype, version[t.offset : t.offset + t.num_bytes].copy()) for t in table
+    ]
 
 
 @settings(deadline=None, max_examples=60)

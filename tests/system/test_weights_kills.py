@@ -33,7 +33,7 @@ async def test_deltas_keep_up_over_20_mbit_with_200_ms_and_cuts(tmp_path: Path) 
     server = HttpServer(publisher, host="127.0.0.1", port=0, name="publisher")
     publisher.public_url = await server.start()
     service = ServiceClient("http://publisher", transport=MemoryTransport(publisher))
-    client = PublisherClient(service, publisher.incoming)
+    client = PublisherClient(service, publisher.incoming, delta=True)
     host, port = urlsplit(publisher.public_url).hostname or "", urlsplit(publisher.public_url).port or 0
     link = BadLink(host, port, bytes_per_s=2.5e6, one_way_s=0.1, cut_every_s=5.0)
     receiver = Receiver(tmp_path / "cache", range_bytes=250_000)

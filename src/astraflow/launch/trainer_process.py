@@ -49,7 +49,9 @@ async def run_policy_trainer(
             plan,
             backend=backend,
             link=DataflowClient(dataflow),
-            publisher=PublisherClient(publisher, folder.weights / policy / "incoming"),
+            publisher=PublisherClient(
+                publisher, folder.weights / policy / "incoming", delta=recipe.weights.delta
+            ),
             checkpoints=checkpoints,
         )
         settle_memory()

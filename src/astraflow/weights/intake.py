@@ -1,27 +1,28 @@
-"""Taking over a version from a trainer: a file in `incoming/` becomes chunks and a manifest.
+"""Taking over a version from a trainer: files in `incoming/` become chunks and a manifest.
 
 In full: the file is mapped, cut, hashed, stored by a few threads, and compared with what the trainer
-said. As a delta: both versions are mapped and compared, the new one is hashed on the way.
+said. As a delta: the file is parsed, which checks every block, and must lead from the version before to
+the digest; whether it does is seen by those who apply it.
 Nothing of a version that is refused, or that a crash cuts short, stays in the store.
 """
 
 import contextlib
 import logging
+import mmap
 import os
-import stat
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from astraflow.errors import Error, UnavailableError, WireError
+from astraflow.errors import Error, RefusedError, UnavailableError, WireError
 from astraflow.types import Chunk, FileInfo, HandOver, Manifest, Shortcut
-from astraflow.weights.bases import Bases, map_file
 from astraflow.weights.chunk_store import ChunkStore
-from astraflow.weights.codec.encoder import encode_delta
+from astraflow.weights.codec.delta import parse_delta
 from astraflow.weights.codec.layout import ENCODING
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import (
@@ -50,22 +51,22 @@ def is_same(manifest: Manifest, hand_over: HandOver) -> bool:
     )
 
 
-def take_over(
-    store: ChunkStore, hand_over: HandOver, config: WeightsConfig, bases: Bases | None = None
-) -> Manifest:
+def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> Manifest:
     """Makes a handed-over version durable; blocks. The manifest has no sources.
 
-    With `bases` it becomes a delta to the version before where one exists and is smaller, and is stored in
-    full only from time to time; its file is then kept as the next base.
+    With `config.delta` it becomes a delta where one is handed over, fits, and is smaller, and is stored in
+    full only from time to time.
 
-    Raises: WireError or WeightsError if file, table and digest disagree or the path lies outside `incoming`;
-    UnavailableError if the disk refuses. The store is then as before.
+    Raises: WireError or WeightsError if files, table and digest disagree or a path lies outside `incoming`;
+    RefusedError with code `full_needed` if a delta alone will not do; UnavailableError if the disk refuses.
+    The store is then as before.
     """
     counted: list[Chunk] = []
     try:
-        with _opened(store.incoming, hand_over) as fd:
-            content = _Content(fd, hand_over, config, counted)
-            manifest = _store_version(store, content, bases)
+        check_tensors(hand_over.tensors)
+        for info in hand_over.files:
+            check_file_name(info.name)
+        manifest = _store_version(store, hand_over, config, counted)
         check_manifest(manifest)
         store.add(manifest)
     except Error:
@@ -74,8 +75,6 @@ def take_over(
     except OSError as err:
         store.release(counted)
         raise UnavailableError(f"publisher cannot store {_name(hand_over)}: {err}") from err
-    if bases is not None:
-        bases.keep(manifest, store.incoming / hand_over.path)
     _log.info(
         "%s: %s of %d bytes in %d chunks",
         *(_name(hand_over), manifest.kind, manifest.num_bytes, len(manifest.chunks)),
@@ -83,19 +82,11 @@ def take_over(
     return manifest
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """A version on its way in. `counted` collects what the store counts for it, also on failure."""
-
-    fd: int
-    hand_over: HandOver
-    config: WeightsConfig
-    counted: list[Chunk]
-
-
-def _store_version(store: ChunkStore, content: _Content, bases: Bases | None) -> Manifest:
-    hand_over = content.hand_over
-    shortcut = _store_delta(store, content, bases) if bases is not None else None
+def _store_version(
+    store: ChunkStore, hand_over: HandOver, config: WeightsConfig, counted: list[Chunk]
+) -> Manifest:
+    """`counted` collects what the store counts for the version, also on failure."""
+    shortcut = _store_delta(store, hand_over, config, counted)
     manifest = Manifest(
         policy=hand_over.policy,
         version=hand_over.version,
@@ -108,69 +99,69 @@ def _store_version(store: ChunkStore, content: _Content, bases: Bases | None) ->
         shortcut=shortcut,
     )
     delta = delta_of(manifest)
-    if delta is not None and not _is_full_due(store, content, delta):
-        manifest = delta
+    if delta is not None and not _is_full_due(store, config, delta):
+        manifest, files = delta, _reused_files(store, hand_over.policy, counted)
+    elif not hand_over.path and hand_over.delta is not None:
+        raise RefusedError(
+            f"{_name(hand_over)} is needed in full: hand it over with the delta and the file of all tensors",
+            code="full_needed",
+        )
     else:
-        manifest = msgspec.structs.replace(manifest, chunks=_store_chunks(store, content))
-    files = _store_files(store, content)
+        with _opened(store.incoming, hand_over) as fd:
+            files = _store_files(store, hand_over, fd, counted)
+            chunks = _store_chunks(store, hand_over, fd, config.chunk_bytes, counted)
+        manifest = msgspec.structs.replace(manifest, chunks=chunks)
     num_bytes = sum(c.num_bytes for c in (*manifest.chunks, *(f.chunk for f in files)))
     return msgspec.structs.replace(manifest, files=files, num_bytes=num_bytes)
 
 
-def _store_files(store: ChunkStore, content: _Content) -> tuple[FileInfo, ...]:
-    hand_over = content.hand_over
+def _store_files(
+    store: ChunkStore, hand_over: HandOver, fd: int, counted: list[Chunk]
+) -> tuple[FileInfo, ...]:
     end = span_bytes(hand_over.tensors)
     for info in hand_over.files:
-        content.counted.append(store.put(os.pread(content.fd, info.chunk.num_bytes, end)))
+        counted.append(store.put(os.pread(fd, info.chunk.num_bytes, end)))
         end += info.chunk.num_bytes
-        if content.counted[-1] != info.chunk:
+        if counted[-1] != info.chunk:
             raise WireError(f"{_name(hand_over)}: file {info.name!r} does not hash to {info.chunk.hash}")
-    if hand_over.files:
-        return hand_over.files
-    files = store.reuse_files(hand_over.policy)
-    content.counted.extend(f.chunk for f in files)
+    return hand_over.files or _reused_files(store, hand_over.policy, counted)
+
+
+def _reused_files(store: ChunkStore, policy: str, counted: list[Chunk]) -> tuple[FileInfo, ...]:
+    files = store.reuse_files(policy)
+    counted.extend(f.chunk for f in files)
     return files
 
 
-def _store_delta(store: ChunkStore, content: _Content, bases: Bases) -> Shortcut | None:
-    """The difference to the version before, if there is one that a receiver may start from and the
-    difference is smaller than the version."""
-    hand_over, config = content.hand_over, content.config
-    base = bases.base(hand_over.policy, hand_over.tensors)
-    if base is None or hand_over.is_first or hand_over.files or base.manifest.version >= hand_over.version:
+def _store_delta(
+    store: ChunkStore, hand_over: HandOver, config: WeightsConfig, counted: list[Chunk]
+) -> Shortcut | None:
+    """The chunks of the delta, if one is handed over that a receiver may start from and that is smaller than
+    the version."""
+    given = hand_over.delta
+    if given is None or not config.delta or hand_over.is_first or hand_over.files:
         return None
-    new = bases.map(hand_over.policy, content.fd, span_bytes(hand_over.tensors))
-    digest = VersionDigest(new)
-    pieces = encode_delta(
-        base.data,
-        new,
-        hand_over.tensors,
-        base_digest=base.manifest.digest,
-        digest=hand_over.digest,
-        hashed=digest,
-    )
-    chunks: list[Chunk] = []
-    waiting = bytearray()
-
-    def put(num_bytes: int) -> None:
-        chunks.append(store.put(bytes(waiting[:num_bytes])))
-        content.counted.append(chunks[-1])
-        del waiting[:num_bytes]
-
-    for piece in pieces:
-        waiting += piece
-        while len(waiting) > config.chunk_bytes:
-            put(config.chunk_bytes)
-    put(len(waiting))
-    _check_digest(hand_over, digest)
-    if sum(c.num_bytes for c in chunks) < new.nbytes:
-        return Shortcut(base=base.manifest.version, encoding=ENCODING, chunks=tuple(chunks))
-    del content.counted[-len(chunks) :]
-    store.release(chunks)
-    return None
+    base = store.manifest(hand_over.policy, given.base)
+    if base is None or base.tensors != hand_over.tensors or base.version >= hand_over.version:
+        return None
+    with _mapped(store.incoming, hand_over, given.path) as data:
+        if data.nbytes >= span_bytes(hand_over.tensors):
+            return None
+        delta = parse_delta(data.data, hand_over.tensors)
+        if (delta.base_digest, delta.digest) != (base.digest, hand_over.digest):
+            raise WireError(
+                f"{_name(hand_over)}: the delta in {given.path} leads from {delta.base_digest} to "
+                f"{delta.digest}, expected {base.digest} and {hand_over.digest}; hand it over again"
+            )
+        chunks: list[Chunk] = []
+        for start, end in cut(data.nbytes, config.chunk_bytes):
+            chunks.append(store.put(data[start:end].data))
+            counted.append(chunks[-1])
+        del delta
+    return Shortcut(base=base.version, encoding=ENCODING, chunks=tuple(chunks))
 
 
-def _is_full_due(store: ChunkStore, content: _Content, delta: Manifest) -> bool:
+def _is_full_due(store: ChunkStore, config: WeightsConfig, delta: Manifest) -> bool:
     """True if who starts from nothing would else need a longer chain than is allowed, or more bytes for
     the chain than for the version itself."""
     length, num_bytes = 1, sum(c.num_bytes for c in delta.chunks)
@@ -180,12 +171,14 @@ def _is_full_due(store: ChunkStore, content: _Content, delta: Manifest) -> bool:
         num_bytes += sum(c.num_bytes for c in base.chunks)
         base = store.manifest(base.policy, base.base)
     is_whole = base is not None
-    return not is_whole or length >= content.config.full_every or num_bytes > span_bytes(delta.tensors)
+    return not is_whole or length >= config.full_every or num_bytes > span_bytes(delta.tensors)
 
 
-def _store_chunks(store: ChunkStore, content: _Content) -> tuple[Chunk, ...]:
+def _store_chunks(
+    store: ChunkStore, hand_over: HandOver, fd: int, chunk_bytes: int, counted: list[Chunk]
+) -> tuple[Chunk, ...]:
     """Cuts, hashes and stores the tensors' bytes, a few chunks at once."""
-    data = map_file(content.fd, span_bytes(content.hand_over.tensors))
+    data = _map(fd, span_bytes(hand_over.tensors))
     digest = VersionDigest(data)
 
     def store_one(start: int, end: int) -> Chunk:
@@ -193,49 +186,63 @@ def _store_chunks(store: ChunkStore, content: _Content) -> tuple[Chunk, ...]:
         return store.put(data.data[start:end])
 
     with ThreadPoolExecutor(_NUM_WRITERS, thread_name_prefix="publisher") as pool:
-        writing = [pool.submit(store_one, *span) for span in cut(data.nbytes, content.config.chunk_bytes)]
+        writing = [pool.submit(store_one, *span) for span in cut(data.nbytes, chunk_bytes)]
         try:
             chunks = tuple(future.result() for future in writing)
         finally:
             for future in writing:
                 future.cancel()
             wait(writing)
-            content.counted.extend(f.result() for f in writing if not f.cancelled() and not f.exception())
-    _check_digest(content.hand_over, digest)
-    return chunks
-
-
-def _check_digest(hand_over: HandOver, digest: VersionDigest) -> None:
+            counted.extend(f.result() for f in writing if not f.cancelled() and not f.exception())
     if (found := digest.hexdigest()) != hand_over.digest:
         raise WireError(
             f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {found}, the trainer said "
             f"{hand_over.digest}; hand it over again"
         )
+    return chunks
 
 
 def _name(hand_over: HandOver) -> str:
     return f"{hand_over.policy!r} version {hand_over.version}"
 
 
+# --- files that are handed over -------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def _opened(incoming: Path, hand_over: HandOver) -> Generator[int]:
-    """The handed-over file, which must lie inside `incoming` and hold exactly what the table says."""
-    check_tensors(hand_over.tensors)
-    for info in hand_over.files:
-        check_file_name(info.name)
-    root = incoming.resolve()
-    path = (root / hand_over.path).resolve()
-    if not path.is_relative_to(root) or not path.is_file():
-        raise WireError(f"{_name(hand_over)}: {hand_over.path!r} is no file inside the incoming folder")
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        status = os.fstat(fd)
+    """The file in full, which must hold exactly what the table says."""
+    with _open_inside(incoming, hand_over, hand_over.path) as (fd, num_bytes):
         expected = span_bytes(hand_over.tensors) + sum(f.chunk.num_bytes for f in hand_over.files)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != expected:
+        if num_bytes != expected:
             raise WireError(
-                f"{_name(hand_over)}: {hand_over.path!r} has {status.st_size} bytes, its table "
-                f"needs {expected}"
+                f"{_name(hand_over)}: {hand_over.path!r} has {num_bytes} bytes, its table needs {expected}"
             )
         yield fd
+
+
+@contextlib.contextmanager
+def _mapped(incoming: Path, hand_over: HandOver, path: str) -> Generator[NDArray[np.uint8]]:
+    with _open_inside(incoming, hand_over, path) as (fd, num_bytes):
+        yield _map(fd, num_bytes)
+
+
+@contextlib.contextmanager
+def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tuple[int, int]]:
+    """A handed-over file, which must lie inside `incoming`, and its bytes."""
+    root = incoming.resolve()
+    path = (root / name).resolve()
+    if not path.is_relative_to(root) or not path.is_file():
+        raise WireError(f"{_name(hand_over)}: {name!r} is no file inside the incoming folder")
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        yield fd, os.fstat(fd).st_size
     finally:
         os.close(fd)
+
+
+def _map(fd: int, num_bytes: int) -> NDArray[np.uint8]:
+    """The first bytes of a file that is at least that long, to read."""
+    if not num_bytes:
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)

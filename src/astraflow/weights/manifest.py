@@ -7,7 +7,9 @@ MiB: one pass that threads can share. Everything here is pure: no files, no sock
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -23,6 +25,8 @@ __all__ = [
     "ALIGNMENT",
     "ITEM_BYTES",
     "SEGMENT_BYTES",
+    "TensorBytes",
+    "VersionBytes",
     "VersionDigest",
     "build_manifest",
     "check_file_name",
@@ -33,9 +37,7 @@ __all__ = [
     "delta_of",
     "digest_of",
     "hash_bytes",
-    "hash_segment",
     "is_model_file",
-    "join_hashes",
     "lay_out",
     "pack",
     "plan_path",
@@ -154,45 +156,66 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
         end = tensor.offset + tensor.num_bytes
 
 
+class VersionBytes(Protocol):
+    """A version's bytes: `[start:end]` gives them in a row, a view where that is possible."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> NDArray[np.uint8]: ...
+
+
+class TensorBytes:
+    """A version's bytes as they lie in its tensors; a range that touches several is copied, zeros between."""
+
+    def __init__(self, infos: Sequence[TensorInfo], tensors: Sequence[HostTensor]) -> None:
+        self.nbytes = span_bytes(infos)
+        self._starts = [info.offset for info in infos]
+        self._arrays = [tensor.data for tensor in tensors]
+
+    def __getitem__(self, index: slice, /) -> NDArray[np.uint8]:
+        start, end, _ = index.indices(self.nbytes)
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        low, array = start - self._starts[first], self._arrays[first]
+        if end - self._starts[first] <= array.nbytes:
+            return array[low : low + end - start]
+        data = np.zeros(end - start, np.uint8)
+        for offset, array in zip(self._starts[first:], self._arrays[first:], strict=True):
+            if offset >= end:
+                break
+            some = array[max(start - offset, 0) : end - offset]
+            at = max(offset - start, 0)
+            data[at : at + some.nbytes] = some
+        return data
+
+
 class VersionDigest:
     """Digest of a version's bytes, from the hashes of its segments: threads share the work, in any order.
 
     Example: `d = VersionDigest(buffer); d.take(0, 8 << 20); d.hexdigest()`.
     """
 
-    def __init__(self, data: NDArray[np.uint8]) -> None:
-        self._data = data.data
+    def __init__(self, data: VersionBytes) -> None:
+        self._data = data
         self._hashes = [b""] * -(-data.nbytes // SEGMENT_BYTES)
 
     def take(self, start: int, end: int) -> None:
         """Hashes the segments that lie wholly within `[start, end)` of the version, each once."""
         last = len(self._hashes) if end >= self._data.nbytes else end // SEGMENT_BYTES
         for idx in range(-(-start // SEGMENT_BYTES), last):
-            self._hashes[idx] = self._hashes[idx] or hash_segment(self._segment(idx))
+            self._hashes[idx] = self._hashes[idx] or self._hash(idx)
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits. Hashes what no range covered."""
-        found = (known or hash_segment(self._segment(idx)) for idx, known in enumerate(self._hashes))
-        return join_hashes(found)
+        found = (known or self._hash(idx) for idx, known in enumerate(self._hashes))
+        return xxhash.xxh3_128_hexdigest(b"".join(found))
 
-    def _segment(self, idx: int) -> memoryview:
-        return self._data[idx * SEGMENT_BYTES : (idx + 1) * SEGMENT_BYTES]
-
-
-def hash_segment(*pieces: bytes | memoryview) -> bytes:
-    """xxh3-128 of a segment's bytes, in one or several pieces."""
-    found = xxhash.xxh3_128()
-    for piece in pieces:
-        found.update(piece)
-    return found.digest()
+    def _hash(self, idx: int) -> bytes:
+        segment = self._data[idx * SEGMENT_BYTES : (idx + 1) * SEGMENT_BYTES]
+        return xxhash.xxh3_128_digest(segment.data)
 
 
-def join_hashes(hashes: Iterable[bytes]) -> str:
-    """The digest of the version whose segments have these hashes."""
-    return xxhash.xxh3_128_hexdigest(b"".join(hashes))
-
-
-def digest_of(data: NDArray[np.uint8]) -> str:
+def digest_of(data: VersionBytes) -> str:
     """The digest of a version's bytes, by as many threads as pay."""
     digest = VersionDigest(data)
     if data.nbytes >= _THREADS_FROM:

@@ -31,7 +31,6 @@ from astraflow.types import (
     ServedVersions,
     SourceLink,
 )
-from astraflow.weights.bases import Bases
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.intake import is_same, take_over
@@ -70,7 +69,6 @@ class Publisher:
         self.public_url = public_url
         self._config = config
         self._store = ChunkStore(folder, keep=max(config.keep, config.full_every if config.delta else 1))
-        self._bases = Bases(folder, self._store) if config.delta else None
         self._limit = UploadLimit(config.max_upload_mb_s * 1e6)
         self._mirror = Mirror(config.store) if config.store else None
         self._turns: dict[str, asyncio.Lock] = {}
@@ -147,7 +145,7 @@ class Publisher:
                     code="version_conflict",
                 )
             if known is None or (hand_over.is_first and known.kind == "delta"):
-                known = await asyncio.to_thread(take_over, self._store, hand_over, self._config, self._bases)
+                known = await asyncio.to_thread(take_over, self._store, hand_over, self._config)
             sources = await self._upload(known)
         return item_response(msgspec.structs.replace(known, sources=sources), request)
 

@@ -1,35 +1,39 @@
-"""A trainer's way to its publisher: bytes through a file, everything else through HTTP.
+"""A trainer's way to its publisher: bytes through files, everything else through HTTP.
 
-The trainer and its publisher share a disk. A version is written under a temporary name and renamed, so that
-the publisher never reads half of it; the file goes when the publisher has answered. A publisher of deltas
-gives a spare file back, which is written over: its pages are there already, which is most of the cost.
+    publish(tensors) -> compared with the copy of the version before -> a delta
+                     -> or in full: at first, when it is due, when the delta would be as large
+
+The trainer and its publisher share a disk. A file is written under a temporary name and renamed, so that the
+publisher never reads half of it, and goes when the publisher has answered. The copy lives in the trainer's
+memory and is as large as the version; the comparison brings it up to date, and hashes the version on the way.
 """
 
 import asyncio
 import contextlib
-import mmap
 import os
 import uuid
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.errors import DataError
+from astraflow.errors import DataError, RefusedError
 from astraflow.protocols import HostTensor
 from astraflow.service import ServiceClient
-from astraflow.types import Chunk, FileInfo, Forget, HandOver, Manifest, TensorInfo
-from astraflow.weights.bases import SPARE_FOLDER
+from astraflow.types import Chunk, DeltaFile, FileInfo, Forget, HandOver, Manifest, TensorInfo
+from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks, encode_header
 from astraflow.weights.manifest import (
     SEGMENT_BYTES,
+    TensorBytes,
+    VersionBytes,
+    VersionDigest,
     check_file_name,
     check_policy_name,
     cut,
     hash_bytes,
-    hash_segment,
-    join_hashes,
     lay_out,
     span_bytes,
 )
@@ -41,59 +45,33 @@ _SLOWEST_BYTES_PER_S = 20e6
 """A disk slower than this is taken for a publisher that hangs."""
 _PART_BYTES = 16 * SEGMENT_BYTES
 """What a thread writes before it takes the next."""
-_NUM_MAPS = 2
-"""The publisher's base and the spare take turns."""
 
 
-class _ReusedFile:
-    """Writes files of which some come again: those are mapped, which is three times faster than writing.
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A copy of the version that the publisher got last."""
 
-    Only a file that has the bytes already is mapped: a full disk is then an error and not a signal.
-    """
-
-    def __init__(self) -> None:
-        self._maps: dict[int, NDArray[np.uint8]] = {}
-
-    @contextlib.contextmanager
-    def opened(self, path: Path, num_mapped: int) -> Generator[Callable[[int, bytes | memoryview], None]]:
-        """Gives `write(offset, bytes)`; the first `num_mapped` bytes may go through a map."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            status = os.fstat(fd)
-            known = self._maps.pop(status.st_ino, None)
-            mapped = known if known is not None and known.nbytes == num_mapped else None
-            if mapped is None and 0 < num_mapped <= status.st_size:
-                mapped = np.frombuffer(mmap.mmap(fd, num_mapped), np.uint8)
-            if mapped is not None:
-                self._maps[status.st_ino] = mapped
-                for inode in [*self._maps][:-_NUM_MAPS]:
-                    del self._maps[inode]
-
-            def write(offset: int, data: bytes | memoryview) -> None:
-                view = memoryview(data)
-                if mapped is not None and offset + view.nbytes <= mapped.nbytes:
-                    mapped[offset : offset + view.nbytes] = view
-                    return
-                while view.nbytes:
-                    num_bytes = os.pwrite(fd, view, offset)
-                    view, offset = view[num_bytes:], offset + num_bytes
-
-            yield write
-        finally:
-            os.close(fd)
+    version: int
+    digest: str
+    tensors: tuple[TensorInfo, ...]
+    data: NDArray[np.uint8]
 
 
 class PublisherClient:
     """Implements `protocols.Publishes`. One client publishes a policy at a time; it does not own `client`.
 
+    With `delta` it keeps a copy of the newest version and hands over what changed, where the publisher can do
+    with that (`weights.delta`).
+
     Example: `manifest = await PublisherClient(client, run / "weights/incoming").publish("actor", 0, tensors,
     {"config.json": model_dir / "config.json"})`.
     """
 
-    def __init__(self, client: ServiceClient, incoming: Path) -> None:
+    def __init__(self, client: ServiceClient, incoming: Path, *, delta: bool = False) -> None:
         self._client = client
         self._incoming = incoming
-        self._file = _ReusedFile()
+        self._delta = delta
+        self._bases: dict[str, _Base] = {}
         self._begun: set[str] = set()
         """Policies of which this client, and so this trainer's session, has published a version."""
 
@@ -103,16 +81,29 @@ class PublisherClient:
         """Makes a version durable and downloadable; publishing the same again answers the same.
 
         Raises: WeightsError or DataError for tensors or files that cannot travel; RefusedError if the version
-        is known with other content; UnavailableError.
+        is known with other content; UnavailableError. After an error the next version goes in full.
         """
-        hand_over, num_bytes = await asyncio.to_thread(self._write, policy, version, tensors, files)
-        timeout_s = 30.0 + num_bytes / _SLOWEST_BYTES_PER_S
-        try:
-            manifest = await self._client.call(
-                "POST", "/v1/publish", Manifest, body=hand_over, timeout_s=timeout_s
-            )
-        finally:
-            (self._incoming / hand_over.path).unlink(missing_ok=True)
+        hand_over = HandOver(
+            policy=check_policy_name(policy),
+            version=version,
+            tensors=lay_out(tensors),
+            digest="",
+            is_first=policy not in self._begun,
+        )
+        # From here the base belongs to the threads: if this task is cancelled, nobody else may use it.
+        base = self._bases.pop(policy, None)
+        manifest: Manifest | None = None
+        if base is not None and not (base.tensors == hand_over.tensors and base.version < version):
+            base = None
+        if base is not None and not files:
+            delta, base = await asyncio.to_thread(self._write_delta, hand_over, base, tensors)
+            hand_over = msgspec.structs.replace(hand_over, delta=delta, digest=base.digest)
+            manifest = await self._offer(hand_over) if delta is not None else None
+        if manifest is None:
+            hand_over, base = await asyncio.to_thread(self._write_full, hand_over, base, tensors, files)
+            manifest = await self._hand_over(hand_over)
+        if base is not None:
+            self._bases[policy] = base
         self._begun.add(policy)
         return manifest
 
@@ -120,81 +111,145 @@ class PublisherClient:
         """Lets the publisher delete versions that are neither needed nor among the newest."""
         await self._client.call("POST", "/v1/forget", None, body=Forget(policy=policy, needed=tuple(needed)))
 
-    def _write(
-        self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
-    ) -> tuple[HandOver, int]:
-        infos = lay_out(tensors)
+    async def _offer(self, hand_over: HandOver) -> Manifest | None:
+        """Hands over a delta alone; None if the publisher needs the version in full, too."""
+        try:
+            return await self._hand_over(hand_over)
+        except RefusedError as err:
+            if err.code != "full_needed":
+                raise
+            return None
+
+    async def _hand_over(self, hand_over: HandOver) -> Manifest:
+        paths = [self._incoming / path for path in (hand_over.path, _delta_path(hand_over)) if path]
+        num_bytes = sum(path.stat().st_size for path in paths)
+        timeout_s = 30.0 + num_bytes / _SLOWEST_BYTES_PER_S
+        is_done = True
+        try:
+            return await self._client.call(
+                "POST", "/v1/publish", Manifest, body=hand_over, timeout_s=timeout_s
+            )
+        except RefusedError as err:
+            is_done = err.code != "full_needed"
+            raise
+        finally:
+            for path in paths if is_done else ():
+                path.unlink(missing_ok=True)
+
+    # --- files; these block ---
+
+    def _write_delta(
+        self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]
+    ) -> tuple[DeltaFile | None, _Base]:
+        """The difference to the base, which becomes the new version; no file if that is as large."""
+        infos, new = hand_over.tensors, TensorBytes(hand_over.tensors, tensors)
+        hashed = VersionDigest(new)
+        with self._fresh_file(hand_over) as (path, fd):
+            end = HEADER_BYTES
+            for piece in encode_blocks(base.data, new, infos, hashed=hashed, is_advancing=True):
+                if end < new.nbytes:
+                    _write_at(fd, end, piece)
+                end += len(piece)
+            digest = hashed.hexdigest()
+            _write_at(fd, 0, encode_header(infos, base_digest=base.digest, digest=digest))
+        updated = _Base(hand_over.version, digest, infos, base.data)
+        if end >= new.nbytes:
+            path.unlink()
+            return None, updated
+        return DeltaFile(path=f"{hand_over.policy}/{path.name}", base=base.version), updated
+
+    def _write_full(
+        self,
+        hand_over: HandOver,
+        base: _Base | None,
+        tensors: Sequence[HostTensor],
+        files: Mapping[str, Path],
+    ) -> tuple[HandOver, _Base | None]:
+        """A file with the version's bytes and the model's files; the base of the next delta."""
+        infos = hand_over.tensors
         contents = {check_file_name(name): _read(path) for name, path in files.items()}
-        folder = self._incoming / check_policy_name(policy)
-        folder.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.iterdir():  # of a trainer that was killed while it handed over
-            left_over.unlink(missing_ok=True)
-        path = folder / f"{version}.{uuid.uuid4().hex}"
-        aside = path.with_suffix(".tmp")
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self._incoming / SPARE_FOLDER / policy, aside)
         num_bytes = span_bytes(infos)
-        with self._file.opened(aside, num_bytes) as write:
-            digest = _write_tensors(infos, tensors, write)
+        copy: NDArray[np.uint8] | None = None
+        if base is not None and base.version == hand_over.version:
+            source: VersionBytes = base.data
+        else:
+            source = TensorBytes(infos, tensors)
+            if self._delta:
+                copy = base.data if base is not None else np.zeros(num_bytes, np.uint8)
+        with self._fresh_file(hand_over) as (path, fd):
+            digest = _write_version(source, lambda start, data: _write_at(fd, start, data), copy)
+            end = num_bytes
             for content in contents.values():
-                write(num_bytes, content)
-                num_bytes += len(content)
-        os.truncate(aside, num_bytes)
-        os.replace(aside, path)
-        hand_over = HandOver(
-            policy=policy,
-            version=version,
-            path=f"{policy}/{path.name}",
-            tensors=infos,
+                _write_at(fd, end, content)
+                end += len(content)
+        full = msgspec.structs.replace(
+            hand_over,
+            path=f"{hand_over.policy}/{path.name}",
             digest=digest,
             files=tuple(
                 FileInfo(name=name, chunk=Chunk(hash=hash_bytes(content), num_bytes=len(content)))
                 for name, content in contents.items()
             ),
-            is_first=policy not in self._begun,
         )
-        return hand_over, num_bytes
+        if copy is not None:
+            base = _Base(hand_over.version, digest, infos, copy)
+        return full, base
+
+    @contextlib.contextmanager
+    def _fresh_file(self, hand_over: HandOver) -> Generator[tuple[Path, int]]:
+        """A file of the policy's folder, which gets its name at the end; what a trainer that was killed left
+        there goes."""
+        folder = self._incoming / hand_over.policy
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = _delta_path(hand_over).rpartition("/")[2]
+        for left_over in folder.iterdir():
+            if left_over.name != kept:
+                left_over.unlink(missing_ok=True)
+        path = folder / f"{hand_over.version}.{uuid.uuid4().hex}"
+        aside = path.with_suffix(".tmp")
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            yield path, fd
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        os.replace(aside, path)
 
 
-def _write_tensors(
-    infos: Sequence[TensorInfo],
-    tensors: Sequence[HostTensor],
-    write: Callable[[int, bytes | memoryview], None],
+def _write_version(
+    source: VersionBytes, write: Callable[[int, memoryview], None], copy: NDArray[np.uint8] | None
 ) -> str:
-    """Writes a version's bytes by a few threads, each segment hashed while the cache holds it. The digest."""
-    starts = [info.offset for info in infos]
+    """Writes a version's bytes by a few threads, and copies them if asked to. The digest."""
+    hashed = VersionDigest(source)
 
-    def pieces(start: int, end: int) -> Iterator[bytes | memoryview]:
-        """`[start, end)` of the version: parts of tensors, and zeros between them."""
-        idx = max(bisect_right(starts, start) - 1, 0)
-        while start < end:
-            low, high = starts[idx], starts[idx] + infos[idx].num_bytes
-            if start < min(high, end):
-                yield tensors[idx].data[start - low : min(high, end) - low].data
-                start = min(high, end)
-            idx += 1
-            if start < end:
-                following = min(starts[idx], end)
-                yield bytes(following - start)
-                start = following
-
-    def write_part(start: int, end: int) -> list[bytes]:
-        hashes: list[bytes] = []
+    def write_part(start: int, end: int) -> None:
         for low, high in cut(end - start, SEGMENT_BYTES):
-            segment = [*pieces(start + low, start + high)]
-            at = start + low
-            for piece in segment:
-                write(at, piece)
-                at += len(piece)
-            hashes.append(hash_segment(*segment))
-        return hashes
+            segment = source[start + low : start + high]
+            write(start + low, segment.data)
+            if copy is not None:
+                copy[start + low : start + high] = segment
+            hashed.take(start + low, start + high)
 
-    spans = cut(span_bytes(infos), _PART_BYTES)
-    writing = [shared_threads().submit(write_part, *span) for span in spans]
+    writing = [shared_threads().submit(write_part, *span) for span in cut(source.nbytes, _PART_BYTES)]
     try:
-        return join_hashes(part for future in writing for part in future.result())
+        for future in writing:
+            future.result()
     finally:
         give_up(writing)
+    return hashed.hexdigest()
+
+
+def _write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view.nbytes:
+        num_bytes = os.pwrite(fd, view, offset)
+        view, offset = view[num_bytes:], offset + num_bytes
+
+
+def _delta_path(hand_over: HandOver) -> str:
+    return hand_over.delta.path if hand_over.delta is not None else ""
 
 
 def _read(path: Path) -> bytes:

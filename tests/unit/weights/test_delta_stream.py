@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from astraflow.errors import UnavailableError, WeightsError
+from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireError
 from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.service import MemoryTransport, ServiceClient
-from astraflow.types import Manifest, PublisherHealth
+from astraflow.types import DeltaFile, HandOver, Manifest, PublisherHealth
+from astraflow.weights.codec.encoder import encode_delta
+from astraflow.weights.manifest import digest_of, lay_out, pack
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from astraflow.weights.stored import StoredVersions
@@ -195,7 +197,7 @@ async def test_a_new_session_begins_with_a_full_version(tmp_path: Path) -> None:
     async with weight_rig(tmp_path, delta=True) as rig:
         history = make_history(4)
         await publish(rig, history[:2])
-        restarted = PublisherClient(rig.service, rig.publisher.incoming)
+        restarted = PublisherClient(rig.service, rig.publisher.incoming, delta=True)
         manifest = await restarted.publish("actor", 2, history[2], {})
         assert (manifest.kind, manifest.shortcut) == ("full", None)
         assert (await restarted.publish("actor", 3, history[3], {})).kind == "delta"
@@ -205,7 +207,7 @@ async def test_a_delta_that_a_new_session_publishes_again_becomes_full(tmp_path:
     async with weight_rig(tmp_path, delta=True) as rig:
         history = make_history(3)
         manifests = await publish(rig, history[:2])
-        restarted = PublisherClient(rig.service, rig.publisher.incoming)
+        restarted = PublisherClient(rig.service, rig.publisher.incoming, delta=True)
         again = await restarted.publish("actor", 1, history[1], {})
         assert (manifests[1].kind, again.kind) == ("delta", "full")
         assert again.digest == manifests[1].digest
@@ -267,16 +269,95 @@ async def test_a_restarted_publisher_goes_on_with_deltas(tmp_path: Path) -> None
         await current[-1].publisher(scope, receive, send)
 
     service = ServiceClient(URL, transport=MemoryTransport(route))
-    client = PublisherClient(service, tmp_path / "weights" / "incoming")
+    client = PublisherClient(service, tmp_path / "weights" / "incoming", delta=True)
     for version, kind in enumerate(["full", "delta", "delta", "full"]):
+        if version == 3:
+            (tmp_path / "weights" / "manifests" / "actor" / "2.json").unlink()
         async with weight_rig(tmp_path, delta=True) as rig:
             current.append(rig)
-            if version == 3:
-                base = tmp_path / "weights" / "bases" / "actor" / "2"
-                base.write_bytes(b"x" + base.read_bytes()[1:])
             manifest = await client.publish("actor", version, history[version], {})
             assert manifest.kind == kind
             assert_holds(await rig.receiver.fetch(manifest), history[version])
+
+
+async def test_a_full_version_that_is_due_carries_its_delta_and_leaves_no_files(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path, delta=True, full_every=2) as rig:
+        history = make_history(5)
+        manifests = await publish(rig, history)
+        assert [m.kind for m in manifests] == ["full", "delta", "full", "delta", "full"]
+        assert [m.shortcut.base for m in manifests if m.shortcut is not None] == [1, 3]
+        assert list((rig.publisher.incoming / "actor").iterdir()) == []
+        for manifest, weights in zip(manifests, history, strict=True):
+            assert_holds(await rig.receiver.fetch(manifest), weights)
+
+
+async def test_after_a_failed_publication_the_next_is_full_and_right(tmp_path: Path) -> None:
+    """The copy may be of the version that the publisher never got."""
+    async with weight_rig(tmp_path, delta=True) as rig:
+        history = make_history(5)
+        await publish(rig, history[:2])
+        is_up = [False]
+
+        async def route(scope: Scope, receive: Receive, send: Send) -> None:
+            if not is_up[0]:
+                raise ConnectionError("down")
+            await rig.publisher(scope, receive, send)
+
+        service = ServiceClient(URL, transport=MemoryTransport(route), patience_s=0.1)
+        client = PublisherClient(service, rig.publisher.incoming, delta=True)
+        with pytest.raises(UnavailableError):
+            await client.publish("actor", 2, history[2], {})
+        is_up[0] = True
+        assert (await client.publish("actor", 2, history[2], {})).kind == "full"
+        assert (await client.publish("actor", 3, history[3], {})).kind == "delta"
+        is_up[0] = False
+        with pytest.raises(UnavailableError):
+            await client.publish("actor", 4, history[4], {})
+        is_up[0] = True
+        manifest = await client.publish("actor", 4, history[4], {})
+        assert (manifest.kind, manifest.shortcut) == ("full", None)
+        assert_holds(await rig.receiver.fetch(manifest), history[4])
+
+
+async def test_a_delta_that_is_torn_or_leads_elsewhere_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    async with weight_rig(tmp_path, delta=True) as rig:
+        history = make_history(2)
+        [first] = await publish(rig, history[:1])
+        infos, old, new = lay_out(history[1]), pack(history[0]), pack(history[1])
+        digests = {"base_digest": digest_of(old), "digest": digest_of(new)}
+        good = b"".join(encode_delta(old, new, infos, **digests))
+        backwards = b"".join(encode_delta(old, new, infos, **{**digests, "base_digest": digests["digest"]}))
+        path = rig.publisher.incoming / "actor" / "1"
+        hand_over = HandOver(
+            policy="actor",
+            version=1,
+            delta=DeltaFile(path="actor/1", base=0),
+            tensors=infos,
+            digest=digests["digest"],
+        )
+        before = await rig.service.call("GET", "/v1/health", PublisherHealth)
+        cases = [
+            (good[:-9], "the delta ends"),
+            (good[:200] + bytes([good[200] ^ 1]) + good[201:], "its checksum is wrong"),
+            (backwards, "leads from"),
+        ]
+        for content, message in cases:
+            path.write_bytes(content)
+            with pytest.raises((WeightsError, WireError), match=message):
+                await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        for name in ("../../etc/hostname", "actor/absent"):
+            outside = msgspec.structs.replace(hand_over, delta=DeltaFile(path=name, base=0))
+            with pytest.raises(WireError, match="is no file inside"):
+                await rig.service.call("POST", "/v1/publish", Manifest, body=outside)
+        unknown = msgspec.structs.replace(hand_over, delta=DeltaFile(path="actor/1", base=7), version=8)
+        path.write_bytes(good)
+        with pytest.raises(RefusedError, match="is needed in full") as refusal:
+            await rig.service.call("POST", "/v1/publish", Manifest, body=unknown)
+        assert refusal.value.code == "full_needed"
+        assert await rig.service.call("GET", "/v1/health", PublisherHealth) == before
+        manifest = await rig.service.call("POST", "/v1/publish", Manifest, body=hand_over)
+        assert (manifest.kind, manifest.files) == ("delta", first.files)
+        assert_holds(await rig.receiver.fetch(manifest), history[1])
 
 
 async def test_chains_with_eval_and_many_tasks_never_mix(tmp_path: Path) -> None:
@@ -295,16 +376,19 @@ async def test_a_cut_chain_resumes(tmp_path: Path) -> None:
         manifests = await publish(rig, history)
         await rig.receiver.fetch(manifests[0])
         rig.reader.reads.clear()
+        arrived: list[int] = []
 
         def fail(url: str, count: int, data: bytes) -> bytes:
             if count > 2:
                 raise UnavailableError("gone")
+            arrived.append(count)
             return data
 
         rig.reader.script = fail
         with pytest.raises(UnavailableError, match="gone"):
             await rig.receiver.fetch(manifests[2])
-        before = {read[1:] for read in rig.reader.reads[:2]}
+        before = {rig.reader.reads[count - 1][1:] for count in arrived}
+        assert before
         rig.reader.reads.clear()
         rig.reader.script = lambda url, count, data: data
         assert_holds(await rig.receiver.fetch(manifests[2]), history[2])

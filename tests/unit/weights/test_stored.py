@@ -81,7 +81,7 @@ def test_a_chunk_that_went_meanwhile_is_an_error(folder: Path) -> None:
 async def test_deltas_are_applied_to_the_full_version_before_them(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, WeightsConfig(keep=8, delta=True))
     service = ServiceClient("http://publisher", transport=MemoryTransport(publisher))
-    client = PublisherClient(service, publisher.incoming)
+    client = PublisherClient(service, publisher.incoming, delta=True)
     weights = make_weights()
     contents: dict[int, list[bytes]] = {}
     for version in range(3):

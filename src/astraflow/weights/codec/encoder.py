@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -18,6 +20,7 @@ from astraflow.weights.codec.kernels import choose_kernel
 from astraflow.weights.codec.layout import (
     BLOCK,
     BLOCK_ELEMENTS,
+    CHECKSUM,
     DENSE,
     END,
     GAP8,
@@ -31,10 +34,12 @@ from astraflow.weights.codec.layout import (
     words_in,
 )
 from astraflow.weights.codec.planes import Counts, Kernel, Words
-from astraflow.weights.manifest import SEGMENT_BYTES, VersionDigest, cut, span_bytes
+from astraflow.weights.manifest import SEGMENT_BYTES, VersionBytes, VersionDigest, cut, span_bytes
 from astraflow.weights.threads import NUM_THREADS, give_up, shared_threads
 
-__all__ = ["encode_delta"]
+__all__ = ["HEADER_BYTES", "encode_blocks", "encode_delta", "encode_header"]
+
+HEADER_BYTES = HEADER.size + CHECKSUM.size
 
 _DENSE_FROM = 4
 """A block is dense if more than one in this many of its elements changed: there the steps of all elements
@@ -59,27 +64,48 @@ _coders = _Coders()
 
 def encode_delta(
     base: NDArray[np.uint8],
-    new: NDArray[np.uint8],
+    new: VersionBytes,
     tensors: Sequence[TensorInfo],
     *,
     base_digest: str,
     digest: str,
     kernel: Kernel | None = None,
-    hashed: VersionDigest | None = None,
 ) -> Iterator[bytes]:
     """The delta's bytes piece by piece.
 
-    `base` and `new` hold versions of the same table, padding and all; the digests are theirs. Who must still
-    check that of `new` gives it as `hashed`: each block is hashed while the cache holds it.
+    `base` and `new` hold versions of the same table, padding and all; the digests are theirs.
+    """
+    yield encode_header(tensors, base_digest=base_digest, digest=digest)
+    yield from encode_blocks(base, new, tensors, kernel=kernel)
+
+
+def encode_header(tensors: Sequence[TensorInfo], *, base_digest: str, digest: str) -> bytes:
+    """The first `HEADER_BYTES` of a delta."""
+    header = HEADER.pack(MAGIC, bytes.fromhex(base_digest), bytes.fromhex(digest), span_bytes(tensors))
+    return header + checksum_of(header)
+
+
+def encode_blocks(
+    base: NDArray[np.uint8],
+    new: VersionBytes,
+    tensors: Sequence[TensorInfo],
+    *,
+    kernel: Kernel | None = None,
+    hashed: VersionDigest | None = None,
+    is_advancing: bool = False,
+) -> Iterator[bytes]:
+    """A delta's bytes behind its header, piece by piece.
+
+    `hashed`, the digest of `new`, gets each part while the cache holds it. With `is_advancing` the base
+    becomes `new` on the way; it is neither if the iterator does not come to its end.
     """
     kernel = kernel or choose_kernel(new.nbytes)
-    header = HEADER.pack(MAGIC, bytes.fromhex(base_digest), bytes.fromhex(digest), span_bytes(tensors))
-    yield header + checksum_of(header)
+    coder = _Coder(kernel, base, new, hashed, is_advancing)
     num_blocks = 0
     waiting: deque[Future[bytes]] = deque()
     try:
         for block in _cut(tensors):
-            waiting.append(shared_threads().submit(_encode_block, kernel, base, new, block, hashed))
+            waiting.append(shared_threads().submit(coder.encode, block))
             if len(waiting) >= NUM_THREADS + _AHEAD:
                 num_blocks += bool(waiting[0].result())
                 yield waiting.popleft().result()
@@ -92,58 +118,69 @@ def encode_delta(
     yield trailer + checksum_of(trailer)
 
 
-def _encode_block(
-    kernel: Kernel,
-    base: NDArray[np.uint8],
-    new: NDArray[np.uint8],
-    block: Span,
-    hashed: VersionDigest | None,
-) -> bytes:
-    """Nothing if nothing changed."""
-    old_words, new_words = words_in(base, block), words_in(new, block)
-    found = _find(kernel, base, new, block, hashed)
-    if hashed is not None:
-        hashed.take(block.start, block.end)  # what parts did not cover
-    gaps: list[NDArray[np.uint8]] = []
-    if found is None:
-        mode, steps = DENSE, kernel.all_steps(old_words, new_words)
-    else:
-        positions, steps = found
-        if not positions.size:
-            return b""
-        mode = GAP8 if positions.size * _GAP8_FROM > old_words.size else GAP16
-        gaps = kernel.gap_planes(positions, mode)
-    planes = [*gaps, *kernel.step_planes(steps)]
-    num_symbols = gaps[0].size if gaps else 0
-    counts = Counts(steps.size, num_symbols, planes[len(gaps) + 1].size, planes[-1].size)
-    frames = [_coders.compressor.compress(plane.data) if plane.size else b"" for plane in planes]
-    payload = b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
-    head = BLOCK.pack(block.start, old_words.size, *counts, block.width, mode, 0, len(payload))
-    return head + checksum_of(head, payload) + payload
+@dataclass(frozen=True, slots=True)
+class _Coder:
+    kernel: Kernel
+    base: NDArray[np.uint8]
+    new: VersionBytes
+    hashed: VersionDigest | None
+    is_advancing: bool
+
+    def encode(self, block: Span) -> bytes:
+        """The block's bytes; nothing if nothing changed."""
+        num_elements = (block.end - block.start) // block.width
+        gaps: list[NDArray[np.uint8]] = []
+        mode, positions, steps = self._find(block, num_elements)
+        if mode != DENSE:
+            if not positions.size:
+                return b""
+            mode = GAP8 if positions.size * _GAP8_FROM > num_elements else GAP16
+            gaps = self.kernel.gap_planes(positions, mode)
+        planes = [*gaps, *self.kernel.step_planes(steps)]
+        num_symbols = gaps[0].size if gaps else 0
+        counts = Counts(steps.size, num_symbols, planes[len(gaps) + 1].size, planes[-1].size)
+        frames = [_coders.compressor.compress(plane.data) if plane.size else b"" for plane in planes]
+        payload = b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
+        head = BLOCK.pack(block.start, num_elements, *counts, block.width, mode, 0, len(payload))
+        return head + checksum_of(head, payload) + payload
+
+    def _find(self, block: Span, num_elements: int) -> tuple[int, NDArray[np.uint32], Words]:
+        """Mode, positions and steps, found in parts that a core's own cache holds until they are hashed and
+        written into the base. In a dense block, the steps of all elements and no positions."""
+        limit = max(num_elements // _DENSE_FROM, 1)
+        sparse: list[tuple[NDArray[np.uint32], Words]] = []
+        dense: Words | None = None
+        for low, high in cut(block.end - block.start, SEGMENT_BYTES):
+            part = Span(block.start + low, block.start + high, block.width)
+            old, new = words_in(self.base, part), words_in(self.new, part)
+            first = low // block.width
+            found = self.kernel.find(old, new, limit) if dense is None else None
+            if found is not None:
+                limit -= found[0].size
+                sparse.append((found[0] + np.uint32(first), found[1]))
+            else:
+                dense = _spread(sparse, num_elements, old.dtype) if dense is None else dense
+                dense[first : first + old.size] = self.kernel.all_steps(old, new)
+            if self.is_advancing and found is not None:
+                self.kernel.copy_at(old, new, found[0])
+            elif self.is_advancing:
+                old[:] = new
+            if self.hashed is not None:
+                self.hashed.take(part.start, part.end)
+        if self.hashed is not None:
+            self.hashed.take(block.start, block.end)  # segments that no part covers
+        if dense is not None:
+            return DENSE, np.zeros(0, np.uint32), dense
+        positions, steps = zip(*sparse, strict=True)
+        return GAP16, np.concatenate(positions), np.concatenate(steps)
 
 
-def _find(
-    kernel: Kernel,
-    base: NDArray[np.uint8],
-    new: NDArray[np.uint8],
-    block: Span,
-    hashed: VersionDigest | None,
-) -> tuple[NDArray[np.uint32], Words] | None:
-    """As `Kernel.find` for a block: in parts that a core's own cache holds until they are hashed, too."""
-    limit = max((block.end - block.start) // block.width // _DENSE_FROM, 1)
-    places: list[NDArray[np.uint32]] = []
-    steps: list[Words] = []
-    for low, high in cut(block.end - block.start, SEGMENT_BYTES):
-        part = Span(block.start + low, block.start + high, block.width)
-        found = kernel.find(words_in(base, part), words_in(new, part), limit)
-        if hashed is not None:
-            hashed.take(part.start, part.end)
-        if found is None:
-            return None
-        places.append(found[0] + np.uint32(low // block.width))
-        steps.append(found[1])
-        limit -= found[0].size
-    return np.concatenate(places), np.concatenate(steps)
+def _spread(sparse: Sequence[tuple[NDArray[np.uint32], Words]], size: int, dtype: np.dtype[Any]) -> Words:
+    """The steps of all elements, as far as they were found before the block turned out to be dense."""
+    steps = np.zeros(size, dtype)
+    for positions, some in sparse:
+        steps[positions] = some + dtype.type(1)
+    return steps
 
 
 def _cut(tensors: Sequence[TensorInfo]) -> Iterator[Span]:

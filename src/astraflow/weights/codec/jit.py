@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.weights.codec.planes import BYTE_ESCAPE, GAP_TOP, QUAD_ESCAPE, Counts, Plane, Words
 
-__all__ = ["add_dense", "add_sparse", "all_steps", "find", "gap_planes", "step_planes"]
+__all__ = ["add_dense", "add_sparse", "all_steps", "copy_at", "find", "gap_planes", "step_planes"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -55,6 +55,11 @@ def all_steps(old: Words, new: Words) -> Words:
     steps = np.empty_like(old)
     _all_steps(old, new, steps, 8 * old.dtype.itemsize)
     return steps
+
+
+def copy_at(old: Words, new: Words, positions: NDArray[np.uint32]) -> None:
+    """As `planes.copy_at`."""
+    _copy_at(old, new, positions)
 
 
 def gap_planes(positions: NDArray[np.uint32], gap_bytes: int) -> list[Plane]:
@@ -151,6 +156,12 @@ def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) ->
 def _all_steps(old: _Ints, new: _Ints, steps: _Ints, bits: int) -> None:
     for i in range(old.size):
         steps[i] = _zigzag(np.int64(old[i]), np.int64(new[i]), bits)
+
+
+@_compiled
+def _copy_at(old: _Ints, new: _Ints, positions: _Ints) -> None:
+    for i in range(positions.size):
+        old[positions[i]] = new[positions[i]]
 
 
 @_compiled

@@ -4,13 +4,11 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from astraflow.types import TensorInfo
 from astraflow.weights.codec.planes import Words
-from astraflow.weights.manifest import ALIGNMENT, ITEM_BYTES
+from astraflow.weights.manifest import ALIGNMENT, ITEM_BYTES, VersionBytes
 
 __all__ = [
     "BLOCK",
@@ -72,7 +70,7 @@ def spans_of(tensors: Sequence[TensorInfo]) -> list[Span]:
     return spans
 
 
-def words_in(buffer: NDArray[np.uint8], span: Span) -> Words:
+def words_in(buffer: VersionBytes, span: Span) -> Words:
     part = buffer[span.start : span.end]
     return part.view("<u2") if span.width == 2 else part.view("<u4")
 

@@ -26,6 +26,7 @@ __all__ = [
     "add_dense",
     "add_sparse",
     "all_steps",
+    "copy_at",
     "find",
     "gap_planes",
     "join",
@@ -65,6 +66,8 @@ class Kernel(Protocol):
 
     def all_steps(self, old: Words, new: Words) -> Words: ...
 
+    def copy_at(self, old: Words, new: Words, positions: NDArray[np.uint32]) -> None: ...
+
     def gap_planes(self, positions: NDArray[np.uint32], gap_bytes: int) -> list[Plane]: ...
 
     def step_planes(self, steps: Words) -> list[Plane]: ...
@@ -87,6 +90,11 @@ def find(old: Words, new: Words, limit: int) -> tuple[NDArray[np.uint32], Words]
 def all_steps(old: Words, new: Words) -> Words:
     """The step of every element: zig-zag, 0 where nothing changed."""
     return _zigzag(old, new)
+
+
+def copy_at(old: Words, new: Words, positions: NDArray[np.uint32]) -> None:
+    """Writes the new elements at these positions over the old ones."""
+    old[positions] = new[positions]
 
 
 def gap_planes(positions: NDArray[np.uint32], gap_bytes: int) -> list[Plane]:
