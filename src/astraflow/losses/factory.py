@@ -33,7 +33,7 @@ from astraflow.losses.policy import (
     sft,
 )
 
-__all__ = ["AGAINST_BEHAVIOR", "LOSSES", "STATISTICS", "HasStatistics", "Loss", "make_loss"]
+__all__ = ["AGAINST_BEHAVIOR", "LOSSES", "STATISTICS", "HasStatistics", "Loss", "LossFunction", "make_loss"]
 
 LossFunction = Callable[[LossInputs], LossOutput]
 StatisticsFunction = Callable[[LossInputs], Mapping[str, Tensor]]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from astraflow.config import Config
 from astraflow.errors import ConfigError, DataError, TrainingError
-from astraflow.losses.factory import make_loss
+from astraflow.losses.factory import LossFunction, make_loss
 from astraflow.losses.policy import LossInputs
 from astraflow.models.loading import export_tensors, in_dtype, load_causal_lm
 from astraflow.protocols import HostTensor, StepResult
@@ -144,6 +144,62 @@ class TorchBackend:
             self._critic.load(folder)
         torch.set_rng_state(state.rng_state)
         self.num_steps_done = state.num_steps_done
+
+    # --- verbs, for who makes a step of them: `trainer.backends.tinker` ---
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table."""
+        return self._vocab_size
+
+    def add_gradient(
+        self, columns: Columns, loss: LossFunction, *, is_dry: bool = False
+    ) -> tuple[float, NDArray[np.float32]]:
+        """Adds the gradient of a loss, summed over all trained tokens, to those since `apply_gradient`.
+
+        Returns: that sum, and the tokens' logprobs [P] at temperature 1. `is_dry`: adds nothing.
+        Raises: TrainingError if the loss is not finite.
+        """
+        total, all_logprobs = 0.0, np.zeros(len(columns.trained_idx), dtype=np.float32)
+        for part in cut_microbatches(columns, np.arange(len(columns.lengths)), self._config.token_budget):
+            packed = self._forward.tensors(make_layout(columns, part, share=self._forward.is_packed))
+            behavior, advantages = (
+                torch.from_numpy(column[packed.trained]).to(self._device)
+                for column in (columns.behavior_logprobs, columns.advantages)
+            )
+            with torch.set_grad_enabled(not is_dry):
+                logprobs = self._logprobs(columns, packed)[0]
+                output = loss(LossInputs(logprobs, behavior, behavior, advantages))
+                _check_finite(columns, packed, output.per_token)
+                summed = output.per_token.sum()
+            if not is_dry:
+                torch.autograd.backward(summed)
+            total += float(summed.detach())
+            all_logprobs[packed.trained] = logprobs.detach().cpu().numpy()
+        return total, all_logprobs
+
+    def apply_gradient(
+        self, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, max_grad_norm: float
+    ) -> float:
+        """One optimizer step with what was added. Returns: the gradient's norm, before it is clipped.
+
+        Raises: TrainingError if there is no gradient, or if it is not finite.
+        """
+        if all(parameter.grad is None for parameter in self._parameters):
+            raise TrainingError("an optimizer step without a gradient: call forward_backward first")
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, max_grad_norm))
+        if not np.isfinite(norm):
+            raise TrainingError(f"the gradient's norm is {norm}; are the inputs of the loss right?")
+        for group in self._optimizer.param_groups:
+            group.update(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def forget_optimizer(self) -> None:
+        """Lets the optimizer begin anew, and drops what gradient there is."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.state.clear()
 
     # --- parts of a step ---
 

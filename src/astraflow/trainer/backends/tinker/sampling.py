@@ -1,0 +1,152 @@
+"""Sampling with saved weights, by an engine of this process.
+
+    caller's threads                     sampling thread (one event loop; the engine's)
+    sample / compute_logprobs / load --> engine.generate / score / load; futures come back
+
+Refuses to sample with other weights than those that a client was made for: the engine holds the newest ones.
+"""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from astraflow.errors import ConfigError
+from astraflow.protocols import Engine, WeightSnapshot
+from astraflow.trainer.backends.tinker.types import (
+    ModelInput,
+    SampledSequence,
+    SampleResponse,
+    SamplingParams,
+)
+from astraflow.types import GenerateRequest, Sampling
+
+__all__ = ["ApiFuture", "Sampler", "SamplingClient"]
+
+_ResultT = TypeVar("_ResultT")
+
+
+class ApiFuture(Generic[_ResultT]):
+    """What a verb gives at once; its result comes later."""
+
+    def __init__(self, future: "Future[_ResultT]") -> None:
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> _ResultT:
+        """Waits. Raises: what the verb failed with; TimeoutError after `timeout` seconds."""
+        return self._future.result(timeout)
+
+    async def result_async(self, timeout: float | None = None) -> _ResultT:
+        """As `result`, in an event loop."""
+        async with asyncio.timeout(timeout):
+            return await asyncio.wrap_future(self._future)
+
+    def __await__(self) -> Generator[Any, None, _ResultT]:
+        return self.result_async().__await__()
+
+
+class Sampler:
+    """One engine and its event loop, in a thread of its own that begins with the first weights."""
+
+    def __init__(self, make_engine: Callable[[WeightSnapshot], Engine]) -> None:
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sampler", daemon=True)
+        self._seeds = itertools.count()
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        """Makes the engine serve these weights. Raises: ConfigError, DataError or WeightsError."""
+        if self._engine is None:
+            self._engine = self._make_engine(snapshot)
+            self._thread.start()
+        self.submit(self._engine.load(snapshot, slot="live")).result()
+
+    def submit(self, coroutine: "Coroutine[Any, Any, _ResultT]") -> "Future[_ResultT]":
+        """Runs it in the thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Ends engine and thread; what runs fails."""
+        if self._engine is not None:
+            self.submit(self._engine.close()).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    async def sample(
+        self, prompt: Sequence[int], num_samples: int, params: SamplingParams, version: int
+    ) -> list[SampledSequence]:
+        """Completions by exactly this version. Raises: RolloutError, also if a newer one was loaded."""
+        assert self._engine is not None
+        first = next(self._seeds) * num_samples if params.seed is None else params.seed
+        requests = [
+            GenerateRequest(token_ids=tuple(prompt), sampling=_sampling(params, first + idx), version=version)
+            for idx in range(num_samples)
+        ]
+        generations = await asyncio.gather(*map(self._engine.generate, requests))
+        return [SampledSequence(g.finish_reason, list(g.token_ids), list(g.logprobs)) for g in generations]
+
+    async def score(self, prompt: Sequence[int]) -> list[float | None]:
+        """Logprobs of a prompt's tokens under the newest version, the first None."""
+        assert self._engine is not None
+        return [None, *(await self._engine.score(prompt)).tolist()]
+
+
+def _sampling(params: SamplingParams, seed: int) -> Sampling:
+    given = (params.stop,) if isinstance(params.stop, str) else params.stop or ()
+    stop = tuple(text for text in given if isinstance(text, str))
+    if len(stop) != len(given):
+        raise ConfigError(
+            f"stop = {params.stop!r}: the engine ends at the model's own end tokens anyway; name only texts"
+        )
+    return Sampling(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        max_tokens=params.max_tokens,
+        stop=stop,
+        seed=seed,
+    )
+
+
+class SamplingClient:
+    """Samples with the weights that it was made for, until newer ones are saved for sampling.
+
+    Example: `client.sample(prompt, num_samples=4, sampling_params=SamplingParams(max_tokens=20)).result()`.
+    """
+
+    def __init__(self, sampler: Sampler, version: int) -> None:
+        self._sampler, self._version = sampler, version
+
+    def sample(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+    ) -> ApiFuture[SampleResponse]:
+        """Completions of a prompt, with their logprobs at the sampling temperature."""
+
+        async def run() -> SampleResponse:
+            ids = prompt.to_ints()
+            found = await self._sampler.sample(ids, num_samples, sampling_params, self._version)
+            return SampleResponse(found, await self._sampler.score(ids) if include_prompt_logprobs else None)
+
+        return ApiFuture(self._sampler.submit(run()))
+
+    async def sample_async(
+        self,
+        prompt: ModelInput,
+        num_samples: int,
+        sampling_params: SamplingParams,
+        include_prompt_logprobs: bool = False,
+    ) -> SampleResponse:
+        """As `sample`; waits."""
+        return await self.sample(prompt, num_samples, sampling_params, include_prompt_logprobs)
+
+    def compute_logprobs(self, prompt: ModelInput) -> ApiFuture[list[float | None]]:
+        """Logprobs of a prompt's tokens at temperature 1; the first has none."""
+        return ApiFuture(self._sampler.submit(self._sampler.score(prompt.to_ints())))
