@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 
-from astraflow.config import Config
 from astraflow.errors import Error
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.machine import (
@@ -29,7 +28,7 @@ from astraflow.launch.machine import (
     num_cores,
 )
 from astraflow.launch.preflight import OpenSources, check_model, check_recipe, open_sources
-from astraflow.launch.program import choose_addresses
+from astraflow.launch.program import choose_addresses, num_threads
 from astraflow.launch.targets import host_models
 from astraflow.protocols import TaskSource, WeightSnapshot
 from astraflow.rollout.dialogue import HostedPolicy
@@ -97,13 +96,9 @@ def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
 
 def _threads(recipe: Recipe) -> dict[str, int]:
     """Compute threads by process; dataflow and publishers mostly wait."""
-    trainers = {f"trainer-{name}": _threads_of(p.train.backend) for name, p in recipe.trained.items()}
-    engine = _threads_of(recipe.rollout.engine)
+    trainers = {f"trainer-{name}": num_threads(p.train.backend) for name, p in recipe.trained.items()}
+    engine = num_threads(recipe.rollout.engine)
     return {**trainers, **{f"rollout-{idx}": engine for idx in range(recipe.rollout.services)}}
-
-
-def _threads_of(component: Config) -> int:
-    return int(component.model_dump().get("num_threads", 1))
 
 
 def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:

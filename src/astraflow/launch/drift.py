@@ -20,7 +20,7 @@ from astraflow.launch.preflight import check_recipe
 from astraflow.protocols import HostTensor, StepResult, TrainerBackend
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.backends.factory import make_backend
-from astraflow.trainer.config import TorchBackendConfig
+from astraflow.trainer.config import OwnLoopBackendConfig, TorchBackendConfig
 from astraflow.types import Batch, Item
 
 __all__ = ["LIMIT", "PolicyDrift", "drift_finding", "measure_drift"]
@@ -91,10 +91,13 @@ def drift_finding(drift: PolicyDrift) -> Finding:
 
 
 def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
-    policies = {
-        name: policy.model_copy(update={"train": policy.train.model_copy(update={"lr": 0.0, "steps": steps})})
-        for name, policy in recipe.policies.items()
-    }
+    """The recipe for `steps` steps without learning; of a loop of the user's own, what computes its verbs."""
+    policies = dict(recipe.policies)
+    for name, policy in policies.items():
+        backend = policy.train.backend
+        backend = backend.torch if isinstance(backend, OwnLoopBackendConfig) else backend
+        train = policy.train.model_copy(update={"lr": 0.0, "steps": steps, "backend": backend})
+        policies[name] = policy.model_copy(update={"train": train})
     no_sets = recipe.eval.model_copy(update={"sets": {}})
     return recipe.model_copy(update={"policies": policies, "eval": no_sets})
 

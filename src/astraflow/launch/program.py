@@ -22,6 +22,7 @@ from astraflow.launch.plan import uses
 from astraflow.protocols import ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service import is_loopback
+from astraflow.trainer.config import OwnLoopBackendConfig
 from astraflow.workflows.config import AgentConfig, ProgramConfig
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "choose_addresses",
     "needs_tokens",
     "network_modules",
+    "num_threads",
     "program",
 ]
 
@@ -151,7 +153,7 @@ def program(
     for policy, config in recipe.trained.items():
         port = str(addresses.publishers[policy][1])
         links = ("--url", addresses.url, "--publisher", addresses.publisher_url(policy))
-        threads = _num_threads(config.train.backend)
+        threads = num_threads(config.train.backend)
         specs += [
             spec(f"publisher-{policy}", "publish", run_dir, "--policy", policy, "--port", port),
             spec(
@@ -168,15 +170,17 @@ def program(
     allowed = [part for module in network_modules(recipe) for part in ("--allow", module)]
     peer = ("--peer", recipe.weights.host) if recipe.weights.peers else ()
     for idx in range(recipe.rollout.services):
-        name, threads = f"rollout-{idx}", _num_threads(recipe.rollout.engine)
+        name, threads = f"rollout-{idx}", num_threads(recipe.rollout.engine)
         cache = ("--cache", str(folder.cache / name))
         join = ("join", addresses.url, "--name", name, *cache, *peer, *allowed)
         specs.append(spec(name, *join, threads=threads, role="worker", is_finite=True))
     return tuple(specs)
 
 
-def _num_threads(component: Config) -> int:
+def num_threads(component: Config) -> int:
     """CPU threads of an engine or backend; a component of the user's own says so in its arguments."""
+    if isinstance(component, OwnLoopBackendConfig):
+        component = component.torch
     if isinstance(component, Use):
         return int(component.args.get("num_threads", 1))
     return int(component.model_dump().get("num_threads", 1))

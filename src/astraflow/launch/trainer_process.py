@@ -3,12 +3,14 @@
 import asyncio
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import fingerprints
+from astraflow.rollout.engines.factory import make_engine
 from astraflow.service import ServiceClient, settle_memory
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.checkpoint import CheckpointStore
@@ -32,7 +34,13 @@ async def run_policy_trainer(
     if policy not in recipe.trained:
         raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(recipe.trained)})")
     config = recipe.policies[policy]
-    backend = make_backend(config.train, model_dir=config.model_dir, seed=recipe.seed)
+    backend = make_backend(
+        config.train,
+        model_dir=config.model_dir,
+        seed=recipe.seed,
+        states=folder.checkpoints / policy / "states",
+        make_engine=partial(make_engine, recipe.rollout.engine),
+    )
     plan = TrainerPlan(
         policy=policy,
         trainer_id=f"{socket.gethostname()}/{os.getpid()}",

@@ -11,6 +11,7 @@ __all__ = [
     "BackendConfig",
     "LoraConfig",
     "OptimizerConfig",
+    "OwnLoopBackendConfig",
     "PacedBackendConfig",
     "TorchBackendConfig",
     "TrainConfig",
@@ -83,7 +84,20 @@ class PacedBackendConfig(Config):
     """Emulated seconds in a second of the wall clock; the same everywhere in a recipe."""
 
 
-BackendConfig = Annotated[TorchBackendConfig | PacedBackendConfig | Use, Field(discriminator="name")]
+class OwnLoopBackendConfig(Config):
+    """A training loop of your own in the verbs of the Tinker API; `train.loss`, `lr`, `denominator`,
+    `minibatches` and `optimizer` are its own affair, and not read."""
+
+    name: Literal["own_loop"] = "own_loop"
+    loop: Use
+    """A function that is called with a training client, and with its arguments."""
+    torch: TorchBackendConfig = TorchBackendConfig()
+    """What computes the verbs, and where."""
+
+
+BackendConfig = Annotated[
+    TorchBackendConfig | PacedBackendConfig | OwnLoopBackendConfig | Use, Field(discriminator="name")
+]
 
 
 class TrainConfig(Config):

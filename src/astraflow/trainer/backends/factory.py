@@ -1,22 +1,39 @@
 """Builds the trainer backend that a recipe names."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from astraflow.config import Use, check_args, load_attr
-from astraflow.protocols import TrainerBackend
-from astraflow.trainer.config import PacedBackendConfig, TrainConfig
+from astraflow.protocols import Engine, TrainerBackend, WeightSnapshot
+from astraflow.trainer.config import OwnLoopBackendConfig, PacedBackendConfig, TrainConfig
 from astraflow.trainer.offline import MixedBackend
 
 __all__ = ["make_backend"]
 
 
-def make_backend(config: TrainConfig, *, model_dir: str | Path, seed: int = 0) -> TrainerBackend:
+def make_backend(
+    config: TrainConfig,
+    *,
+    model_dir: str | Path,
+    seed: int = 0,
+    states: Path | None = None,
+    make_engine: Callable[[WeightSnapshot], Engine] | None = None,
+) -> TrainerBackend:
     """A backend with the model loaded; one of the user's own gets `config`, `model_dir`, `seed` and its args.
 
+    `states`, `make_engine`: what a loop of the user's own saves in and samples with.
     With `auxiliary.offline` its batches are mixed. Raises: ConfigError or DataError if it cannot be built.
     """
-    backend, offline = _make(config, model_dir=model_dir, seed=seed), config.auxiliary.offline
+    if isinstance(config.backend, OwnLoopBackendConfig):
+        from astraflow.trainer.backends.own_loop import OwnLoopBackend
+
+        backend = OwnLoopBackend(
+            config, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine
+        )
+    else:
+        backend = _make(config, model_dir=model_dir, seed=seed)
+    offline = config.auxiliary.offline
     return backend if offline is None else MixedBackend(backend, offline, seed=seed)
 
 

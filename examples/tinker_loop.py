@@ -1,0 +1,48 @@
+"""A training loop in the verbs of the Tinker API: AstraFlow's services sample, this function learns.
+
+Try it: astraflow run examples/tinker_loop.yaml
+"""
+
+from astraflow.trainer.backends.tinker.client import TrainingClient
+from astraflow.trainer.backends.tinker.types import AdamParams, Datum, ModelInput, SamplingParams
+
+__all__ = ["train"]
+
+
+def train(
+    client: TrainingClient,
+    *,
+    lr: float = 7e-4,
+    warmup_steps: int = 10,
+    num_parts: int = 2,
+    sample_every: int = 10,
+) -> None:
+    """Called once, in the trainer's process; `client.batches()` ends when the run does."""
+    tokenizer = client.get_tokenizer()
+    prompt = ModelInput.from_ints(tokenizer.encode("Calculate 378 + 937.<assistant>"))
+    for batch in client.batches():
+        adam = AdamParams(learning_rate=lr * min(1.0, (batch.step + 1) / warmup_steps), grad_clip_norm=0.5)
+        losses: list[float] = []
+        for part in range(num_parts):
+            data = batch.data[part::num_parts]
+            num_sampled = sum(datum.loss_fn_inputs["mask"].to_numpy().sum() for datum in data)
+            mean = [scaled(datum, 1 / num_sampled) for datum in data]
+            passed = client.forward_backward(mean, "ppo", {"clip_high_threshold": 1.25})
+            stepped = client.optim_step(adam)  # queued behind it; nothing has to wait in between
+            losses.append(passed.result().metrics["loss:sum"])
+            stepped.result()
+        if (batch.step + 1) % sample_every:
+            client.save_weights_for_sampler(f"step-{batch.step}").result()  # the next version of the policy
+            continue
+        sampler = client.save_weights_and_get_sampling_client()  # that, and an engine that has it
+        found = sampler.sample(prompt, num_samples=1, sampling_params=SamplingParams(max_tokens=20))
+        answer = tokenizer.decode(found.result().sequences[0].tokens)
+        reward = sum(batch.rewards) / len(batch.rewards)
+        print(f"step {batch.step}: reward {reward:.3f}, losses {losses}, 378 + 937: {answer}", flush=True)
+    client.save_state("final").result()
+
+
+def scaled(datum: Datum, factor: float) -> Datum:
+    """The verbs sum over tokens: with advantages over the number of tokens the loss is their mean."""
+    advantages = datum.loss_fn_inputs["advantages"].to_numpy() * factor
+    return Datum(datum.model_input, {**datum.loss_fn_inputs, "advantages": advantages})

@@ -1,0 +1,137 @@
+"""A backend whose step is a loop of the user's own, written against the verbs of `trainer.backends.tinker`.
+
+    trainer's thread                                 loop's thread (the user's function)
+    train_step(batch) --queue--> batches()           verbs, in the client's own thread
+                      <-future-- save_weights_for_sampler()
+
+The trainer around it does what it does for every backend: session, publication, commit, checkpoints. The loop
+begins with the first batch and goes on where it is from step to step; after a restart it begins again, at the
+step of the checkpoint. A loop that ends before the run, or fails, fails the trainer.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from astraflow.config import check_args, load_attr
+from astraflow.errors import ConfigError, TrainingError
+from astraflow.losses.config import AuxiliaryConfig
+from astraflow.protocols import Engine, HostTensor, StepResult, WeightSnapshot
+from astraflow.trainer.backends.tinker.client import TrainingClient
+from astraflow.trainer.backends.torch_backend import TorchBackend
+from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
+from astraflow.types import Batch, MetricItem
+
+__all__ = ["OwnLoopBackend"]
+
+logger = logging.getLogger(__name__)
+_WHERE = "train.backend.loop"
+
+
+class OwnLoopBackend:
+    """Implements `TrainerBackend`; to its client it is the run.
+
+    Example: `OwnLoopBackend(config, model_dir=folder)`, where the config's `backend.loop` names a function.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        model_dir: str | Path,
+        seed: int = 0,
+        states: Path | None = None,
+        make_engine: Callable[[WeightSnapshot], Engine] | None = None,
+    ) -> None:
+        """Raises: ConfigError if the loop is not found, or the recipe asks for what only a loss of its own
+        gives."""
+        backend = config.backend
+        if not isinstance(backend, OwnLoopBackendConfig):
+            raise ConfigError(f"train.backend.name = {backend!r} is not the own_loop backend")
+        if config.auxiliary.model_copy(update={"offline": None}) != AuxiliaryConfig():
+            raise ConfigError(
+                "train.auxiliary adds to the recipe's loss; with own_loop the loop names its losses"
+            )
+        self._num_steps = config.steps
+        self._loop: Callable[..., object] = load_attr(backend.loop.use, where=f"{_WHERE}.use")
+        self._args: dict[str, Any] = backend.loop.args
+        check_args(self._loop, self._args, where=f"{_WHERE}.args")
+        inner = config.model_copy(update={"backend": backend.torch})
+        self._inner = TorchBackend(inner, model_dir=model_dir, seed=seed)
+        self._client = TrainingClient(
+            self._inner, model_dir=model_dir, states=states, make_engine=make_engine, run=self
+        )
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        self._finished: Future[StepResult] = Future()
+        self._end: Future[None] | None = None
+        """Of the loop; None before it begins."""
+        self._exported: Sequence[HostTensor] | None = None
+
+    # --- the trainer's side ---
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Hands the batch over and waits until the loop has ended its step; in the last, until it returns.
+
+        Raises: TrainingError if the loop returns before its time; what it fails with.
+        """
+        if batch.step != self._inner.num_steps_done:
+            raise TrainingError(f"batch of step {batch.step} given, step {self._inner.num_steps_done} is due")
+        self._finished = Future()
+        self._batches.put(batch)
+        if self._end is None:
+            self._end = Future()
+            threading.Thread(target=self._run_loop, args=(self._end,), name="own-loop", daemon=True).start()
+        either: set[Future[Any]] = {self._finished, self._end}
+        wait(either, return_when=FIRST_COMPLETED)
+        if not self._finished.done():
+            self._end.result()
+            raise TrainingError(
+                f"{_WHERE} returned in step {batch.step} of {self._num_steps}: go through client.batches()"
+            )
+        self._inner.num_steps_done += 1
+        if self._inner.num_steps_done == self._num_steps:
+            self._batches.put(None)
+            self._end.result()
+        return self._finished.result()
+
+    def export(self) -> Sequence[HostTensor]:
+        """The weights that ended the last step; before the first, the current ones."""
+        if self._exported is None:
+            return self._client.call(self._inner.export).result()
+        return self._exported
+
+    def save(self, folder: Path) -> None:
+        """Writes model, optimizer, random state and step; of the loop itself nothing is kept."""
+        self._client.call(lambda: self._inner.save(folder)).result()
+
+    def load(self, folder: Path) -> None:
+        """Goes on where `save` stopped. Raises: DataError if the folder does not fit the model."""
+        self._client.call(lambda: self._inner.load(folder)).result()
+
+    # --- the loop's side ---
+
+    def take(self) -> Batch | None:
+        """The next step's batch; None after the last."""
+        return self._batches.get()
+
+    def finish(self, tensors: Sequence[HostTensor], metrics: Mapping[str, float]) -> None:
+        """Ends the step with these weights."""
+        self._exported = tensors
+        items = [
+            MetricItem(name, value, "max" if name.endswith("_max") else "mean")
+            for name, value in metrics.items()
+        ]
+        self._finished.set_result(StepResult(tuple(items)))
+
+    def _run_loop(self, end: "Future[None]") -> None:
+        try:
+            self._loop(self._client, **self._args)
+        except Exception as err:  # whatever ends the user's loop must reach the trainer, which waits for it
+            logger.exception("%s failed", _WHERE)
+            end.set_exception(err)
+        else:
+            end.set_result(None)
