@@ -1,16 +1,19 @@
 """Runs `astraflow` as its users do: commands, processes, their lines, their files."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import requests
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +77,18 @@ class Started:
         return "".join(self.lines) + "\n".join(logs)
 
 
+def url_of(run: Started) -> str:
+    """Where the run's dataflow answers; nothing is printed before somebody joins, so `run.json` says it."""
+    record, deadline = run.run_dir / "run.json", time.monotonic() + 60
+    while True:
+        url = str(json.loads(record.read_text())["url"]) if record.exists() else ""
+        with contextlib.suppress(requests.RequestException):
+            if url and requests.get(f"{url}/v1/health", timeout=5).ok:
+                return url
+        assert time.monotonic() < deadline, run.report()
+        time.sleep(0.2)
+
+
 class Terminals:
     """Commands that run side by side, each with its own output file."""
 
@@ -82,8 +97,10 @@ class Terminals:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        return self.start_program(sys.executable, "-m", "astraflow.cli.main", *arguments)
+
+    def start_program(self, *argv: str) -> "subprocess.Popen[bytes]":
         with (self._folder / f"terminal-{len(self._running)}.log").open("wb") as out:
-            argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
             process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=out, stderr=out)
         self._running.append(process)
         return process

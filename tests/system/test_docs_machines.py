@@ -1,21 +1,17 @@
 """What docs/machines.md says: joining with a token over a real address, and each service by hand."""
 
-import contextlib
-import json
 import shlex
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
-import requests
 
 from docs_driver import DOCS, blocks
-from system_driver import Runs, Started, Terminals, astraflow
+from system_driver import Runs, Terminals, astraflow, url_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -32,18 +28,6 @@ def free_ports(count: int) -> list[int]:
         for taken in sockets:
             taken.bind(("127.0.0.1", 0))
         return [int(taken.getsockname()[1]) for taken in sockets]
-
-
-def url_of(run: Started) -> str:
-    """Where the run's dataflow answers; nothing is printed before somebody joins, so `run.json` says it."""
-    record, deadline = run.run_dir / "run.json", time.monotonic() + 60
-    while True:
-        url = str(json.loads(record.read_text())["url"]) if record.exists() else ""
-        with contextlib.suppress(requests.RequestException):
-            if url and requests.get(f"{url}/v1/health", timeout=5).ok:
-                return url
-        assert time.monotonic() < deadline, run.report()
-        time.sleep(0.2)
 
 
 @pytest.fixture
