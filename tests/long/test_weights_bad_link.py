@@ -69,13 +69,21 @@ async def test_a_quickstart_run_over_a_bad_link_still_learns(
         env=environment(),
         stdout=asyncio.subprocess.DEVNULL,
     )
+    links: list[BadLink] = []
+    serving = asyncio.create_task(serve_from_afar(dataflow_port, publisher_port, tmp_path / "cache", links))
     try:
-        cuts = await serve_from_afar(dataflow_port, publisher_port, tmp_path / "cache")
         assert await process.wait() == 0
+        # That the run is over may be cut off as well, and then nobody is left who could be asked again.
+        await asyncio.wait({serving}, timeout=60)
     finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if not serving.cancelled():
+        serving.result()
+    cuts = sum(link.num_cuts for link in links)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     with capsys.disabled():
         sys.stdout.write(
@@ -92,11 +100,12 @@ async def test_a_quickstart_run_over_a_bad_link_still_learns(
         assert summary["heldout_after"] > summary["heldout_before"] + 0.2
 
 
-async def serve_from_afar(dataflow_port: int, publisher_port: int, cache: Path) -> int:
-    """Serves the run until it ends, everything through the link; how often that was cut."""
+async def serve_from_afar(dataflow_port: int, publisher_port: int, cache: Path, links: list[BadLink]) -> None:
+    """Serves the run until it ends, everything through links, which are added to `links`."""
     shape = {"bytes_per_s": 2.5e6, "one_way_s": 0.1, "cut_every_s": 5.0}
     control = BadLink("127.0.0.1", dataflow_port, **shape)
     chunks = BadLink("127.0.0.1", publisher_port, **shape)
+    links += [control, chunks]
     async with control.opened() as url, chunks.opened() as chunks_url:
         assert urlsplit(chunks_url).port
         client = ServiceClient(url, patience_s=3600.0)
@@ -120,4 +129,3 @@ async def serve_from_afar(dataflow_port: int, publisher_port: int, cache: Path) 
             )
         finally:
             await client.close()
-    return chunks.num_cuts + control.num_cuts
