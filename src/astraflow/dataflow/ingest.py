@@ -5,8 +5,8 @@ value and what was expected. What passes becomes the core's `EpisodeFacts`, and 
 journal's segments unchanged.
 
 Short trajectories come many in one request, and numpy costs microseconds a call whatever the length: so masks
-are checked as bytes, and ids and logprobs of a whole request at once. Only where these are found wrong are
-they looked at one by one, to name what is.
+are compared as bytes with what the version spans say, and ids and logprobs of a whole request are checked at
+once. Only where these are found wrong are they looked at one by one, to name what is.
 """
 
 import math
@@ -41,6 +41,7 @@ _NO_VOCAB = 2**31
 """Bound of ids where the vocabulary is unknown."""
 _NGRAM = 8
 """Tokens of a run that counts as repeated."""
+_UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
 _ENTRY_BYTES: dict[wire.ColumnType, int] = {"int32": 4, "float32": 4, "uint8": 1}
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
@@ -160,20 +161,29 @@ def _all_values_hold(trajectories: Sequence[Trajectory], policies: Mapping[str, 
     """Whether `_check_values` passes all of these, found with a few passes over all their columns."""
     by_policy: dict[str, list[Trajectory]] = {}
     for item in trajectories:
+        if not _is_silent_between(item):
+            return False
         by_policy.setdefault(item.policy, []).append(item)
     for policy, items in by_policy.items():
         # As unsigned numbers, negative ids are the largest.
-        ids = np.frombuffer(b"".join([item.token_ids for item in items]), dtype="<u4")
-        if ids.max() >= (policies[policy].vocab_size or _NO_VOCAB):
+        ids = np.frombuffer(b"".join([item.token_ids for item in items]), dtype=_UINT32)
+        if np.maximum.reduce(ids) >= (policies[policy].vocab_size or _NO_VOCAB):
             return False
-        logprobs = np.frombuffer(b"".join([item.behavior_logprobs for item in items]), dtype="<f4")
-        mask = np.frombuffer(b"".join([item.mask for item in items]), dtype=np.bool_)
+        logprobs = np.frombuffer(b"".join([item.behavior_logprobs for item in items]), dtype=_FLOAT32)
         # The largest is nan if any is; comparisons with nan are false.
-        if not (logprobs.max() <= _MAX_LOGPROB and logprobs.min() > -math.inf):
-            return False
-        if logprobs[~mask].any():
+        if not (np.maximum.reduce(logprobs) <= _MAX_LOGPROB and np.minimum.reduce(logprobs) > -math.inf):
             return False
     return True
+
+
+def _is_silent_between(trajectory: Trajectory) -> bool:
+    """Whether all logprobs outside of the version spans, where the mask is 0, are zero bytes."""
+    logprobs, end = trajectory.behavior_logprobs, 0
+    for span in trajectory.versions:
+        if not logprobs.startswith(bytes(4 * (span.start - end)), 4 * end):
+            return False
+        end = span.start + span.length
+    return logprobs.startswith(bytes(len(logprobs) - 4 * end), 4 * end)
 
 
 # --- one trajectory -------------------------------------------------------------------------------
@@ -194,8 +204,11 @@ def _check_trajectory(
     if kind == "train":
         _check_temperature(trajectory, limits)
     _check_lengths(trajectory)
-    num_sampled = _check_mask(trajectory.mask)
-    _check_versions(trajectory.versions, trajectory.mask, num_sampled, limits)
+    num_sampled = _num_in_spans(trajectory.versions, trajectory.mask)
+    if num_sampled == 0:
+        num_sampled = _check_mask(trajectory.mask)
+        _check_spans(trajectory.versions, trajectory.mask, num_sampled)
+    _check_versions(trajectory.versions, limits)
     _check_turns(trajectory.turns, trajectory.mask, num_sampled)
     if not math.isfinite(trajectory.reward):
         raise WireError(f"reward {trajectory.reward} is not finite")
@@ -227,6 +240,20 @@ def _check_lengths(trajectory: Trajectory) -> None:
     for media in trajectory.media:
         if not 0 <= media.start < num_tokens:
             raise WireError(f"media at {media.start}, beyond {num_tokens} tokens")
+
+
+def _num_in_spans(spans: tuple[VersionSpan, ...], mask: bytes) -> int:
+    """The number of sampled tokens if they are those of the spans, which are in order; 0 if not."""
+    num_sampled = end = 0
+    for span in spans:
+        start, length = span.start, span.length
+        if not (end <= start < start + length <= len(mask)):
+            return 0
+        if not (mask.startswith(bytes(start - end), end) and mask.startswith(b"\1" * length, start)):
+            return 0
+        end = start + length
+        num_sampled += length
+    return num_sampled if mask.startswith(bytes(len(mask) - end), end) else 0
 
 
 def _check_mask(mask: bytes) -> int:
@@ -272,29 +299,29 @@ def _check_logprobs(logprobs: NDArray[Any], sampled: NDArray[np.bool_]) -> None:
         raise WireError(f"token {idx} has mask 0 and logprob {float(logprobs[idx])}; it must be 0")
 
 
-def _check_versions(
-    spans: tuple[VersionSpan, ...],
-    mask: bytes,
-    num_sampled: int,
-    limits: PolicyLimits,
-) -> None:
+def _check_spans(spans: tuple[VersionSpan, ...], mask: bytes, num_sampled: int) -> None:
+    """Names what `_num_in_spans` found wrong with the spans."""
     covered = end = 0
-    newest = max(limits.newest_version, 0)
     for span in spans:
         start, length = span.start, span.length
         if not (start >= end and length > 0 and start + length <= len(mask)):
             raise WireError(f"version span {start}+{length} is out of order or beyond {len(mask)} tokens")
-        if not 0 <= span.version <= newest:
-            raise WireError(
-                f"version {span.version} of policy {limits.info.name!r}; the newest is "
-                f"{limits.newest_version}"
-            )
         end = start + length
         covered += length
         if mask.find(0, start, end) >= 0:
             raise WireError(f"version span {start}+{length} covers tokens with mask 0")
     if covered != num_sampled:
         raise WireError(f"versions for {covered} of {num_sampled} sampled tokens")
+
+
+def _check_versions(spans: tuple[VersionSpan, ...], limits: PolicyLimits) -> None:
+    newest = max(limits.newest_version, 0)
+    for span in spans:
+        if not 0 <= span.version <= newest:
+            raise WireError(
+                f"version {span.version} of policy {limits.info.name!r}; the newest is "
+                f"{limits.newest_version}"
+            )
 
 
 def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int) -> None:
@@ -313,7 +340,9 @@ def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int) -> None
 
 
 def _num_sampled(mask: bytes, turn: Turn) -> int:
-    return turn.end - turn.start - mask.count(0, turn.start, turn.end)
+    start, end = turn.start, turn.end
+    # Most turns are sampled tokens alone, and to find none of a byte is much faster than to count it.
+    return end - start - (mask.count(0, start, end) if mask.find(0, start, end) >= 0 else 0)
 
 
 def _meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> TrajectoryMeta:
