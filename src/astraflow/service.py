@@ -355,6 +355,16 @@ async def read_item(
     client that sends byte by byte, or nothing, is refused.
     Raises: WireError if the body is too large or does not fit the type; RefusedError if it comes too slowly.
     """
+    body = request.scope.get("extensions", {}).get(wire.WHOLE_BODY)
+    if body is None:
+        body = await _read_body(request, item_type.__name__, limit, patience_s)
+    elif len(body) > limit:
+        raise WireError(f"{item_type.__name__}: body over the limit of {limit} bytes")
+    media_type = request.headers.get("content-type", wire.MSGPACK)
+    return wire.decode(body, item_type, media_type)
+
+
+async def _read_body(request: Request, name: str, limit: int, patience_s: float) -> bytes:
     chunks: list[bytes] = []
     size = 0
     give_up_s = asyncio.get_running_loop().time() + patience_s
@@ -363,18 +373,17 @@ async def read_item(
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limit:
-                    raise WireError(f"{item_type.__name__}: body over the limit of {limit} bytes")
+                    raise WireError(f"{name}: body over the limit of {limit} bytes")
                 if chunks:
                     deadline.reschedule(give_up_s + size / _SLOWEST_BYTES_PER_S)
                 chunks.append(chunk)
     except TimeoutError as err:
         raise RefusedError(
-            f"{item_type.__name__}: {size} bytes of the body came within {patience_s:.0f} s; send it at once",
+            f"{name}: {size} bytes of the body came within {patience_s:.0f} s; send it at once",
             code="slow_body",
             status=408,
         ) from err
-    media_type = request.headers.get("content-type", wire.MSGPACK)
-    return wire.decode(b"".join(chunks), item_type, media_type)
+    return b"".join(chunks)
 
 
 def item_response(item: Item, request: Request, status: int = 200) -> Response:
@@ -461,6 +470,7 @@ class HttpServer:
             app,
             ssl_certfile=tls[0] if tls else None,
             ssl_keyfile=tls[1] if tls else None,
+            http=_http_protocol(),
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -517,6 +527,14 @@ def _check_tls(name: str, cert: str, key: str) -> None:
             f"{name}: certificate {cert} with key {key} cannot be used: {err}; two PEM files that belong "
             "together are expected, the key without a password"
         ) from err
+
+
+def _http_protocol() -> "type[asyncio.Protocol] | str":
+    if sys.platform == "win32":
+        return "auto"
+    from astraflow.http_protocol import HttpProtocol
+
+    return HttpProtocol
 
 
 class _QuietServer(uvicorn.Server):

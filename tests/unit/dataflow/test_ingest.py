@@ -84,6 +84,10 @@ BROKEN: dict[str, tuple[Callable[[], Trajectory], str]] = {
         lambda: changed(versions=(VersionSpan(3, 3, 0), VersionSpan(5, 2, 0))),
         r"version span 5\+2 is out of order",
     ),
+    "versions beyond memory": (
+        lambda: changed(versions=(VersionSpan(3, 2**60, 0),)),
+        rf"version span 3\+{2**60} is out of order or beyond 7",
+    ),
     "future version": (lambda: changed(versions=(VersionSpan(3, 4, 3),)), "version 3 of policy 'actor'"),
     "turn beyond": (lambda: changed(turns=(Turn(start=3, end=8),)), r"turn 0 \[3, 8\) is out of order"),
     "turn misses": (lambda: changed(turns=(Turn(start=3, end=6),)), "turns hold 3 of 4"),
@@ -108,6 +112,10 @@ def test_a_broken_trajectory_is_refused_by_name(name: str) -> None:
 
 def test_a_good_episode_passes() -> None:
     check(make_episode(make_trajectory(version=2), make_trajectory(policy="judge")))
+
+
+def test_a_negative_zero_is_a_zero() -> None:
+    check(make_episode(changed(behavior_logprobs=with_logprob(1, -0.0))))
 
 
 def test_evaluation_may_sample_at_another_temperature() -> None:
