@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from astraflow.algorithms.shuffle import Shuffle
+from astraflow.algorithms.weighted import Weighted
 from astraflow.errors import DataError
 from astraflow.protocols import Curator, Outcome, TaskGate
 from astraflow.types import MetricItem
@@ -43,6 +45,11 @@ class Curation:
                 self._counts[key] = self._counts.get(key, 0) + 1
                 return True
         return False
+
+    @property
+    def heeds_outcomes(self) -> bool:
+        """Whether `observe` changes anything: an outcome takes longer to put together than to ignore."""
+        return bool(self._gates) or type(self._order) not in {Shuffle, Weighted}
 
     def observe(self, outcome: Outcome) -> None:
         """Tells every curator how a group ended."""

