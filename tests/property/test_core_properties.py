@@ -354,6 +354,13 @@ class CoreMachine(RuleBasedStateMachine):
             assert status.num_tickets == status.fates.live
 
     @invariant()
+    def groups_whose_home_is_gone_are_known(self) -> None:
+        ctx = self.driver.core._ctx
+        homes = {ctx.state.groups[group_id].home for group_id in ctx.state.fresh}
+        assert ctx.fresh_at.keys() == homes
+        assert ctx.lost_homes == homes - ctx.state.workers.keys()
+
+    @invariant()
     def fifo_needs_no_sweep_without_a_restart(self) -> None:
         for policy, trainer in self.trainers.items():
             if self.table.sampler.name == "fifo" and trainer.num_restarts <= 0:

@@ -137,15 +137,16 @@ class Dispatcher:
 
     def watch(self) -> None:
         """Wakes the timer if a new lease, service or evaluation round is due before it would look again."""
-        now_s = asyncio.get_running_loop().time()
-        if min(now_s + self.liveness.timeout_s, self.round_deadline_s()) < self.watched_until_s:
+        earliest_s = asyncio.get_running_loop().time() + self.liveness.timeout_s
+        if min(earliest_s, self.round_deadline_s()) < self.watched_until_s:
             self.deadline_moved.set()
 
     def round_deadline_s(self) -> float:
         """When the next evaluation round is overdue, by the loop's clock."""
+        if not (deadlines := self.core.eval_deadlines()):
+            return math.inf
         to_loop_s = asyncio.get_running_loop().time() - time.time()
-        deadlines = [deadline_s + to_loop_s for _, deadline_s in self.core.eval_deadlines()]
-        return min(deadlines, default=math.inf)
+        return min(deadline_s for _, deadline_s in deadlines) + to_loop_s
 
     async def settled(self) -> None:
         """Returns when all that was applied so far is durable. Raises: JournalError."""

@@ -213,9 +213,9 @@ class Journal:
     def append(self, commands: Sequence[Command], events: Sequence[Sequence[Event]], *, at_s: float) -> int:
         """Adds a record of commands applied at one moment, each with its events; its number for `durable`."""
         self._seq += 1
-        record = Record(self._seq, at_s, encode_commands(commands), encode_events(events), b"")
-        self._chain = chain_of(self._chain, record)
-        self._pending.records.append(record._replace(chain=self._chain))
+        row = (self._seq, at_s, encode_commands(commands), encode_events(events))
+        self._chain = chain_of(self._chain, Record(*row, b""))
+        self._pending.records.append(Record(*row, self._chain))
         self._pending.rows += derived_rows(self._seq, events)
         self._num_since += len(commands)
         self._start_flush()

@@ -42,6 +42,8 @@ class Context:
         self.curation = make_curation(plan.curators, sources=plan.sources, seed=plan.seed)
         self.fresh_at: dict[str, dict[int, None]] = {}
         """`state.fresh` by the groups' homes, each in the same order; derived, in no snapshot."""
+        self.lost_homes: set[str] = set()
+        """Those of them that are gone; derived too."""
         self.now_s = 0.0
         self.events: list[Event] = []
         self.wakes: dict[str, None] = {}
@@ -54,8 +56,11 @@ class Context:
 
     def add_fresh(self, group_id: int) -> None:
         """Notes that a group has episodes that were never leased."""
+        home = self.state.groups[group_id].home
         self.state.fresh[group_id] = None
-        self.fresh_at.setdefault(self.state.groups[group_id].home, {})[group_id] = None
+        self.fresh_at.setdefault(home, {})[group_id] = None
+        if home not in self.state.workers:
+            self.lost_homes.add(home)
 
     def drop_fresh(self, group_id: int, home: str) -> None:
         """Notes that it has none."""
@@ -64,6 +69,7 @@ class Context:
             del self.fresh_at[home][group_id]
             if not self.fresh_at[home]:
                 del self.fresh_at[home]
+                self.lost_homes.discard(home)
 
     def emit(self, event: Event) -> None:
         """Adds an event to the decision."""

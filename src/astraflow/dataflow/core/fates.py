@@ -122,6 +122,7 @@ def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
     for queue in (state.groups, state.fresh, state.retries, state.leases, state.rounds, state.pushed_queue):
         queue.clear()
     ctx.fresh_at.clear()
+    ctx.lost_homes.clear()
     state.rounds_to_open.clear()
     for worker in state.workers.values():
         worker.leases.clear()

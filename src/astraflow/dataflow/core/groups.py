@@ -171,6 +171,8 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
 
 
 def _parsed(ctx: Context, lease_id: str) -> _LeaseRef:
+    if (lease := ctx.state.leases.get(lease_id)) is not None:
+        return _LeaseRef(lease.kind, lease.group_id, lease.episode_idx, lease.attempt)
     match = _LEASE_ID.fullmatch(lease_id)
     if match is None:
         _refuse_unknown(lease_id)
@@ -285,7 +287,7 @@ def _complete(ctx: Context, group: GroupState) -> None:
     """Judges the group for each policy that it may serve."""
     _drop_group(ctx, group)
     try:
-        if group.task_idx >= 0:
+        if group.task_idx >= 0 and ctx.curation.heeds_outcomes:
             versions = {name: policy.newest for name, policy in ctx.state.policies.items()}
             called("curator.observe()", ctx.curation.observe, outcome_of(group, versions))
         for name in group.undecided:

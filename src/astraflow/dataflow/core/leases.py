@@ -31,6 +31,7 @@ _Served = dict[str, frozenset[int]]
 def add_worker(ctx: Context, command: AddWorker) -> None:
     """A rollout service joins; joining again under the same id keeps its leases."""
     worker = ctx.state.workers.get(command.worker_id)
+    ctx.lost_homes.discard(command.worker_id)
     ctx.state.workers[command.worker_id] = WorkerState(
         id=command.worker_id,
         name=command.name,
@@ -46,6 +47,8 @@ def drop_worker(ctx: Context, command: DropWorker) -> None:
         return
     _fail_all(ctx, tuple(worker.leases), Failure(error_class="worker_lost", message=command.reason))
     del ctx.state.workers[command.worker_id]
+    if command.worker_id in ctx.fresh_at:
+        ctx.lost_homes.add(command.worker_id)
     check_starved(ctx)
 
 
@@ -113,8 +116,7 @@ def _groups(ctx: Context, worker: WorkerState) -> Iterator[GroupState]:
     for group_id in tuple(state.retries):
         yield state.groups[group_id]
     # With hundreds of services nearly all that is begun is elsewhere: not looked at unless a home is gone.
-    has_orphans = not ctx.fresh_at.keys() <= state.workers.keys()
-    for group_id in tuple(state.fresh if has_orphans else ctx.fresh_at.get(worker.id, ())):
+    for group_id in tuple(state.fresh if ctx.lost_homes else ctx.fresh_at.get(worker.id, ())):
         if not _is_elsewhere(ctx, group_id, worker):
             yield state.groups[group_id]
     while ctx.is_running and (group := groups.draw(ctx, worker.id)) is not None:
