@@ -360,8 +360,7 @@ async def read_item(
         body = await _read_body(request, item_type.__name__, limit, patience_s)
     elif len(body) > limit:
         raise WireError(f"{item_type.__name__}: body over the limit of {limit} bytes")
-    media_type = request.headers.get("content-type", wire.MSGPACK)
-    return wire.decode(body, item_type, media_type)
+    return wire.decode(body, item_type, _header(request, b"content-type") or wire.MSGPACK)
 
 
 async def _read_body(request: Request, name: str, limit: int, patience_s: float) -> bytes:
@@ -386,11 +385,24 @@ async def _read_body(request: Request, name: str, limit: int, patience_s: float)
     return b"".join(chunks)
 
 
+def _header(request: Request, name: bytes) -> str:
+    """The first value of a header, or an empty text."""
+    headers: list[tuple[bytes, bytes]] = request.scope["headers"]
+    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+
+
+class _ItemResponse(Response):
+    """An encoded item, without the work that other bodies need."""
+
+    def __init__(self, body: bytes, status: int, media_type: str) -> None:
+        self.status_code, self.body, self.background = status, body, None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode())]
+
+
 def item_response(item: Item, request: Request, status: int = 200) -> Response:
     """An item as the answer, in the media type that the caller accepts (JSON unless it names msgpack)."""
-    wanted = request.headers.get("accept", "")
-    media_type = wire.MSGPACK if wire.MSGPACK in wanted else wire.JSON
-    return Response(wire.encode(item, media_type), status_code=status, media_type=media_type)
+    media_type = wire.MSGPACK if wire.MSGPACK in _header(request, b"accept") else wire.JSON
+    return _ItemResponse(wire.encode(item, media_type), status, media_type)
 
 
 def error_response(error: Error, request: Request) -> Response:
