@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
-from astraflow.service import HttpTransport, Reply, ServiceClient, Transport
+from astraflow.service import HttpTransport, Reply, ServiceClient, Transport, settle_memory
 from astraflow.types import (
     Batch,
     Commit,
@@ -153,6 +153,7 @@ async def open_sides(
             )
             await publish(ours, 0)
             ours.worker_id = await join(ours, "w")
+            settle_memory()  # as the processes of rollout services and trainers do
             yield ours, theirs
     finally:
         service.close()
