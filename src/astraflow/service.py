@@ -387,8 +387,10 @@ async def _read_body(request: Request, name: str, limit: int, patience_s: float)
 
 def _header(request: Request, name: bytes) -> str:
     """The first value of a header, or an empty text."""
-    headers: list[tuple[bytes, bytes]] = request.scope["headers"]
-    return next((value.decode("latin-1") for key, value in headers if key == name), "")
+    for key, value in cast("list[tuple[bytes, bytes]]", request.scope["headers"]):
+        if key == name:
+            return value.decode("latin-1")
+    return ""
 
 
 class _ItemResponse(Response):

@@ -28,6 +28,7 @@ __all__ = [
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+_MEDIA_TYPES = frozenset({JSON, MSGPACK})
 MAX_BODY_BYTES = 256 * 1024 * 1024
 """A batch of 1,024 trajectories of 32k tokens is about 300 MB; larger ones are sliced over ranks."""
 
@@ -76,8 +77,10 @@ def decode(
     """
     if len(body) > limit:
         raise WireError(f"{item_type.__name__}: body of {len(body)} bytes is over the limit of {limit}")
+    if media_type not in _MEDIA_TYPES:
+        media_type = media_type.split(";")[0].strip().lower()
     try:
-        return _decoder(item_type, media_type.split(";")[0].strip().lower()).decode(body)
+        return _decoder(item_type, media_type).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise WireError(f"{item_type.__name__}: {err}") from err
 
