@@ -71,9 +71,12 @@ class KvCache:
         self._all_keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._all_values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._keys, self._values = list(self._all_keys), list(self._all_values)
-        self._base = torch.arange(num_slots * heads, device=shape.device) * max_context
-        """Where each row's heads begin, in positions."""
+        self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
+        """[slots, heads] where each row's heads begin, in positions."""
         self._reach = torch.arange(max_context, device=shape.device)
+        self._open = torch.zeros((), dtype=shape.dtype, device=shape.device)
+        self._closed = torch.full((), -torch.inf, dtype=shape.dtype, device=shape.device)
+        """What a mask adds to the score of a position that is seen, and of one that is not."""
         self._positions = self._entry_idx = self._base
         self._blocks: dict[int, list[_Block]] = {}
         self._bounds: list[tuple[int, int, int]] = []
@@ -86,8 +89,7 @@ class KvCache:
         Returns: the positions as a tensor on the cache's device, [B].
         """
         on_device = torch.from_numpy(positions).to(self._device)
-        count = len(positions) * self._heads
-        self._entry_idx = self._base[:count] + on_device.repeat_interleave(self._heads)
+        self._entry_idx = (self._base[: len(positions)] + on_device[:, None]).view(-1)
         self._positions = on_device
         self._blocks.clear()
         self._bounds = self._cut(positions + 1)
@@ -149,8 +151,7 @@ class KvCache:
         hidden = reach > last
         if window:
             hidden |= reach <= last - window
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return _Block(start, end, length, mask.masked_fill_(hidden, -torch.inf))
+        return _Block(start, end, length, torch.where(hidden, self._closed, self._open))
 
     # --- whole prefixes ---------------------------------------------------------------------------
 

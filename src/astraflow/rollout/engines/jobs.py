@@ -21,6 +21,8 @@ __all__ = ["Job", "Outcome", "Rows"]
 
 Outcome = Generation | Exception
 
+_SEED_MASK = 2**64 - 1
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -57,7 +59,9 @@ class Rows:
         self.newest = np.zeros(num_slots, np.int64)
         """The newest token itself."""
         self.logprobs = np.zeros((num_slots, max_context), np.float32)
-        self._uniforms = np.zeros((num_slots, max_context))
+        self._seeds = np.zeros(num_slots, np.uint64)
+        self._starts = np.zeros(num_slots, np.int64)
+        """Length of the prompt."""
         self._last = np.zeros(num_slots, np.int64)
         """Position of the last token that may be generated."""
         self._inverse_temperatures = np.ones(num_slots, np.float32)
@@ -66,12 +70,12 @@ class Rows:
         self._top_k = np.zeros(num_slots, np.int64)
         self._vocab_size = vocab_size
         self._columns = (
-            self.tokens, self.positions, self.newest, self.logprobs, self._uniforms, self._last,
+            self.tokens, self.positions, self.newest, self.logprobs, self._seeds, self._starts, self._last,
             self._inverse_temperatures, self._is_greedy, self._top_p, self._top_k,
         )  # fmt: skip
         self._order = np.arange(num_slots)
         self._needs: Counter[str] = Counter()
-        """How many live rows need what in sampling."""
+        """How many live rows need what beyond plain sampling."""
 
     @property
     def count(self) -> int:
@@ -82,6 +86,11 @@ class Rows:
     def num_free(self) -> int:
         """Rows that may be added."""
         return len(self.positions) - len(self.jobs)
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether a live row watches for stop texts."""
+        return self._needs["stop"] > 0
 
     def add(self, job: Job, version: int) -> None:
         """Gives a job the next row."""
@@ -95,10 +104,11 @@ class Rows:
         self._last[row] = length - 1 + job.max_new
         self._is_greedy[row] = sampling.temperature == 0
         self._inverse_temperatures[row] = 1 / sampling.temperature if sampling.temperature else 1
-        self._uniforms[row, length : length + job.max_new] = uniforms(sampling.seed, job.max_new)
+        self._seeds[row] = sampling.seed & _SEED_MASK
+        self._starts[row] = length
         self._top_p[row] = sampling.top_p
         self._top_k[row] = sampling.top_k or self._vocab_size
-        self._needs.update(_sampling_needs(sampling))
+        self._needs.update(_needs(job))
 
     def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Frees rows, given in ascending order; live ones from the end move into the holes.
@@ -107,12 +117,15 @@ class Rows:
         """
         for row in map(int, rows):
             self.jobs[row].row = -1
-            self._needs.subtract(_sampling_needs(self.jobs[row].sampling))
+            self._needs.subtract(_needs(self.jobs[row]))
         num_left = len(self.jobs) - len(rows)
         targets = rows[rows < num_left]
-        sources = np.setdiff1d(self._order[num_left : len(self.jobs)], rows, assume_unique=True)
-        for column in self._columns:
-            column[targets] = column[sources]
+        is_kept = np.ones(len(rows), np.bool_)
+        is_kept[rows[len(targets) :] - num_left] = False
+        sources = num_left + np.flatnonzero(is_kept)
+        if sources.size:
+            for column in self._columns:
+                column[targets] = column[sources]
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             self.jobs[target] = self.jobs[source]
             self.jobs[target].row = target
@@ -137,7 +150,7 @@ class Rows:
 
         needs = self._needs
         return SamplingRows(
-            uniforms=column(self._uniforms[self._order[:n], self.positions[:n] + 1]),
+            uniforms=column(uniforms(self._seeds[:n], self.positions[:n] + 1 - self._starts[:n])),
             inverse_temperatures=column(self._inverse_temperatures[:n]) if needs["temperature"] else None,
             is_greedy=column(self._is_greedy[:n]) if needs["greedy"] else None,
             restriction=Restriction(column(self._top_p[:n]), column(self._top_k[:n]))
@@ -176,17 +189,24 @@ class Rows:
             job.marks.append((position + 1 - len(job.prompt), version))
 
 
-def _sampling_needs(sampling: Sampling) -> list[str]:
-    """Columns that a row needs in sampling."""
+def _needs(job: Job) -> tuple[str, ...]:
+    """What a row needs in sampling beyond the plain case, and whether its text must be watched."""
+    sampling = job.sampling
+    is_restricted = sampling.top_p < 1 or sampling.top_k > 0
+    if sampling.temperature == 1 and not is_restricted and job.stop is None:
+        return ()
     needs = {
         "temperature": sampling.temperature not in {0, 1},
         "greedy": sampling.temperature == 0,
-        "restriction": sampling.top_p < 1 or sampling.top_k > 0,
+        "restriction": is_restricted,
+        "stop": job.stop is not None,
     }
-    return [name for name, is_needed in needs.items() if is_needed]
+    return tuple(name for name, is_needed in needs.items() if is_needed)
 
 
 def _versions(marks: list[tuple[int, int]], count: int) -> tuple[int, ...]:
     """The version of each of `count` tokens."""
+    if len(marks) == 1:
+        return (marks[0][1],) * count
     ends = [start for start, _ in marks[1:]] + [count]
     return tuple(v for (start, v), end in zip(marks, ends, strict=True) for _ in range(start, end))

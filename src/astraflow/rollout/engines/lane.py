@@ -130,7 +130,7 @@ class Lane:
         self, is_stop: NDArray[np.bool_], is_last: NDArray[np.bool_], is_finite: NDArray[np.bool_]
     ) -> None:
         rows = self._rows
-        for row, job in enumerate(rows.jobs):
+        for row, job in enumerate(rows.jobs if rows.has_stops else ()):
             if job.stop is not None:
                 tail = rows.completion(row)[-job.stop.num_tokens :]
                 is_stop[row] |= job.stop.is_reached(tail.tolist())

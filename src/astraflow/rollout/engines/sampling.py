@@ -16,6 +16,8 @@ __all__ = ["Restriction", "SamplingRows", "pick_tokens", "token_logprobs", "unif
 
 _UNIFORM_BITS = 48
 """Below the 53 bits of a float64, so that `u < 1` survives the product with a rounded total."""
+_STEP, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""Constants of splitmix64 (Steele et al. 2014)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,13 @@ class SamplingRows:
     restriction: Restriction | None
 
 
-def uniforms(seed: int, count: int) -> NDArray[np.float64]:
-    """The first `count` uniform numbers in [0, 1) of a seed (Philox, counter-based)."""
-    generator = np.random.Generator(np.random.Philox(key=seed % (1 << 128)))
-    return generator.integers(0, 1 << _UNIFORM_BITS, size=count).astype(np.float64) * 2.0**-_UNIFORM_BITS
+def uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """A number in [0, 1) for each seed and place in its completion: output `place` of splitmix64."""
+    mixed = seeds + (places + 1).astype(np.uint64) * _STEP
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64) * 2.0**-_UNIFORM_BITS
 
 
 def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:

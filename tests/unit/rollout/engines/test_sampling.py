@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from astraflow.errors import RolloutError
 from astraflow.rollout.engines.requests import check_sampling
@@ -18,9 +19,13 @@ from astraflow.types import Sampling
 VOCAB = 8
 
 
+def numbers_of(seed: int, count: int) -> NDArray[np.float64]:
+    return uniforms(np.full(count, seed, np.uint64), np.arange(count))
+
+
 def rows(count: int, *, seed: int = 0, **columns: object) -> SamplingRows:
     base: dict[str, object] = {"inverse_temperatures": None, "is_greedy": None, "restriction": None}
-    numbers = torch.from_numpy(uniforms(seed, count))
+    numbers = torch.from_numpy(numbers_of(seed, count))
     return SamplingRows(uniforms=numbers, **{**base, **columns})  # type: ignore[arg-type]
 
 
@@ -28,14 +33,31 @@ def restriction(count: int, *, top_p: float = 1.0, top_k: int = VOCAB) -> Restri
     return Restriction(torch.full((count,), top_p, dtype=torch.float64), torch.full((count,), top_k))
 
 
-def test_uniform_numbers_depend_on_the_seed_alone_and_a_longer_run_begins_alike() -> None:
-    assert uniforms(7, 4).tolist() == uniforms(7, 9)[:4].tolist()
-    assert uniforms(7, 4).tolist() != uniforms(8, 4).tolist()
-    assert uniforms(-3, 2).tolist() == uniforms(-3, 2).tolist()
-    numbers = uniforms(0, 10_000)
+def test_uniform_numbers_are_those_of_splitmix64() -> None:
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # of seed 1234567
+    expected = [(number >> 16) / 2**48 for number in published]
+    assert numbers_of(1234567, 3).tolist() == expected
+
+
+def test_uniform_numbers_depend_on_seed_and_place_alone() -> None:
+    together = uniforms(np.array([7, 8, 7], np.uint64), np.array([0, 0, 5]))
+    assert together.tolist() == [numbers_of(7, 1)[0], numbers_of(8, 1)[0], numbers_of(7, 6)[5]]
+    assert len(set(together)) == 3
+
+
+@pytest.mark.parametrize("by", ["place", "seed"])
+def test_uniform_numbers_are_uniform_over_places_and_over_neighbouring_seeds(by: str) -> None:
+    count = 10_000
+    numbers = (
+        numbers_of(0, count)
+        if by == "place"
+        else uniforms(np.arange(count, dtype=np.uint64), np.zeros(count, np.int64))
+    )
     assert numbers.min() >= 0
     assert numbers.max() < 1
-    assert abs(numbers.mean() - 0.5) < 0.02
+    observed = np.bincount((numbers * 8).astype(np.int64), minlength=8)
+    assert ((observed - count / 8) ** 2 / (count / 8)).sum() < 24.3  # 0.999 quantile, 7 degrees of freedom
+    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.04
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
