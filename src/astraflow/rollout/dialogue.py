@@ -46,16 +46,14 @@ class HostedPolicy:
     renderer: Renderer
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """A point of a conversation: the messages so far and their exact tokens (empty: not rendered yet)."""
 
     messages: tuple[Message, ...] = ()
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A completion, the tokens it is made of, and the point of the conversation behind it."""
 
     completion: Completion
@@ -133,13 +131,15 @@ class Dialogue:
         sampling: Sampling | None = None,
     ) -> tuple[Completion, Generation]:
         """Generates, records and parses one completion; `sampling` instead of the policy's own."""
-        sampling = self._seeded(sampling or self.sampling(hosted))
+        seed = self._next_seed()
         room = hosted.engine.capacity().max_context - len(prompt)
         if room <= 0:
             return self._overflow(hosted, conversation, prompt)
+        sampling = sampling or self.sampling(hosted)
+        max_tokens = min(room, sampling.max_tokens)
         request = GenerateRequest(
             token_ids=prompt,
-            sampling=msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens)),
+            sampling=msgspec.structs.replace(sampling, seed=seed, max_tokens=max_tokens),
             version=self._pinned.get(hosted.info.name, -1),
         )
         started = time.perf_counter()
@@ -173,10 +173,9 @@ class Dialogue:
             return sampling
         return msgspec.structs.replace(sampling, temperature=self._temperature)
 
-    def _seeded(self, sampling: Sampling) -> Sampling:
-        idx = self._num_generations
+    def _next_seed(self) -> int:
         self._num_generations += 1
-        return msgspec.structs.replace(sampling, seed=generation_seed(self._seed, idx))
+        return generation_seed(self._seed, self._num_generations - 1)
 
 
 class _Policies(Policies):

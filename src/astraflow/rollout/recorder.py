@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from astraflow.errors import RolloutError
 from astraflow.types import FinishReason, Generation, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
@@ -17,8 +19,7 @@ from astraflow.wire import column
 __all__ = ["EpisodeRecorder", "Speaker"]
 
 
-@dataclass(frozen=True, slots=True)
-class Speaker:
+class Speaker(msgspec.Struct, frozen=True):
     """Who samples: completions of different speakers never share a trajectory."""
 
     policy: str
@@ -163,6 +164,8 @@ def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _version_spans(versions: Sequence[int], start: int) -> list[VersionSpan]:
+    if min(versions) == max(versions):
+        return [VersionSpan(start, len(versions), versions[0])]
     spans: list[VersionSpan] = []
     run_start = 0
     for idx in range(1, len(versions) + 1):
@@ -190,7 +193,7 @@ def _check(speaker: Speaker, generation: Generation) -> None:
 def _trajectory(sequence: _Sequence, by_turn: Mapping[int, float], whole: float) -> Trajectory:
     """`whole`: the reward of all of it, besides those of its turns."""
     turns = tuple(
-        Turn(start=start, end=end, reward=by_turn.get(idx, 0.0)) for start, end, idx in sequence.turns
+        [Turn(start=start, end=end, reward=by_turn.get(idx, 0.0)) for start, end, idx in sequence.turns]
     )
     reward = sum(turn.reward for turn in turns)
     reward += sum(by_turn.get(idx, 0.0) for idx in sequence.unfit)

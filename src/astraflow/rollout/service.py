@@ -281,6 +281,8 @@ class RolloutService:
         self._freed.set()
 
     async def _result(self, lease: Lease) -> EpisodeResult:
+        if not lease.pinned:
+            return await self._runner.run(lease)
         with ExitStack() as held:
             try:
                 for pin in lease.pinned:
