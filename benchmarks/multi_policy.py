@@ -18,7 +18,9 @@ which 8 devices that are never idle generate a batch. Not emulated, in favour of
 moving weights and switching devices between tasks costs them nothing. As a trainer-centred loop has one
 trainer, the run of `split` and `colocated` has one, whose step lasts as long as the steps of both.
 
-    python benchmarks/multi_policy.py [--sigmas 0.6 1.0 1.4] [--steps 30] [--scale 20] [--out runs/multi]
+    python benchmarks/multi_policy.py [--sigmas 0.6 1.0 1.4] [--steps 50] [--scale 10] [--out runs/multi]
+
+At 10 times the clock one sigma takes 45 minutes; the more steps, the less the first batch weighs.
 """
 
 import argparse
@@ -215,8 +217,8 @@ def draw(runs: Mapping[str, Measured], sigma: float) -> None:
         axes.fill_between(times, np.where(times <= run.wall_s, running, 0), color="C0", alpha=0.6, lw=0)
         for row, name in enumerate(POLICIES):
             bars = [(begin, end - begin) for begin, end in run.steps[name]]
-            axes.broken_barh(bars, (-110 * (row + 1), 90), color=f"C{row + 1}", lw=0)
-        axes.set(ylim=(-110 * len(POLICIES) - 20, None), ylabel="episodes", title="")
+            axes.broken_barh(bars, (-110 * (row + 1), 90), color=f"C{row + 1}", lw=0.6)
+        axes.set(ylim=(-110 * len(POLICIES) - 20, None), ylabel="episodes", yticks=(0, 200, 400, 600))
         axes.set_title(f"{system}: {run.wall_s:,.0f} s", loc="left", fontsize=9)
     panels[-1].set(xlabel="emulated seconds", xlim=(0, shown_s))
     title = f"Episodes that run at once, and the steps of both trainers below them (sigma {sigma:g})"
@@ -270,8 +272,8 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.6, 1.0, 1.4])
-    parser.add_argument("--steps", type=int, default=30, help="of each policy")
-    parser.add_argument("--scale", type=float, default=20.0, help="emulated seconds in one of the clock")
+    parser.add_argument("--steps", type=int, default=50, help="of each policy")
+    parser.add_argument("--scale", type=float, default=10.0, help="emulated seconds in one of the clock")
     parser.add_argument("--out", type=Path, help="run folders; finished ones are read, not made again")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="astraflow-multi-") as scratch:

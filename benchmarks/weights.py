@@ -336,6 +336,9 @@ async def serve(stop: asyncio.Event, folder: Path, delta: bool) -> None:
     await run_publisher(folder, config, stop, on_ready=lambda url: print(url, flush=True))
 
 
+_BURST_S = 0.001
+
+
 class Shaper:
     """A TCP proxy whose answers, all connections together, keep to a rate."""
 
@@ -353,7 +356,8 @@ class Shaper:
         loop = asyncio.get_running_loop()
         while data := await reader.read(65_536):
             now = loop.time()
-            self._free_at = max(self._free_at, now) + weight * len(data) / self._bytes_per_s
+            # Who slept too long catches up, as a queue of hardware would.
+            self._free_at = max(self._free_at, now - _BURST_S) + weight * len(data) / self._bytes_per_s
             if self._free_at - now > 0.002:
                 await asyncio.sleep(self._free_at - now)
             writer.write(data)
