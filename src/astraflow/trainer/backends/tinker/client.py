@@ -159,7 +159,8 @@ class TrainingClient:
             slopes = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
             columns.advantages[:] = -torch.cat(slopes).numpy()
             self._backend.add_gradient(columns, cross_entropy)
-            return self._output(float(loss.detach()), logprobs, spans, metrics)
+            self._metrics["loss"] = float(loss.detach())
+            return _output(float(loss.detach()), logprobs, spans, metrics)
 
         return self.call(run)
 
@@ -298,25 +299,19 @@ class TrainingClient:
             total, logprobs = self._backend.add_gradient(
                 columns, lambda inputs: loss.function(inputs, **args), is_dry=is_dry
             )
-            if loss.logprobs and not is_dry:
-                self._note_gap(columns.behavior_logprobs, logprobs)
-            return self._output(total, logprobs, spans, {})
+            if not is_dry:
+                self._note(total, columns.behavior_logprobs, logprobs)
+            return _output(total, logprobs, spans, {})
 
         return self.call(run)
 
-    def _note_gap(self, sampled: NDArray[np.float32], logprobs: NDArray[np.float32]) -> None:
-        """Between who sampled and the weights at the step's start; entries of 0 were not sampled."""
+    def _note(self, loss: float, sampled: NDArray[np.float32], logprobs: NDArray[np.float32]) -> None:
+        """The loss, and once a step the gap between its weights and who sampled; entries of 0 were not."""
+        self._metrics["loss"] = loss
         if "behavior_gap" in self._metrics or not sampled.any():
             return
         gap = np.abs(logprobs - sampled)[sampled != 0]
         self._metrics |= {"behavior_gap": float(gap.mean()), "behavior_gap_max": float(gap.max())}
-
-    def _output(
-        self, loss: float, logprobs: NDArray[np.float32], spans: Sequence[slice], metrics: Mapping[str, float]
-    ) -> ForwardBackwardOutput:
-        self._metrics["loss"] = loss
-        outputs = [{"logprobs": TensorData.from_numpy(logprobs[span])} for span in spans]
-        return ForwardBackwardOutput(outputs, {"loss:sum": loss, **metrics})
 
     def _load(self, path: str, *, with_optimizer: bool) -> ApiFuture[LoadWeightsResponse]:
         def run() -> LoadWeightsResponse:
@@ -343,3 +338,10 @@ class TrainingClient:
         if not name or name != Path(name).name or name.startswith("."):
             raise ConfigError(f"{name!r} is no name for a state: it becomes a folder's name")
         return self._states / name
+
+
+def _output(
+    loss: float, logprobs: NDArray[np.float32], spans: Sequence[slice], metrics: Mapping[str, float]
+) -> ForwardBackwardOutput:
+    outputs = [{"logprobs": TensorData.from_numpy(logprobs[span])} for span in spans]
+    return ForwardBackwardOutput(outputs, {"loss:sum": loss, **metrics})

@@ -81,10 +81,11 @@ class Sampler:
     ) -> list[SampledSequence]:
         """Completions by exactly this version. Raises: RolloutError, also if a newer one was loaded."""
         assert self._engine is not None
-        first = next(self._seeds) * num_samples if params.seed is None else params.seed
+        asked = params.seed
+        seeds = [next(self._seeds) if asked is None else asked + idx for idx in range(num_samples)]
         requests = [
-            GenerateRequest(token_ids=tuple(prompt), sampling=_sampling(params, first + idx), version=version)
-            for idx in range(num_samples)
+            GenerateRequest(token_ids=tuple(prompt), sampling=_sampling(params, seed), version=version)
+            for seed in seeds
         ]
         generations = await asyncio.gather(*map(self._engine.generate, requests))
         return [SampledSequence(g.finish_reason, list(g.token_ids), list(g.logprobs)) for g in generations]
