@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 _TAIL_LINES = 12
 _KEPT_LINES = 600
 """A traceback through several processes is long, and its cause stands in the middle."""
-_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): \S")
+_ERROR = re.compile(r"^(?!.*\b(?:DEBUG|INFO|WARNING)\b).*\b[A-Z]\w*(?:Error|Exception): \S")
+"""Not in a line of a lower level: vLLM warns of limits by naming the error that they may lead to."""
 _READ_BYTES = 1 << 16
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
 """Tokens of the run, and the way to our own packages, are none of the server's business."""

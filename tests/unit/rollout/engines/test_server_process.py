@@ -1,0 +1,24 @@
+"""What a server said last."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from astraflow.rollout.engines.server_process import ServerProcess
+
+WARNING = "WARNING 11-22 [system_utils.py:255] this can cause errors like `OSError: [Errno 24] Too many open`"
+
+
+async def last_words(folder: Path, *lines: str) -> str:
+    argv = [sys.executable, "-c", "import sys; print(*sys.argv[1:], sep='\\n')", *lines]
+    server = await ServerProcess.start("server", argv, env={}, folder=folder)
+    async with asyncio.timeout(30):
+        await server.ended.wait()
+    await server.stop()
+    return server.tail()
+
+
+async def test_an_error_that_a_warning_only_speaks_of_is_not_its_last_one(tmp_path: Path) -> None:
+    assert await last_words(tmp_path, WARNING, "ready") == f"its last lines:\n{WARNING}\nready"
+    said = await last_words(tmp_path, "ERROR x: ValueError: no such head", WARNING)
+    assert said.startswith("its last error: ERROR x: ValueError: no such head\nits last lines:\n")
