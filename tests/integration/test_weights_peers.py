@@ -67,7 +67,7 @@ async def swarm(
         stack.push_async_callback(server.stop, grace_s=0.05)
         service = ServiceClient(publisher.public_url)
         stack.push_async_callback(service.close)
-        rig = Swarmed(PublisherClient(service, publisher.incoming), service, [], [])
+        rig = Swarmed(PublisherClient(service, publisher.incoming, delta=True), service, [], [])
         for idx in range(num_peers + num_others):
             spool = Spool(folder / f"cache-{idx}" / "chunks") if idx < num_peers else None
             if spool is not None:
