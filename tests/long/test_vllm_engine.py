@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest_asyncio
 from astraflow.errors import ConfigError, RolloutError, WeightsError
 from astraflow.rollout.config import AttachConfig, VllmEngineConfig
 from astraflow.rollout.engines.server_engine import ServerEngine
-from server_driver import PROMPT, TinyModel, all_running, ask, engine_on, own_servers
+from server_driver import PROMPT, TinyModel, all_running, ask, engine_on
 from system_driver import ROOT
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -149,10 +150,11 @@ async def test_an_evaluation_has_a_server_of_its_own(engine: ServerEngine, model
 async def test_a_killed_server_is_named_with_its_last_lines_and_started_again(model: TinyModel) -> None:
     async with engine_on(config(), model.snapshot(0)) as engine:
         await engine.load(model.snapshot(1), slot="live")
-        mine = [p for p in own_servers() if str(model.folder) not in " ".join(p.cmdline())]
+        server = engine._slots["live"]._life._process  # pyright: ignore[reportPrivateUsage]
+        assert server is not None
         running = asyncio.create_task(engine.generate(ask(max_tokens=2000)))
         await all_running(engine, 1)
-        mine[-1].send_signal(signal.SIGKILL)
+        os.kill(server.pid, signal.SIGKILL)
         with pytest.raises(RolloutError, match=r"server of 'actor' was killed by signal 9.*its last lines"):
             await running
         again = await engine.generate(ask(max_tokens=30))
