@@ -144,15 +144,17 @@ def train_instead(reply: LeaseReply) -> LeaseReply:
 
 
 class ForgetfulEngine(VersionedEngine):
-    """A new version fails the next requests."""
+    """A new version fails the next requests; the first one, before any request, fails none."""
 
     num_failing = 0
+    has_begun = False
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         await super().load(snapshot, slot=slot)
-        self.num_failing = 3
+        self.num_failing = 3 if self.has_begun else 0
 
     async def generate(self, request: GenerateRequest) -> Generation:
+        self.has_begun = True
         if self.num_failing:
             self.num_failing -= 1
             raise RolloutError("aborted by an update")
