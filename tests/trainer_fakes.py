@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from astraflow.errors import DataError, FencedError, RefusedError
-from astraflow.protocols import HostTensor, StepResult
+from astraflow.protocols import HostTensor, StepResult, TrainerBackend
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import (
     Batch,
     Commit,
@@ -172,3 +174,29 @@ class CountingBackend:
         if not (folder / "weight").is_file():
             raise DataError(f"{folder} holds no weight")
         self.weight = int((folder / "weight").read_text())
+
+
+async def train_until(
+    backend: TrainerBackend,
+    folder: Path,
+    dataflow: MemoryDataflow,
+    *,
+    files: Mapping[str, Path] | None = None,
+    stop_at: int | None = None,
+    limit_s: float = 15.0,
+) -> MemoryPublisher:
+    """A trainer from its latest checkpoint on; with `stop_at`, killed once that version is published."""
+    publisher, stop = MemoryPublisher(), asyncio.Event()
+    plan = TrainerPlan(policy="actor", trainer_id="me", checkpoint_every=2, files=files or {})
+    store = CheckpointStore(folder, policy="actor", keep=2)
+    trainer = Trainer(plan, backend=backend, link=dataflow, publisher=publisher, checkpoints=store)
+    work = asyncio.create_task(run_trainer(trainer, stop))
+    async with asyncio.timeout(limit_s):
+        if stop_at is not None:
+            while await publisher.asked.get() != stop_at:
+                pass
+            work.cancel()
+            await asyncio.wait({work})
+        else:
+            await work
+    return publisher

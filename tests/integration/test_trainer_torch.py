@@ -1,6 +1,5 @@
 """Loop and torch backend together: a killed trainer ends with the same bits, and the model learns."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ from astraflow.models.loading import load_causal_lm
 from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.config import TrainConfig
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from trainer_builders import logprobs_alone, make_sample, save_model
-from trainer_fakes import MemoryDataflow, MemoryPublisher
+from trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
 
 CONFIG = TrainConfig(lr=1e-2, steps=6, minibatches=1)
 
@@ -25,24 +23,9 @@ async def train(
     folder: Path, model_dir: Path, dataflow: MemoryDataflow, *, stop_at: int | None = None
 ) -> MemoryPublisher:
     """A trainer from its latest checkpoint on; with `stop_at`, only until that version is published."""
-    publisher, stop = MemoryPublisher(), asyncio.Event()
     backend = TorchBackend(CONFIG, model_dir=model_dir)
-    plan = TrainerPlan(
-        policy="actor", trainer_id="me", checkpoint_every=2,
-        files={"config.json": model_dir / "config.json"},
-    )  # fmt: skip
-    store = CheckpointStore(folder, policy="actor", keep=2)
-    trainer = Trainer(plan, backend=backend, link=dataflow, publisher=publisher, checkpoints=store)
-    work = asyncio.create_task(run_trainer(trainer, stop))
-    async with asyncio.timeout(15.0):
-        if stop_at is not None:
-            while await publisher.asked.get() != stop_at:
-                pass
-            work.cancel()
-            await asyncio.wait({work})
-        else:
-            await work
-    return publisher
+    files = {"config.json": model_dir / "config.json"}
+    return await train_until(backend, folder, dataflow, files=files, stop_at=stop_at)
 
 
 async def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, model_dir: Path) -> None:

@@ -1,6 +1,5 @@
 """A training loop of the user's own as a backend, and in the trainer around it."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from astraflow.protocols import TrainerBackend
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.backends.tinker.client import TrainingClient
 from astraflow.trainer.backends.tinker.types import AdamParams
-from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
-from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Batch
 from trainer_builders import make_batch, make_sample, save_model
-from trainer_fakes import MemoryDataflow, MemoryPublisher
+from trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
 
 
 @pytest.fixture(scope="module")
@@ -131,21 +128,8 @@ async def train(
     folder: Path, model_dir: Path, dataflow: MemoryDataflow, *, stop_at: int | None = None
 ) -> MemoryPublisher:
     """A trainer around the loop; with `stop_at`, it is killed once that version is published."""
-    publisher, stop = MemoryPublisher(), asyncio.Event()
     backend = make(model_dir, states=folder / "states")
-    plan = TrainerPlan(policy="actor", trainer_id="me", checkpoint_every=2)
-    store = CheckpointStore(folder, policy="actor", keep=2)
-    trainer = Trainer(plan, backend=backend, link=dataflow, publisher=publisher, checkpoints=store)
-    work = asyncio.create_task(run_trainer(trainer, stop))
-    async with asyncio.timeout(30.0):
-        if stop_at is not None:
-            while await publisher.asked.get() != stop_at:
-                pass
-            work.cancel()
-            await asyncio.wait({work})
-        else:
-            await work
-    return publisher
+    return await train_until(backend, folder, dataflow, stop_at=stop_at, limit_s=30.0)
 
 
 async def test_a_killed_and_resumed_loop_ends_with_the_same_bits(tmp_path: Path, model_dir: Path) -> None:
