@@ -2,7 +2,8 @@
 
 Trajectories have 4,096 tokens, sent as bytes; `tiny` ones have 25, as the quickstart's. Each figure stands
 beside what a bare HTTP server of the same stack (`dataflow_server.py`) moves with the same bodies in the same
-run. CPU is that of the server's process, for one trajectory or cycle.
+run. CPU is that of the server's process, for one trajectory or cycle. Each round begins with memory that the
+machine has (`harness.touch_memory`).
 
     python benchmarks/dataflow.py [--only ingest,grouped,tiny,cycles,parked,batch,trickle,rss] [--quick]
 """
@@ -38,7 +39,7 @@ from dataflow_peers import (
     padded,
     until_parked,
 )
-from harness import report, show_table
+from harness import report, show_table, touch_memory
 
 LONG, TINY = 4096, 25
 GROUP = 8
@@ -233,8 +234,10 @@ async def compare(
     """Medians of both servers; rounds alternate, so that other load on the machine meets both alike."""
     found: tuple[list[Figures], list[Figures]] = [], []
     for _ in range(rounds):
+        touch_memory()
         found[0].append(await measure(ours))
         await can(ours, theirs)
+        touch_memory()
         found[1].append(await measure(theirs))
     ours_median, theirs_median = (
         {name: statistics.median(figures[name] for figures in side) for name in side[0]} for side in found

@@ -116,6 +116,7 @@ class Run:
     client: DataflowClient
     calls: ServiceClient
     folder: Path
+    journal: Journal
     url: str = ""
 
 
@@ -153,7 +154,7 @@ async def running(
     url = await server.start() if server else "http://memory"
     calls = ServiceClient(url, patience_s=1.0, transport=None if http else MemoryTransport(service.app))
     try:
-        yield Run(service, DataflowClient(calls), calls, folder, url)
+        yield Run(service, DataflowClient(calls), calls, folder, journal, url)
     finally:
         await calls.close()
         if server:

@@ -79,6 +79,7 @@ async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=2)) as run:
         assert audit(tmp_path).ok
         await play(run)
+        await run.journal.flushed()
         report = audit(tmp_path)
         assert (report.ok, report.policies[0].steps) == (True, 2)
 

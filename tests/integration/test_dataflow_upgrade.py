@@ -51,6 +51,7 @@ async def test_the_journal_of_an_older_version_goes_on(tmp_path: Path, is_pushed
             await run.client.push_tasks(PushTasks(tasks=(Task(id="mine/0", source="mine", prompt="?"),)))
         await train(trainer, worker, range(2))
         before = await run.client.status()
+        await run.journal.flushed()
         shutil.copytree(tmp_path / "live", crashed)
     assert age(crashed) >= 2
     report = audit(crashed)

@@ -1,23 +1,24 @@
 """No route answers before what its answer says is on disk.
 
-The fault: another connection holds the journal's database, so that no flush gets done while the event loop,
-and with it every handler, runs on.
+The fault: the disk does not answer the journal's thread, so that no flush gets done while the event loop, and
+with it every handler, runs on.
 """
 
 import asyncio
-import sqlite3
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.records import DATABASE
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.types import (
     Commit,
@@ -34,6 +35,7 @@ from astraflow.types import (
 )
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
 
+_FDATASYNC = os.fdatasync
 _LOOK_S = 0.2
 """How long an answer that comes too early has time to come; none that is right comes in that time."""
 
@@ -71,12 +73,19 @@ async def staged(folder: Path, *, patience_s: float = 15.0) -> AsyncIterator[Sta
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """While the block runs, the journal's transactions wait."""
-    with closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        yield
-        database.execute("ROLLBACK")
+def held() -> Iterator[None]:
+    """While the block runs, nothing gets onto the disk."""
+    may_go_on = threading.Event()
+
+    def fdatasync(file: int) -> None:
+        assert may_go_on.wait(60)
+        _FDATASYNC(file)
+
+    with patch.object(os, "fdatasync", fdatasync):
+        try:
+            yield
+        finally:
+            may_go_on.set()
 
 
 async def publish(stage: Stage) -> None:
@@ -116,7 +125,7 @@ WRITES: dict[str, Call] = {
 @pytest.mark.parametrize("name", WRITES)
 async def test_an_answer_waits_for_its_record(name: str, tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
-        with held(tmp_path):
+        with held():
             call = asyncio.ensure_future(WRITES[name](stage))
             assert not await answered(call), f"{name} was answered before its record was on disk"
         async with asyncio.timeout(15):
@@ -154,7 +163,7 @@ READS: dict[str, tuple[Call, Call]] = {
 async def test_nobody_is_told_what_a_crash_could_take_back(name: str, tmp_path: Path) -> None:
     change, read = READS[name]
     async with staged(tmp_path) as stage:
-        with held(tmp_path):
+        with held():
             calls = [asyncio.ensure_future(change(stage))]
             assert not await answered(*calls)
             calls.append(asyncio.ensure_future(read(stage)))
@@ -171,7 +180,7 @@ async def test_commit_release_and_the_steps_wait_for_their_records(tmp_path: Pat
             lambda: client.commit("actor", Commit(epoch=epoch, step=0, version=1)),
             lambda: client.release("actor", Release(epoch=epoch, step=1, version=1)),
         ):
-            with held(tmp_path):
+            with held():
                 calls = [asyncio.ensure_future(call())]
                 assert not await answered(*calls)
                 calls.append(asyncio.ensure_future(client.steps("actor", -1, 0.0)))

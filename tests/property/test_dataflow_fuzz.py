@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.records import JournalReader
 from astraflow.errors import WireError
 from astraflow.service import MemoryTransport
 from astraflow.types import EpisodeResults, Publication
@@ -125,16 +124,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.
 async def sent(run: Run, route: Route, path: str, media_type: str, body: bytes) -> tuple[int, int]:
     """Status of the answer, and how many records it led to."""
     transport = MemoryTransport(run.service.app)
-    before = num_records(run)
+    before = run.journal.seq
     headers = {"content-type": media_type, "accept": wire.JSON}
     async with asyncio.timeout(10.0):
         reply = await transport.request(route.method, path, headers=headers, body=body, timeout_s=10.0)
-    return reply.status, num_records(run) - before
-
-
-def num_records(run: Run) -> int:
-    with JournalReader(run.folder) as reader:
-        return sum(1 for _ in reader.records())
+    return reply.status, run.journal.seq - before
 
 
 @pytest.mark.parametrize("route", BODIES, ids=lambda route: route.name)

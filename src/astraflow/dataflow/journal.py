@@ -1,16 +1,17 @@
 """The one writer of a run's journal: segments hold payloads and the log of records, SQLite holds the tables.
 
-Durability: one flush task at a time swaps what is pending, then, in the journal's own thread, (1) writes its
-payloads and its records to the segments and fdatasyncs them, (2) commits one transaction with all rows. The
-segments are the log: SQLite (WAL, `synchronous=NORMAL`) may lose its last transactions in a power loss, and
-gets them back from the segments when the journal is opened. So a flush costs one sync. There is no timer: the
-next group forms while the last one is written. `durable` waits for a record; nothing is acknowledged before
-it.
+Durability: one flush task at a time swaps what is pending and, in the journal's own thread, writes its
+payloads and its records to the segments and fdatasyncs them. There is no timer: the next group forms while
+the last one is written. `durable` waits for a record; nothing is acknowledged before it.
+
+The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) behind the flushes, by a thread of
+their own; what a crash or a power loss keeps from it, it gets from the segments when the journal is opened.
 
 After a failed write (disk full) the pending records stay in memory; `check` refuses further commands and
 tries again at most once a second: once there is room, the journal goes on by itself.
 
-    append, store --> pending --(flush task)--> writer thread: segments, SQLite --> wakes `durable` waiters
+    append, store --> pending --(flush task)--> journal's thread: segments --> wakes `durable` waiters
+                                                    `--> tables' thread: SQLite
 """
 
 import asyncio
@@ -30,7 +31,8 @@ import msgspec
 
 from astraflow.dataflow.compaction import Compaction, CompactionPlan
 from astraflow.dataflow.core.commands import Command, Event, PayloadRef
-from astraflow.dataflow.journal_folder import caught_up, insert_records, locked, opened
+from astraflow.dataflow.journal_folder import caught_up, locked, opened
+from astraflow.dataflow.journal_tables import RETRY_S, TableRows, TableWriter
 from astraflow.dataflow.journal_thread import JobFailedError, JournalThread
 from astraflow.dataflow.records import (
     DATABASE,
@@ -53,9 +55,6 @@ from astraflow.types import BusySpan
 __all__ = ["Journal"]
 
 _log = logging.getLogger(__name__)
-_RETRY_S = 1.0
-"""Shortest time between two tries to write after a failure."""
-
 
 _CoreT = TypeVar("_CoreT", bound=Replayable)
 
@@ -65,30 +64,26 @@ class _Pending:
     """Everything of one flush; `done` is set when it is durable or has failed."""
 
     writes: list[PendingWrite] = field(default_factory=list["PendingWrite"])
-    records: list[Record] = field(default_factory=list["Record"])
     num_logged: int = 0
     """The first of the records, which are among the writes."""
-    rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
-    """(SQL, parameters) of the other tables."""
-    must_sync: bool = False
-    """Some row is in no segment: the transaction itself must be synced."""
+    tables: TableRows = field(default_factory=TableRows)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: JournalError | None = None
 
     def absorb(self, later: "_Pending") -> None:
         """Puts a later group behind this one."""
         self.writes += later.writes
-        self.records += later.records
-        self.rows += later.rows
         self.num_logged += later.num_logged
-        self.must_sync |= later.must_sync
+        self.tables.absorb(later.tables)
 
     def log_records(self, segments: SegmentStore) -> None:
         """Adds the records that are new to the writes, behind the payloads."""
-        if new := self.records[self.num_logged :]:
+        records = self.tables.records
+        if new := records[self.num_logged :]:
             segments.append_records(encode_records(new))
-            self.num_logged = len(self.records)
+            self.num_logged = len(records)
         self.writes += segments.take()
+        self.tables.end = segments.end if self.writes else None
 
 
 class Journal:
@@ -128,15 +123,15 @@ class Journal:
             if isinstance(err, Error):
                 raise
             raise JournalError(f"{folder / DATABASE} cannot be opened: {err}") from err
-        self._thread = JournalThread()
+        self._thread = JournalThread("journal")
+        self._tables = TableWriter(self._db)
         self._pending = _Pending()
         self._in_flight: _Pending | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._failure: JournalError | None = None
         self._failed_at = 0.0
         self._is_closed = False
-        self.is_broken = False
-        """A part of it failed by a fault of the program: only a new process can go on."""
+        self._is_broken = False
         self._last_snapshot = self._seq
         self._num_since = 0
         """Commands since then: what a restart applies again, and what compaction has in memory at once."""
@@ -191,20 +186,26 @@ class Journal:
         return self._seq
 
     @property
+    def is_broken(self) -> bool:
+        """Whether a part failed by a fault of the program: only a new process can go on."""
+        return self._is_broken or isinstance(self._tables.failure, JobFailedError)
+
+    @property
     def failure(self) -> JournalError | None:
         """Why the journal cannot be written now, if so."""
-        return self._failure
+        return self._failure or (self._refused(err) if (err := self._tables.failure) is not None else None)
 
     def check(self) -> None:
         """Call before a command is applied. Raises: JournalError if it cannot be written now, or is
         closed."""
         if self._is_closed:
             raise JournalError(f"the journal {self.folder} is closed: the dataflow is stopping or restarts")
-        if self._failure is None:
+        if (failure := self.failure) is None:
             return
-        if self._flusher is None and time.monotonic() - self._failed_at >= _RETRY_S:
+        if self._flusher is None and time.monotonic() - self._failed_at >= RETRY_S:
             self._start_flush()
-        raise self._failure
+        self._tables.retry_if_due()
+        raise failure
 
     def store(self, payload: bytes) -> PayloadRef:
         """Gives a payload its place; it is on disk no later than the next record that is appended."""
@@ -215,8 +216,8 @@ class Journal:
         self._seq += 1
         row = (self._seq, at_s, encode_commands(commands), encode_events(events))
         self._chain = chain_of(self._chain, Record(*row, b""))
-        self._pending.records.append(Record(*row, self._chain))
-        self._pending.rows += derived_rows(self._seq, events)
+        self._pending.tables.records.append(Record(*row, self._chain))
+        self._pending.tables.rows += derived_rows(self._seq, events)
         self._num_since += len(commands)
         self._start_flush()
         return self._seq
@@ -226,12 +227,12 @@ class Journal:
         blob = msgspec.msgpack.encode(plan)
         newest = self._db.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
         if newest is None or bytes(newest[0]) != blob:
-            self._pending.must_sync = True
+            self._pending.tables.must_sync = True
             self._add_row("INSERT INTO plans VALUES (?, ?, ?)", (self._seq, time.time(), blob))
 
     def note_spans(self, source: str, spans: tuple[BusySpan, ...]) -> None:
         """Keeps busy spans; nobody waits for them."""
-        for span in () if self._is_closed or self._failure is not None else spans:
+        for span in () if self._is_closed or self.failure is not None else spans:
             row = (source, span.kind, span.start_s, span.end_s)
             self._add_row("INSERT INTO telemetry VALUES (?, ?, ?, ?)", row)
 
@@ -265,12 +266,13 @@ class Journal:
         error: Exception | None = None
         with contextlib.suppress(JournalError):
             await self.durable(seq)
-            while not work.is_done and not self._is_closing and error is None:
-                error = await self._thread.run(work.step)
-        await self._thread.run(work.close)
+            await self._tables.settle()
+            while not work.is_done and not self._is_closing and error is None and self.failure is None:
+                error = await self._tables.run(work.step)
+        await self._tables.run(work.close)
         if error is not None:
             _log.error("the journal %s grows: %s", self.folder, error)
-            self.is_broken |= isinstance(error, JobFailedError)
+            self._is_broken |= isinstance(error, JobFailedError)
         self._compacting = None
 
     def snapshot(self, core: Replayable) -> None:
@@ -286,18 +288,19 @@ class Journal:
         while self._durable_seq < seq:
             self.check()
             flight = self._in_flight
-            group = flight if flight and flight.records and flight.records[-1].seq >= seq else self._pending
+            group = flight if flight and flight.tables.newest >= seq else self._pending
             await group.done.wait()
             if group.error is not None:
                 raise group.error
 
     async def flushed(self) -> None:
-        """Returns when nothing is pending and no compaction runs. Raises: JournalError if it cannot be
-        written now."""
+        """Returns when nothing is pending, all is in the tables and no compaction runs. Raises: JournalError
+        if it cannot be written now."""
         while tasks := {task for task in (self._flusher, self._compacting) if task is not None}:
             await asyncio.wait(tasks)
-        if self._failure is not None:
-            raise self._failure
+        await self._tables.settle()
+        if (failure := self.failure) is not None:
+            raise failure
 
     def read(self, ref: PayloadRef) -> bytes:
         """A durable payload. Raises: JournalError."""
@@ -316,10 +319,12 @@ class Journal:
         try:
             self._failed_at = 0.0
             self._start_flush()
+            self._tables.start()
             await self.flushed()
         finally:
             self._is_closed = True
             self._thread.close()
+            self._tables.close()
             self._segments.close()
             self._db.close()
             with contextlib.suppress(OSError):
@@ -328,30 +333,31 @@ class Journal:
     # --- the flush task ---
 
     def _add_row(self, sql: str, row: SqlRow) -> None:
-        self._pending.rows.append((sql, row))
+        self._pending.tables.rows.append((sql, row))
         self._start_flush()
 
     def _start_flush(self) -> None:
-        in_pause = self._failure is not None and time.monotonic() - self._failed_at < _RETRY_S
+        in_pause = self._failure is not None and time.monotonic() - self._failed_at < RETRY_S
         if self._flusher is None and not in_pause and not self._is_closed:
             self._flusher = asyncio.get_running_loop().create_task(self._flush(), name="journal flush")
             self._flusher.add_done_callback(self._flush_ended)
 
     async def _flush(self) -> None:
         """Writes groups until none is pending, or one fails. Woken by `_start_flush`; wakes `durable`."""
-        while self._pending.records or self._pending.rows:
+        while not self._pending.tables.is_empty:
             group, self._pending = self._pending, _Pending()
             self._in_flight = group
             group.log_records(self._segments)
-            error = await self._thread.run(partial(self._write, group, self._segments.end))
+            error = await self._thread.run(partial(self._write, group.writes)) if group.writes else None
             if error is not None:
-                self.is_broken = self._is_closed = isinstance(error, JobFailedError)
+                self._is_broken = self._is_closed = isinstance(error, JobFailedError)
                 self._fail(group, error)
                 break
             self._failure = None
-            self._durable_seq = group.records[-1].seq if group.records else self._durable_seq
+            self._durable_seq = max(self._durable_seq, group.tables.newest)
             self._in_flight = None
             group.done.set()
+            self._tables.add(group.tables)
         self._flusher = None
 
     def _flush_ended(self, task: asyncio.Task[None]) -> None:
@@ -360,15 +366,12 @@ class Journal:
             return
         _log.critical("the journal's flush failed", exc_info=error)
         self._flusher = None
-        self.is_broken = self._is_closed = True
+        self._is_broken = self._is_closed = True
         self._fail(self._in_flight or _Pending(), error)
 
     def _fail(self, group: _Pending, err: BaseException) -> None:
         """Refuses all who wait; the group goes in front of what is pending, to be tried again."""
-        self._failure = JournalError(
-            f"the journal {self.folder} cannot be written: {err}. What was acknowledged is safe. Free space "
-            "or mend the disk: the dataflow then goes on by itself, and senders retry"
-        )
+        self._failure = self._refused(err)
         self._failed_at = time.monotonic()
         _log.error("%s", self._failure)
         waiting = (group.done, self._pending.done)
@@ -380,20 +383,16 @@ class Journal:
         for done in waiting:
             done.set()
 
-    def _write(self, group: _Pending, end: tuple[int, int]) -> Exception | None:
-        """In the journal's thread: segments first, then one transaction."""
-        database = self._db
+    def _refused(self, err: BaseException) -> JournalError:
+        return JournalError(
+            f"the journal {self.folder} cannot be written: {err}. What was acknowledged is safe. Free space "
+            "or mend the disk: the dataflow then goes on by itself, and senders retry"
+        )
+
+    def _write(self, writes: Sequence[PendingWrite]) -> Exception | None:
+        """In the journal's thread."""
         try:
-            self._segments.write(group.writes)
-            if group.must_sync:
-                database.execute("PRAGMA synchronous=FULL")
-            database.execute("BEGIN IMMEDIATE")
-            insert_records(database, group.records, group.rows, end if group.writes else None)
-            database.execute("COMMIT")
-            if group.must_sync:
-                database.execute("PRAGMA synchronous=NORMAL")
-        except (OSError, sqlite3.Error) as err:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
+            self._segments.write(writes)
+        except OSError as err:
             return err
         return None

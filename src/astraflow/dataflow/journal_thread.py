@@ -1,4 +1,4 @@
-"""The thread that writes the journal: one job at a time, one wake-up of the event loop for each."""
+"""Threads that write the journal: one job at a time, one wake-up of the event loop for each."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ class JournalThread:
     Owns its thread from construction to `close`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._is_gone = False
-        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, job: Job) -> Exception | None:

@@ -1,4 +1,8 @@
+import asyncio
+import contextlib
+import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,10 +154,90 @@ async def test_records_of_one_moment_share_a_flush_and_keep_their_order(tmp_path
     seqs = [record(journal, core, str(idx)) for idx in range(100)]
     await journal.durable(seqs[50])
     await journal.durable(seqs[-1])
+    await journal.flushed()
     with journal.reader() as reader:
         assert [row.seq for row in reader.records()] == list(range(1, 101))
         assert [row.group_id for row in reader.fates()] == list(range(1, 101))
     await journal.close()
+
+
+def lock_database(folder: Path) -> sqlite3.Connection:
+    """Another process writes to the tables, until the connection is closed."""
+    database = sqlite3.connect(folder / "journal.sqlite", isolation_level=None)
+    database.execute("BEGIN IMMEDIATE")
+    return database
+
+
+async def test_a_record_is_durable_before_it_is_in_the_tables(tmp_path: Path) -> None:
+    journal, core = Journal(tmp_path), Counter()
+    database = lock_database(tmp_path)
+    async with asyncio.timeout(4):
+        for name in "abc":
+            await journal.durable(record(journal, core, name))
+    with journal.reader() as reader:
+        assert [row.seq for row in reader.records()] == []
+    database.close()
+    await journal.flushed()
+    with journal.reader() as reader:
+        assert [row.seq for row in reader.records()] == [1, 2, 3]
+    await journal.close()
+
+
+async def test_what_a_crash_kept_from_the_tables_is_there_after_the_restart(tmp_path: Path) -> None:
+    journal, core = Journal(tmp_path / "a"), Counter()
+    database = lock_database(tmp_path / "a")
+    await journal.durable(record(journal, core, "a", "b"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("lock"))
+    database.close()
+    await journal.close()
+    again = Journal(tmp_path / "b")
+    assert again.recover(new=Counter, restored=restored).names == ["a", "b"]
+    await again.close()
+
+
+async def test_tables_that_cannot_be_written_refuse_commands_until_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, core = Journal(tmp_path), Counter()
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("astraflow.dataflow.journal_tables.insert_records", full)
+        await journal.durable(record(journal, core, "a"))
+        with pytest.raises(JournalError, match="disk is full"):
+            await journal.flushed()
+        with pytest.raises(JournalError, match="disk is full"):
+            journal.check()
+        assert not journal.is_broken
+    async with asyncio.timeout(10):
+        while journal.failure is not None:
+            await asyncio.sleep(0.05)
+            with contextlib.suppress(JournalError):
+                journal.check()
+    await journal.durable(record(journal, core, "b"))
+    await journal.close()
+    with JournalReader(tmp_path) as reader:
+        assert [row.seq for row in reader.records()] == [1, 2]
+
+
+async def test_a_table_writer_that_fails_by_a_fault_of_its_own_breaks_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, core = Journal(tmp_path), Counter()
+
+    def faulty(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("astraflow.dataflow.journal_tables.insert_records", faulty)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    await journal.durable(record(journal, core, "a"))
+    with pytest.raises(JournalError, match="thread failed"):
+        await journal.flushed()
+    assert journal.is_broken
+    with pytest.raises(JournalError):
+        await journal.close()
 
 
 async def test_spans_and_plans_are_kept_without_a_record(tmp_path: Path) -> None:
@@ -250,7 +334,8 @@ def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
 
 async def test_a_command_round_trips_through_the_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    await journal.durable(journal.append([PushTaskIds(tasks=())], [()], at_s=2.5))
+    journal.append([PushTaskIds(tasks=())], [()], at_s=2.5)
+    await journal.flushed()
     with journal.reader() as reader:
         (row,) = reader.records()
     assert row.at_s == 2.5
