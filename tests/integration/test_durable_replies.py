@@ -209,7 +209,7 @@ from astraflow.service import MemoryTransport, ServiceClient
 async def main(folder):
     async with t.staged(folder, patience_s=0.3) as stage:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        largest = max(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        largest = max(path.stat().st_size for path in (folder / "segments").iterdir())
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
         for _ in range(200):  # until the disk is really full: then every route says so
             try:

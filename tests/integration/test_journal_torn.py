@@ -48,6 +48,7 @@ async def crashed(tmp_path: Path) -> Crashed:
         journal.store(name.encode() * 10)
         await journal.durable(journal.append([push(name)], [core.apply(push(name), 1.0).events], at_s=1.0))
         ends.append(segment.stat().st_size)
+    await journal.flushed()
     shutil.copytree(tmp_path / "live", tmp_path / "crashed")
     await journal.close()
     return Crashed(tmp_path / "crashed", ends)
