@@ -2,8 +2,7 @@
 
 Trajectories have 4,096 tokens, sent as bytes; `tiny` ones have 25, as the quickstart's. Each figure stands
 beside what a bare HTTP server of the same stack (`dataflow_server.py`) moves with the same bodies in the same
-run. CPU is that of the server's process, for one trajectory or cycle. Each round begins with memory that the
-machine has (`harness.touch_memory`).
+run. CPU is that of the server's process, for one trajectory or cycle.
 
     python benchmarks/dataflow.py [--only ingest,grouped,tiny,cycles,parked,batch,trickle,rss] [--quick]
 """
@@ -39,7 +38,7 @@ from dataflow_peers import (
     padded,
     until_parked,
 )
-from harness import report, show_table, touch_memory
+from harness import report, show_table
 
 LONG, TINY = 4096, 25
 GROUP = 8
@@ -234,10 +233,8 @@ async def compare(
     """Medians of both servers; rounds alternate, so that other load on the machine meets both alike."""
     found: tuple[list[Figures], list[Figures]] = [], []
     for _ in range(rounds):
-        touch_memory()
         found[0].append(await measure(ours))
         await can(ours, theirs)
-        touch_memory()
         found[1].append(await measure(theirs))
     ours_median, theirs_median = (
         {name: statistics.median(figures[name] for figures in side) for name in side[0]} for side in found
@@ -370,7 +367,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", default=",".join(SCENARIOS), help="scenarios, comma separated")
     parser.add_argument("--quick", action="store_true", help="an eighth of the work")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--offered", type=float, default=1550.0, help="cycles that begin in a second")
+    parser.add_argument("--offered", type=float, default=1520.0, help="cycles that begin in a second")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to measure"
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
-from astraflow.service import HttpTransport, Reply, ServiceClient, Transport, settle_memory
+from astraflow.service import Reply, ServiceClient, Transport, settle_memory
 from astraflow.types import (
     Batch,
     Commit,
@@ -41,6 +41,7 @@ from astraflow.types import (
     Turn,
     VersionSpan,
 )
+from lean_http import LeanTransport
 
 SERVER = Path(__file__).with_name("dataflow_server.py")
 GROUPS_PER_BATCH = 32
@@ -127,7 +128,7 @@ class Setting:
 @asynccontextmanager
 async def open_side(server: Server, *, connections: int, is_bare: bool) -> AsyncGenerator[Side]:
     """A client with its own connections."""
-    transport = Recording(HttpTransport(server.url, num_connections=connections))
+    transport = Recording(LeanTransport(server.url, num_connections=connections))
     calls = ServiceClient(server.url, transport=transport)
     try:
         yield Side(server, DataflowClient(calls), transport, is_bare)

@@ -1,26 +1,11 @@
 """Prints what a benchmark measured: a table for people, then, as the last line, one JSON object."""
 
 import json
-import mmap
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["interleaved", "report", "show_table", "touch_memory"]
-
-_TOUCHED_BYTES = 512 * 1024 * 1024
-
-
-def touch_memory() -> None:
-    """Takes memory and gives it back, so that what is measured next finds pages that the machine has.
-
-    Many virtual machines hand free memory back to their host; a page that is touched again then costs about
-    10 us, as much as to receive, check and hash what is written to it. A machine that has been at work for a
-    while has paid that.
-    """
-    page = mmap.PAGESIZE
-    with mmap.mmap(-1, _TOUCHED_BYTES) as memory:
-        memory[::page] = bytes(_TOUCHED_BYTES // page)
+__all__ = ["interleaved", "report", "show_table"]
 
 
 def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, float]:

@@ -1,3 +1,5 @@
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,23 @@ def test_more_buffers_than_one_vectored_write_takes(tmp_path: Path) -> None:
     refs = [store.append(str(idx).encode()) for idx in range(2000)]
     store.write(store.take())
     assert [store.read(ref) for ref in refs] == [str(idx).encode() for idx in range(2000)]
+    store.close()
+
+
+def test_large_payloads_are_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, pwritev = list[int](), os.pwritev
+
+    def spied(file: int, buffers: Sequence[memoryview], offset: int) -> int:
+        sizes.append(sum(map(len, buffers)))
+        return pwritev(file, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", spied)
+    store = SegmentStore(tmp_path)
+    payloads = [os.urandom(size) for size in (3_000_000, 1, 524_288, 100_000, 0, 700_000)]
+    refs = [store.append(payload) for payload in payloads]
+    store.write(store.take())
+    assert [store.read(ref) for ref in refs] == payloads
+    assert max(sizes) == 512 * 1024 and sum(sizes) == store.end[1]
     store.close()
 
 
