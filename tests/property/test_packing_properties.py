@@ -66,16 +66,16 @@ def test_packed_logprobs_equal_those_of_each_sample_alone(
 
 
 @settings(deadline=None)
-@given(groups=GROUPS, num=st.integers(1, 8), seed=st.integers(0, 2**40))
+@given(groups=GROUPS, num=st.integers(1, 8), seed=st.integers(0, 2**40), split_groups=st.booleans())
 def test_minibatches_hold_every_sample_once_and_none_is_empty(
-    groups: list[tuple[list[int], list[tuple[list[int], bool]]]], num: int, seed: int
+    groups: list[tuple[list[int], list[tuple[list[int], bool]]]], num: int, seed: int, split_groups: bool
 ) -> None:
     columns = columns_of(groups)
-    parts = cut_minibatches(columns, num, seed=seed)
+    parts = cut_minibatches(columns, num, seed=seed, split_groups=split_groups)
     assert len(parts) == min(num, len(columns.lengths))
     assert all(part.size for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(columns.lengths)))
-    if len(groups) >= num:
+    if len(groups) >= num and not split_groups:
         homes = [set(columns.group_ids[part].tolist()) for part in parts]
         assert sum(map(len, homes)) == len(groups)  # no group is split
 

@@ -27,11 +27,13 @@ _MAX_MASK_ENTRIES = 2**25
 """Of a layout's tail mask (128 MB as float32); longer tails are laid out as causal rows, which need none."""
 
 
-def cut_minibatches(columns: Columns, num_minibatches: int, *, seed: int) -> list[Ints]:
+def cut_minibatches(
+    columns: Columns, num_minibatches: int, *, seed: int, split_groups: bool = False
+) -> list[Ints]:
     """Sample positions of each minibatch: whole groups in random order, as equal in samples as groups allow.
 
-    With fewer groups than minibatches, samples are shuffled instead; with fewer samples, there are as many
-    minibatches as samples. Within a minibatch the samples of a group stand together.
+    With `split_groups`, or fewer groups than minibatches, samples are shuffled instead; with fewer samples,
+    there are as many minibatches as samples. Within a minibatch the samples of a group stand together.
     """
     num_samples = len(columns.lengths)
     num = min(num_minibatches, num_samples)
@@ -39,8 +41,9 @@ def cut_minibatches(columns: Columns, num_minibatches: int, *, seed: int) -> lis
     groups, group_of = np.unique(columns.group_ids, return_inverse=True)
     if num == 1:
         return [np.argsort(group_of, kind="stable")]
-    if len(groups) < num:
-        return [np.sort(part) for part in np.array_split(rng.permutation(num_samples), num)]
+    if split_groups or len(groups) < num:
+        parts = np.array_split(rng.permutation(num_samples), num)
+        return [part[np.lexsort((part, group_of[part]))] for part in parts]
     rank = rng.permutation(len(groups))
     order = np.argsort(rank[group_of], kind="stable")
     ends = np.cumsum(np.bincount(rank[group_of]))

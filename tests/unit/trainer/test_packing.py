@@ -76,3 +76,13 @@ def test_uneven_groups_give_minibatches_of_similar_size() -> None:
     sizes = [len(part) for part in cut_minibatches(columns, 2, seed=3)]
     assert sum(sizes) == 24
     assert min(sizes) >= 8
+
+
+def test_groups_may_be_split_over_all_minibatches() -> None:
+    columns = make_columns(*[[([2], [3])] * 8 for _ in range(16)])
+    parts = cut_minibatches(columns, 2, seed=1, split_groups=True)
+    assert [len(part) for part in parts] == [64, 64]
+    for part in parts:
+        groups = columns.group_ids[part]
+        assert len(np.unique(groups)) > 14  # drawn among samples: hardly any group is in one half alone
+        assert (np.diff(groups) >= 0).all()  # samples of a group stand together and share their prefix

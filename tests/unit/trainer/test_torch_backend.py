@@ -273,6 +273,17 @@ def test_later_minibatches_are_measured_against_the_steps_start(model_dir: Path)
     assert metric(result, "logprob_mismatch") < 1e-5
 
 
+def test_split_groups_change_the_minibatches_alone(model_dir: Path) -> None:
+    samples = with_true_logprobs(model_dir, make_samples(seed=2))
+    whole, split = (
+        make(model_dir, minibatches=2, lr=0.0, split_groups=flag).train_step(make_batch(samples))
+        for flag in (False, True)
+    )
+    assert metric(split, "num_trained_tokens") == metric(whole, "num_trained_tokens")
+    assert metric(split, "entropy") == pytest.approx(metric(whole, "entropy"), rel=1e-5)
+    assert metric(split, "grad_norm") != metric(whole, "grad_norm")
+
+
 def test_metrics_count_tokens_and_name_what_the_loss_reports(model_dir: Path) -> None:
     samples = make_samples(seed=2)
     result = make(model_dir).train_step(make_batch(samples))

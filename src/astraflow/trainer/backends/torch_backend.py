@@ -206,7 +206,10 @@ class TorchBackend:
     def _pack(self, columns: Columns) -> list[Minibatch]:
         seed = shuffle_seed(self._seed, self.num_steps_done)
         minibatches: list[Minibatch] = []
-        for samples in cut_minibatches(columns, self._config.minibatches, seed=seed):
+        cut = cut_minibatches(
+            columns, self._config.minibatches, seed=seed, split_groups=self._config.split_groups
+        )
+        for samples in cut:
             computed = with_advantage(columns, samples) if self._may_skip else samples
             parts = cut_microbatches(columns, computed, self._config.token_budget)
             layouts = [make_layout(columns, part, share=self._forward.is_packed) for part in parts]
