@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from astraflow import wire
+from astraflow.trainer.backends.norms import replace_norms
 from astraflow.trainer.columns import Columns, columns_from_samples
 from astraflow.trainer.packing import Layout, make_layout
 from astraflow.trainer.step import token_logprobs
@@ -60,12 +61,13 @@ class LayoutTensors:
 class Forward:
     """Computes logits at the positions that predict trained tokens. Gradients flow if they are enabled.
 
-    Owns nothing but the choice of layout; the model stays the caller's.
+    Owns nothing but the choice of layout and of how norms are computed; the model stays the caller's.
     """
 
     def __init__(self, model: nn.Module, *, vocab_size: int, device: str) -> None:
         self._model = cast("Any", model)
         self._device = device
+        replace_norms(model)
         self.is_packed = False
         if _can_replace_attention(self._model):
             self.is_packed = self._packed_is_exact(vocab_size)
@@ -124,7 +126,7 @@ class Forward:
             logits_to_keep=packed.predict_idx,
             packed_layout=packed,
         )
-        return output.logits[0]
+        return output.logits.squeeze(0)
 
     def _padded_logits(self, packed: LayoutTensors) -> Tensor:
         ids = packed.token_ids.index_select(0, packed.causal_idx).view(packed.causal_shape)
@@ -206,13 +208,13 @@ def _packed_attention(
             enable_gqa=True,
         )
         outputs.append(tails.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, packed.row_idx)[None], None
+    return torch.cat(outputs).index_select(0, packed.row_idx).unsqueeze(0), None
 
 
 def _rows(heads: Tensor, idx: Tensor, num_rows: int) -> Tensor:
     """[1, H, N, D] -> [rows, H, T, D] by packed position."""
     num_heads, _, dim = heads.shape[1:]
-    flat = heads[0].transpose(0, 1).reshape(-1, num_heads * dim)
+    flat = heads.squeeze(0).transpose(0, 1).reshape(-1, num_heads * dim)
     return flat.index_select(0, idx).view(num_rows, -1, num_heads, dim).transpose(1, 2)
 
 
