@@ -23,7 +23,7 @@ from astraflow.errors import JournalError
 __all__ = ["caught_up", "insert_records", "locked", "opened"]
 
 _CHECKPOINT_PAGES = 1000
-"""Pages (of 4 KiB) of SQLite's log before it is folded into the database, which takes two syncs of as many: few,
+"""Pages (of 4 KiB) of SQLite's log before it is folded into the database, which takes two syncs: few,
 so that a flush of the segments never waits long for them."""
 
 

@@ -91,7 +91,8 @@ def test_large_payloads_are_written_in_parts(tmp_path: Path, monkeypatch: pytest
     refs = [store.append(payload) for payload in payloads]
     store.write(store.take())
     assert [store.read(ref) for ref in refs] == payloads
-    assert max(sizes) == 512 * 1024 and sum(sizes) == store.end[1]
+    assert max(sizes) == 512 * 1024
+    assert sum(sizes) == store.end[1]
     store.close()
 
 
