@@ -49,7 +49,6 @@ MAY_CHANGE = (
     "policies.*.train.denominator",
     "policies.*.train.fixed_denominator",
     "policies.*.train.minibatches",
-    "policies.*.train.split_groups",
     "policies.*.train.token_budget",
     "policies.*.train.optimizer",
     "policies.*.train.backend",

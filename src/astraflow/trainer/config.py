@@ -33,6 +33,9 @@ class OptimizerConfig(Config):
     """Optimizer steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up, down to 0 (`linear`) or to a tenth (`cosine`) at the run's end."""
+    split_groups: bool = False
+    """Draw minibatches among all samples of the batch instead of among its groups: each holds some of every
+    group, so their gradients differ less, but a prefix that a group shares is computed in each."""
 
 
 class LoraConfig(Config):
@@ -118,9 +121,6 @@ class TrainConfig(Config):
     """Used with `denominator: fixed`."""
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps a batch."""
-    split_groups: bool = False
-    """Draw minibatches among all samples of the batch instead of among its groups: each holds some of every
-    group, so their gradients differ less, but a prefix that a group shares is computed in each."""
     token_budget: int = Field(default=16_384, ge=1)
     """Padded tokens of one microbatch."""
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -276,7 +276,9 @@ def test_later_minibatches_are_measured_against_the_steps_start(model_dir: Path)
 def test_split_groups_change_the_minibatches_alone(model_dir: Path) -> None:
     samples = with_true_logprobs(model_dir, make_samples(seed=2))
     whole, split = (
-        make(model_dir, minibatches=2, lr=0.0, split_groups=flag).train_step(make_batch(samples))
+        make(model_dir, minibatches=2, lr=0.0, optimizer={"split_groups": flag}).train_step(
+            make_batch(samples)
+        )
         for flag in (False, True)
     )
     assert metric(split, "num_trained_tokens") == metric(whole, "num_trained_tokens")

@@ -207,7 +207,7 @@ class TorchBackend:
         seed = shuffle_seed(self._seed, self.num_steps_done)
         minibatches: list[Minibatch] = []
         cut = cut_minibatches(
-            columns, self._config.minibatches, seed=seed, split_groups=self._config.split_groups
+            columns, self._config.minibatches, seed=seed, split_groups=self._config.optimizer.split_groups
         )
         for samples in cut:
             computed = with_advantage(columns, samples) if self._may_skip else samples
