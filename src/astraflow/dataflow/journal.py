@@ -1,11 +1,11 @@
 """The one writer of a run's journal: segments hold payloads and the log of records, SQLite holds the tables.
 
 Durability: one flush task at a time swaps what is pending and, in the journal's own thread, writes its
-payloads and its records to the segments and fdatasyncs them. There is no timer: the next group forms while
-the last one is written. `durable` waits for a record; nothing is acknowledged before it.
+payloads and its records to the segments and fdatasyncs them. After a quiet time it begins at once; else a
+group forms while the last is written, and for `_PAUSE_S`. Nothing is acknowledged before it is `durable`.
 
-The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) behind the flushes, by a thread of
-their own; what a crash or a power loss keeps from it, it gets from the segments when the journal is opened.
+The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) behind them, by a thread of their
+own; what a crash or a power loss keeps from it, it gets from the segments when the journal is opened.
 
 After a failed write (disk full) the pending records stay in memory; `check` refuses further commands and
 tries again at most once a second: once there is room, the journal goes on by itself.
@@ -55,7 +55,8 @@ from astraflow.types import BusySpan
 __all__ = ["Journal"]
 
 _log = logging.getLogger(__name__)
-
+_PAUSE_S = 0.002
+"""Between two flushes: each costs two threads some 100 us to hand over, whatever it holds."""
 _CoreT = TypeVar("_CoreT", bound=Replayable)
 
 
@@ -358,6 +359,7 @@ class Journal:
             self._in_flight = None
             group.done.set()
             self._tables.add(group.tables)
+            await asyncio.sleep(_PAUSE_S)
         self._flusher = None
 
     def _flush_ended(self, task: asyncio.Task[None]) -> None:
