@@ -6,7 +6,6 @@ block of rows, and rows are moved so that those of a block are of similar length
 last position is finite garbage that is masked; `clear` restores that after a numerical failure.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["AttentionRule", "CacheShape", "KvCache", "causal_attention", "row_moves"]
+__all__ = ["AttentionRule", "CacheShape", "KvCache", "Stretch", "causal_attention", "row_moves"]
 
 _BLOCK_ROWS = 16
 """Finest cut of the rows into attention calls on a CPU."""
-_MOVE_GAIN = 1.1
+_MOVE_GAIN = 1.25
 """Rows are moved between blocks if attention then reads this many times fewer positions."""
 _CALL_COST = 20_000
 """Cached numbers that a CPU reads in the time that one more attention call takes (5-12 us)."""
@@ -56,11 +55,24 @@ class _Block:
     """[rows, 1, length], 0 or -inf; the heads of a row share it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive positions of several rows, whose keys and values are computed in one call."""
+
+    rows: Tensor
+    """[B]"""
+    positions: Tensor
+    """[B, T]; those past a row's last are padding."""
+    reach: int
+    """No row holds more positions than this afterwards, padding aside."""
+
+
 class KvCache:
     """Slots for `num_slots` rows of at most `max_context` positions.
 
     A decoding step is `begin_step(positions)`, then `attend` once a layer, which also stores the step's keys
-    and values. `write` stores whole prefixes, `copy` and `move` take rows from slot to slot.
+    and values. `write` stores whole prefixes, `write_stretch` what follows one, which `attend_stretch` then
+    attends from; `move` takes rows from slot to slot.
     """
 
     def __init__(self, shape: CacheShape, *, num_slots: int, max_context: int) -> None:
@@ -71,6 +83,7 @@ class KvCache:
         self._all_keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._all_values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._keys, self._values = list(self._all_keys), list(self._all_values)
+        self._wide_keys, self._wide_values = _wide(self._all_keys), _wide(self._all_values)
         self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
         """[slots, heads] where each row's heads begin, in positions."""
         self._reach = torch.arange(max_context, device=shape.device)
@@ -158,14 +171,38 @@ class KvCache:
     def write(self, layer: int, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """Stores prefixes [B, kv heads, T, dim] in the given rows, from position 0."""
         length = keys.shape[2]
-        self._keys[layer][rows, :, :length] = keys
-        self._values[layer][rows, :, :length] = values
+        self._wide_keys[layer, rows, :, :length] = _wide(keys)
+        self._wide_values[layer, rows, :, :length] = _wide(values)
 
-    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copies the first `length` positions of a row to other rows."""
-        to = torch.tensor(targets, device=self._device)
-        self._all_keys[:, to, :, :length] = self._all_keys[:, source, None, :, :length]
-        self._all_values[:, to, :, :length] = self._all_values[:, source, None, :, :length]
+    # --- what follows a prefix --------------------------------------------------------------------
+
+    def stretch(self, rows: Tensor, starts: Tensor, length: int, *, reach: int) -> Stretch:
+        """`length` positions of the given rows [B], from each row's own start [B] on."""
+        positions = starts[:, None] + self._reach[:length]
+        return Stretch(rows, positions.clamp_(max=self._max_context - 1), reach)
+
+    def write_stretch(self, layer: int, keys: Tensor, values: Tensor, stretch: Stretch) -> None:
+        """Stores keys and values [B, kv heads, T, dim] of a stretch."""
+        rows = stretch.rows[:, None]
+        self._wide_keys[layer][rows, :, stretch.positions] = _wide(keys).transpose(1, 2)
+        self._wide_values[layer][rows, :, stretch.positions] = _wide(values).transpose(1, 2)
+
+    def attend_stretch(self, layer: int, query: Tensor, stretch: Stretch, rule: AttentionRule) -> Tensor:
+        """Attention of a stretch that is stored, query [B, heads, T, dim], to its rows up to each position.
+
+        Returns: [B, T, heads * dim].
+        """
+        keys, values = (
+            wide[layer][stretch.rows, :, : stretch.reach].view(self._dtype)
+            for wide in (self._wide_keys, self._wide_values)
+        )
+        reach, last = self._reach[: stretch.reach], stretch.positions[:, None, :, None]
+        seen = reach <= last
+        if rule.window:
+            seen &= reach > last - rule.window
+        return _attention(query, keys, values, seen, rule)
+
+    # --- whole rows -------------------------------------------------------------------------------
 
     def moves(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Moves of rows (from, to) that make later steps cheaper; none on a GPU. `row_moves` decides."""
@@ -174,11 +211,11 @@ class KvCache:
         return row_moves(positions + 1, _BLOCK_ROWS)
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
-        """Moves rows all at once; the first `length` positions hold all that counts."""
+        """Moves rows all at once, or copies them; the first `length` positions hold all that counts."""
         take = torch.from_numpy(sources).to(self._device)
         put = torch.from_numpy(targets).to(self._device)
-        self._all_keys[:, put, :, :length] = self._all_keys[:, take, :, :length]
-        self._all_values[:, put, :, :length] = self._all_values[:, take, :, :length]
+        for numbers in (self._wide_keys, self._wide_values):
+            numbers[:, put, :, :length] = numbers[:, take, :, :length]
 
     def clear(self, row: int) -> None:
         """Zeroes a row: one that failed may hold values that are not finite, which no mask hides."""
@@ -187,6 +224,12 @@ class KvCache:
 
 
 _NO_MOVES = np.zeros(0, np.int64)
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    """The same memory in elements of 16 bytes, where that goes: indexing costs by the element."""
+    is_whole = numbers.shape[-1] * numbers.element_size() % 16 == 0
+    return numbers.view(torch.complex128) if is_whole else numbers
 
 
 def row_moves(lengths: NDArray[np.int64], block_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -212,21 +255,29 @@ def causal_attention(query: Tensor, keys: Tensor, values: Tensor, rule: Attentio
 
     Padding must be on the right. Returns: [B, T, heads * dim].
     """
+    if rule.window == 0:
+        return _attention(query, keys, values, None, rule)
+    reach = torch.arange(query.shape[2], device=query.device)
+    last = reach[:, None]
+    return _attention(query, keys, values, (reach <= last) & (reach > last - rule.window), rule)
+
+
+def _attention(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, rule: AttentionRule
+) -> Tensor:
+    """`seen` [..., T, L]: where it is true a query sees a key; None: all keys up to its own place."""
     num_rows, num_heads, length, dim = query.shape
-    if rule.window == 0 and rule.softcap == 0:
-        is_grouped = keys.shape[1] != num_heads
-        out = functional.scaled_dot_product_attention(
-            query, keys, values, is_causal=True, scale=rule.scale, enable_gqa=is_grouped
-        )
-        return out.transpose(1, 2).reshape(num_rows, length, num_heads * dim)
     repeats = num_heads // keys.shape[1]
-    scores = query @ keys.repeat_interleave(repeats, 1).transpose(2, 3) * rule.scale
-    if rule.softcap:
+    if rule.softcap == 0:
+        out = functional.scaled_dot_product_attention(
+            query, keys, values, seen, is_causal=seen is None, scale=rule.scale, enable_gqa=repeats > 1
+        )
+    else:
+        scores = query @ keys.repeat_interleave(repeats, 1).transpose(2, 3) * rule.scale
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    reach = torch.arange(length, device=query.device)
-    hidden = reach > reach[:, None]
-    if rule.window:
-        hidden |= reach <= reach[:, None] - rule.window
-    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1, dtype=torch.float32).to(query.dtype)
-    out = weights @ values.repeat_interleave(repeats, 1)
+        if seen is None:
+            seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril_()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+        out = weights @ values.repeat_interleave(repeats, 1)
     return out.transpose(1, 2).reshape(num_rows, length, num_heads * dim)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astraflow.errors import DataError
-from astraflow.rollout.engines.cache import CacheShape, KvCache
+from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.generic import GenericForward
 from astraflow.rollout.engines.lean import LeanForward, is_lean
 
@@ -45,6 +45,10 @@ class Forward(Protocol):
 
     def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
         """Stores keys and values of prefixes [B, T], padded on the right, in the cache's rows [B]."""
+        ...
+
+    def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
+        """Stores keys and values of tokens [B, T] that follow prefixes in the cache, padded on the right."""
         ...
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
@@ -89,13 +93,19 @@ def _own_logprobs(model: "PreTrainedModel", tokens: Tensor) -> Tensor:
 
 
 def _probe_error(forward: Forward, tokens: Tensor, expected: Tensor) -> float:
-    """Mean difference when prefixes of several lengths are prefilled together and decoded one token."""
+    """Mean difference when prefixes of several lengths are prefilled together and decoded one token, in one
+    go and in two."""
     lengths = [n for n in _PROBE_LENGTHS if n <= len(tokens)]
     cache = KvCache(forward.cache_shape, num_slots=len(lengths), max_context=len(tokens) + 1)
     rows = torch.arange(len(lengths), device=tokens.device)
     forward.prefill(tokens.expand(len(lengths), -1), rows, cache)
     last = np.array(lengths, dtype=np.int64) - 1
-    logits = forward.decode(tokens[torch.from_numpy(last).to(tokens.device)], last, cache)
-    decoded = torch.log_softmax(logits.float(), -1) - expected[last]
+    newest = tokens[torch.from_numpy(last).to(tokens.device)]
+    logits = forward.decode(newest, last, cache)
+    starts = torch.from_numpy(last // 2).to(tokens.device)
+    stretch = cache.stretch(rows, starts, lengths[0] - lengths[0] // 2, reach=lengths[0])
+    forward.extend(tokens[stretch.positions.clamp(max=len(tokens) - 1)], stretch, cache)
+    again = forward.decode(newest, last, cache)
+    decoded = torch.log_softmax(torch.cat((logits, again)).float(), -1) - expected[[*last, *last]]
     whole = forward.score(tokens) - expected[:-1].gather(1, tokens[1:, None])[:, 0]
     return float(torch.cat((decoded.abs().reshape(-1), whole.abs())).mean())

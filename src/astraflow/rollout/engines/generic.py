@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, causal_attention
+from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
 from astraflow.rollout.engines.sampling import token_logprobs
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ _ATTENTION = "astraflow_slots"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What the attention of one forward does: whole sequences (`cache` None: stores nothing), or one step."""
+    """What the attention of one forward does: whole sequences (`cache` None: stores nothing), what follows
+    prefixes (`stretch`), or one step."""
 
-    cache: KvCache | None
-    rows: Tensor | None
-    is_step: bool
+    cache: KvCache | None = None
+    rows: Tensor | None = None
+    stretch: Stretch | None = None
+    is_step: bool = False
 
 
 class GenericForward:
@@ -67,20 +69,22 @@ class GenericForward:
     def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        self._run(tokens, positions, _Call(cache, rows, is_step=False), num_logits=1)
+        self._run(tokens, positions, _Call(cache, rows), num_logits=1)
+
+    def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
+        """Stores keys and values of what follows prefixes that the cache holds, [B, T]."""
+        self._run(tokens, stretch.positions, _Call(cache, stretch=stretch), num_logits=1)
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
         """One step: logits [B, V]."""
         at = cache.begin_step(positions)
-        return self._run(tokens[:, None], at[:, None], _Call(cache, None, is_step=True), num_logits=1)[:, 0]
+        return self._run(tokens[:, None], at[:, None], _Call(cache, is_step=True), num_logits=1)[:, 0]
 
     def score(self, tokens: Tensor) -> Tensor:
         """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
         positions = torch.arange(len(tokens), device=tokens.device)
-        call = _Call(None, None, is_step=False)
-        return token_logprobs(
-            self._run(tokens[None], positions[None], call, num_logits=0)[0, :-1], tokens[1:]
-        )
+        logits = self._run(tokens[None], positions[None], _Call(), num_logits=0)
+        return token_logprobs(logits[0, :-1], tokens[1:])
 
     def _run(self, tokens: Tensor, positions: Tensor, call: _Call, *, num_logits: int) -> Tensor:
         """Logits of the last `num_logits` positions, 0 for all."""
@@ -115,6 +119,10 @@ def _attend(  # noqa: PLR0917 transformers passes these by position
     if call.is_step:
         assert call.cache is not None
         out = call.cache.attend(layer, query[:, :, 0], key[:, :, 0], value[:, :, 0], rule)
+    elif call.stretch is not None:
+        assert call.cache is not None
+        call.cache.write_stretch(layer, key, value, call.stretch)
+        out = call.cache.attend_stretch(layer, query, call.stretch, rule)
     else:
         out = causal_attention(query, key, value, rule)
         if call.cache is not None and call.rows is not None:

@@ -60,8 +60,7 @@ class Rows:
         """The newest token itself."""
         self.logprobs = np.zeros((num_slots, max_context), np.float32)
         self._seeds = np.zeros(num_slots, np.uint64)
-        self._starts = np.zeros(num_slots, np.int64)
-        """Length of the prompt."""
+        self.prompt_lengths = np.zeros(num_slots, np.int64)
         self._last = np.zeros(num_slots, np.int64)
         """Position of the last token that may be generated."""
         self._inverse_temperatures = np.ones(num_slots, np.float32)
@@ -70,8 +69,8 @@ class Rows:
         self._top_k = np.zeros(num_slots, np.int64)
         self._vocab_size = vocab_size
         self._columns = (
-            self.tokens, self.positions, self.newest, self.logprobs, self._seeds, self._starts, self._last,
-            self._inverse_temperatures, self._is_greedy, self._top_p, self._top_k,
+            self.tokens, self.positions, self.newest, self.logprobs, self.prompt_lengths, self._seeds,
+            self._last, self._inverse_temperatures, self._is_greedy, self._top_p, self._top_k,
         )  # fmt: skip
         self._order = np.arange(num_slots)
         self._needs: Counter[str] = Counter()
@@ -105,7 +104,7 @@ class Rows:
         self._is_greedy[row] = sampling.temperature == 0
         self._inverse_temperatures[row] = 1 / sampling.temperature if sampling.temperature else 1
         self._seeds[row] = sampling.seed & _SEED_MASK
-        self._starts[row] = length
+        self.prompt_lengths[row] = length
         self._top_p[row] = sampling.top_p
         self._top_k[row] = sampling.top_k or self._vocab_size
         self._needs.update(_needs(job))
@@ -150,7 +149,7 @@ class Rows:
 
         needs = self._needs
         return SamplingRows(
-            uniforms=column(uniforms(self._seeds[:n], self.positions[:n] + 1 - self._starts[:n])),
+            uniforms=column(uniforms(self._seeds[:n], self.positions[:n] + 1 - self.prompt_lengths[:n])),
             inverse_temperatures=column(self._inverse_temperatures[:n]) if needs["temperature"] else None,
             is_greedy=column(self._is_greedy[:n]) if needs["greedy"] else None,
             restriction=Restriction(column(self._top_p[:n]), column(self._top_k[:n]))

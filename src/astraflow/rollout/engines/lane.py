@@ -3,11 +3,12 @@
 Passive: no threads, no clock. The owner calls `step` while `has_work`; results go out through
 `Job.resolve`. Requests join and leave between any two steps. A prompt that several requests share is
 prefilled once and its keys and values copied; after a replacement of the weights the keys and values of all
-running requests are recomputed, so that every later logprob is that of a full forward under the new version.
+running requests are recomputed, a shared prompt's once again, so that every later logprob is that of a full
+forward under the new version.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ __all__ = ["Lane"]
 
 _PREFILL_TOKENS = 4096
 """Tokens of one prefill call, padding included: bounds its memory and the stall of those who run."""
+_STRETCH_POSITIONS = 65_536
+"""Cached positions that one call for what follows prefixes attends to: it copies them together."""
 _MIN_FILL = 0.6
 """A prefill call holds prefixes of at least this share of its longest one: less is mostly padding."""
 _MAX_DELAY_STEPS = 4
@@ -102,7 +105,7 @@ class Lane:
         self._forward.refresh()
         self.version = version
         self._rows.mark_version(version)
-        self._prefill(range(self._rows.count))
+        self._refill()
 
     def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 at temperature 1."""
@@ -174,40 +177,75 @@ class Lane:
     def _admit(self) -> None:
         """Gives free rows to those who wait; each prompt that is not in the cache yet is prefilled once."""
         known = {job.prompt_key: job for job in self._rows.jobs}
-        fresh: list[Job] = []
-        sharers: dict[int, list[int]] = {}
+        fresh: list[int] = []
+        sources, targets = list[int](), list[int]()
         for _ in range(min(len(self._waiting), self._rows.num_free)):
             job = self._waiting.popleft()
             self._rows.add(job, self.version)
             source = known.setdefault(job.prompt_key, job)
             if source is not job and source.prompt == job.prompt:
-                sharers.setdefault(source.row, []).append(job.row)
+                sources.append(source.row)
+                targets.append(job.row)
             else:
-                fresh.append(job)
-        self._prefill([job.row for job in fresh])
-        for row, targets in sharers.items():
-            self._cache.copy(row, targets, len(self._rows.jobs[row].prompt) - 1)
+                fresh.append(job.row)
+        self._prefill(fresh, self._rows.positions)
+        self._share(sources, targets)
         positions = self._rows.positions[: self._rows.count]
         movers, places = self._cache.moves(positions)
         if len(movers):
             self._cache.move(movers, places, int(positions[movers].max()))
             self._rows.move(movers, places)
 
-    def _prefill(self, rows: Sequence[int]) -> None:
-        """Computes keys and values of everything before the newest token of the given rows."""
-        lengths = self._rows.positions
-        ordered = sorted((row for row in rows if lengths[row] > 0), key=lambda row: -lengths[row])
-        start = 0
-        while start < len(ordered):
-            longest = int(lengths[ordered[start]])
-            end = start + 1
-            while (
-                end < len(ordered)
-                and (end + 1 - start) * longest <= _PREFILL_TOKENS
-                and lengths[ordered[end]] >= _MIN_FILL * longest
-            ):
-                end += 1
-            chunk = ordered[start:end]
+    def _refill(self) -> None:
+        """Computes keys and values of all rows anew; those of a prompt that several share only once."""
+        by_prompt: dict[tuple[int, ...], list[int]] = {}
+        for job in self._rows.jobs:
+            by_prompt.setdefault(job.prompt, []).append(job.row)
+        groups = [rows for rows in by_prompt.values() if len(rows) > 1]
+        self._prefill([rows[0] for rows in by_prompt.values() if len(rows) == 1], self._rows.positions)
+        self._prefill([rows[0] for rows in groups], self._rows.prompt_lengths - 1)
+        self._share(
+            [rows[0] for rows in groups for _ in rows[1:]], [row for rows in groups for row in rows[1:]]
+        )
+        self._extend([row for rows in groups for row in rows])
+
+    def _prefill(self, rows: Sequence[int], lengths: NDArray[np.int64]) -> None:
+        """Computes keys and values of the first `lengths[row]` positions of the given rows."""
+        for chunk, longest in _chunks(rows, lengths, len(rows)):
             tokens = torch.from_numpy(self._rows.tokens[chunk, :longest]).to(self._device)
-            self._forward.prefill(tokens, torch.tensor(chunk, device=self._device), self._cache)
-            start = end
+            self._forward.prefill(tokens, torch.from_numpy(chunk).to(self._device), self._cache)
+
+    def _share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies keys and values of the sources' prompts to rows with the same prompts."""
+        if sources:
+            longest = int(self._rows.prompt_lengths[sources].max()) - 1
+            self._cache.move(np.array(sources), np.array(targets), longest)
+
+    def _extend(self, rows: Sequence[int]) -> None:
+        """Computes keys and values between the prompts of the given rows and their newest tokens."""
+        starts, ends = self._rows.prompt_lengths - 1, self._rows.positions
+        longest_row = int(ends[rows].max(initial=1))
+        for chunk, longest in _chunks(rows, ends - starts, max(1, _STRETCH_POSITIONS // longest_row)):
+            stretch = self._cache.stretch(
+                torch.from_numpy(chunk).to(self._device),
+                torch.from_numpy(starts[chunk]).to(self._device),
+                longest,
+                reach=int(ends[chunk].max()),
+            )
+            tokens = self._rows.tokens[chunk[:, None], stretch.positions.cpu().numpy()]
+            self._forward.extend(torch.from_numpy(tokens).to(self._device), stretch, self._cache)
+
+
+def _chunks(
+    rows: Sequence[int], lengths: NDArray[np.int64], most_rows: int
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Rows of similar lengths for one call each, and the longest of these; rows of length 0 are in none."""
+    ordered = np.array(sorted((row for row in rows if lengths[row] > 0), key=lambda row: -lengths[row]), int)
+    start = 0
+    while start < len(ordered):
+        longest = int(lengths[ordered[start]])
+        most = min(most_rows, max(1, _PREFILL_TOKENS // longest))
+        chunk = ordered[start : start + most]
+        chunk = chunk[lengths[chunk] >= _MIN_FILL * longest]
+        yield chunk, longest
+        start += len(chunk)

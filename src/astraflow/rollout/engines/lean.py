@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, causal_attention
+from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
 from astraflow.rollout.engines.sampling import token_logprobs
 
 if TYPE_CHECKING:
@@ -108,12 +108,27 @@ class LeanForward:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
         num_rows, length = tokens.shape
         hidden = self._embedding[tokens.reshape(-1)]
+        cos, sin = self._tables(length, num_rows)
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
-            query, keys, values = self._sequence_qkv(layer, hidden, (num_rows, length))
+            query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, num_rows)
             cache.write(i, keys, values, rows)
             if i < last:  # nothing reads what the last layer would make of its keys and values
                 attended = causal_attention(query, keys, values, self._rule)
+                hidden = self._finish(layer, hidden, attended.view(num_rows * length, -1))
+
+    def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
+        """Stores keys and values of what follows prefixes that the cache holds, [B, T]."""
+        num_rows, length = tokens.shape
+        hidden = self._embedding[tokens.reshape(-1)]
+        at = stretch.positions.reshape(-1)
+        cos, sin = self._cos[at], self._sin[at]
+        last = len(self._layers) - 1
+        for i, layer in enumerate(self._layers):
+            query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, num_rows)
+            cache.write_stretch(i, keys, values, stretch)
+            if i < last:
+                attended = cache.attend_stretch(i, query, stretch, self._rule)
                 hidden = self._finish(layer, hidden, attended.view(num_rows * length, -1))
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
@@ -130,8 +145,9 @@ class LeanForward:
         """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
         length = len(tokens)
         hidden = self._embedding[tokens]
+        cos, sin = self._tables(length, 1)
         for layer in self._layers:
-            query, keys, values = self._sequence_qkv(layer, hidden, (1, length))
+            query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, 1)
             attended = causal_attention(query, keys, values, self._rule)
             hidden = self._finish(layer, hidden, attended.view(length, -1))
         normed, targets = self._normed(hidden[:-1], self._norm), tokens[1:]
@@ -141,14 +157,16 @@ class LeanForward:
             parts.append(token_logprobs(functional.linear(normed[part], self._head), targets[part]))
         return torch.cat(parts)
 
+    def _tables(self, length: int, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Rotary tables of positions 0..length-1, for each of the rows."""
+        return self._cos[:length].repeat(num_rows, 1, 1), self._sin[:length].repeat(num_rows, 1, 1)
+
     def _sequence_qkv(
-        self, layer: _Layer, hidden: Tensor, shape: tuple[int, int]
+        self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, num_rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, keys and values [B, heads, T, dim] of whole sequences, hidden [B * T, h]."""
-        num_rows, length = shape
-        cos, sin = self._cos[:length].repeat(num_rows, 1, 1), self._sin[:length].repeat(num_rows, 1, 1)
+        """Query, keys and values [B, heads, T, dim] of sequences, hidden [B * T, h]."""
         query, keys, values = (
-            heads.reshape(num_rows, length, -1, self._dim).transpose(1, 2)
+            heads.reshape(num_rows, len(hidden) // num_rows, -1, self._dim).transpose(1, 2)
             for heads in self._qkv(layer, hidden, cos, sin)
         )
         return query, keys, values

@@ -88,7 +88,7 @@ def test_copied_rows_attend_like_their_source() -> None:
     cache = KvCache(SHAPE, num_slots=SLOTS, max_context=CONTEXT)
     seq = sequence(9, 3)
     fill(cache, 0, seq)
-    cache.copy(0, [1, 2], 8)
+    cache.move(np.array([0, 0]), np.array([1, 2]), 8)
     out = decode_last(cache, [seq, seq, seq], RULES[0])
     assert torch.allclose(out[1], out[0])
     assert torch.allclose(out[2], full_attention(*seq, RULES[0])[-1], atol=1e-5)

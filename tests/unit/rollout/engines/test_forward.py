@@ -46,6 +46,26 @@ def test_decoding_and_scoring_agree_with_the_model(kind: str) -> None:
         assert torch.allclose(scores, expected[:-1].gather(1, targets)[:, 0], atol=5e-5)
 
 
+@pytest.mark.parametrize("kind", list(configs()))
+@torch.inference_mode()
+def test_what_follows_a_prefix_is_stored_as_if_all_were_prefilled(kind: str) -> None:
+    forward = make_forward(make_random_model(kind), max_context=48)
+    lengths = torch.tensor([47, 20, 9])
+    tokens = torch.stack([torch.arange(48).mul(11 + n).remainder(40) for n in range(3)])
+    whole, parts = (KvCache(forward.cache_shape, num_slots=5, max_context=48) for _ in range(2))
+    rows, starts = torch.tensor([4, 0, 2]), torch.tensor([30, 1, 5])
+    forward.prefill(tokens[:, :47], rows, whole)
+    forward.prefill(tokens[:, :30], rows, parts)
+    stretch = parts.stretch(rows, starts, 19, reach=47)  # pads past the end of the context
+    forward.extend(tokens.gather(1, stretch.positions), stretch, parts)
+    moved = [np.array([4, 0, 2]), np.array([0, 1, 2])]
+    logits: list[torch.Tensor] = []
+    for cache in (whole, parts):
+        cache.move(*moved, 47)
+        logits.append(forward.decode(tokens[range(3), lengths], lengths.numpy(), cache))
+    assert torch.allclose(logits[0], logits[1], atol=5e-5)
+
+
 @torch.inference_mode()
 def test_parameters_replaced_in_place_are_used_after_refresh() -> None:
     model = make_random_model(seed=0)

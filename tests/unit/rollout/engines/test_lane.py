@@ -8,7 +8,7 @@ import torch
 
 from astraflow.errors import RolloutError
 from astraflow.models.loading import export_tensors, fit_tensors
-from astraflow.rollout.engines.cache import CacheShape, KvCache
+from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lane
@@ -25,6 +25,7 @@ class Recording:
         self.inner = inner
         self.prefills: list[tuple[int, ...]] = []
         """Shapes."""
+        self.extensions: list[tuple[int, ...]] = []
         self.batches: list[int] = []
 
     @property
@@ -41,6 +42,10 @@ class Recording:
     def prefill(self, tokens: torch.Tensor, rows: torch.Tensor, cache: KvCache) -> None:
         self.prefills.append(tuple(tokens.shape))
         self.inner.prefill(tokens, rows, cache)
+
+    def extend(self, tokens: torch.Tensor, stretch: Stretch, cache: KvCache) -> None:
+        self.extensions.append(tuple(tokens.shape))
+        self.inner.extend(tokens, stretch, cache)
 
     def decode(self, tokens: torch.Tensor, positions: Any, cache: KvCache) -> torch.Tensor:
         self.batches.append(len(tokens))
@@ -166,24 +171,38 @@ def test_a_stop_id_ends_a_completion_and_stays_in_it() -> None:
 
 
 def test_new_weights_take_over_in_mid_generation_with_recomputed_keys_and_values() -> None:
-    bench = Bench()
-    bench.submit("a", max_new=10, seed=1)
-    bench.submit("b", (2, 3), max_new=10, seed=2)
+    bench = Bench(num_slots=8)
+    prompts = {
+        "a": PROMPT,
+        "b": (2, 3),
+        "group0": (7, 8, 9),
+        "group1": (7, 8, 9),
+        "single0": (6,),
+        "single1": (6,),
+    }
+    for seed, (name, prompt) in enumerate(prompts.items()):
+        bench.submit(name, prompt, max_new=10, seed=seed)
     bench.steps(4)
+    bench.submit("late", (7, 8, 9), max_new=10, seed=9)
+    bench.steps(1)
+    bench.forward.prefills.clear()
     newer = make_random_model(seed=9)
     with torch.inference_mode():
         bench.lane.replace(fit_tensors(bench.model, export_tensors(newer)), 7)
     bench.steps()
     models = {0: make_random_model(seed=0), 7: newer}
-    for name, prompt in (("a", PROMPT), ("b", (2, 3))):
+    for name, prompt in {**prompts, "late": (7, 8, 9)}.items():
         outcome = bench.outcomes[name]
         assert isinstance(outcome, Generation)
-        assert outcome.versions == (0,) * 4 + (7,) * 6
+        num_old = 1 if name == "late" else 5
+        assert outcome.versions == (0,) * num_old + (7,) * (10 - num_old)
         tokens = torch.tensor([*prompt, *outcome.token_ids])
         for i, (version, logprob) in enumerate(zip(outcome.versions, outcome.logprobs, strict=True)):
             with torch.no_grad():
                 logits = models[version](tokens[None, : len(prompt) + i]).logits[0, -1]
             assert abs(float(torch.log_softmax(logits, -1)[outcome.token_ids[i]]) - logprob) < 1e-4
+    assert bench.forward.prefills == [(2, 9), (1, 2)]  # a and b whole; the group's prompt once
+    assert bench.forward.extensions == [(4, 5), (1, 1)]  # what the group and the two single tokens made
 
 
 def test_a_dropped_request_leaves_its_slot_to_others() -> None:
