@@ -53,6 +53,27 @@ class Said(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
 
 
+@dataclass(slots=True)
+class _Exchange:
+    """How far a conversation has come. A dialogue keeps this and not the conversation, which holds the
+    dialogue: so an ended episode is freed at once, not by the garbage collector."""
+
+    policy: str
+    said: Said
+    """No tokens before the first completion and after a rewrite."""
+
+    def readable(self) -> list[Message]:
+        """The messages as an episode carries them."""
+        return [
+            Message(
+                role=message.role,
+                content=message.content[:_TEXT_OF_MESSAGE],
+                name=self.policy if message.role == "assistant" else message.name,
+            )
+            for message in self.said.messages
+        ]
+
+
 class Answer(msgspec.Struct, frozen=True):
     """A completion, the tokens it is made of, and the point of the conversation behind it."""
 
@@ -96,30 +117,35 @@ class Dialogue:
         self._num_generations = 0
         self._pinned = pinned or {}
         self._temperature = temperature
-        self._conversations: list[RecordedConversation] = []
-        self.policies: Policies = _Policies(self, opens)
+        self._exchanges: list[_Exchange] = []
+        self._opens = opens
+
+    @property
+    def policies(self) -> Policies:
+        """What a workflow gets. Made anew each time, since it holds the dialogue."""
+        return _Policies(self, self._opens)
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """All conversations, one after the other; an answer carries its policy's name."""
-        return tuple(message for chat in self._conversations for message in chat.readable())
+        return tuple([message for exchange in self._exchanges for message in exchange.readable()])
 
     def conversation_rewards(self, rewards: Mapping[Conversation, float]) -> dict[int, float]:
         """Conversation index -> reward. Raises: RolloutError for a conversation of another episode."""
-        known = {id(chat): idx for idx, chat in enumerate(self._conversations)}
-        unknown = [chat for chat in rewards if id(chat) not in known]
-        if unknown:
-            raise RolloutError(
-                "the workflow rewarded a conversation that is not of this episode", is_retryable=False
-            )
-        return {known[id(chat)]: reward for chat, reward in rewards.items()}
+        found: dict[int, float] = {}
+        for chat, reward in rewards.items():
+            if not isinstance(chat, RecordedConversation) or not chat.is_of(self):
+                raise RolloutError(
+                    "the workflow rewarded a conversation that is not of this episode", is_retryable=False
+                )
+            found[chat.idx] = reward
+        return found
 
     def open(self, hosted: HostedPolicy, messages: Sequence[Message], role: str) -> "RecordedConversation":
         """A new conversation; `role` empty: the policy's name."""
         speaker = Speaker(hosted.info.name, role or hosted.info.name, self.sampling(hosted).temperature)
-        chat = RecordedConversation(self, hosted, speaker, tuple(messages), len(self._conversations))
-        self._conversations.append(chat)
-        return chat
+        self._exchanges.append(_Exchange(hosted.info.name, Said(tuple(messages))))
+        return RecordedConversation(self, hosted, speaker, self._exchanges[-1], len(self._exchanges) - 1)
 
     async def complete(
         self,
@@ -242,16 +268,20 @@ class RecordedConversation:
         dialogue: Dialogue,
         hosted: HostedPolicy,
         speaker: Speaker,
-        messages: tuple[Message, ...],
+        exchange: _Exchange,
         idx: int,
     ) -> None:
+        self.idx = idx
+        """Position among the conversations of the episode."""
         self._dialogue = dialogue
         self._hosted = hosted
         self._speaker = speaker
-        self._said = Said(messages)
-        """No tokens before the first completion and after a rewrite."""
-        self._idx = idx
+        self._exchange = exchange
         self._is_busy = False
+
+    def is_of(self, dialogue: Dialogue) -> bool:
+        """Whether it was opened in this dialogue."""
+        return self._dialogue is dialogue
 
     @property
     def policy(self) -> str:
@@ -261,19 +291,7 @@ class RecordedConversation:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The exchange so far."""
-        return self._said.messages
-
-    def readable(self) -> tuple[Message, ...]:
-        """The messages as an episode carries them."""
-        name = self._speaker.policy
-        return tuple(
-            Message(
-                role=message.role,
-                content=message.content[:_TEXT_OF_MESSAGE],
-                name=name if message.role == "assistant" else message.name,
-            )
-            for message in self._said.messages
-        )
+        return self._exchange.said.messages
 
     async def say(self, text: str, *, role: Literal["user", "tool"] = "user") -> Completion:
         """As `Conversation.say`."""
@@ -285,18 +303,18 @@ class RecordedConversation:
 
     def rewrite(self, messages: Sequence[Message]) -> None:
         """As `Conversation.rewrite`."""
-        self._said = Said(tuple(messages))
+        self._exchange.said = Said(tuple(messages))
 
     async def answer(
         self, messages: tuple[Message, ...], prompt: tuple[int, ...], sampling: Sampling | None = None
     ) -> Answer:
         """The next completion behind `messages`, whose tokens are `prompt`."""
         completion, generation = await self._dialogue.complete(
-            self._hosted, self._speaker, self._idx, prompt=prompt, sampling=sampling
+            self._hosted, self._speaker, self.idx, prompt=prompt, sampling=sampling
         )
         reply = Message(role="assistant", content=completion.text)
-        self._said = Said((*messages, reply), (*prompt, *generation.token_ids))
-        return Answer(completion, generation, self._said)
+        said = self._exchange.said = Said((*messages, reply), (*prompt, *generation.token_ids))
+        return Answer(completion, generation, said)
 
     async def _complete(self, new: tuple[Message, ...]) -> Completion:
         if self._is_busy:
@@ -305,8 +323,9 @@ class RecordedConversation:
             )
         self._is_busy = True
         try:
-            prompt = prompt_of(self._hosted.renderer, self._said, new)
-            return (await self.answer((*self._said.messages, *new), prompt)).completion
+            said = self._exchange.said
+            prompt = prompt_of(self._hosted.renderer, said, new)
+            return (await self.answer((*said.messages, *new), prompt)).completion
         finally:
             self._is_busy = False
 

@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -298,6 +300,25 @@ async def test_concurrent_one_off_chats_are_recorded_apart() -> None:
     runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine(echo))}, fan_out, exact)
     episode = await runner.episode(make_task(), seed=1)
     assert [t.reward for t in episode.trajectories] == [1.0, 2.0, 3.0]
+
+
+async def test_nothing_of_an_ended_episode_waits_for_the_garbage_collector() -> None:
+    kept: list[weakref.ref[object]] = []
+
+    async def keeping(task: ScoredTask, policies: Policies) -> Rewards:
+        chat = policies["actor"].conversation()
+        kept.extend((weakref.ref(policies), weakref.ref(chat)))
+        rewards = Rewards()
+        rewards.add(chat, await task.score((await chat.say(task.prompt)).text))
+        return rewards
+
+    runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine("5"))}, keeping, exact)
+    gc.disable()
+    try:
+        await runner.episode(make_task(), seed=1)
+        assert [ref() for ref in kept] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_scoring_errors_pass_through_a_workflow_as_failures() -> None:
