@@ -5,7 +5,6 @@ place, and an infrastructure failure is never a reward of 0. Cancellation passes
 has no result.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +13,7 @@ from statistics import fmean
 import msgspec
 
 from astraflow.errors import DeadlineError, Error, RolloutError
+from astraflow.rollout.deadlines import Deadlines
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.gateway import Gateway
 from astraflow.rollout.proposals import Proposals, Proposing
@@ -82,7 +82,7 @@ class EpisodeRunner:
         self._policies = policies
         self._workflow = workflow
         self._score = score
-        self._timeout_s = timeout_s
+        self._timeout_s, self._deadlines = timeout_s, Deadlines(timeout_s)
         self._eval_temperature = eval_temperature
         self._gateway = Gateway()
 
@@ -148,7 +148,7 @@ class EpisodeRunner:
         )
         proposals = Proposals(self._proposing if may_propose else None)
         scored = _TimedTask(task, self._score, proposals.propose)
-        timeout = asyncio.timeout(self._timeout_s)
+        timeout = self._deadlines.begin()
         try:
             async with timeout:
                 rewards = await self._workflow(scored, dialogue.policies)
@@ -159,6 +159,8 @@ class EpisodeRunner:
                 f"task {task.id}: the episode took longer than rollout.episode_timeout_s = {self._timeout_s} "
                 f"(after {dialogue.recorder.num_completions} completions)"
             ) from err
+        finally:
+            self._deadlines.end(timeout)
         _check_rewards(rewards, dialogue)
         trajectories = dialogue.recorder.trajectories(
             rewards.by_turn, dialogue.conversation_rewards(rewards.by_conversation), rewards.by_policy
