@@ -8,7 +8,6 @@ other place where it shows up is context; a sequence's tokens are exactly what t
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -27,20 +26,20 @@ class Speaker(msgspec.Struct, frozen=True):
     temperature: float
 
 
-@dataclass(slots=True)
 class _Sequence:
-    speaker: Speaker
-    is_fork: bool
-    token_ids: list[int] = field(default_factory=list[int])
-    mask: bytearray = field(default_factory=bytearray)
-    logprobs: list[float] = field(default_factory=list[float])
-    versions: list[VersionSpan] = field(default_factory=list[VersionSpan])
-    turns: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """Start, end, index of the completion."""
-    finish_reason: FinishReason = "stop"
-    conversations: set[int] = field(default_factory=set[int])
-    unfit: list[int] = field(default_factory=list[int])
-    """Completions that found no room here: no tokens, but perhaps a reward."""
+    def __init__(self, speaker: Speaker, *, is_fork: bool) -> None:
+        self.speaker = speaker
+        self.is_fork = is_fork
+        self.token_ids: list[int] = []
+        self.mask = bytearray()
+        self.logprobs: list[float] = []
+        self.versions: list[VersionSpan] = []
+        self.turns: list[tuple[int, int, int]] = []
+        """Start, end, index of the completion."""
+        self.finish_reason: FinishReason = "stop"
+        self.conversations: set[int] = set()
+        self.unfit: list[int] = []
+        """Completions that found no room here: no tokens, but perhaps a reward."""
 
     def append(self, prompt: Sequence[int], generation: Generation, completion_idx: int) -> None:
         new = prompt[len(self.token_ids) :]

@@ -166,7 +166,7 @@ class EpisodeRunner:
             rewards.by_turn, dialogue.conversation_rewards(rewards.by_conversation), rewards.by_policy
         )
         return Episode(
-            trajectories=tuple(t for t in trajectories if self._policies[t.policy].info.is_trained),
+            trajectories=tuple([t for t in trajectories if self._policies[t.policy].info.is_trained]),
             score=_episode_score(rewards, scored, trajectories),
             metrics=(*_metrics(dialogue, scored, trajectories), *proposals.metrics(), *rewards.metrics),
             messages=dialogue.messages,
