@@ -1,6 +1,6 @@
 """Counts the package's code and holds it to its budget.
 
-Limits: file 400 lines, function 50 lines, config class 12 fields, nesting 3; 17,000 lines of code in the
+Limits: file 400 lines, function 50 lines, config class 12 fields, nesting 3; 16,400 lines of code in the
 package without its open-ended parts (environments, workflows, engines, backends, dashboard, conformance
 kit), 30,000 in all.
 Files and functions count whole; the package's budget counts lines of code: no blank lines, comments,

@@ -264,12 +264,7 @@ class RecordedConversation:
     """An exchange with one policy; `answer` may also go on from an earlier point of it."""
 
     def __init__(
-        self,
-        dialogue: Dialogue,
-        hosted: HostedPolicy,
-        speaker: Speaker,
-        exchange: _Exchange,
-        idx: int,
+        self, dialogue: Dialogue, hosted: HostedPolicy, speaker: Speaker, exchange: _Exchange, idx: int
     ) -> None:
         self.idx = idx
         """Position among the conversations of the episode."""
