@@ -203,10 +203,8 @@ class Trainer:
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             while not (waiting.done() or stopping.done() or self._is_run_over):
-                publication = (
-                    {self._publication} if self._publication is not None else set[asyncio.Task[None]]()
-                )
-                await asyncio.wait({waiting, stopping, *publication}, return_when=asyncio.FIRST_COMPLETED)
+                publications = [] if self._publication is None else [self._publication]
+                await asyncio.wait({waiting, stopping, *publications}, return_when=asyncio.FIRST_COMPLETED)
                 if self._publication is not None and self._publication.done():
                     await self._settle()
             return waiting.result() if waiting.done() else None
@@ -239,16 +237,16 @@ class Trainer:
         """Publication, commit, and the checkpoint if there is one. Nothing after the run's end."""
         try:
             began_s = time.perf_counter()
-            version = await self._publish(session, done.step, done.tensors)
-            timings = {"publish_s": time.perf_counter() - began_s}
+            version, needed = await self._publish(session, done.step, done.tensors)
             commit = Commit(
                 epoch=session.epoch,
                 step=done.step - 1,
                 version=version,
-                metrics=_with_timings(StepResult(done.metrics), timings),
+                metrics=_with_timings(StepResult(done.metrics), {"publish_s": time.perf_counter() - began_s}),
                 spans=done.spans,
             )
             await self._link.commit(self.policy, commit)
+            await self._publisher.forget(self.policy, needed)  # not before: rollouts wait for the commit
         except RefusedError as err:
             self._end_if_run_is_over(err)
             return
@@ -257,15 +255,16 @@ class Trainer:
         if done.staged is not None:
             await self._finish(session, done.staged)
 
-    async def _publish(self, session: Session, step: int, tensors: Sequence[HostTensor]) -> int:
-        """Makes weights that did `step` steps the next version, and lets the publisher drop old ones."""
+    async def _publish(
+        self, session: Session, step: int, tensors: Sequence[HostTensor]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Makes weights that did `step` steps the next version. Returns it, and the old ones still needed."""
         version = session.next_version + step - session.step
         files: Mapping[str, Path] = self._plan.files if step == session.step else {}
         manifest = await self._publisher.publish(self.policy, version, tensors, files)
         publication = Publication(epoch=session.epoch, step=step, manifest=manifest)
         reply = await self._link.publish(self.policy, publication)
-        await self._publisher.forget(self.policy, reply.needed)
-        return version
+        return version, reply.needed
 
     async def _settle(self) -> None:
         """Waits for the publication in flight. Raises what it failed with."""
