@@ -22,7 +22,8 @@ _MAX_RESULTS = 256
 """Results of one request: about 20 MB of 8k-token episodes."""
 
 _COALESCE_S = 0.01
-"""While more results are on their way they are sent this long after the first: one request for several."""
+"""While all slots run, results are sent this long after the first, and sooner the fewer run: one request for
+several that end together, and no delay of a batch by its last results."""
 
 _PAUSE_S = 1.0
 """Between attempts; the link's own retries have ended by then."""
@@ -32,10 +33,10 @@ class Outbox:
     """Sends results. `run` is the only sender; it is cancelled when nothing more should go out."""
 
     def __init__(
-        self, link: WorkerLink, membership: Membership, *, is_busy: Callable[[], bool] = lambda: False
+        self, link: WorkerLink, membership: Membership, *, busy_share: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`is_busy`: whether more results are on their way."""
-        self._link, self._is_busy = link, is_busy
+        """`busy_share`: how much of what could run does: results that are on their way."""
+        self._link, self._busy_share = link, busy_share
         self._membership = membership
         self._unsent: dict[str, EpisodeResult] = {}
         self._arrived = asyncio.Event()
@@ -67,8 +68,7 @@ class Outbox:
         """Sends for ever."""
         while True:
             await self._arrived.wait()
-            if self._is_busy():
-                await asyncio.sleep(_COALESCE_S)
+            await asyncio.sleep(_COALESCE_S * self._busy_share())
             batch = tuple(self._unsent.values())[:_MAX_RESULTS]
             try:
                 await self._send(batch)

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 _WAIT_S = 25.0
 """Length of a lease long-poll."""
 _COALESCE_S = 0.01
-"""A busy service asks this long after a slot frees: one request for the slots that free together."""
+"""A service all of whose slots run asks this long after one frees, and sooner the fewer run."""
 _PAUSE_S = 0.25
 """After an answer without leases, and after an outage that outlived the link's retries."""
 _GOODBYE_S = 1.5
@@ -115,7 +115,7 @@ class RolloutService:
         )
         self._membership = Membership(link, request)
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._outbox = Outbox(link, self._membership, is_busy=lambda: bool(self._running))
+        self._outbox = Outbox(link, self._membership, busy_share=self._busy_share)
         self._hosted: dict[str, HostedPolicy] = {}
         limits = {"timeout_s": config.episode_timeout_s, "eval_temperature": eval_temperature}
         proposing = Proposing(link.push_tasks, config.max_proposals)
@@ -237,13 +237,14 @@ class RolloutService:
 
     async def _room(self) -> int:
         """Free slots, at least one."""
-        while (num_free := self._num_free()) <= 0:
+        while self._num_free() <= 0:
             self._freed.clear()
             await self._freed.wait()
-        if self._running:
-            await asyncio.sleep(_COALESCE_S)
-            num_free = self._num_free()
-        return num_free
+        await asyncio.sleep(_COALESCE_S * self._busy_share())
+        return self._num_free()
+
+    def _busy_share(self) -> float:
+        return min(1.0, len(self._running) / self._config.max_episodes)
 
     def _num_free(self) -> int:
         if len(self._outbox.lease_ids) >= _MAX_UNSENT * self._config.max_episodes:
