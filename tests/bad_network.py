@@ -66,10 +66,10 @@ class BadNetwork:
         async def handler(request: web.BaseRequest) -> web.StreamResponse:
             return await self._pass_on(request, target)
 
-        runner = web.ServerRunner(web.Server(handler, handler_cancellation=True))
+        runner = web.ServerRunner(web.Server(handler, handler_cancellation=True), shutdown_timeout=1.0)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1.0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def _change(self) -> None:
