@@ -619,7 +619,8 @@ class HandOver(Item, frozen=True, kw_only=True):
     files: tuple[FileInfo, ...] = ()
     """Empty after the first version of a policy: its files stay."""
     is_first: bool = False
-    """First version of a trainer's session: it is published in full, whatever came before."""
+    """First version of a trainer's session: it is published in full, whatever came before. Its number is one
+    that the dataflow never announced, so what is known under it, of a trainer that died, is replaced."""
 
 
 class Forget(Item, frozen=True, kw_only=True):

@@ -138,13 +138,15 @@ class Publisher:
         check_policy_name(hand_over.policy)
         async with self._turns.setdefault(hand_over.policy, asyncio.Lock()):
             known = self._store.manifest(hand_over.policy, hand_over.version)
-            if known is not None and not is_same(known, hand_over):
+            is_other = known is not None and not is_same(known, hand_over)
+            if known is not None and is_other and not hand_over.is_first:
                 raise RefusedError(
                     f"{hand_over.policy!r} version {hand_over.version} is published with other "
                     f"content ({known.digest}, not {hand_over.digest}); take the next number",
                     code="version_conflict",
                 )
-            if known is None or (hand_over.is_first and known.kind == "delta"):
+            # a session's first version may take the place of one that its predecessor never announced
+            if known is None or (hand_over.is_first and (is_other or known.kind == "delta")):
                 known = await asyncio.to_thread(take_over, self._store, hand_over, self._config)
             sources = await self._upload(known)
         return item_response(msgspec.structs.replace(known, sources=sources), request)

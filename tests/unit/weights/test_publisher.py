@@ -17,6 +17,7 @@ from astraflow.types import (
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest, check_manifest, hash_bytes, lay_out, pack
 from astraflow.weights.publisher import Publisher
+from astraflow.weights.publisher_client import PublisherClient
 from weight_fakes import URL, make_weights, weight_rig
 
 
@@ -83,6 +84,23 @@ async def test_a_version_never_changes(tmp_path: Path) -> None:
             await rig.client.publish("actor", 0, make_weights(seed=1), {})
         assert refusal.value.code == "version_conflict"
         assert await rig.service.call("GET", "/v1/manifests/actor/0", Manifest) == first
+
+
+async def test_a_sessions_first_version_replaces_one_that_a_dead_trainer_never_announced(
+    tmp_path: Path,
+) -> None:
+    async with weight_rig(tmp_path) as rig:
+        await rig.client.publish("actor", 0, make_weights(), rig.model_files())
+        orphan = await rig.client.publish("actor", 1, make_weights(seed=1), {})
+        restarted = PublisherClient(rig.service, rig.publisher.incoming)
+        first = await restarted.publish("actor", 1, make_weights(seed=2), rig.model_files())
+        assert first.digest != orphan.digest
+        assert await rig.service.call("GET", "/v1/manifests/actor/1", Manifest) == first
+        fetched = await rig.receiver.fetch(first)
+        for got, expected in zip(fetched.tensors, make_weights(seed=2), strict=True):
+            assert bytes(got.data) == bytes(expected.data)
+        with pytest.raises(RefusedError, match="version 1 is published with other content"):
+            await rig.client.publish("actor", 1, make_weights(seed=3), {})
 
 
 @pytest.mark.parametrize(
