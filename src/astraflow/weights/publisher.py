@@ -139,7 +139,8 @@ class Publisher:
         async with self._turns.setdefault(hand_over.policy, asyncio.Lock()):
             known = self._store.manifest(hand_over.policy, hand_over.version)
             is_other = known is not None and not is_same(known, hand_over)
-            if known is not None and is_other and not hand_over.is_first:
+            newest = max(self._store.versions().get(hand_over.policy, (-1,)))
+            if known is not None and is_other and not (hand_over.is_first and known.version == newest):
                 raise RefusedError(
                     f"{hand_over.policy!r} version {hand_over.version} is published with other "
                     f"content ({known.digest}, not {hand_over.digest}); take the next number",

@@ -101,6 +101,11 @@ async def test_a_sessions_first_version_replaces_one_that_a_dead_trainer_never_a
             assert bytes(got.data) == bytes(expected.data)
         with pytest.raises(RefusedError, match="version 1 is published with other content"):
             await rig.client.publish("actor", 1, make_weights(seed=3), {})
+        second = await restarted.publish("actor", 2, make_weights(seed=3), {})
+        late = PublisherClient(rig.service, rig.publisher.incoming)
+        with pytest.raises(RefusedError, match="version 1 is published with other content"):
+            await late.publish("actor", 1, make_weights(seed=4), {})  # its successor has gone on
+        assert await rig.service.call("GET", "/v1/manifests/actor/2", Manifest) == second
 
 
 @pytest.mark.parametrize(
