@@ -2,48 +2,15 @@
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import msgspec
 
 from astraflow import wire
-from astraflow.dataflow.core.commands import BatchView, PayloadRef, SampleView
-from astraflow.types import AdvantageSpan, Batch, BatchReply, BatchTotals, Item, RunState, Sample, Trajectory
+from astraflow.dataflow.core.commands import BatchView, PayloadRef
+from astraflow.types import AdvantageSpan, Batch, BatchReply, RunState, Sample, Trajectory
 
 __all__ = ["encode_slice", "slice_indices"]
-
-
-class _RawSample(Item, frozen=True, kw_only=True):
-    """A `Sample` whose trajectory is already encoded; same fields in the same order."""
-
-    group_id: int
-    episode_idx: int
-    task_id: str
-    trajectory: msgspec.Raw
-    advantages: tuple[AdvantageSpan, ...]
-
-
-class _RawBatch(Item, frozen=True, kw_only=True):
-    """A `Batch` of raw samples; same fields in the same order."""
-
-    policy: str
-    step: int
-    rank: int
-    world: int
-    trainer_version: int
-    samples: tuple[_RawSample, ...]
-    totals: BatchTotals
-    staleness_mean: float
-    staleness_max: int
-    is_redo: bool
-
-
-class _RawBatchReply(Item, frozen=True, kw_only=True):
-    """A `BatchReply` of a raw batch."""
-
-    batch: _RawBatch
-    state: RunState
-    waits_for: str = ""
 
 
 def slice_indices(num_tokens: Sequence[int], world: int) -> list[list[int]]:
@@ -75,44 +42,38 @@ def encode_slice(
     """
     indices = slice_indices([sample.num_tokens for sample in view.samples], world)[rank]
     chosen = [view.samples[idx] for idx in indices]
-    head: dict[str, Any] = {
-        "policy": view.policy,
-        "step": view.step,
-        "rank": rank,
-        "world": world,
-        "trainer_version": view.trainer_version,
-        "totals": view.totals,
-        "staleness_mean": view.staleness_mean,
-        "staleness_max": view.staleness_max,
-        "is_redo": view.is_redo,
-    }
     payloads = read([sample.payload for sample in chosen])
-    if media_type == wire.MSGPACK:
-        raw = tuple(map(_raw_sample, chosen, payloads))
-        return wire.encode(_RawBatchReply(batch=_RawBatch(samples=raw, **head), state=state))
-    samples = tuple(map(_sample, chosen, payloads))
-    return wire.encode(BatchReply(batch=Batch(samples=samples, **head), state=state), media_type)
-
-
-def _advantages(view: SampleView) -> tuple[AdvantageSpan, ...]:
-    return tuple([AdvantageSpan(*span) for span in view.advantages])
-
-
-def _raw_sample(view: SampleView, payload: bytes | memoryview) -> _RawSample:
-    return _RawSample(
-        group_id=view.group_id,
-        episode_idx=view.episode_idx,
-        task_id=view.task_id,
-        trajectory=msgspec.Raw(payload),
-        advantages=_advantages(view),
+    trajectory = _spliced if media_type == wire.MSGPACK else _decoded
+    batch = Batch(
+        policy=view.policy,
+        step=view.step,
+        rank=rank,
+        world=world,
+        trainer_version=view.trainer_version,
+        samples=tuple(
+            [
+                Sample(
+                    group_id=sample.group_id,
+                    episode_idx=sample.episode_idx,
+                    task_id=sample.task_id,
+                    trajectory=trajectory(payload),
+                    advantages=tuple([AdvantageSpan(*span) for span in sample.advantages]),
+                )
+                for sample, payload in zip(chosen, payloads, strict=True)
+            ]
+        ),
+        totals=view.totals,
+        staleness_mean=view.staleness_mean,
+        staleness_max=view.staleness_max,
+        is_redo=view.is_redo,
     )
+    return wire.encode(BatchReply(batch=batch, state=state), media_type)
 
 
-def _sample(view: SampleView, payload: bytes | memoryview) -> Sample:
-    return Sample(
-        group_id=view.group_id,
-        episode_idx=view.episode_idx,
-        task_id=view.task_id,
-        trajectory=wire.decode(payload, Trajectory),
-        advantages=_advantages(view),
-    )
+def _spliced(payload: bytes | memoryview) -> Trajectory:
+    """Bytes that the encoder copies where it expects a trajectory; good for nothing but that."""
+    return cast("Trajectory", msgspec.Raw(payload))
+
+
+def _decoded(payload: bytes | memoryview) -> Trajectory:
+    return wire.decode(payload, Trajectory)
