@@ -163,8 +163,12 @@ async def open_sides(
 
 
 async def can(ours: Side, theirs: Side) -> None:
-    """The bare server answers from now on what the service answered last."""
-    for path, body in tuple(ours.transport.answers.items()):
+    """The bare server answers from now on what the service answered last.
+
+    Nothing stays recorded: a client that keeps ten batches works in cold memory, and only one side would.
+    """
+    while ours.transport.answers:
+        path, body = ours.transport.answers.popitem()
         await theirs.transport.request("POST", f"/canned?path={path}", headers={}, body=body, timeout_s=10.0)
 
 
