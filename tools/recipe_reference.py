@@ -22,8 +22,9 @@ HEAD = """# Recipe reference
 
 A recipe is one YAML file. `extends: other.yaml` takes another recipe (path relative to this file) and lays
 this one's keys over it; within `policies`, `extends: NAME` does the same with another policy. On the command
-line, `a.b.c=value` overrides one key. An unknown key is an error that names the nearest valid one. Paths of
-models and data are relative to the folder that the command runs in.
+line, `a.b.c=value` overrides one key. Sections are laid over each other key by key, but an empty one
+(`eval.sets={}`) replaces what was there. An unknown key is an error that names the nearest valid one. Paths
+of models and data are relative to the folder that the command runs in.
 
 Where a section has several **variants**, `name` chooses one; `{use: "module:attr", args: {...}}` puts a
 component of your own in its place, whose arguments are checked against its signature.

@@ -115,11 +115,11 @@ def _load_extended(path: Path, seen: tuple[Path, ...]) -> JsonMap:
 
 
 def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
-    """`top` over `base`, key by key; a section whose variant changes is replaced whole."""
+    """`top` over `base`, key by key; a section whose variant changes, or that is now empty, is replaced."""
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
-        both = _both_maps(old, value) and not _changes_variant(cast("JsonMap", old), cast("JsonMap", value))
+        both = value and _both_maps(old, value) and not _changes_variant(cast("JsonMap", old), value)
         merged[key] = _merge(cast("JsonMap", old), cast("JsonMap", value)) if both else value
     return merged
 

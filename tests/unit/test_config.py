@@ -52,6 +52,15 @@ def test_a_changed_variant_replaces_the_whole_section_instead_of_mixing_fields(t
     assert load_recipe(tmp_path / "base.yaml", [override]).policies["actor"].train.loss.name == "m2po"
 
 
+def test_an_empty_section_replaces_what_was_there(tmp_path: Path) -> None:
+    sets = {"heldout": {"source": "sums", "num_tasks": 8}}
+    recipe = write(tmp_path, {**BASE, "eval": {"sets": sets}}, "base.yaml")
+    assert load_mapping(recipe)["eval"]["sets"] == sets
+    assert load_mapping(recipe, ["eval.sets={}"])["eval"]["sets"] == {}
+    child = write(tmp_path, {"extends": "base.yaml", "eval": {"sets": {}}})
+    assert load_mapping(child)["eval"]["sets"] == {}
+
+
 def test_a_policy_may_extend_another_policy(tmp_path: Path) -> None:
     mapping = {**BASE, "policies": {**BASE["policies"], "critic": {"extends": "actor", "model": "n"}}}
     critic = load_recipe(write(tmp_path, mapping)).policies["critic"]
