@@ -73,8 +73,11 @@ class VersionSlots:
         self._is_leaving = self._is_swapping = False
 
     def offered(self) -> tuple[int, ...]:
-        """Versions to ask leases for, newest last."""
-        pinned = {self.pinned} if self.pinned in self._wanted else set[int]()
+        """Versions to ask leases for, newest last.
+
+        None newer than the live one: leases of training would come for it, and their episodes run on `live`.
+        """
+        pinned = {self.pinned} if self.pinned in self._wanted and self.pinned <= self.live else set[int]()
         live = set[int]() if self._is_leaving else {self.live}
         return tuple(sorted((pinned | live) - {-1}))
 

@@ -18,6 +18,15 @@ def test_live_and_wanted_pinned_versions_are_offered_newest_last() -> None:
     assert make_slots(7, 4, (4,)).offered() == (4, 7)
 
 
+def test_a_pinned_version_is_not_offered_before_the_live_slot_has_it_too() -> None:
+    slots = make_slots(7, 8, (8,))
+    assert slots.offered() == (7,)
+    slots.leave()
+    assert slots.offered() == ()
+    slots.installed("live", 8)
+    assert slots.offered() == (8,)
+
+
 def test_a_pinned_version_that_nobody_wants_is_not_offered() -> None:
     assert make_slots(7, 4).offered() == (7,)
 
