@@ -6,10 +6,11 @@ tokens are spread evenly over the duration. Compared are the times between the f
 
     throughput   sampled tokens of training episodes a second, inside rounds against outside of them
     eval share   sampled tokens of evaluation over all sampled tokens, inside rounds
+    eval slots   slots that evaluation's episodes hold over all that are held, inside rounds
     fall         1 - throughput inside / throughput outside
 
 The trainer's own speed is given beside it: tokens of committed steps, spread over the time since the commit
-before. A round is paid for if the fall is no larger than the share; no attempt may be lost by it.
+before. A round is paid for if that falls by no more than the share; no attempt or group may be lost by it.
 
     python benchmarks/evaluation.py [--every 5] [--run RUN_DIR]
 """
@@ -166,6 +167,9 @@ def conclude(run_dir: Path) -> None:
         rows.append((name, rate(works, inside), rate(works, outside)))
     generated_inside, evaluated_inside = tokens(train, inside), tokens(evaluation, inside)
     share = evaluated_inside / max(1.0, generated_inside + evaluated_inside)
+    held = [
+        sum(total_s(intersection([work.span], inside)) for work in works) for works in (train, evaluation)
+    ]
     show_table(
         f"{len(books.rounds)} evaluation rounds, {total_s(inside):.1f} of {total_s(whole):.1f} s",
         ("tokens a second", "inside", "outside"),
@@ -180,6 +184,7 @@ def conclude(run_dir: Path) -> None:
             "throughput_outside": round(rate(train, outside)),
             "fall_frac": round(1 - rate(train, inside) / rate(train, outside), 4),
             "eval_share_frac": round(share, 4),
+            "eval_slots_frac": round(held[1] / max(1e-9, sum(held)), 4),
             "trained_inside": round(rate(trained, inside)),
             "trained_outside": round(rate(trained, outside)),
             "trained_fall_frac": round(1 - rate(trained, inside) / rate(trained, outside), 4),
