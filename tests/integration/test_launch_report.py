@@ -53,6 +53,13 @@ async def test_the_summary_holds_what_the_journal_says(folder: RunFolder) -> Non
     assert 0 < summary.rl_wall_s < 60
 
 
+async def test_a_run_that_has_just_ended_has_its_summary_before_it_is_written(folder: RunFolder) -> None:
+    folder.save_recipe(make_recipe())
+    early = load_summary(folder)
+    assert not folder.summary.exists()
+    assert early == write_report(folder, make_recipe())
+
+
 async def test_the_table_shows_scores_tokens_and_the_audit(folder: RunFolder) -> None:
     console = Console(width=120, color_system=None)
     with console.capture() as shown:

@@ -92,9 +92,9 @@ def test_a_killed_trainer_and_publisher_come_back(runs: Runs) -> None:
 
 
 def test_an_interrupted_run_stops_within_5_seconds_and_resumes(runs: Runs) -> None:
-    recipe = runs.recipe(steps=30, eval=EVAL)
+    recipe = runs.recipe(steps=100, eval=EVAL)
     run = runs.start(recipe)
-    run.read_until("step 1/30")
+    run.read_until("step 1/100")
     status = astraflow("status", str(run.run_dir))
     assert status.returncode == 0, status.stderr
     assert "actor" in status.stdout
@@ -109,7 +109,7 @@ def test_an_interrupted_run_stops_within_5_seconds_and_resumes(runs: Runs) -> No
     assert refused.returncode == 2
     assert "seed was 0 and is 1" in refused.stderr
     resumed = runs.start(recipe, "rollout.services=2")
-    check_finished(resumed, {"actor": 30})
+    check_finished(resumed, {"actor": 100})
     assert '"key":"rollout.services"' in (run.run_dir / "recipe_changes.jsonl").read_text()
 
 

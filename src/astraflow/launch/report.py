@@ -39,7 +39,9 @@ def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
 
 
 def load_summary(folder: RunFolder) -> Summary:
-    """The summary that `write_report` wrote."""
+    """The summary that `write_report` wrote, or is about to write for a run that has just ended."""
+    if not folder.summary.is_file():
+        return summarize(folder, folder.load_recipe())
     return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
 
 
