@@ -214,8 +214,8 @@ async def batch_ready(side: Side, *, num_tokens: int, step: int, pause_s: float 
     start = time.perf_counter()
     last = asyncio.create_task(side.client.episodes(make_results(side.worker_id, ids[-1:], trajectory)))
     arrays = padded(await fetch(side, step) if side.is_bare else await waiting)
-    del waiting  # which holds the first batch: its memory serves the next one, on both sides
     wall_s = time.perf_counter() - start
+    del waiting  # which holds the first batch: its memory serves the next one, on both sides
     await last
     num_bytes = sum(array.nbytes for array in arrays)
     fetched = time.perf_counter()
