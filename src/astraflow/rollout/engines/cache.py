@@ -18,6 +18,8 @@ __all__ = ["AttentionRule", "CacheShape", "KvCache", "Stretch", "causal_attentio
 
 _BLOCK_ROWS = 16
 """Finest cut of the rows into attention calls on a CPU."""
+_MIN_POSITIONS = 16
+"""Fewer than a CPU's vectors hold cost more: a softmax over 15 positions takes seven times one over 16."""
 _MOVE_GAIN = 1.25
 """Rows are moved between blocks if attention then reads this many times fewer positions."""
 _CALL_COST = 20_000
@@ -113,7 +115,8 @@ class KvCache:
         num_rows = len(lengths)
         if self._device.type != "cpu":
             return [(0, num_rows, int(lengths.max()))]
-        longest = np.maximum.reduceat(lengths, np.arange(0, num_rows, _BLOCK_ROWS)).tolist()
+        least = min(_MIN_POSITIONS, self._max_context)
+        longest = np.maximum.reduceat(lengths, np.arange(0, num_rows, _BLOCK_ROWS)).clip(least).tolist()
         row_size = self._heads * self._dim
         bounds = [(0, min(_BLOCK_ROWS, num_rows), longest[0])]
         for block in range(1, len(longest)):

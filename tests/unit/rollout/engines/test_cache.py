@@ -69,6 +69,17 @@ def test_a_step_attends_to_what_each_row_holds_and_nothing_else(rule: AttentionR
         assert torch.allclose(out[row], full_attention(*seq, rule)[-1], atol=1e-5)
 
 
+@pytest.mark.parametrize("context", [1, 7, 16, 17])
+def test_a_context_may_be_shorter_than_a_vector(context: int) -> None:
+    cache = KvCache(SHAPE, num_slots=4, max_context=context)
+    sequences = [sequence(length, length) for length in (context, 1)]
+    for row, seq in enumerate(sequences):
+        fill(cache, row, seq)
+    out = decode_last(cache, sequences, RULES[0])
+    for row, seq in enumerate(sequences):
+        assert torch.allclose(out[row], full_attention(*seq, RULES[0])[-1], atol=1e-5)
+
+
 def test_rows_of_very_different_lengths_are_cut_into_blocks_that_agree() -> None:
     cache = KvCache(SHAPE, num_slots=SLOTS, max_context=4096)
     sequences = [sequence(4000 if row >= 32 else 3, row) for row in range(SLOTS)]
