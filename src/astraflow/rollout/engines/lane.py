@@ -2,9 +2,9 @@
 
 Passive: no threads, no clock. The owner calls `step` while `has_work`; results go out through
 `Job.resolve`. Requests join and leave between any two steps. A prompt that several requests share is
-prefilled once and its keys and values copied; after a replacement of the weights the keys and values of all
-running requests are recomputed, a shared prompt's once again, so that every later logprob is that of a full
-forward under the new version.
+prefilled once and its keys and values copied, and its first token is computed once. After a replacement of
+the weights the keys and values of all running requests are recomputed, a shared prompt's once again, so that
+every later logprob is that of a full forward under the new version.
 """
 
 from collections import deque
@@ -53,6 +53,9 @@ class Lane:
         self._rows = Rows(num_slots, max_context, vocab_size)
         self._waiting: deque[Job] = deque()
         self._num_delays = 0
+        self._twins_of: list[int] = []
+        """Rows whose prompts are also those of the last rows, which were admitted with them: what is computed
+        for the first token of a prompt is computed once. Empty between two steps."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[[i for i in stop_ids if 0 <= i < vocab_size]] = True
 
@@ -121,13 +124,25 @@ class Lane:
         if self._is_admission_due():
             self._admit()
         rows, n = self._rows, self._rows.count
-        newest = torch.from_numpy(rows.newest[:n]).to(self._device)
-        logits = self._forward.decode(newest, rows.positions[:n], self._cache)
+        num_computed = n - len(self._twins_of)
+        newest = torch.from_numpy(rows.newest[:num_computed]).to(self._device)
+        logits = self._forward.decode(newest, rows.positions[:num_computed], self._cache)
+        if self._twins_of:
+            logits = self._with_twins(logits)
         picked, logprobs = pick_tokens(logits, rows.sampling_rows(self._device))
         host_picked, host_logprobs = picked.cpu().numpy(), logprobs.cpu().numpy()
         is_last = rows.extend(host_picked, host_logprobs)
         self.generated_tokens += n
         self._finish(self._is_stop[host_picked], is_last, np.isfinite(host_logprobs))
+
+    def _with_twins(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of all rows, from those of all but the twins, whose prompts are from now on cached."""
+        first = len(logits)
+        rows = np.concatenate([np.arange(first), self._twins_of])
+        longest = int(self._rows.prompt_lengths[self._twins_of].max())
+        self._cache.move(rows[first:], np.arange(first, len(rows)), longest)
+        self._twins_of.clear()
+        return logits[torch.from_numpy(rows).to(self._device)]
 
     def _finish(
         self, is_stop: NDArray[np.bool_], is_last: NDArray[np.bool_], is_finite: NDArray[np.bool_]
@@ -177,13 +192,18 @@ class Lane:
     def _admit(self) -> None:
         """Gives free rows to those who wait; each prompt that is not in the cache yet is prefilled once."""
         known = {job.prompt_key: job for job in self._rows.jobs}
-        fresh: list[int] = []
-        sources, targets = list[int](), list[int]()
+        num_before = len(self._rows.jobs)
+        fresh, sources, targets = list[int](), list[int](), list[int]()
+        twins: list[tuple[Job, Job]] = []
         for _ in range(min(len(self._waiting), self._rows.num_free)):
             job = self._waiting.popleft()
-            self._rows.add(job, self.version)
             source = known.setdefault(job.prompt_key, job)
-            if source is not job and source.prompt == job.prompt:
+            is_shared = source is not job and source.prompt == job.prompt
+            if is_shared and source.row >= num_before:
+                twins.append((job, source))
+                continue
+            self._rows.add(job, self.version)
+            if is_shared:
                 sources.append(source.row)
                 targets.append(job.row)
             else:
@@ -195,6 +215,9 @@ class Lane:
         if len(movers):
             self._cache.move(movers, places, int(positions[movers].max()))
             self._rows.move(movers, places)
+        for job, source in twins:
+            self._rows.add(job, self.version)
+            self._twins_of.append(source.row)
 
     def _refill(self) -> None:
         """Computes keys and values of all rows anew; those of a prompt that several share only once."""

@@ -80,10 +80,16 @@ class Bench:
             self.lane.step()
             count -= 1
 
-    def tokens(self, name: str) -> tuple[int, ...]:
+    def generation(self, name: str) -> Generation:
         outcome = self.outcomes[name]
         assert isinstance(outcome, Generation)
-        return outcome.token_ids
+        return outcome
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        return self.generation(name).token_ids
+
+    def logprobs(self, name: str) -> tuple[float, ...]:
+        return self.generation(name).logprobs
 
 
 def test_requests_join_and_leave_between_steps_and_do_not_disturb_each_other() -> None:
@@ -121,6 +127,33 @@ def test_a_prompt_of_a_group_is_prefilled_once() -> None:
     for i in range(4):
         assert bench.tokens(f"second{i}") == bench.tokens(f"first{i}")
     assert len({bench.tokens(f"first{i}") for i in range(4)}) > 1
+
+
+def test_the_first_token_of_a_group_is_computed_once() -> None:
+    prompts = {"long": tuple(range(2, 32)), "short": (7, 9), "one": (4,), "middle": PROMPT}
+    sizes = {"long": 5, "short": 4, "one": 3, "middle": 1}
+    bench = Bench(num_slots=40)
+    names = [f"{prompt} {i}" for i in range(5) for prompt in prompts if i < sizes[prompt]]
+    for seed, name in enumerate(names):
+        bench.submit(name, prompts[name.split()[0]], max_new=5 + seed % 4, seed=seed)
+    bench.steps()
+    assert bench.forward.batches[:2] == [len(prompts), len(names)]
+    for seed, name in enumerate(names):
+        alone = Bench(num_slots=1)
+        alone.submit(name, prompts[name.split()[0]], max_new=5 + seed % 4, seed=seed)
+        alone.steps()
+        assert bench.tokens(name) == alone.tokens(name)
+        assert bench.logprobs(name) == pytest.approx(alone.logprobs(name), abs=1e-5)
+
+
+def test_diverged_weights_fail_all_of_a_group() -> None:
+    bench = Bench(num_slots=8)
+    bench.model.model.norm.weight.data.fill_(torch.nan)  # type: ignore[union-attr]
+    for i in range(4):
+        bench.submit(str(i), seed=i)
+    bench.steps(1)
+    assert all(isinstance(bench.outcomes[str(i)], RolloutError) for i in range(4))
+    assert not bench.lane.has_work
 
 
 def test_rows_that_are_rearranged_keep_their_tokens_and_settings() -> None:
