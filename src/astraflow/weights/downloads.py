@@ -19,6 +19,7 @@ from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.manifest import hash_bytes
 from astraflow.weights.readers import FillsBuffer
 from astraflow.weights.swarm import Swarm, is_peer
+from astraflow.weights.threads import off_loop
 
 __all__ = ["Downloads", "Part"]
 
@@ -217,4 +218,4 @@ async def _read_range(reader: ChunkReader, source: SourceLink, part: Part, start
 
 
 async def _hash(view: memoryview) -> str:
-    return await asyncio.to_thread(hash_bytes, view)
+    return await off_loop(view.nbytes, hash_bytes, view)

@@ -30,6 +30,7 @@ from astraflow.weights.manifest import (
     delta_of,
     hash_bytes,
     plan_path,
+    span_bytes,
     tensors_in,
     tensors_of,
 )
@@ -37,6 +38,7 @@ from astraflow.weights.peer import Spool
 from astraflow.weights.readers import FileReader, FindsManifests, HttpReader
 from astraflow.weights.stores import ObjectReader
 from astraflow.weights.swarm import Swarm
+from astraflow.weights.threads import off_loop
 from astraflow.weights.transfers import (
     Held,
     Transfer,
@@ -233,8 +235,8 @@ class Receiver:
         self.fetched_bytes += sum(part.chunk.num_bytes for part in transfer.all_parts)
         # From here the copy belongs to the thread: if this task is cancelled, nobody else may touch it.
         held = self._held.pop(policy, None) if transfer.copy is None else None
-        copy, changes = await asyncio.to_thread(build, transfer, held)
-        model_dir = await asyncio.to_thread(self._install_files, transfer)
+        copy, changes = await off_loop(span_bytes(target.tensors), build, transfer, held)
+        model_dir = await self._installed_files(transfer)
         return self._keep(Held(target, copy), model_dir, changes)
 
     async def _download(self, transfer: Transfer) -> None:
@@ -265,7 +267,7 @@ class Receiver:
         transfer = Transfer((), manifest, held.copy, [], [])
         self._add_files(transfer)
         await self._download(transfer)
-        model_dir = await asyncio.to_thread(self._install_files, transfer)
+        model_dir = await self._installed_files(transfer)
         copy = held.copy if held.copy.is_free else await asyncio.to_thread(held.copy.duplicate)
         return self._keep(Held(manifest, copy), model_dir)
 
@@ -338,11 +340,14 @@ class Receiver:
         table = "".join(f"{f.name}\0{f.chunk.hash}\0" for f in sorted(manifest.files, key=lambda f: f.name))
         return self._cache_dir / f"model-{manifest.policy}-{hash_bytes(table.encode())[:16]}"
 
-    def _install_files(self, transfer: Transfer) -> Path:
-        """Writes the model folder aside and renames it; whoever comes second uses the first one's."""
+    async def _installed_files(self, transfer: Transfer) -> Path:
         target = self._model_dir(transfer.target)
-        if target.is_dir():
-            return target
+        if not target.is_dir():
+            await asyncio.to_thread(self._install_files, transfer, target)
+        return target
+
+    def _install_files(self, transfer: Transfer, target: Path) -> None:
+        """Writes the model folder aside and renames it; whoever comes second uses the first one's."""
         if len(transfer.files) != len(transfer.target.files):
             raise UnavailableError(f"{name_of(transfer.target)}: {target} was deleted meanwhile; fetch again")
         self._cache_dir.mkdir(parents=True, exist_ok=True)
@@ -357,4 +362,3 @@ class Receiver:
             shutil.rmtree(aside, ignore_errors=True)
         if not target.is_dir():
             raise WeightsError(f"{name_of(transfer.target)}: cannot write the model files to {target}")
-        return target

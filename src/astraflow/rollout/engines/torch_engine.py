@@ -35,6 +35,7 @@ from astraflow.rollout.engines.slots import Slot, SlotName, Slots
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.rollout.engines.stopping import StopText, TokenDecoder, load_decoder
 from astraflow.types import BusySpan, GenerateRequest, Generation
+from astraflow.weights.threads import off_loop
 
 __all__ = ["TorchEngine"]
 
@@ -178,7 +179,8 @@ class TorchEngine:
             built = await asyncio.to_thread(self._slots.build, snapshot)
             await self._call(partial(self._slots.pin, built), slot=name)
         elif slot.lane.version != snapshot.version:
-            weights = await asyncio.to_thread(_fit, slot, snapshot)
+            num_bytes = sum(tensor.data.nbytes for tensor in snapshot.tensors)
+            weights = await off_loop(num_bytes, _fit, slot, snapshot)
             self.num_patched += weights.is_partial
             await self._call(partial(slot.lane.replace, weights, snapshot.version), slot=name)
 
