@@ -213,12 +213,14 @@ class Run:
 
     async def _follow_steps(self, policy: str) -> None:
         after, is_over = self._metrics.last_step(policy), False
+        records: tuple[StepRecord, ...] = ()
         while not is_over:
-            is_over = await self._is_over()
+            is_over, records = not records and await self._is_over(), ()
             with contextlib.suppress(UnavailableError):
-                for record in await self._client.steps(policy, after, 0.0 if is_over else 25.0):
-                    after = record.step
-                    self._take_step(record)
+                records = await self._client.steps(policy, after, 0.0 if is_over else 25.0)
+            for record in records:
+                after = record.step
+                self._take_step(record)
         self._steps[policy].close()
 
     def _take_step(self, record: StepRecord) -> None:
@@ -240,7 +242,8 @@ class Run:
         self._evals.close()
 
     async def _is_over(self) -> bool:
-        """Whether the dataflow says that the run is over. Asked before each poll, so that none misses it."""
+        """Whether the dataflow says that the run is over. Asked before a poll, which then misses nothing, but
+        not after one that brought something."""
         with contextlib.suppress(UnavailableError):
             return (await self._client.status()).state in {"finished", "failed"}
         return False
