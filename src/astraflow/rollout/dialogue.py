@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -37,13 +38,18 @@ _TEXT_OF_MESSAGE = 65_536
 """Characters of one message that an episode carries to be read; tokens are never cut."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostedPolicy:
-    """A policy that this process can generate with."""
+    """A policy that this process can generate with, which it does once one is made."""
 
     info: PolicyInfo
     engine: Engine
     renderer: Renderer
+
+    @cached_property
+    def max_context(self) -> int:
+        """Tokens that a prompt and its completion may have together."""
+        return self.engine.capacity().max_context
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -158,7 +164,7 @@ class Dialogue:
     ) -> tuple[Completion, Generation]:
         """Generates, records and parses one completion; `sampling` instead of the policy's own."""
         seed = self._next_seed()
-        room = hosted.engine.capacity().max_context - len(prompt)
+        room = hosted.max_context - len(prompt)
         if room <= 0:
             return self._overflow(hosted, conversation, prompt)
         sampling = sampling or self.sampling(hosted)
@@ -186,7 +192,7 @@ class Dialogue:
         except KeyError:
             raise RolloutError(
                 f"policy {hosted.info.name}: the prompt has {len(prompt)} tokens, the engine's context "
-                f"{hosted.engine.capacity().max_context}; raise rollout.engine.max_context or shorten it",
+                f"{hosted.max_context}; raise rollout.engine.max_context or shorten it",
                 is_retryable=False,
             ) from None
         empty = Generation(token_ids=(), logprobs=(), versions=(), finish_reason="length")

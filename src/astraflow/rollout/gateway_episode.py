@@ -189,7 +189,7 @@ class EpisodeEndpoint:
         self, hosted: HostedPolicy, chat: RecordedConversation, prompt: tuple[int, ...]
     ) -> None:
         """Raises: RefusedError if the prompt fills the context; its conversation then ends there."""
-        size = hosted.engine.capacity().max_context
+        size = hosted.max_context
         if len(prompt) < size:
             return
         if self._dialogue.recorder.num_completions:

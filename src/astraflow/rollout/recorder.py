@@ -93,9 +93,10 @@ class EpisodeRecorder:
         _check(speaker, generation)
         idx = self._num_completions
         self._num_completions += 1
-        sequence = self._extended_by(speaker, conversation, prompt)
+        sequence = self._extended_by(speaker, conversation, prompt) if self._sequences else None
         if sequence is None:
-            sequence = _Sequence(speaker, is_fork=self._is_fork(speaker, conversation, prompt))
+            is_fork = bool(self._sequences) and self._is_fork(speaker, conversation, prompt)
+            sequence = _Sequence(speaker, is_fork=is_fork)
             self._sequences.append(sequence)
         sequence.append(prompt, generation, idx)
         sequence.conversations.add(conversation)

@@ -232,9 +232,6 @@ def _write_version(
                 copy[start + low : start + high] = segment
             hashed.take(start + low, start + high)
 
-    if source.nbytes <= _PART_BYTES:
-        write_part(0, source.nbytes)
-        return hashed.hexdigest()
     writing = [shared_threads().submit(write_part, *span) for span in cut(source.nbytes, _PART_BYTES)]
     try:
         for future in writing:
