@@ -281,7 +281,7 @@ def _explain(error: JsonMap, config_type: type[Config]) -> str:
 def _hint(given: str, choices: list[str]) -> str:
     listed = ", ".join(sorted(choices))
     swapped = [choice for choice in choices if sorted(choice) == sorted(given)]
-    near = swapped or difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
+    near = swapped or difflib.get_close_matches(given, choices, n=1)
     return f'; did you mean "{near[0]}"? (choices: {listed})' if near else f" (choices: {listed})"
 
 

@@ -156,7 +156,7 @@ def _registered(name: str) -> tuple[Callable[[Any], _Dataset], Callable[..., Any
     known = cast("dict[str, tuple[Any, Any]]", library.DATASETS)
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
     raise ConfigError(
         f"dataset = {name!r} is not a data set of reasoning-gym{hint} (choices: {', '.join(sorted(known))})"
