@@ -215,7 +215,8 @@ class Run:
         after, is_over = self._metrics.last_step(policy), False
         records: tuple[StepRecord, ...] = ()
         while not is_over:
-            is_over, records = not records and await self._is_over(), ()
+            is_over = not records and await self._is_over()
+            records = ()
             with contextlib.suppress(UnavailableError):
                 records = await self._client.steps(policy, after, 0.0 if is_over else 25.0)
             for record in records:

@@ -95,8 +95,7 @@ class EpisodeRecorder:
         self._num_completions += 1
         sequence = self._extended_by(speaker, conversation, prompt) if self._sequences else None
         if sequence is None:
-            is_fork = bool(self._sequences) and self._is_fork(speaker, conversation, prompt)
-            sequence = _Sequence(speaker, is_fork=is_fork)
+            sequence = _Sequence(speaker, is_fork=self._is_fork(speaker, conversation, prompt))
             self._sequences.append(sequence)
         sequence.append(prompt, generation, idx)
         sequence.conversations.add(conversation)
