@@ -71,14 +71,14 @@ def test_two_policies_with_a_trainer_each_train_side_by_side(runs: Runs) -> None
 
 
 def test_killed_services_come_back_and_the_accounting_holds(runs: Runs) -> None:
-    run = runs.start(runs.recipe(steps=40, services=2))
-    run.read_until("step 1/40")
+    run = runs.start(runs.recipe(steps=300, services=2))
+    run.read_until("step 1/300")
     os.kill(run.pid_of("rollout-0"), signal.SIGKILL)
     run.read_until("rollout-0 ended with -9; restart 1")
     run.read_until("actor step")
     os.kill(run.pid_of("dataflow"), signal.SIGKILL)
     run.read_until("dataflow ended with -9; restart 1")
-    check_finished(run, {"actor": 40})
+    check_finished(run, {"actor": 300})
 
 
 def test_a_killed_trainer_and_publisher_come_back(runs: Runs) -> None:
