@@ -23,7 +23,7 @@ help:
 	@echo "make test-all                       all tests: chaos, gallery, real vLLM, GPU where there is one"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
-	@echo "make check                          format, lint, types, layers, size budget, generated docs"
+	@echo "make check                          format, lint, types, layers, size limits, generated docs"
 	@echo "make bench [NAME=x]                 run benchmarks/x.py, or all"
 	@echo "make docs                           regenerate the generated pages and build the site in docs/site"
 
@@ -82,7 +82,7 @@ check: $(VENV)/.dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	$(BIN)/python tools/size_budget.py
+	$(BIN)/python tools/size_limits.py
 	$(BIN)/python tools/recipe_reference.py --check
 	$(BIN)/python tools/command_reference.py --check
 

@@ -1,0 +1,68 @@
+"""Holds the package to its limits on what a reader must hold in mind at once.
+
+Limits: file 600 lines, function 50 lines, config class 12 fields, nesting 3. The package's total is not
+limited: a cap made the code dense. A file lifts its own limit with a line `# size: REASON`, a function with
+`# size: REASON` on or above its `def`.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "astraflow"
+MAX_FILE, MAX_FUNCTION, MAX_FIELDS, MAX_NESTING = 600, 50, 12, 3
+NESTING = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)
+LIFT = re.compile(r"#\s*size:\s*\S+")
+
+
+def nesting_of(node: ast.AST, depth: int = 0) -> int:
+    """Deepest nesting of control flow below a function; `elif` counts as its `if`, `with` does not count."""
+    deepest = depth
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and child in node.orelse
+        step = 1 if isinstance(child, NESTING) and not is_elif else 0
+        deepest = max(deepest, nesting_of(child, depth + step))
+    return deepest
+
+
+def problems_of(path: Path) -> list[str]:
+    """What exceeds a limit in a file."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    tree = ast.parse(text)
+    name = path.relative_to(PACKAGE.parent).as_posix()
+    found: list[str] = []
+    if len(lines) > MAX_FILE and not any(LIFT.match(line) for line in lines):
+        found.append(f"{name}: {len(lines)} lines, limit {MAX_FILE}")
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            above = lines[max(0, node.lineno - 2) : node.lineno]
+            if any(LIFT.search(line) for line in above):
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION:
+                found.append(f"{name}:{node.lineno} {node.name}: {length} lines, limit {MAX_FUNCTION}")
+            if nesting_of(node) > MAX_NESTING:
+                found.append(
+                    f"{name}:{node.lineno} {node.name}: nesting {nesting_of(node)}, limit {MAX_NESTING}"
+                )
+        if isinstance(node, ast.ClassDef) and any(getattr(b, "id", "") == "Config" for b in node.bases):
+            fields = sum(isinstance(item, ast.AnnAssign) for item in node.body)
+            if fields > MAX_FIELDS:
+                found.append(f"{name}:{node.lineno} {node.name}: {fields} fields, limit {MAX_FIELDS}")
+    return found
+
+
+def main() -> int:
+    """Prints what exceeds a limit; 1 if anything does."""
+    problems = [problem for path in sorted(PACKAGE.rglob("*.py")) for problem in problems_of(path)]
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
