@@ -11,10 +11,11 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from astraflow.dataflow.api import MAX_WAIT_S
@@ -30,6 +31,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.liveness import Liveness
+from astraflow.dataflow.records import UNWRITABLE, encode_command
 from astraflow.dataflow.scaling import WaitShares
 from astraflow.dataflow.waiting import Line, Topics, WaitList, waited
 from astraflow.errors import JournalError, RefusedError
@@ -54,6 +56,7 @@ class Dispatcher:
         self.waits = WaitList()
         self.shares = WaitShares()
         self.fatal = asyncio.Event()
+        journal.on_broken = self.fatal.set
         self.deadline_moved = asyncio.Event()
         """Set when something may be overdue earlier than `watched_until_s`."""
         self.watched_until_s = math.inf
@@ -77,20 +80,25 @@ class Dispatcher:
         self.check()
         now_s = time.time()
         decisions: list[Decision | RefusedError] = []
-        applied: list[Command] = []
+        applied: list[msgspec.Raw] = []
         events: list[tuple[Event, ...]] = []
         wakes: dict[str, None] = {}
         for command in commands:
+            encoded = _encoded(command)
+            if isinstance(encoded, RefusedError):
+                decisions.append(encoded)
+                continue
             decision = self._decided(command, now_s)
             decisions.append(decision)
             if isinstance(decision, RefusedError):
                 continue
             if decision.events or not isinstance(command, IssueLeases | TakeBatch):
-                applied.append(command)
+                applied.append(encoded)
                 events.append(decision.events)
             wakes.update(dict.fromkeys(decision.wakes))
         if applied:
-            self.journal.append(applied, events, at_s=now_s)
+            with self._fatal_if_raised("a record could not be appended to the journal"):
+                self.journal.append(applied, events, at_s=now_s)
             self.journal.snapshot_if_due(self.core)
             self._follow(events)
         self.topics.wake(wakes)
@@ -108,18 +116,23 @@ class Dispatcher:
 
     def _decided(self, command: Command, now_s: float) -> Decision | RefusedError:
         """An exception that is no refusal leaves the core in an unknown state: nothing more is accepted."""
+        with self._fatal_if_raised(f"the core failed on {type(command).__name__}"):
+            try:
+                return self.core.apply(command, now_s)
+            except RefusedError as refusal:
+                return refusal
+
+    @contextlib.contextmanager
+    def _fatal_if_raised(self, what: str) -> Generator[None]:
+        """Around what changes the state: if it raises, memory and journal no longer agree."""
         is_sound = False
         try:
-            decision = self.core.apply(command, now_s)
+            yield
             is_sound = True
-        except RefusedError as refusal:
-            is_sound = True
-            return refusal
         finally:
             if not is_sound:
-                _log.critical("the core failed on %s; restart from the journal", type(command).__name__)
+                _log.critical("%s; the process ends, and restarts from the journal", what)
                 self.fatal.set()
-        return decision
 
     def _follow(self, events: Iterable[tuple[Event, ...]]) -> None:
         """Soft state that follows from events."""
@@ -221,6 +234,19 @@ class Dispatcher:
 def clamped_wait_s(wait_s: float) -> float:
     """A long-poll's length within 0 and the maximum; nonsense is the maximum."""
     return wait_s if 0 <= wait_s <= MAX_WAIT_S else MAX_WAIT_S
+
+
+def _encoded(command: Command) -> msgspec.Raw | RefusedError:
+    """The command as the journal stores it. What cannot be stored must not be applied: it is refused."""
+    try:
+        return encode_command(command)
+    except UNWRITABLE as err:
+        return RefusedError(
+            f"{type(command).__name__} holds a value that cannot be written to the journal: {err}; integers "
+            "have at most 64 bits, texts are valid Unicode",
+            code="invalid",
+            status=422,
+        )
 
 
 class _HangUp:

@@ -36,6 +36,7 @@ from astraflow.dataflow.journal_tables import RETRY_S, TableRows, TableWriter
 from astraflow.dataflow.journal_thread import JobFailedError, JournalThread
 from astraflow.dataflow.records import (
     DATABASE,
+    UNWRITABLE,
     JournalReader,
     PlanRow,
     Record,
@@ -125,7 +126,7 @@ class Journal:
                 raise
             raise JournalError(f"{folder / DATABASE} cannot be opened: {err}") from err
         self._thread = JournalThread("journal")
-        self._tables = TableWriter(self._db)
+        self._tables = TableWriter(self._db, on_broken=lambda: self.on_broken())
         self._pending = _Pending()
         self._in_flight: _Pending | None = None
         self._flusher: asyncio.Task[None] | None = None
@@ -133,6 +134,8 @@ class Journal:
         self._failed_at = 0.0
         self._is_closed = False
         self._is_broken = False
+        self.on_broken: Callable[[], None] = _ignore
+        """Called at once when `is_broken` becomes true."""
         self._last_snapshot = self._seq
         self._num_since = 0
         """Commands since then: what a restart applies again, and what compaction has in memory at once."""
@@ -212,13 +215,25 @@ class Journal:
         """Gives a payload its place; it is on disk no later than the next record that is appended."""
         return self._segments.append(payload)
 
-    def append(self, commands: Sequence[Command], events: Sequence[Sequence[Event]], *, at_s: float) -> int:
-        """Adds a record of commands applied at one moment, each with its events; its number for `durable`."""
-        self._seq += 1
-        row = (self._seq, at_s, encode_commands(commands), encode_events(events))
-        self._chain = chain_of(self._chain, Record(*row, b""))
-        self._pending.tables.records.append(Record(*row, self._chain))
-        self._pending.tables.rows += derived_rows(self._seq, events)
+    def append(
+        self, commands: Sequence[Command | msgspec.Raw], events: Sequence[Sequence[Event]], *, at_s: float
+    ) -> int:
+        """Adds a record of commands applied at one moment, each with its events; its number for `durable`.
+
+        All is encoded before anything is changed: a record that cannot be made leaves no gap in the numbers.
+        Raises: JournalError if it cannot be encoded.
+        """
+        seq = self._seq + 1
+        try:
+            row = (seq, at_s, encode_commands(commands), encode_events(events))
+            rows = derived_rows(seq, events)
+        except UNWRITABLE as err:
+            raise JournalError(f"journal record {seq} cannot be encoded: {err}") from err
+        chain = chain_of(self._chain, Record(*row, b""))
+        self._seq = seq
+        self._chain = chain
+        self._pending.tables.records.append(Record(*row, chain))
+        self._pending.tables.rows += rows
         self._num_since += len(commands)
         self._start_flush()
         return self._seq
@@ -273,7 +288,8 @@ class Journal:
         await self._tables.run(work.close)
         if error is not None:
             _log.error("the journal %s grows: %s", self.folder, error)
-            self._is_broken |= isinstance(error, JobFailedError)
+            if isinstance(error, JobFailedError):
+                self._break()
         self._compacting = None
 
     def snapshot(self, core: Replayable) -> None:
@@ -351,7 +367,9 @@ class Journal:
             group.log_records(self._segments)
             error = await self._thread.run(partial(self._write, group.writes)) if group.writes else None
             if error is not None:
-                self._is_broken = self._is_closed = isinstance(error, JobFailedError)
+                if isinstance(error, JobFailedError):
+                    self._is_closed = True
+                    self._break()
                 self._fail(group, error)
                 break
             self._failure = None
@@ -368,8 +386,13 @@ class Journal:
             return
         _log.critical("the journal's flush failed", exc_info=error)
         self._flusher = None
-        self._is_broken = self._is_closed = True
+        self._is_closed = True
+        self._break()
         self._fail(self._in_flight or _Pending(), error)
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self.on_broken()
 
     def _fail(self, group: _Pending, err: BaseException) -> None:
         """Refuses all who wait; the group goes in front of what is pending, to be tried again."""
@@ -398,3 +421,7 @@ class Journal:
         except OSError as err:
             return err
         return None
+
+
+def _ignore() -> None:
+    """Nobody asked to be told."""

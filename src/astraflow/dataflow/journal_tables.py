@@ -9,11 +9,12 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from astraflow.dataflow.journal_folder import insert_records
-from astraflow.dataflow.journal_thread import Job, JournalThread
+from astraflow.dataflow.journal_thread import Job, JobFailedError, JournalThread
 from astraflow.dataflow.records import Record, SqlRow
 
 __all__ = ["RETRY_S", "TableRows", "TableWriter"]
@@ -78,8 +79,10 @@ class TableWriter:
     `failure` is why the newest transaction failed: its rows are kept, and `start` tries them again.
     """
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: sqlite3.Connection, *, on_broken: Callable[[], None]) -> None:
+        """`on_broken` is called when a fault of the program ended the thread."""
         self._db = database
+        self._on_broken = on_broken
         self._thread = JournalThread("journal tables")
         self._pending = TableRows()
         self._task: asyncio.Task[None] | None = None
@@ -129,6 +132,8 @@ class TableWriter:
                 self._failed_at = time.monotonic()
                 _log.error("the journal's tables cannot be written: %s", error)
             self.failure = error
+            if isinstance(error, JobFailedError):
+                self._on_broken()
             if error is not None:
                 break
             await _pause(self._hurry)

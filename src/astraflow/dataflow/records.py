@@ -37,6 +37,7 @@ __all__ = [
     "DATABASE",
     "JOURNAL_SCHEMA",
     "SCHEMA_SQL",
+    "UNWRITABLE",
     "UPGRADES",
     "ClosedFates",
     "FateRow",
@@ -52,6 +53,7 @@ __all__ = [
     "decode_events",
     "decode_records",
     "derived_rows",
+    "encode_command",
     "encode_commands",
     "encode_events",
     "encode_records",
@@ -93,6 +95,10 @@ CREATE TABLE IF NOT EXISTS samples (
     version INTEGER NOT NULL, score REAL NOT NULL, segment INTEGER NOT NULL, offset INTEGER NOT NULL,
     length INTEGER NOT NULL, data BLOB);
 """
+
+UNWRITABLE = (OverflowError, ValueError, TypeError, RecursionError)
+"""What encoding raises for a value that cannot be stored: an integer of more than 64 bits, half a surrogate
+pair, what is nested too deeply."""
 
 SqlRow = tuple[object, ...]
 """Parameters of one statement."""
@@ -200,7 +206,12 @@ class TelemetryRow:
     span: BusySpan
 
 
-def encode_commands(commands: Sequence[Command]) -> bytes:
+def encode_command(command: Command) -> msgspec.Raw:
+    """A command as `encode_commands` takes it too. Raises: one of `UNWRITABLE`."""
+    return msgspec.Raw(_ENCODER.encode(command))
+
+
+def encode_commands(commands: Sequence[Command | msgspec.Raw]) -> bytes:
     """The commands of one row as they are stored."""
     return _ENCODER.encode(commands)
 
