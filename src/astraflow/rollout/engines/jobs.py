@@ -91,6 +91,10 @@ class Rows:
         """Whether a live row watches for stop texts."""
         return self._needs["stop"] > 0
 
+    def holds(self, job: Job) -> bool:
+        """Whether it runs here: a row's number alone says nothing, since other lanes have the same ones."""
+        return 0 <= job.row < len(self.jobs) and self.jobs[job.row] is job
+
     def add(self, job: Job, version: int) -> None:
         """Gives a job the next row."""
         row = job.row = len(self.jobs)

@@ -89,8 +89,8 @@ class Lane:
         self._waiting.append(job)
 
     def drop(self, job: Job) -> None:
-        """Forgets a request, wherever it is; its `resolve` is not called."""
-        if job.row >= 0:
+        """Forgets a request, if it is one of this lane's; its `resolve` is not called."""
+        if self._rows.holds(job):
             self._release(np.array([job.row]))
         elif job in self._waiting:
             self._waiting.remove(job)

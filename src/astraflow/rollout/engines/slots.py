@@ -14,6 +14,7 @@ from astraflow.models.loading import empty_causal_lm, install_tensors
 from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.forward import make_forward
+from astraflow.rollout.engines.jobs import Job
 from astraflow.rollout.engines.lane import Lane
 from astraflow.rollout.engines.stopping import stop_ids
 
@@ -77,6 +78,11 @@ class Slots:
     def pin(self, slot: Slot) -> None:
         """Makes a new slot the pinned one."""
         self.pinned = slot
+
+    def drop(self, job: Job) -> None:
+        """Forgets a request, in whichever lane it is."""
+        for lane in self.lanes:
+            lane.drop(job)
 
     def lane_for(self, version: int, *, changing: frozenset[SlotName]) -> Lane:
         """The lane that serves a request for a version, -1 for the newest.

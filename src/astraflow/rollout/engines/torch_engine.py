@@ -109,7 +109,7 @@ class TorchEngine:
             return await future
         except asyncio.CancelledError:
             with contextlib.suppress(RolloutError):  # an engine that has ended runs it no more
-                self._post(_Command(partial(self._drop, job)))
+                self._post(_Command(partial(self._slots.drop, job)))
             raise
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -302,10 +302,6 @@ class TorchEngine:
 
     def _set_paused(self, is_paused: bool) -> None:
         self._is_paused = is_paused
-
-    def _drop(self, job: Job) -> None:
-        for lane in self._slots.lanes:
-            lane.drop(job)
 
     def _deliver(self) -> None:
         """Hands results to the event loops that wait for them, one call a loop."""

@@ -286,3 +286,17 @@ def test_scores_are_the_models_logprobs(length: int) -> None:
     assert scores.dtype == np.float32
     expected = [float(logprobs[i, tokens[i + 1]]) for i in range(length - 1)]
     assert scores.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_dropping_a_request_of_another_lane_changes_nothing() -> None:
+    here, there = Bench(), Bench()
+    here.submit("mine", max_new=12)
+    foreign = [there.submit(f"theirs {idx}", (4, idx), max_new=12) for idx in (5, 6)]
+    here.steps(2)
+    there.steps(2)
+    for job in foreign:
+        here.lane.drop(job)
+    here.steps()
+    there.steps()
+    assert set(here.outcomes) == {"mine"}
+    assert set(there.outcomes) == {"theirs 5", "theirs 6"}
