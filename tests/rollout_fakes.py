@@ -82,7 +82,8 @@ class CharRenderer:
 class ScriptedEngine:
     """Says what `reply` answers to a prompt's ids; each token carries the version of its slot.
 
-    `gate`, if set, is waited for before each answer; `error` is raised instead of an answer.
+    `gate`, if set, is waited for before each answer; `error` is raised instead of an answer, `loss` by
+    `capacity`.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class ScriptedEngine:
         self.slots: dict[str, int] = {}
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
+        self.loss: Exception | None = None
+        """Why it will never serve again."""
         self.load_errors: list[Exception] = []
         self.is_closed = False
         self._max_context = max_context
@@ -138,6 +141,8 @@ class ScriptedEngine:
     async def resume(self) -> None: ...
 
     def capacity(self) -> Capacity:
+        if self.loss is not None:
+            raise self.loss
         return Capacity(
             num_slots=64,
             num_running=0,

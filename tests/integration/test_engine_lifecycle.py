@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.errors import RolloutError
+from astraflow.errors import RolloutError, ServiceError
 from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Sampling
@@ -28,6 +28,21 @@ def ask(prompt: tuple[int, ...] = (5, 9, 3), **sampling: Any) -> GenerateRequest
 def long_ask(seed: int = 0) -> GenerateRequest:
     """Runs for hundreds of steps: with one token to choose from, the end token never comes."""
     return ask((5, 9, 3), max_tokens=4000, top_k=1, seed=seed)
+
+
+class Breaking(int):
+    """A seed that raises in the thread, as a bug in a step would."""
+
+    error: BaseException
+
+    def __and__(self, other: int) -> int:
+        raise self.error
+
+
+def breaking(error: BaseException) -> Breaking:
+    seed = Breaking(1)
+    seed.error = error
+    return seed
 
 
 async def all_running(engine: TorchEngine, count: int) -> None:
@@ -153,6 +168,22 @@ async def test_a_crash_of_the_thread_reaches_everyone_who_waits(snapshot: Weight
         assert "the engine of 'actor' failed: TypeError" in str(outcome)
     with pytest.raises(RolloutError, match="failed: TypeError"):
         await engine.generate(ask())
+    await engine.close()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit(0)], ids=lambda e: type(e).__name__)
+async def test_an_engine_whose_thread_has_ended_offers_no_slots(
+    snapshot: WeightSnapshot, error: BaseException
+) -> None:
+    engine = make_engine_on(snapshot, num_slots=4, max_context=4096)
+    running = asyncio.create_task(engine.generate(long_ask()))
+    await all_running(engine, 1)
+    broken = asyncio.create_task(engine.generate(ask(seed=breaking(error))))
+    for outcome in await asyncio.gather(running, broken, return_exceptions=True):
+        assert isinstance(outcome, RolloutError)
+        assert f"failed: {type(error).__name__}" in str(outcome)
+    with pytest.raises(ServiceError, match=f"the engine of 'actor' failed: {type(error).__name__}.*started"):
+        engine.capacity()
     await engine.close()
 
 

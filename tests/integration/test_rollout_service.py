@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from astraflow.envs.config import ExactReward, JsonlSourceConfig, TasksConfig
-from astraflow.errors import DataError, RefusedError, UnavailableError, WeightsError
+from astraflow.errors import (
+    DataError,
+    RefusedError,
+    RolloutError,
+    ServiceError,
+    UnavailableError,
+    WeightsError,
+)
 from astraflow.protocols import Engine, Renderer, WeightSnapshot
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.scoring import ScoringPool
@@ -358,3 +365,30 @@ async def test_a_policy_that_cannot_be_hosted_ends_the_service_with_the_reason(s
     await rig.dataflow.publish("actor", 0)
     with pytest.raises(DataError, match="no chat template"):
         await rig.ended()
+
+
+async def test_an_engine_that_is_lost_ends_the_service_and_its_leases_go_back(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0)
+    gate = rig.hold_answers()
+    await rig.dataflow.offer(make_lease("0.0.0"), make_lease("0.1.0"))
+    await rig.dataflow.until(lambda: len(rig.engine.requests) == 2)
+    rig.engine.error = RolloutError("the engine of 'actor' failed: ZeroDivisionError")
+    rig.engine.loss = ServiceError("the engine of 'actor' failed: ZeroDivisionError; start it again")
+    gate.set()
+    with pytest.raises(ServiceError, match="failed: ZeroDivisionError; start it again"):
+        await rig.ended()
+    last = rig.dataflow.lease_requests[-1]
+    assert (last.num_free, last.held) == (0, ())
+    assert rig.dataflow.drained == ["w1"]
+    assert not rig.dataflow.results
+
+
+async def test_an_engine_that_is_lost_while_it_is_idle_ends_the_service(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: len(rig.dataflow.beats) > 2)
+    rig.engine.loss = ServiceError("the vllm server of 'actor' ended 3 times in a row")
+    with pytest.raises(ServiceError, match="ended 3 times"):
+        await rig.ended()
+    assert rig.dataflow.drained == ["w1"]

@@ -1,6 +1,7 @@
 """Engines over a server of their own, against a stand-in of SGLang's server with a real model in it."""
 
 import asyncio
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -134,6 +135,18 @@ async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:
         ConfigError, match=r"rollout.engine.python = '.venv-nowhere/bin/python' is no program"
     ):
         await engine.load(model.snapshot(0), slot="live")
+    await engine.close()
+
+
+async def test_a_failure_before_the_server_starts_reaches_those_who_wait(model: TinyModel) -> None:
+    snapshot = model.snapshot(0)
+    first = dataclasses.replace(snapshot.tensors[0], data=np.zeros(3, np.uint8).data)  # no whole number
+    torn = dataclasses.replace(snapshot, tensors=(first, *snapshot.tensors[1:]))
+    engine = make_engine(sglang_config(), torn)
+    with pytest.raises(ServiceError, match="failed: ValueError: buffer size must be a multiple"):
+        await engine.load(torn, slot="live")
+    with pytest.raises(ServiceError, match="failed: ValueError"):
+        engine.capacity()
     await engine.close()
 
 

@@ -11,7 +11,8 @@
 All tasks belong to one task group in `run`. An episode's task ends by itself, or is cancelled when its lease
 is revoked or the service leaves. State shared between loops: `_running` (lease loop writes, episodes' end
 callbacks remove), the outbox, and each host's slots (its follow loop writes). A stop signal ends leasing at
-once, gives running episodes `drain_s`, sends what is finished, and says goodbye.
+once, gives running episodes `drain_s`, sends what is finished, and says goodbye. An engine that will never
+serve again ends the service the same way, and `run` then raises its error: the supervisor starts it anew.
 """
 
 import asyncio
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.config import Use
-from astraflow.errors import Error, RolloutError, UnavailableError
-from astraflow.protocols import Engine, Renderer, WeightSnapshot, WorkerLink
+from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError
+from astraflow.protocols import Capacity, Engine, Renderer, WeightSnapshot, WorkerLink
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.hosting import FetchesWeights, PolicyHost
@@ -38,6 +39,7 @@ from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.waiting import done_or_set, first_of, unless
 from astraflow.types import (
     EpisodeResult,
+    Failure,
     Fingerprints,
     Heartbeat,
     HeartbeatReply,
@@ -95,15 +97,10 @@ class RolloutService:
         """`policies`: what it hosts, in the recipe's order; at `peer_url` it serves their weights."""
         self._link, self._scoring, self._config, self._drain_s = link, scoring, config, drain_s
         self._served_changed, self._beat_due = asyncio.Event(), asyncio.Event()
-        host = partial(
-            PolicyHost,
-            link=link,
-            weights=weights,
-            make_engine=make_engine,
-            make_renderer=make_renderer,
-            changed=self._note_served,
-        )
-        self._hosts = {info.name: host(info) for info in policies}
+        host = partial(PolicyHost, link=link, weights=weights, changed=self._note_served)
+        self._hosts = {
+            info.name: host(info, make_engine=make_engine, make_renderer=make_renderer) for info in policies
+        }
         request = RegisterWorker(
             name=name,
             hosts=tuple(self._hosts),
@@ -122,6 +119,8 @@ class RolloutService:
         self._runner = EpisodeRunner(self._hosted, workflow, scoring.score, proposing=proposing, **limits)
         self._freed, self._ended, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
         """The run is over; the dataflow asked the service to finish what runs and leave."""
+        self._broken, self._failure = asyncio.Event(), ServiceError()
+        """An engine will never serve again, and why."""
         self._waits_for = ""
         self._tokens_before, self._beat_at_s = 0, time.monotonic()
 
@@ -132,8 +131,10 @@ class RolloutService:
                 return
             async with asyncio.TaskGroup() as group:
                 loops = [group.create_task(loop, name=name) for name, loop in self._loops(group)]
-                await first_of(stop, self._ended, self._draining)
-                await self._leave(loops, stop)
+                await first_of(stop, self._ended, self._draining, self._broken)
+                await self._leave(loops, self._broken if self._broken.is_set() else stop)
+            if self._broken.is_set() and not self._ended.is_set():
+                raise self._failure
         except ExceptionGroup as failures:
             raise _first_leaf(failures) from failures
         finally:
@@ -166,7 +167,7 @@ class RolloutService:
 
     async def _say_goodbye(self, num_abandoned: int) -> None:
         """Leaves; leases of abandoned episodes go back by a request that no longer names them as held."""
-        if num_abandoned:
+        if num_abandoned or self._broken.is_set():
             await self._request_leases(0, (), 0.0)
         await self._membership.call(self._link.drain)
 
@@ -278,8 +279,20 @@ class RolloutService:
         self._freed.set()
 
     async def _run_episode(self, lease: Lease) -> None:
-        self._outbox.put(await self._result(lease))
+        result = await self._result(lease)
+        if not (isinstance(result.outcome, Failure) and self._has_lost_an_engine()):
+            self._outbox.put(result)
         self._freed.set()
+
+    def _has_lost_an_engine(self) -> bool:
+        """Whether an engine will never serve again; the service then leaves, and the leases of what failed by
+        it go back."""
+        try:
+            self._capacities()
+        except ServiceError as err:
+            self._failure = err
+            self._broken.set()
+        return self._broken.is_set()
 
     async def _result(self, lease: Lease) -> EpisodeResult:
         if not lease.pinned:
@@ -302,6 +315,8 @@ class RolloutService:
                     async with asyncio.timeout(registration.heartbeat_s):
                         await self._beat_due.wait()
                 self._beat_due.clear()
+                if self._has_lost_an_engine():
+                    return
                 held = (*self._running, *self._outbox.lease_ids)
                 beat = Heartbeat(lease_ids=held, load=self._load(), peer_url=self._membership.peer_url)
                 self._obey(await self._membership.call(lambda me, beat=beat: self._link.heartbeat(me, beat)))
@@ -325,9 +340,15 @@ class RolloutService:
         if state in {"finished", "failed"}:
             self._ended.set()
 
+    def _capacities(self) -> list[Capacity]:
+        """Raises: ServiceError if an engine will never serve again."""
+        return [engine.capacity() for engine in self._engines()]
+
+    def _engines(self) -> list[Engine]:
+        return [host.hosted.engine for host in self._hosts.values() if host.hosted is not None]
+
     def _load(self) -> Load:
-        engines = [host.hosted.engine for host in self._hosts.values() if host.hosted is not None]
-        capacities = [engine.capacity() for engine in engines]
+        capacities = self._capacities()
         generated = sum(capacity.generated_tokens for capacity in capacities)
         now_s = time.monotonic()
         speed = (generated - self._tokens_before) / max(now_s - self._beat_at_s, 1e-6)
@@ -341,7 +362,7 @@ class RolloutService:
             tokens_per_s=speed,
             versions=self._served(),
             waits_for=host_waits or ("" if self._running else self._waits_for),
-            spans=tuple(span for engine in engines for span in engine.take_spans()),
+            spans=tuple(span for engine in self._engines() for span in engine.take_spans()),
         )
 
 

@@ -111,16 +111,18 @@ class OpenAiEngine:
         """The endpoint's answer as bytes. Raises: RolloutError."""
         body = _body(self.model, _messages(request.token_ids), request.sampling)
         self._num_waiting += 1
-        async with self._slots:
+        try:
+            await self._slots.acquire()
+        finally:
             self._num_waiting -= 1
-            self._num_running += 1
-            try:
-                reply = await self._ask(body)
-            finally:
-                self._num_running -= 1
+        self._num_running += 1
+        try:
+            reply = await self._ask(body)
+        finally:
+            self._num_running -= 1
+            self._slots.release()
         message, finish_reason = _answer(reply, self._base_url)
-        usage = cast("Mapping[str, Any]", reply.get("usage") or {})
-        self._num_tokens += int(usage.get("completion_tokens") or 0)
+        self._num_tokens += _num_completion_tokens(reply)
         ids = tuple(_line(message))
         zeros = (0,) * len(ids)
         return Generation(token_ids=ids, logprobs=zeros, versions=zeros, finish_reason=finish_reason)
@@ -177,7 +179,7 @@ class OpenAiEngine:
             try:
                 async with self._http().post(url, json=body) as reply:
                     text = await reply.text()
-            except (aiohttp.ClientError, TimeoutError) as err:
+            except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as err:
                 problem = f"{type(err).__name__}: {err}"
                 continue
             if reply.status < 400:
@@ -239,6 +241,13 @@ def _decoded(text: str, url: str) -> Mapping[str, Any]:
     if not isinstance(reply, dict):
         raise RolloutError(f"{url} answered no JSON object: {text[:_MAX_TOLD]!r}")
     return cast("dict[str, Any]", reply)
+
+
+def _num_completion_tokens(reply: Mapping[str, Any]) -> int:
+    """What the endpoint counted; 0 if it does not say."""
+    usage = reply.get("usage")
+    count = cast("Mapping[str, Any]", usage).get("completion_tokens") if isinstance(usage, dict) else 0
+    return count if isinstance(count, int) else 0
 
 
 def _answer(reply: Mapping[str, Any], url: str) -> tuple[Message, FinishReason]:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.errors import DataError, RolloutError, WeightsError
+from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.protocols import Capacity, WeightSnapshot
 from astraflow.rollout.config import PacedEngineConfig
 from astraflow.rollout.engines.paced_device import PacedDevice, PacedJob
@@ -56,6 +56,13 @@ class PacedClock:
         )
         self._clocks: dict[str, BusyClock] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.failure = ""
+        """What stopped the timer for good; empty while it works."""
+        self._engines: list[PacedEngine] = []
+
+    def attach(self, engine: "PacedEngine") -> None:
+        """Adds an engine to tell should the timer fail: nobody awaits a timer."""
+        self._engines.append(engine)
 
     def busy_clock(self, owner: str) -> BusyClock:
         """When requests of an owner advance."""
@@ -85,8 +92,14 @@ class PacedClock:
 
     def _tick(self) -> None:
         self._timer = None
-        self.bring_up()
-        self.settle()
+        try:
+            self.bring_up()
+            self.settle()
+        except Exception as err:  # noqa: BLE001 - nobody awaits a timer, so those who wait are told here
+            _log.exception("the paced device failed")
+            self.failure = f"the paced device failed: {type(err).__name__}: {err}"
+            for engine in self._engines:
+                engine.fail(self.failure)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time() * self.config.time_scale
@@ -113,6 +126,7 @@ class PacedEngine:
         self._is_paused = self._is_closed = False
         self._num_tokens = 0
         self._busy = clock.busy_clock(self._policy)
+        clock.attach(self)
         _log.warning(
             "EMULATED: policy %s has no model here; %d slots at %g tokens/s, time runs %g times faster",
             self._policy, self._config.num_slots, self._config.tokens_per_s, self._config.time_scale,
@@ -176,7 +190,12 @@ class PacedEngine:
             self._release()
 
     def capacity(self) -> Capacity:
-        """What this policy runs; the slots are shared. Counts tokens of requests that have ended."""
+        """What this policy runs; the slots are shared. Counts tokens of requests that have ended.
+
+        Raises: ServiceError if the device has failed.
+        """
+        if self._clock.failure:
+            raise ServiceError(f"{self._clock.failure}; the service has to be started again")
         return Capacity(
             num_slots=self._config.num_slots,
             num_running=self._device.num_running(self._policy),
@@ -192,9 +211,13 @@ class PacedEngine:
     async def close(self) -> None:
         """Ends; requests that still run fail with a retryable RolloutError."""
         self._is_closed = True
+        self.fail(f"the engine of {self._policy!r} was closed")
+
+    def fail(self, problem: str) -> None:
+        """Ends the requests that run with a retryable RolloutError."""
         for future in self._running.values():
             if not future.done():
-                future.set_exception(RolloutError(f"the engine of {self._policy!r} was closed"))
+                future.set_exception(RolloutError(problem))
 
     # --- requests ---
 
@@ -215,7 +238,7 @@ class PacedEngine:
         finally:
             del self._running[job]
             self._marks.pop(job, None)
-            if job.left > 0:  # given up: its slot is free from now on
+            if job.left > 0 and not self._clock.failure:  # given up: its slot is free from now on
                 self._clock.bring_up()
                 self._device.remove(job)
                 self._clock.settle()
@@ -224,6 +247,8 @@ class PacedEngine:
     def _version_for(self, request: GenerateRequest) -> int:
         if self._is_closed:
             raise RolloutError(f"the engine of {self._policy!r} was closed")
+        if self._clock.failure:
+            raise RolloutError(self._clock.failure)
         if request.version < 0:
             return self._versions["live"]
         if request.version not in self._versions.values():

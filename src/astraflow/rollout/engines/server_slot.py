@@ -22,6 +22,7 @@ from astraflow.errors import (
     Error,
     RefusedError,
     RolloutError,
+    ServiceError,
     UnavailableError,
     WeightsError,
 )
@@ -166,6 +167,9 @@ class ServerSlot:
             self._served.model = await asyncio.to_thread(self._folder.write, first)
         except WeightsError as err:
             self._life.fail(err)
+            return
+        except Exception as err:  # noqa: BLE001 - nobody awaits this task, so those who wait are told here
+            self._life.fail(ServiceError(f"{self._life.name} failed: {type(err).__name__}: {err}"))
             return
         self._served.label = self._label(self.version)
         del first  # its memory is the receiver's, who waits for it

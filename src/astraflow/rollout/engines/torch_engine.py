@@ -6,7 +6,7 @@
 
 Nothing outside the thread touches a model after construction, except to read shapes. What a slot serves, and
 which slot serves what, is decided in `slots`. A crash of the thread fails every request with its cause, and
-every later call.
+every later call; `capacity` then raises it, which ends the rollout service.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.errors import ConfigError, Error, RolloutError, WeightsError
+from astraflow.errors import ConfigError, Error, RolloutError, ServiceError, WeightsError
 from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
@@ -83,6 +83,8 @@ class TorchEngine:
         self._inbox: deque[_Command | Job] = deque()
         self._end: str | None = None
         """Why the engine takes no more requests; guarded by `_wake`."""
+        self._has_failed = False
+        """The thread ended by itself; guarded by `_wake`."""
         self._is_closing = False
         self._is_paused = False
         self._changes: dict[SlotName, _Command] = {}
@@ -148,7 +150,13 @@ class TorchEngine:
         await self._call(partial(self._set_paused, False))
 
     def capacity(self) -> Capacity:
-        """What runs, and what could. The pinned lane has as many slots again, which are not offered."""
+        """What runs, and what could. The pinned lane has as many slots again, which are not offered.
+
+        Raises: ServiceError if the stepping thread has failed.
+        """
+        with self._wake:
+            if self._has_failed:
+                raise ServiceError(f"{self._end}; it will serve nothing more and has to be started again")
         lanes = self._slots.lanes
         return Capacity(
             num_slots=self._config.num_slots,
@@ -231,17 +239,17 @@ class TorchEngine:
     # --- the thread -------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        torch.set_num_threads(self._config.num_threads)
-        end = f"the engine of {self._policy!r} was closed"
+        end, has_failed = f"the engine of {self._policy!r} was closed", False
         try:
+            torch.set_num_threads(self._config.num_threads)
             with torch.inference_mode():
                 while self._take():
                     self._step()
-        except Exception as err:  # whatever stops the thread must reach those who wait
+        except BaseException as err:  # whatever stops the thread must reach those who wait
             logger.exception("engine of %s failed", self._policy)
-            end = f"the engine of {self._policy!r} failed: {type(err).__name__}: {err}"
+            end, has_failed = f"the engine of {self._policy!r} failed: {type(err).__name__}: {err}", True
         self._clock.stop(time.time())
-        self._shut(end)
+        self._shut(end, has_failed=has_failed)
 
     def _take(self) -> bool:
         """Waits for work, then runs what came in. Returns: False if the engine is closing."""
@@ -315,10 +323,10 @@ class TorchEngine:
             except RuntimeError:
                 logger.warning("engine of %s: %d results for a closed event loop", self._policy, len(items))
 
-    def _shut(self, end: str) -> None:
+    def _shut(self, end: str, *, has_failed: bool) -> None:
         """Refuses everything from now on, and fails everything that is still open."""
         with self._wake:
-            self._end = end
+            self._end, self._has_failed = end, has_failed
             items = [*self._inbox, *self._changes.values()]
             self._inbox.clear()
             self._changes.clear()

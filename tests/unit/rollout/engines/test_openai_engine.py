@@ -1,5 +1,6 @@
 """The engine behind an OpenAI-compatible endpoint, against a small server that says what a test wants."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -145,3 +146,23 @@ def test_a_conversation_extends_its_bytes_exactly() -> None:
     assert [json.loads(line)["content"] for line in bytes(extended).splitlines()][-2:] == ['a "b"\r\nc', "?"]
     assert renderer.parse(completion) == reply
     assert completion[-1] in renderer.stop_ids
+
+
+async def test_a_request_that_is_given_up_while_it_waits_is_counted_no_more() -> None:
+    engine = OpenAiEngine("http://127.0.0.1:9/v1", max_requests=1)
+    waiting = [asyncio.create_task(engine.generate(ask(*HELLO))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert (engine.capacity().num_running, engine.capacity().num_waiting) == (1, 1)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (engine.capacity().num_running, engine.capacity().num_waiting) == (0, 0)
+    await engine.close()
+
+
+async def test_an_endpoint_whose_usage_makes_no_sense_is_answered_all_the_same() -> None:
+    choice = {"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    endpoint = Endpoint(JSONResponse({"choices": [choice], "usage": ["many"]}))
+    async with served(endpoint, model="tiny") as engine:
+        assert (await engine.generate(ask(*HELLO))).finish_reason == "stop"
+        assert engine.capacity().generated_tokens == 0

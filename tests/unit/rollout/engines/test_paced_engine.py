@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astraflow.errors import DataError, RolloutError, WeightsError
+from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.protocols import Engine, WeightSnapshot
 from astraflow.rollout.config import PacedEngineConfig
 from astraflow.rollout.engines.factory import engine_maker
+from astraflow.rollout.engines.paced_device import PacedJob
+from astraflow.rollout.engines.paced_engine import PacedClock, PacedEngine
 from astraflow.types import GenerateRequest, Sampling
 from virtual_loop import run_virtual
 
@@ -196,3 +198,22 @@ async def test_it_warns_that_it_is_no_model(
     engine_maker(config(time_scale=20.0))(snapshot)
     assert "EMULATED: policy actor has no model here" in caplog.text
     assert "20 times faster" in caplog.text
+
+
+async def test_a_device_whose_timer_fails_fails_all_requests_and_says_why(snapshot: WeightSnapshot) -> None:
+    def bug() -> None:
+        raise ZeroDivisionError("a bug")
+
+    clock = PacedClock(config(tokens_per_s=100.0, time_scale=1000.0, sigma=0.0, mean_tokens=4000.0))
+    engine = PacedEngine(snapshot, clock)
+    running = asyncio.create_task(engine.generate(request()))
+    await until(lambda: engine.capacity().num_running == 1)
+    clock.device.submit(PacedJob("actor", 1, 0.0, ended=bug))
+    clock.settle()
+    with pytest.raises(RolloutError, match="the paced device failed: ZeroDivisionError: a bug"):
+        await running
+    with pytest.raises(RolloutError, match="the paced device failed"):
+        await engine.generate(request())
+    with pytest.raises(ServiceError, match=r"the paced device failed.*started again"):
+        engine.capacity()
+    await engine.close()
