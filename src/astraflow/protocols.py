@@ -406,6 +406,8 @@ class ProcessSpec:
     max_restarts: int = 5
     ends_with_run: bool = False
     """Exit code 0 is its normal end; without it, any end that nobody asked for is a crash."""
+    longest_silence_s: float = 0.0
+    """It is restarted after so long without a sign of life; 0: never."""
 
 
 @runtime_checkable
@@ -422,6 +424,12 @@ class ProcessHandle(Protocol):
     def terminate(self) -> None: ...
 
     def kill(self) -> None: ...
+
+    async def silence(self, longest_s: float) -> str:
+        """Returns once the process has shown no sign of life for `longest_s`, after it was asked to log the
+        stacks of its threads: what is known of its state, in words. Never returns for a process that has not
+        shown one yet."""
+        ...
 
 
 class Launcher(Protocol):

@@ -13,6 +13,7 @@ than the answer's Retry-After says, until the client's patience ends; other refu
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import hmac
 import logging
@@ -49,7 +50,10 @@ from astraflow.errors import (
 from astraflow.types import ErrorReply, Item
 
 __all__ = [
+    "LIFE_FD_VARIABLE",
+    "LIFE_SIGN_EVERY_S",
     "PARENT_FD_VARIABLE",
+    "STACKS_SIGNAL",
     "HttpServer",
     "HttpTransport",
     "MemoryTransport",
@@ -70,6 +74,11 @@ _ItemT = TypeVar("_ItemT", bound=Item)
 
 PARENT_FD_VARIABLE = "ASTRAFLOW_PARENT_FD"
 """Environment variable with the read end of a pipe that closes when the launcher dies."""
+LIFE_FD_VARIABLE = "ASTRAFLOW_LIFE_FD"
+"""Environment variable with the write end of a pipe that takes a process's signs of life."""
+LIFE_SIGN_EVERY_S = 1.0
+STACKS_SIGNAL = signal.SIGUSR2
+"""A service that gets it writes the stacks of all its threads to its log, even while its event loop hangs."""
 
 _GC_THRESHOLD = 10_000
 """New containers between two collections of the youngest: a service makes hundreds for each request."""
@@ -580,6 +589,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     for client in ("httpx", "httpx2"):  # of agents in this process: a line a request
         logging.getLogger(client).setLevel(logging.WARNING)
     try:
+        faulthandler.register(STACKS_SIGNAL, all_threads=True)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_guarded(main, name))
     except Error as err:
@@ -612,6 +622,7 @@ async def _guarded(main: Callable[[asyncio.Event], Awaitable[int | None]], name:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     _watch_parent(loop, stop, name)
+    _show_life(loop)
     return await main(stop) or 0
 
 
@@ -629,6 +640,25 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: st
         loop.call_later(10.0, os._exit, 1)
 
     loop.add_reader(fd, parent_died)
+
+
+def _show_life(loop: asyncio.AbstractEventLoop) -> None:
+    """Writes a byte for the launcher each second from within the event loop: a process that is stopped, or
+    whose loop hangs, falls silent."""
+    text = os.environ.get(LIFE_FD_VARIABLE, "")
+    if not text:
+        return
+    fd = int(text)
+    os.set_blocking(fd, False)
+    os.set_inheritable(fd, False)
+
+    def show() -> None:
+        # A full pipe means that the launcher does not read now; what it finds later is sign enough.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(fd, b".")
+        loop.call_later(LIFE_SIGN_EVERY_S, show)
+
+    loop.call_soon(show)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

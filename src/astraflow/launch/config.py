@@ -21,7 +21,14 @@ from astraflow.trainer.config import PacedBackendConfig, TrainConfig
 from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import PacedConfig, SingleTurnConfig, WorkflowConfig
 
-__all__ = ["PolicyConfig", "Recipe", "RecipeTasksConfig", "SamplingConfig", "load_recipe"]
+__all__ = [
+    "PolicyConfig",
+    "Recipe",
+    "RecipeTasksConfig",
+    "SamplingConfig",
+    "SupervisionConfig",
+    "load_recipe",
+]
 
 
 class SamplingConfig(Config):
@@ -97,6 +104,14 @@ class PolicyConfig(Config):
         return self
 
 
+class SupervisionConfig(Config):
+    """How the launcher watches over the processes of a run."""
+
+    longest_silence_s: float = Field(default=120.0, ge=0)
+    """A process whose event loop has shown no sign of life for so many seconds is restarted, with the stacks
+    of its threads in its log; 0: never."""
+
+
 class RecipeTasksConfig(TasksConfig):
     """What is trained on, how it is scored, and in which order it is drawn."""
 
@@ -135,6 +150,7 @@ class Recipe(Config):
     eval: EvalConfig = EvalConfig()
     dataflow: DataflowConfig = DataflowConfig()
     weights: WeightsConfig = WeightsConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
 
     @property
     def trained(self) -> dict[str, PolicyConfig]:

@@ -147,6 +147,7 @@ def program(
             env={**base, **_threads(threads), **token},
             log_path=folder.logs / f"{name}.log",
             ends_with_run=is_finite,
+            longest_silence_s=recipe.supervision.longest_silence_s,
         )
 
     specs = [spec("dataflow", "serve", run_dir, "--port", str(addresses.dataflow[1]))]
