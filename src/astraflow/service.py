@@ -120,12 +120,20 @@ class Transport(Protocol):
 class HttpTransport:
     """HTTP/1.1 with kept-alive connections. Opened at the first request, in the loop that makes it."""
 
-    def __init__(self, base_url: str, *, num_connections: int = 64, ca_file: str = "") -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        num_connections: int = 64,
+        ca_file: str = "",
+        max_reply_bytes: int = wire.MAX_BODY_BYTES,
+    ) -> None:
         """`ca_file`: PEM file by which an `https` service is checked; empty: what OpenSSL trusts, which the
-        variable SSL_CERT_FILE may name."""
+        variable SSL_CERT_FILE may name. A longer answer than `max_reply_bytes` is cut off, and fails."""
         self._base_url = base_url.rstrip("/")
         self._num_connections = num_connections
         self._ca_file = ca_file
+        self._max_reply_bytes = max_reply_bytes
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
@@ -139,12 +147,33 @@ class HttpTransport:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(
-                method, self._base_url + target, data=body or None, headers=headers, timeout=timeout
+                method,
+                self._base_url + target,
+                data=body or None,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,  # a token, and what is asked, are for this address alone
             ) as answer:
-                body = await answer.read()
+                body = await self._body_of(answer)
                 return Reply(answer.status, answer.content_type, body, _retry_after_s(answer.headers))
         except aiohttp.ClientError as err:
             raise ConnectionError(f"{type(err).__name__}: {err}") from err
+
+    async def _body_of(self, answer: aiohttp.ClientResponse) -> bytes:
+        """The whole body. Raises: ConnectionError if there is no end to it."""
+        most = self._max_reply_bytes
+        size = answer.content_length or 0
+        if answer.content_length is not None and size <= most:
+            return await answer.read()
+        blocks: list[bytes] = []
+        while size <= most:
+            block = await answer.content.readany()
+            if not block:
+                return b"".join(blocks)
+            size += len(block)
+            blocks.append(block)
+        answer.close()
+        raise ConnectionError(f"the answer is longer than {most} bytes")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -319,7 +348,7 @@ class ServiceClient:
             except (ConnectionError, TimeoutError, OSError) as err:
                 reply, problem = None, err
             if reply is not None and problem is None:
-                if reply.status >= 400:
+                if reply.status >= 300:
                     raise _decode_error(reply)
                 return reply
             wait_s = backoff_s * self._jitter.uniform(0.5, 1.0)
@@ -339,6 +368,11 @@ class ServiceClient:
 
 
 def _decode_error(reply: Reply) -> Error:
+    if reply.status < 400:
+        message = f"HTTP {reply.status}: it sends callers elsewhere, and redirects are not followed"
+        return RefusedError(
+            f"{message}; give the service's own address", code="redirect", status=reply.status
+        )
     try:
         error = wire.decode(reply.body, ErrorReply, reply.media_type)
     except WireError:
