@@ -35,6 +35,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow import wire
+from astraflow.connections import ConnectionLimits, Connections, raise_file_limit
 from astraflow.errors import (
     ConfigError,
     DataError,
@@ -89,6 +90,7 @@ _MAX_KEPT_BUFFER_BYTES, _MAX_KEPT_BYTES = 32 * 1024 * 1024, 128 * 1024 * 1024
 _BODY_PATIENCE_S = 20.0
 _SLOWEST_BYTES_PER_S = 100_000
 """A link of 1 Mbit/s still carries a body."""
+_NEVER_S = 86_400
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 
@@ -403,11 +405,7 @@ async def read_item(
     client that sends byte by byte, or nothing, is refused.
     Raises: WireError if the body is too large or does not fit the type; RefusedError if it comes too slowly.
     """
-    body = request.scope.get("extensions", {}).get(wire.WHOLE_BODY)
-    if body is None:
-        body = await _read_body(request, item_type.__name__, limit, patience_s)
-    elif len(body) > limit:
-        raise WireError(f"{item_type.__name__}: body over the limit of {limit} bytes")
+    body = await _read_body(request, item_type.__name__, limit, patience_s)
     return wire.decode(body, item_type, _header(request, b"content-type") or wire.MSGPACK)
 
 
@@ -523,20 +521,28 @@ class HttpServer:
     """
 
     def __init__(
-        self, app: ASGIApp, *, host: str, port: int, name: str, tls: tuple[str, str] | None = None
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        name: str,
+        tls: tuple[str, str] | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self._host, self._port, self._name = host, port, name
+        self._connections = Connections(limits or ConnectionLimits())
         self._scheme = "https" if tls else "http"
         self._tls = tls
         config = uvicorn.Config(
             app,
             ssl_certfile=tls[0] if tls else None,
             ssl_keyfile=tls[1] if tls else None,
-            http=_http_protocol(),
-            log_level="warning",
+            http=self._connections.protocol,
+            log_level="error",  # a warning for each malformed request would let anybody fill the disk
             access_log=False,
             lifespan="off",
-            timeout_keep_alive=75,
+            timeout_keep_alive=_NEVER_S,  # `Connections` closes what is idle
             ws="none",
             proxy_headers=False,
             server_header=False,
@@ -566,6 +572,7 @@ class HttpServer:
         listener.listen(2048)
         listener.setblocking(False)
         port = cast("tuple[str, int]", listener.getsockname())[1]
+        self._connections.open()
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http:{self._name}")
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{self._scheme}://{host}:{port}"
@@ -577,6 +584,7 @@ class HttpServer:
         self._server.config.timeout_graceful_shutdown = grace_s  # pyright: ignore[reportAttributeAccessIssue] (seconds)
         self._server.should_exit = True
         await self._task
+        await self._connections.close()
         self._task = None
 
 
@@ -589,14 +597,6 @@ def _check_tls(name: str, cert: str, key: str) -> None:
             f"{name}: certificate {cert} with key {key} cannot be used: {err}; two PEM files that belong "
             "together are expected, the key without a password"
         ) from err
-
-
-def _http_protocol() -> "type[asyncio.Protocol] | str":
-    if sys.platform == "win32":
-        return "auto"
-    from astraflow.http_protocol import HttpProtocol
-
-    return HttpProtocol
 
 
 class _QuietServer(uvicorn.Server):
@@ -622,6 +622,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     )
     for client in ("httpx", "httpx2"):  # of agents in this process: a line a request
         logging.getLogger(client).setLevel(logging.WARNING)
+    raise_file_limit()
     try:
         faulthandler.register(STACKS_SIGNAL, all_threads=True)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
