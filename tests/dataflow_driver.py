@@ -46,6 +46,7 @@ from astraflow.types import (
     Turn,
     VersionSpan,
 )
+from astraflow.weights.addresses import PeerRules
 from astraflow.wire import column
 
 VOCAB = 32
@@ -130,6 +131,7 @@ async def running(
     http: bool = False,
     snapshot_every: int = 20_000,
     segment_bytes: int = 256 * 1024 * 1024,
+    peer_rules: PeerRules | None = None,
 ) -> AsyncIterator[Run]:
     """A dataflow service over a journal in `folder`; in memory, or on a real port."""
     plan = plan or make_plan()
@@ -144,7 +146,8 @@ async def running(
     eval_sources = {"heldout": ListSource("heldout", 50)}
     try:
         service = DataflowService(
-            plan, sources, eval_sources, make_run_info(plan, frozen=frozen), config, journal
+            *(plan, sources, eval_sources, make_run_info(plan, frozen=frozen), config, journal),
+            peer_rules=peer_rules,
         )
     except BaseException:
         await journal.close()

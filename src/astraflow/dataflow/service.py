@@ -34,6 +34,7 @@ from astraflow.dataflow.waiting import waited
 from astraflow.errors import JournalError
 from astraflow.protocols import TaskSource
 from astraflow.types import RunInfo, RunState
+from astraflow.weights.addresses import PeerRules
 
 __all__ = ["DataflowService"]
 
@@ -65,8 +66,13 @@ class DataflowService:
         run_info: RunInfo,
         config: DataflowConfig,
         journal: Journal,
+        *,
+        peer_rules: PeerRules | None = None,
     ) -> None:
-        """Recovers the core. Raises: JournalError if the journal does not replay."""
+        """Recovers the core. Without `peer_rules` no service hears where another serves weights.
+
+        Raises: JournalError if the journal does not replay.
+        """
         self._plan = plan
         self._journal = journal
         self._heartbeat_s = config.heartbeat_s
@@ -76,7 +82,11 @@ class DataflowService:
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
         self._watch: asyncio.Task[None] | None = None
         self.app: ASGIApp = make_app(
-            self._dispatcher, TaskLookup(core, sources, eval_sources), self._run_info, config
+            self._dispatcher,
+            TaskLookup(core, sources, eval_sources),
+            self._run_info,
+            config,
+            peer_rules or PeerRules(),
         )
 
     @property
