@@ -10,8 +10,11 @@ def long_enough(facts: GroupFacts, *, least: int) -> bool | str:
 
 
 def best_only(facts: GroupFacts) -> list[float]:
-    """Credit: what is better than the second best counts, and nothing else."""
-    rewards = sorted(t.reward for t in facts.trajectories)
+    """Credit: what is better than the second best episode counts, and nothing else."""
+    best = {}  # per episode, since one that forks has several trajectories
+    for t in facts.trajectories:
+        best[t.episode_idx] = max(t.reward, best.get(t.episode_idx, t.reward))
+    rewards = sorted(best.values())
     return [max(0.0, t.reward - rewards[-2]) for t in facts.trajectories]
 
 

@@ -129,7 +129,7 @@ class GresoConfig(FollowingConfig):
     start_p: float = Field(default=0.5, gt=0, le=1)
     """First base of the chance to be drawn, p^z, of easy and of hard tasks."""
     delta: float = Field(default=0.01, ge=0)
-    """Change of p a version."""
+    """Change of p per version, from the second epoch on."""
     min_p: float = Field(default=0.05, gt=0, le=1)
     """Least p."""
     max_p: float = Field(default=0.95, gt=0, le=1)

@@ -17,8 +17,13 @@ class Greso:
 
     `easy` (all right) and `hard` (all wrong) tasks have their own p. After each version of the policy: if the
     share of such groups among those completed since the version before is at least its target, p falls by
-    `delta`, else it rises by `delta`, within [min_p, max_p]. A task is never skipped before its first visit,
-    so the first epoch is whole. Source: Zheng et al. 2025, section 4 and algorithm 1.
+    `delta`, else it rises by `delta`, within [min_p, max_p].
+
+    A task is never skipped before its first visit, so the first epoch is whole, and p adapts from the second
+    epoch on: only groups of tasks that were visited before are counted. In the first epoch the shares do not
+    depend on p, which would only drift to a bound.
+    Source: Zheng et al. 2025, section 4 and algorithm 1; that p waits for the second epoch: authors' code.
+    Example: two tasks, each visited once without variance, are drawn with chance 0.5 in the second epoch.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Greso:
         self._p: dict[_Kind, float] = {"easy": start_p, "hard": start_p}
         self._delta, self._min_p, self._max_p, self._easy_above = delta, min_p, max_p, easy_above
         self._in_a_row: dict[int, tuple[_Kind, int]] = {}
+        self._visited: dict[int, None] = {}
         self._seen: dict[str, int] = {"easy": 0, "hard": 0, "all": 0}
         self._version = self._looks = 0
 
@@ -55,19 +61,22 @@ class Greso:
         return "" if drawn < max(self._p[kind] ** num, self._floors[kind]) else kind
 
     def observe(self, outcome: Outcome) -> None:
-        """Counts the group, and moves both p once a version."""
+        """Counts the group if its task was visited before, and moves both p once a version."""
         facts = outcome.groups.get(self._policy)
         if facts is None:
             return
-        if outcome.versions[self._policy] > self._version and self._seen["all"]:
-            self._adapt()
+        if outcome.versions[self._policy] > self._version:
+            if self._seen["all"]:
+                self._adapt()
             self._version = outcome.versions[self._policy]
-        self._seen["all"] += 1
+        is_revisit = outcome.task_idx in self._visited
+        self._visited[outcome.task_idx] = None
+        self._seen["all"] += is_revisit
         if zero_variance(facts):
             self._in_a_row.pop(outcome.task_idx, None)
             return
         kind: _Kind = "easy" if mean_reward(facts) > self._easy_above else "hard"
-        self._seen[kind] += 1
+        self._seen[kind] += is_revisit
         _, num = self._in_a_row.get(outcome.task_idx, (kind, 0))
         self._in_a_row[outcome.task_idx] = (kind, num + 1)
 
@@ -79,7 +88,7 @@ class Greso:
         self._seen = dict.fromkeys(self._seen, 0)
 
     def state(self) -> dict[str, Any]:
-        """Both p, the tasks' runs of zero variance, and counters."""
+        """Both p, the tasks' runs of zero variance, the tasks visited, and counters."""
         return {
             "p_easy": self._p["easy"],
             "p_hard": self._p["hard"],
@@ -87,6 +96,7 @@ class Greso:
             "looks": self._looks,
             "seen": self._seen,
             "in_a_row": self._in_a_row,
+            "visited": self._visited,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -95,3 +105,5 @@ class Greso:
         self._version, self._looks = int(state["version"]), int(state["looks"])
         self._seen = {key: int(state["seen"][key]) for key in self._seen}
         self._in_a_row = {int(task): (kind, int(num)) for task, (kind, num) in state["in_a_row"].items()}
+        # An older version did not keep the visits; those without variance, it did.
+        self._visited = {int(task): None for task in state.get("visited", state["in_a_row"])}

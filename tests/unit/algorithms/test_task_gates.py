@@ -125,16 +125,44 @@ def test_a_floor_bounds_the_skip_probability():
 
 def test_greso_moves_each_p_towards_its_target_once_a_version():
     gate = Greso(seed=0)  # targets: 1/12 easy, 1/6 hard
-    for task in range(12):
-        rewards = (1.0, 1.0) if task == 0 else (0.0, 0.0) if task == 1 else (0.0, 1.0)
-        gate.observe(make_outcome(task, *rewards, version=0))
+    for _ in range(2):  # the second epoch counts
+        for task in range(12):
+            rewards = (1.0, 1.0) if task == 0 else (0.0, 0.0) if task == 1 else (0.0, 1.0)
+            gate.observe(make_outcome(task, *rewards, version=0))
     state = gate.state()
     assert (state["p_easy"], state["p_hard"]) == (0.5, 0.5)
-    gate.observe(make_outcome(20, 0.0, 1.0, version=1))
+    gate.observe(make_outcome(2, 0.0, 1.0, version=1))
     state = gate.state()
     assert (state["p_easy"], state["p_hard"]) == (pytest.approx(0.49), pytest.approx(0.51))
-    gate.observe(make_outcome(21, 0.0, 1.0, version=1))
+    gate.observe(make_outcome(3, 0.0, 1.0, version=1))
     assert gate.state()["p_hard"] == pytest.approx(0.51)
+
+
+def test_greso_adapts_from_the_second_epoch_on():
+    """A worked example: 60 easy tasks and 60 hard ones, each visited once, one per version.
+
+    Easy ones are half of the groups (target 1/12), hard ones half (target 1/6): if the first epoch counted,
+    p would fall by 0.01 in 119 versions, from 0.5 to its bound of 0.05, and a task seen once would be skipped
+    with 0.95. It is skipped with 0.5. In the second epoch 2 of 4 groups are easy and 1 hard: both p fall.
+    """
+    gate = Greso(seed=0)
+    for task in range(120):
+        reward = float(task < 60)
+        gate.observe(make_outcome(task, reward, reward, version=task))
+    state = gate.state()
+    assert (state["p_easy"], state["p_hard"]) == (0.5, 0.5)
+    skipped = sum(gate.why_skip(task) == "easy" for task in range(60) for _ in range(50))
+    assert skipped / 3000 == pytest.approx(0.5, abs=0.03)
+    restored = Greso(seed=0)
+    restored.restore(gate.state())
+    for task, rewards in ((0, (1.0, 1.0)), (1, (1.0, 1.0)), (60, (0.0, 0.0)), (61, (0.0, 1.0))):
+        restored.observe(make_outcome(task, *rewards, version=120))
+    restored.observe(make_outcome(200, 0.0, 0.0, version=121))
+    assert restored.state()["p_easy"] == pytest.approx(0.49)
+    assert restored.state()["p_hard"] == pytest.approx(0.49)
+    # Task 0 was without variance twice in a row: P(skip) = 1 - 0.49^2.
+    skipped = sum(restored.why_skip(0) == "easy" for _ in range(4000))
+    assert skipped / 4000 == pytest.approx(1 - 0.49**2, abs=0.02)
 
 
 def test_greso_keeps_p_within_its_bounds():
