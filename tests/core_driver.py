@@ -171,6 +171,10 @@ class Driver:
         """A rollout service joins."""
         self.apply(AddWorker(worker_id=worker_id, name=worker_id, hosts=tuple(self.plan.policies)))
 
+    def join_as(self, worker_id: str, name: str) -> None:
+        """A rollout service joins under a name that may have been there before."""
+        self.apply(AddWorker(worker_id=worker_id, name=name, hosts=tuple(self.plan.policies)))
+
     def drop(self, worker_id: str = "w0") -> None:
         """A rollout service is lost."""
         self.apply(DropWorker(worker_id=worker_id, reason="killed"))

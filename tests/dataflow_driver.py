@@ -22,6 +22,7 @@ from astraflow.types import (
     Episode,
     EpisodeResult,
     EpisodeResults,
+    Failure,
     Fingerprints,
     Heartbeat,
     Lease,
@@ -46,7 +47,6 @@ from astraflow.types import (
     Turn,
     VersionSpan,
 )
-from astraflow.weights.addresses import PeerRules
 from astraflow.wire import column
 
 VOCAB = 32
@@ -131,7 +131,7 @@ async def running(
     http: bool = False,
     snapshot_every: int = 20_000,
     segment_bytes: int = 256 * 1024 * 1024,
-    peer_rules: PeerRules | None = None,
+    resumes_failed: bool = False,
 ) -> AsyncIterator[Run]:
     """A dataflow service over a journal in `folder`; in memory, or on a real port."""
     plan = plan or make_plan()
@@ -146,8 +146,13 @@ async def running(
     eval_sources = {"heldout": ListSource("heldout", 50)}
     try:
         service = DataflowService(
-            *(plan, sources, eval_sources, make_run_info(plan, frozen=frozen), config, journal),
-            peer_rules=peer_rules,
+            plan,
+            sources,
+            eval_sources,
+            make_run_info(plan, frozen=frozen),
+            config,
+            journal,
+            resumes_failed=resumes_failed,
         )
     except BaseException:
         await journal.close()
@@ -272,6 +277,7 @@ class ScriptedWorker:
         self.client, self.name, self.hosts = client, name, hosts
         self.id = ""
         self.num_leased = 0
+        self._has_leased = asyncio.Condition()
 
     async def register(self) -> None:
         request = RegisterWorker(
@@ -321,6 +327,26 @@ class ScriptedWorker:
 
     async def send(self, *results: EpisodeResult) -> Receipts:
         return await self.client.episodes(EpisodeResults(worker_id=self.id, results=results))
+
+    async def fail_all(self) -> None:
+        """Fails every lease as soon as it has it, until the run is over."""
+        await self.register()
+        failure = Failure(error_class="Broken", message="as ever", is_retryable=False)
+        while True:
+            request = LeaseRequest(worker_id=self.id, num_free=8, served=await self.served(), wait_s=5.0)
+            reply = await self.client.leases(request)
+            if reply.state != "running":
+                return
+            if reply.leases:
+                await self.send(*[EpisodeResult(lease_id=i.id, outcome=failure) for i in reply.leases])
+                async with self._has_leased:
+                    self.num_leased += len(reply.leases)
+                    self._has_leased.notify_all()
+
+    async def leased(self, num: int) -> None:
+        """Returns when `fail_all` has failed so many leases."""
+        async with self._has_leased:
+            await self._has_leased.wait_for(lambda: self.num_leased >= num)
 
     async def run(self) -> None:
         """Until the run is over."""

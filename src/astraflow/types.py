@@ -791,6 +791,12 @@ class WorkerStatus(Item, frozen=True, kw_only=True):
     load: Load
     last_seen_s: float
     is_draining: bool = False
+    is_set_aside: bool = False
+    """It failed too often in a row: it gets a single lease now and then, until one succeeds."""
+    failed_in_a_row: int = 0
+    """Failures since its last good episode; leases that ran together and failed together count once."""
+    last_failure: str = ""
+    """Error class and message of the latest of them."""
 
 
 class PolicyStatus(Item, frozen=True, kw_only=True):
@@ -840,7 +846,6 @@ class StepRecord(Item, frozen=True, kw_only=True):
     version: int
     at_s: float
     reward_mean: float
-    """Over episodes, however many samples each has; counted once per role."""
     staleness_mean: float
     staleness_max: int
     num_groups: int

@@ -295,6 +295,8 @@ class CoreMachine(RuleBasedStateMachine):
         data = self.driver.core.snapshot()
         found: set[bool] = set()
         for worker in self.driver.core.workers():
+            if self.driver.core.is_apart(worker.worker_id):
+                continue
             command = IssueLeases(worker_id=worker.worker_id, num_free=1, served=served)
             answer = Core.restored(self.plan, data).apply(command, self.driver.now_s).answer
             found.add(bool(answer))

@@ -27,8 +27,8 @@ class _Chaos:
         self._num_started = len(self._workers)
 
     def living(self) -> list[Worker]:
-        """The services that are there."""
-        return [worker for worker in self._workers if worker.is_alive]
+        """The services that are there and work."""
+        return [worker for worker in self._workers if worker.is_alive and not worker.is_broken]
 
     def add_worker(self) -> None:
         """Another service joins."""

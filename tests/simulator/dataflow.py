@@ -5,6 +5,7 @@ looked at again when their topic is woken; an answer goes out when all that it r
 loses a part of what is not, and a restart is the latest snapshot and a replay of the commands since.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,8 @@ class _Parked:
     look: Callable[[], object | None]
     answer: Answer
     or_else: Callable[[], object | None]
+    again_s: Callable[[], float]
+    """When to look again without a wake-up."""
     is_waiting: bool = True
 
 
@@ -210,18 +213,31 @@ class Dataflow:
         look: Callable[[], object | None],
         answer: Answer,
         or_else: Callable[[], object | None] = lambda: None,
+        again_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """Answers with what `look` finds now or after a wake-up, or what is there after the longest wait."""
+        """Answers with what `look` finds now, after a wake-up or at `again_s`, or what is there after the
+        longest wait."""
         found = look()
         if found is not None or self.core.state != "running":
             self._settle(answer, found if found is not None else or_else())
             return
-        parked = _Parked(topic, look, answer, or_else)
-        self._parked.setdefault(topic, []).append(parked)
+        parked = _Parked(topic, look, answer, or_else, again_s)
+        self._park(parked)
         self._world.after(POLL_S, self._poll_ends, self._life, parked)
 
+    def _park(self, parked: _Parked) -> None:
+        self._parked.setdefault(parked.topic, []).append(parked)
+        if math.isfinite(at_s := parked.again_s()):
+            self._world.after(at_s - self._world.now_s + 0.001, self._time_has_come, self._life, parked)
+
+    def _time_has_come(self, life: int, parked: _Parked) -> None:
+        waiting = self._parked.get(parked.topic, ())
+        if life == self._life and any(other is parked for other in waiting):
+            self._parked[parked.topic].remove(parked)
+            self._look_again(life, parked)
+
     def _wake(self, topics: Iterable[str]) -> None:
-        for topic in topics:
+        for topic in {"leases" if topic.startswith("worker/") else topic: None for topic in topics}:
             for parked in self._parked.pop(topic, ()):
                 self._world.after(0.0, self._look_again, self._life, parked)
 
@@ -238,7 +254,7 @@ class Dataflow:
             parked.is_waiting = False
             self._settle(parked.answer, found if found is not None else parked.or_else())
         else:
-            self._parked.setdefault(parked.topic, []).append(parked)
+            self._park(parked)
 
     def _poll_ends(self, life: int, parked: _Parked) -> None:
         waiting = self._parked.get(parked.topic, ())
@@ -246,12 +262,14 @@ class Dataflow:
             return
         self._parked[parked.topic].remove(parked)
         parked.is_waiting = False
+        # An episode that was left to another service comes back when that one is no longer at work.
+        may_come_late = math.isfinite(parked.again_s())
         try:
             found = parked.look()
         except RefusedError as refusal:
             self._referee.problem(f"a wait for {parked.topic} was not woken to be refused: {refusal}")
             found = None
-        if found:
+        if found and not may_come_late:
             self._referee.problem(f"a wait for {parked.topic} was not woken for {found}")
         self._settle(parked.answer, found if found is not None else parked.or_else())
 
@@ -302,7 +320,7 @@ class Dataflow:
         me = self._newest_ask[worker_id] = object()
         lost = tuple(lease_id for lease_id in self.core.worker_leases(worker_id) if lease_id not in held)
         if lost:
-            self._apply(ExpireLeases(lease_ids=lost))
+            self._apply(ExpireLeases(lease_ids=lost, never_arrived=True))
             self.liveness.end(lost)
         worker.served = served
 
@@ -314,7 +332,9 @@ class Dataflow:
             leases = self._apply(command)
             return LeaseReply(leases=leases, state=self.core.state) if leases else None
 
-        self._poll("leases", look, answer)
+        self._poll(
+            "leases", look, answer, again_s=lambda: self.core.next_chance_s(worker_id, self._world.now_s)
+        )
 
     def _on_episodes(self, answer: Answer, worker_id: str, results: tuple[tuple[str, Any], ...]) -> None:
         self.liveness.seen(worker_id, self._world.now_s)

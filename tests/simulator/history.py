@@ -4,10 +4,9 @@ Written from the rules (draws, attempts, fates, batches, versions, evaluation), 
 its own state of every group and episode, and expects each event where the rules ask for one.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from astraflow.algorithms.config import ShuffleConfig
@@ -36,6 +35,8 @@ from astraflow.dataflow.core.commands import (
     ReleaseSteps,
     ResultDropped,
     RunEnded,
+    ServiceRestored,
+    ServiceSetAside,
     StepCommitted,
     StepRedone,
     StopRun,
@@ -67,6 +68,19 @@ class _Episode:
     @property
     def is_open(self) -> bool:
         return not self.winner and not self.has_failed
+
+
+@dataclass(slots=True)
+class _Service:
+    name: str
+    strikes: int = 0
+    struck_s: float = 0.0
+    leases: dict[str, int] = field(default_factory=dict[str, int])
+    """Leases that are out, with the strikes as they were issued."""
+
+    def rests_until_s(self) -> float:
+        """Three strikes set it aside: 1 s, then twice as long each time, up to a minute."""
+        return self.struck_s + min(2.0 ** (self.strikes - 3), 60.0) if self.strikes >= 3 else 0.0
 
 
 @dataclass(slots=True)
@@ -104,7 +118,11 @@ class History:
         self._plan, self._problem = plan, problem
         self._policies = {name: _Policy() for name in plan.policies}
         self._groups: dict[int, _Group] = {}
-        self._workers: set[str] = set()
+        self._workers: dict[str, _Service] = {}
+        self._absent: dict[str, _Service] = {}
+        """Services that left with strikes, by name."""
+        self._now_s = 0.0
+        self._num_good = 0
         self._draws: Counter[int] = Counter()
         self._pushed: set[str] = set()
         self._ever_pushed: set[str] = set()
@@ -139,6 +157,9 @@ class History:
                 if policy.num_committed != self._plan.policies[name].num_steps:
                     self._problem(f"{name}: the run is done after {policy.num_committed} steps")
             self._rounds.check_done()
+        elif reason.startswith("every rollout service fails"):
+            if any(service.strikes < (10 if self._num_good else 8) for service in self._workers.values()):
+                self._problem(f"{reason}: {self._workers}")
         elif reason != "enough" and not any(self._is_starved(name) for name in self._policies):
             self._problem(f"no policy is starved, yet the run failed: {reason}")
 
@@ -178,6 +199,7 @@ class History:
         if self._ended is not None and not self._may_follow_the_end(command, events):
             self._problem(f"after the run's end: {command} leads to {events}")
         self._expected.clear()
+        self._now_s = now_s
         self._before(command, events)
         for event in events:
             _BOOKINGS[type(event)](self, event, command)
@@ -193,7 +215,8 @@ class History:
 
     def _before(self, command: Command, events: tuple[Event, ...]) -> None:
         if isinstance(command, AddWorker):
-            self._workers.add(command.worker_id)
+            service = self._absent.pop(command.name, None) or _Service(command.name)
+            self._workers[command.worker_id] = self._workers.get(command.worker_id) or service
         elif isinstance(command, AttachTrainer):
             policy = self._policies[command.policy]
             policy.epoch += 1
@@ -206,7 +229,7 @@ class History:
 
     def _after(self, command: Command, events: tuple[Event, ...], now_s: float) -> None:
         if isinstance(command, DropWorker):
-            self._workers.discard(command.worker_id)
+            self._forget(command.worker_id)
             open_groups = [g for g_id, g in self._groups.items() if not self._is_complete(g_id)]
             if self._ended is None and any(
                 e.worker_id == command.worker_id for g in open_groups for e in g.episodes
@@ -216,7 +239,7 @@ class History:
             num = sum(isinstance(event, LeaseIssued) for event in events)
             if num > command.num_free:
                 self._problem(f"{num} leases for {command.num_free} free slots")
-            elif num < command.num_free and self._ended is None:
+            elif num < command.num_free and self._ended is None and not self._is_set_aside(command):
                 self._check_full(command)
         elif isinstance(command, CommitStep):
             policy = self._policies[command.policy]
@@ -225,6 +248,16 @@ class History:
             if command.step == policy.done and self._ended is None:
                 self._problem(f"{command.policy}: the commit of step {command.step} led to {events}")
         self._rounds.after(command, now_s, {name: p.newest for name, p in self._policies.items()})
+
+    def _is_set_aside(self, command: IssueLeases) -> bool:
+        return self._workers[command.worker_id].strikes >= 3
+
+    def _forget(self, worker_id: str) -> None:
+        if (service := self._workers.pop(worker_id, None)) is not None:
+            self._absent.pop(service.name, None)
+            service.leases.clear()
+            if service.strikes:
+                self._absent[service.name] = service
 
     def _check_full(self, command: IssueLeases) -> None:
         """A service that may run training episodes got fewer than it asked for: no policy may have room."""
@@ -312,6 +345,12 @@ class History:
             self._problem(f"{event.lease_id} goes out, but its episode is {episode}")
         if event.worker_id not in self._workers or event.worker_id != command.worker_id:
             self._problem(f"{event} to a service that is not there")
+        service = self._workers[event.worker_id]
+        if service.strikes >= 3:
+            is_tried = any(n == service.strikes and self._is_out(i) for i, n in service.leases.items())
+            if self._now_s < service.rests_until_s() or is_tried:
+                self._problem(f"{event.lease_id} goes to {service}, which is set aside")
+        service.leases[event.lease_id] = service.strikes
         episode.issued = attempt
         episode.lease_id, episode.worker_id = event.lease_id, event.worker_id
         served = {entry.policy: entry.versions for entry in command.served}
@@ -325,6 +364,11 @@ class History:
                 self._problem(
                     f"{event.lease_id} for a service that serves {served}; {name} is at {policy.newest}"
                 )
+
+    def _is_out(self, lease_id: str) -> bool:
+        owner = lease_id.split(".")[0]
+        is_over = self._rounds.is_over(int(owner[1:])) if owner[0] == "e" else self._is_complete(int(owner))
+        return not is_over and self._episode(lease_id)[0].lease_id == lease_id
 
     def _is_complete(self, group_id: int) -> bool:
         group = self._groups[group_id]
@@ -341,6 +385,10 @@ class History:
         if not episode.is_open or attempt > episode.issued:
             self._problem(f"{command.lease_id} is accepted, but its episode is {episode}")
         episode.winner, episode.facts = command.lease_id, facts
+        holder = episode.worker_id if episode.lease_id == command.lease_id else command.worker_id
+        self._num_good += 1
+        if holder in self._workers:
+            self._workers[holder].strikes = 0
         episode.lease_id = episode.worker_id = ""
         self.accepted[command.lease_id] = facts
         owner = command.lease_id.split(".")[0]
@@ -352,8 +400,15 @@ class History:
         if episode.lease_id != event.lease_id:
             self._problem(f"{event} of a lease that is not out")
         is_hopeless = isinstance(command, RecordResult) and not _can_be_retried(command.outcome)
+        service = self._workers.get(episode.worker_id)
+        is_hopeless &= service is None or service.strikes < 3
         if event.is_final != (is_hopeless or attempt + 1 >= self._plan.max_attempts):
             self._problem(f"{event} after {command}, of {self._plan.max_attempts} attempts")
+        is_blamed = not (isinstance(command, ExpireLeases) and command.never_arrived)
+        strikes = service.leases.pop(event.lease_id, -1) if service is not None else -1
+        if service is not None and is_blamed and strikes == service.strikes:
+            service.strikes += 1
+            service.struck_s = self._now_s
         episode.lease_id = episode.worker_id = ""
         if not event.is_final:
             episode.attempt += 1
@@ -380,6 +435,15 @@ class History:
         is_late = not owner.startswith("e") and self._is_complete(int(owner))
         if episode.is_open and not is_late and isinstance(command.outcome, EpisodeFacts):
             self._problem(f"{event}: the first result of an open episode")
+
+    def _set_aside(self, event: ServiceSetAside, _: Command) -> None:
+        service = self._workers[event.worker_id]
+        if (event.strikes, service.strikes) != (3, 3) or event.name != service.name:
+            self._problem(f"{event} of {service}")
+
+    def _restored(self, event: ServiceRestored, _: Command) -> None:
+        if self._workers[event.worker_id].strikes:
+            self._problem(f"{event} of {self._workers[event.worker_id]}")
 
     # --- fates ---
 
@@ -510,13 +574,8 @@ class History:
         batch = policy.batches[record.step]
         groups = (*batch.group_ids, *batch.replayed_ids)
         metas = [meta for g in groups for _, meta in self._samples(record.policy, g)]
-        rewards: defaultdict[tuple[int, int, str], list[tuple[float, int]]] = defaultdict(list)
-        for g in batch.group_ids:
-            for episode, meta in self._samples(record.policy, g):
-                rewards[g, episode, meta.role].append((meta.reward, meta.num_trained_tokens))
-        mean = fmean(
-            sum(reward * num for reward, num in own) / sum(num for _, num in own) for own in rewards.values()
-        )
+        fresh = [meta for g in batch.group_ids for _, meta in self._samples(record.policy, g)]
+        mean = sum(meta.reward for meta in fresh) / len(fresh)
         said = (record.step, record.num_groups, record.num_samples, record.num_trained_tokens)
         tokens = sum(meta.num_trained_tokens for meta in metas)
         if said != (policy.num_committed, len(groups), len(metas), tokens):
@@ -570,4 +629,6 @@ _BOOKINGS: dict[type[Any], Callable[[History, Any, Command], None]] = {
     StepRedone: History._redone,
     EvalFinished: History._evaluated,
     RunEnded: History._run_ended,
+    ServiceSetAside: History._set_aside,
+    ServiceRestored: History._restored,
 }

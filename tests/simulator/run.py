@@ -24,6 +24,8 @@ def run_of(seed: int, tell: Callable[[str], None] | None = None) -> Dataflow:
     world.serve(dataflow.handle)
     trainers = [Trainer(world, scenario, referee, policy) for policy in scenario.plan.policies]
     workers = [Worker(world, scenario, referee, f"w{n}") for n in range(scenario.num_workers)]
+    if scenario.has_broken:
+        workers.append(Worker(world, scenario, referee, "broken", is_broken=True))
     world.spawn(chaos(world, scenario, referee, dataflow, (workers, trainers)))
     world.run(until_s=scenario.limit_s)
     core = dataflow.core
@@ -31,5 +33,7 @@ def run_of(seed: int, tell: Callable[[str], None] | None = None) -> Dataflow:
         waits = "; ".join(f"{wait.who} waits for {wait.whom}: {wait.what}" for wait in core.waits())
         referee.problem(f"the run is not over after {world.now_s:.0f} s: {waits}")
     world.tell("the run is over: %s", core.reason)
+    if scenario.has_broken and ("every rollout service" in core.reason or "row failed" in core.reason):
+        referee.problem(f"a broken service among others ended the run: {core.reason}")
     referee.check_end(core, dataflow.records)
     return dataflow

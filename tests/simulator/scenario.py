@@ -38,6 +38,8 @@ class Scenario:
     num_pushed: int
     stop_at_s: float
     """A person stops the run then; infinity for never."""
+    has_broken: bool = False
+    """One more service is there all the time that fails every lease at once."""
 
     def __str__(self) -> str:
         tables = ", ".join(
@@ -48,6 +50,7 @@ class Scenario:
         return (
             f"seed {self.seed}: groups of {self.plan.group_size}; {tables}; "
             f"{self.plan.max_attempts} attempts, {self.num_workers} services, "
+            f"{'one more fails everything, ' if self.has_broken else ''}"
             f"evaluation {dict(self.plan.eval.sets)}, {self.network}, "
             f"a fault every {self.fault_every_s:.0f} s until {self.faults_end_s:.0f} s; over by "
             f"{self.limit_s:.0f} s"
@@ -125,5 +128,6 @@ def make_scenario(seed: int) -> Scenario:
         equal_frac=equal_frac,
         checkpoint_every=rng.randint(1, 3),
         num_pushed=rng.choice((0, 0, 3)),
+        has_broken=random.Random(f"broken {seed}").random() < 0.25,
         stop_at_s=rng.uniform(5.0, 60.0) if rng.random() < 0.03 else float("inf"),
     )

@@ -18,7 +18,11 @@ __all__ = ["Worker"]
 class Worker:
     """One process; `kill` ends it without a word."""
 
-    def __init__(self, world: World, scenario: Scenario, referee: Referee, name: str) -> None:
+    def __init__(
+        self, world: World, scenario: Scenario, referee: Referee, name: str, *, is_broken: bool = False
+    ) -> None:
+        """`is_broken`: it fails every lease as soon as it has it."""
+        self.is_broken = is_broken
         rng = world.rng
         self._world, self._scenario, self._referee = world, scenario, referee
         self.link = Link(name, latency_s=rng.choice((0.001, 0.02, 0.15)))
@@ -149,6 +153,11 @@ class Worker:
     def _episode(self, lease: LeaseView) -> Generator[Any, Any, None]:
         rng = self._world.rng
         started = dict(self._current)
+        if self.is_broken:
+            yield 0.01
+            outcome = Failure(error_class="Broken", message="as ever", is_retryable=rng.random() < 0.5)
+            self._put(lease, outcome)
+            return
         yield (0.3 + rng.expovariate(0.5)) * self.slowness
         fails = self._scenario.failure_frac if self._world.has_faults else 0.0
         if rng.random() < fails:
@@ -158,6 +167,9 @@ class Worker:
             outcome = make_facts(score=_reward(lease, self._scenario))
         else:
             outcome = self._facts(lease, started)
+        self._put(lease, outcome)
+
+    def _put(self, lease: LeaseView, outcome: EpisodeFacts | Failure) -> None:
         self._outbox[lease.id] = outcome
         self._running.pop(lease.id, None)
         self._has_results.fire()

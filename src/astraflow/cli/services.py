@@ -34,10 +34,18 @@ CaFile = Annotated[
 ]
 
 
-def serve(run_dir: _RunDir, port: _Port = 0) -> None:
+def serve(
+    run_dir: _RunDir,
+    port: _Port = 0,
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that had failed.")] = False,
+) -> None:
     """Run the dataflow of a run folder: tasks, tables and journal."""
     from astraflow.launch.dataflow_process import run_dataflow
+    from astraflow.launch.folder import RunFolder
 
+    if resume:
+        RunFolder(run_dir).ask_to_resume()
     _run("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
 
 

@@ -173,11 +173,15 @@ async def failures(stage: Stage) -> None:
     worker = await stage.worker()
     (lease,) = await worker.take(1)
     await worker.fail(lease)
-    await _comes_again(stage, worker, lease, "D14", "its attempt failed")
+    await _comes_again(stage, lease, "D14", "its attempt failed")
 
 
-async def _comes_again(stage: Stage, worker: PlayedWorker, lease: Lease, rule: str, why: str) -> Lease | None:
-    """The next attempt of an episode; whatever else comes is answered on the way."""
+async def _comes_again(stage: Stage, lease: Lease, rule: str, why: str) -> Lease | None:
+    """The next attempt of an episode; whatever else comes is answered on the way.
+
+    Another service asks: a dataflow may prefer it to the one that failed the episode.
+    """
+    worker = await stage.worker()
     for _ in range(50):
         leases = await worker.ask(8, wait_s=0.1)
         again = [x for x in leases if (x.group_id, x.episode_idx) == (lease.group_id, lease.episode_idx)]
@@ -241,8 +245,8 @@ SPOILED: dict[str, _Spoil] = {
 async def unsound(stage: Stage) -> None:
     """D13: every rule of the token columns, broken once; the episode then goes out again and is answered
     well."""
-    worker = await stage.worker()
     for what, spoil in SPOILED.items():
+        worker = await stage.worker()
         (lease,) = await worker.take(1)
         sound = stage.result(lease)
         assert isinstance(sound.outcome, Episode)
@@ -251,7 +255,7 @@ async def unsound(stage: Stage) -> None:
         (receipt,) = await worker.results([EpisodeResult(lease_id=lease.id, outcome=spoiled)])
         is_refused = receipt.status == "invalid" and receipt.reason
         if stage.checks.that("D13", is_refused, f"{what}: the receipt is {receipt}"):
-            await _comes_again(stage, worker, lease, "D13", f"an invalid result ({what})")
+            await _comes_again(stage, lease, "D13", f"an invalid result ({what})")
 
 
 # --- leaving, and getting lost --------------------------------------------------------------------

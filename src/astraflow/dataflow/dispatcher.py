@@ -26,6 +26,9 @@ from astraflow.dataflow.core.commands import (
     IssueLeases,
     LeaseIssued,
     RunEnded,
+    RunResumed,
+    ServiceRestored,
+    ServiceSetAside,
     TakeBatch,
 )
 from astraflow.dataflow.core.core import Core
@@ -41,6 +44,8 @@ __all__ = ["Dispatcher", "clamped_wait_s"]
 
 _log = logging.getLogger(__name__)
 _FoundT = TypeVar("_FoundT")
+_CHANCE_SLACK_S = 0.01
+"""A service looks this long after its chance has come, so that clocks that differ a little do no harm."""
 
 
 class Dispatcher:
@@ -102,6 +107,10 @@ class Dispatcher:
             self.journal.snapshot_if_due(self.core)
             self._follow(events)
         self.topics.wake(wakes)
+        for topic in wakes:
+            kind, _, worker_id = topic.partition("/")
+            if kind == "worker":
+                self.line.stir(worker_id)  # It may not have now what others of its kind may, or may again.
         if "leases" in wakes:
             self.line.wake()
         return decisions
@@ -142,6 +151,7 @@ class Dispatcher:
             if isinstance(event, LeaseIssued):
                 issued.append(event.lease_id)
             has_ended |= isinstance(event, RunEnded)
+            _tell(event)
         if issued:
             self.liveness.grant(issued, asyncio.get_running_loop().time())
         self.watch()
@@ -199,7 +209,7 @@ class Dispatcher:
         wait: Callable[[], Wait],
     ) -> _FoundT | None:
         """As `poll`, for leases: those who wait get them in the order in which they came. Services of one
-        `kind` may have the same leases."""
+        `kind` may have the same leases. Looks again when time alone may bring a lease, too."""
         deadline_s = asyncio.get_running_loop().time() + clamped_wait_s(wait_s)
         number = self.line.new_number()
         with _HangUp(request) as hang_up:
@@ -210,11 +220,17 @@ class Dispatcher:
                     return found
                 with self.waits.entry(wait), self.line.place(worker_id, kind(), look, number=number) as place:
                     hang_up.watch(partial(self.line.remove, place))
-                    is_in_time = await waited(place.event, deadline_s)
+                    await waited(place.event, min(deadline_s, self._next_chance_s(worker_id)))
                 if place.is_served:
                     return place.taken()
-                if not is_in_time or hang_up.is_heard:
+                if asyncio.get_running_loop().time() >= deadline_s or hang_up.is_heard:
                     return None
+
+    def _next_chance_s(self, worker_id: str) -> float:
+        """When the service should look for leases again though nothing happened, by the loop's clock."""
+        now_s = time.time()
+        chance_s = self.core.next_chance_s(worker_id, now_s)
+        return asyncio.get_running_loop().time() + chance_s - now_s + _CHANCE_SLACK_S
 
     @property
     def _is_over(self) -> bool:
@@ -279,3 +295,19 @@ async def _hung_up(request: Request) -> None:
     """Returns once the caller is gone; nothing else comes after a request's body."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _tell(event: Event) -> None:
+    """Logs what a person should know of."""
+    if isinstance(event, ServiceSetAside):
+        _log.warning(
+            "rollout service %s (%s) failed %d times in a row, the last with %s; it is set aside, and tried "
+            "with one lease now and then until one succeeds",
+            event.name, event.worker_id, event.strikes, event.last_failure,
+        )  # fmt: skip
+    elif isinstance(event, ServiceRestored):
+        _log.info("rollout service %s (%s) works again", event.name, event.worker_id)
+    elif isinstance(event, RunResumed):
+        _log.info("the run, which had failed, goes on")
+    elif isinstance(event, RunEnded):
+        _log.log(logging.ERROR if event.is_failure else logging.INFO, "the run is over: %s", event.reason)

@@ -27,6 +27,9 @@ from astraflow.dataflow.core.commands import (
     ReleaseSteps,
     ResultDropped,
     RunEnded,
+    RunResumed,
+    ServiceRestored,
+    ServiceSetAside,
     StepCommitted,
     StepRedone,
     TasksPushed,
@@ -69,6 +72,9 @@ class Ledger:
             StepRedone: self._redo,
             EvalFinished: self._count_eval,
             RunEnded: self._end,
+            RunResumed: self._resume,
+            ServiceSetAside: self._pass_over,
+            ServiceRestored: self._pass_over,
         }
 
     @property
@@ -250,6 +256,18 @@ class Ledger:
         if self.books.ended is not None:
             self._problem(f"record {record.seq}: the run ends a second time")
         self.books.ended = event
+
+    def _resume(self, _: RunResumed, record: Record) -> None:
+        """Steps that were not committed when the run failed get other batches."""
+        if self.books.ended is None or not self.books.ended.is_failure:
+            self._problem(f"record {record.seq}: a run is resumed that had not failed")
+        self.books.ended = None
+        for books in self.policies.values():
+            for step in [step for step in books.batches if step >= books.num_committed]:
+                del books.batches[step]
+
+    def _pass_over(self, _: ServiceSetAside | ServiceRestored, __: Record) -> None:
+        """Nothing is counted of it."""
 
     def _count_failed(self, event: AttemptFailed, _: Record) -> None:
         self.books.num_failed_attempts += 1

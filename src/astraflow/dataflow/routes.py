@@ -22,7 +22,6 @@ from astraflow.dataflow.tasks import TaskLookup
 from astraflow.errors import Error, RefusedError
 from astraflow.service import error_response
 from astraflow.types import RunInfo
-from astraflow.weights.addresses import PeerRules
 
 __all__ = ["make_app"]
 
@@ -32,14 +31,10 @@ _PARAM = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
 def make_app(
-    dispatcher: Dispatcher,
-    lookup: TaskLookup,
-    run_info: RunInfo,
-    config: DataflowConfig,
-    peer_rules: PeerRules,
+    dispatcher: Dispatcher, lookup: TaskLookup, run_info: RunInfo, config: DataflowConfig
 ) -> ASGIApp:
     """The dataflow's ASGI app. Authentication is the caller's (`service.TokenAuth` around it)."""
-    site = Site(dispatcher, lookup, run_info, config, peer_rules)
+    site = Site(dispatcher, lookup, run_info, config)
     workers, trainers, views = WorkerRoutes(site), TrainerRoutes(site), ViewRoutes(site)
     handlers: dict[str, _Handler] = {
         "run": views.run,

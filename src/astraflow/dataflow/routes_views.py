@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow.dataflow.core.commands import StopRun
+from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
-from astraflow.dataflow.site import Site, caller, float_param, int_param
+from astraflow.dataflow.site import Site, float_param, int_param
 from astraflow.service import item_response, read_item
 from astraflow.types import (
     EvalRecord,
@@ -61,20 +62,14 @@ class ViewRoutes:
         found = await self._dispatcher.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
         reply = found or self._core.versions(policy, after=after)
         await self._dispatcher.settled()
-        return item_response(self._with_peers(policy, reply, caller(request)), request)
+        return item_response(self._with_peers(policy, reply), request)
 
-    def _with_peers(self, policy: str, reply: VersionsReply, asker: str) -> VersionsReply:
+    def _with_peers(self, policy: str, reply: VersionsReply) -> VersionsReply:
         """Lists the services that serve the policy's weights as further sources of its versions."""
-        rules = self._site.peer_rules
-        if not rules.is_on:
-            return reply
         peers = tuple(
             SourceLink(kind="http", url=worker.peer_url, labels={"peer": worker.name})
             for worker in self._dispatcher.liveness.workers()
-            if worker.peer_url
-            and policy in worker.hosts
-            and not worker.is_draining
-            and rules.is_for(worker.peer_url, asker)
+            if worker.peer_url and policy in worker.hosts and not worker.is_draining
         )
         if not peers:
             return reply
@@ -139,21 +134,25 @@ class ViewRoutes:
         if self._core.state != "running":
             await self._dispatcher.settled()
 
+    def _worker(self, worker: WorkerLife, to_unix_s: float) -> WorkerStatus:
+        conduct = self._core.conduct(worker.id)
+        return WorkerStatus(
+            id=worker.id,
+            name=worker.name,
+            engine=worker.engine,
+            hosts=worker.hosts,
+            num_leases=len(self._core.worker_leases(worker.id)),
+            load=worker.load,
+            last_seen_s=worker.last_seen_s + to_unix_s,
+            is_draining=worker.is_draining,
+            is_set_aside=self._core.is_set_aside(worker.id),
+            failed_in_a_row=conduct.strikes,
+            last_failure=conduct.last_failure if conduct.strikes else "",
+        )
+
     def _status(self) -> StatusReply:
         to_unix_s = time.time() - asyncio.get_running_loop().time()
-        workers = tuple(
-            WorkerStatus(
-                id=worker.id,
-                name=worker.name,
-                engine=worker.engine,
-                hosts=worker.hosts,
-                num_leases=len(self._core.worker_leases(worker.id)),
-                load=worker.load,
-                last_seen_s=worker.last_seen_s + to_unix_s,
-                is_draining=worker.is_draining,
-            )
-            for worker in self._dispatcher.liveness.workers()
-        )
+        workers = tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
         waits = self._core.waits()
         known = {wait.who for wait in waits}
         waiting = {

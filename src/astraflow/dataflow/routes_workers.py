@@ -5,7 +5,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +23,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.ingest import PolicyLimits, check_results, facts_of, lease_kind, vocab_size
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.samples import SampleKeeper
-from astraflow.dataflow.site import Site, caller, check_fingerprints, check_protocol
+from astraflow.dataflow.site import Site, check_fingerprints, check_protocol
 from astraflow.errors import Error, RefusedError, WireError
 from astraflow.service import item_response, read_item
 from astraflow.types import (
@@ -49,7 +49,7 @@ __all__ = ["WorkerRoutes"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-_PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
+_PEER_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,255}")
 _MAX_SPANS = 10_000
 """Busy spans of one heartbeat; more are refused."""
 
@@ -81,11 +81,13 @@ class WorkerRoutes:
                 code="unknown_policy",
             )
         check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
-        peer_url = self._checked_peer_url(body.peer_url, who, request)
+        _check_peer_url(body.peer_url, who)
         worker_id = f"{body.name}.{secrets.token_hex(3)}"
         self._dispatcher.apply(AddWorker(worker_id=worker_id, name=body.name, hosts=body.hosts))
         now_s = asyncio.get_running_loop().time()
-        life = WorkerLife(worker_id, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=peer_url)
+        life = WorkerLife(
+            worker_id, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=body.peer_url
+        )
         self._liveness.add(life)
         self._dispatcher.watch()
         await self._dispatcher.settled()
@@ -110,8 +112,8 @@ class WorkerRoutes:
             raise WireError(
                 f"{worker_id}: {len(beat.load.spans)} spans; send at most {_MAX_SPANS} a heartbeat"
             )
-        if beat.peer_url and beat.peer_url != worker.peer_url:
-            self._note_peer_url(worker, beat.peer_url, request)
+        _check_peer_url(beat.peer_url, worker_id)
+        worker.peer_url = beat.peer_url or worker.peer_url
         revoked = self._core.revoked(worker_id, beat.lease_ids)
         live = set(beat.lease_ids) - set(revoked)
         has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
@@ -158,14 +160,18 @@ class WorkerRoutes:
             return self._dispatcher.apply(command).answer or None
 
         def wait() -> Wait:
-            whom = self._core.why_no_lease(served())
+            whom = self._core.why_no_lease(served(), worker.id)
             return Wait(who=worker.name, whom=whom or "the tables", what="leases", since_s=since_s)
 
+        def kind() -> Hashable:
+            """Services with the same versions may have the same leases, but for those that fail."""
+            return served(), worker.id if self._core.is_apart(worker.id) else ""
+
         views = await self._dispatcher.poll_leases(
-            look, worker_id=worker.id, kind=served, wait_s=body.wait_s, wait=wait, request=request
+            look, worker_id=worker.id, kind=kind, wait_s=body.wait_s, wait=wait, request=request
         )
         leases = tuple(self._site.lookup.lease(view) for view in views or ())
-        waits_for = "" if leases else self._core.why_no_lease(served())
+        waits_for = "" if leases else self._core.why_no_lease(served(), worker.id)
         reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)
         await self._dispatcher.settled()
         self._note_end(worker.id)
@@ -215,7 +221,7 @@ class WorkerRoutes:
         lost = tuple(id_ for id_ in self._core.worker_leases(body.worker_id) if id_ not in held)
         if lost:
             _log.info("%s never got %d leases; they go out again", body.worker_id, len(lost))
-            self._dispatcher.apply(ExpireLeases(lease_ids=lost))
+            self._dispatcher.apply(ExpireLeases(lease_ids=lost, never_arrived=True))
             self._liveness.end(lost)
         return lambda: self._newest_ask.get(body.worker_id) is me
 
@@ -288,28 +294,6 @@ class WorkerRoutes:
                 self._keeper.keep(row, episode.messages)
         return tuple(receipts)
 
-    def _checked_peer_url(self, url: str, who: str, request: Request) -> str:
-        """Where a service serves weights, or nothing: where peers are off, nobody hears of it.
-
-        Raises: WireError if it is no URL; RefusedError if the service may not name that address.
-        """
-        if url and not _PEER_URL.fullmatch(url):
-            raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
-        rules = self._site.peer_rules
-        if not url or not rules.is_on:
-            return ""
-        rules.check(url, caller(request), who)
-        return url
-
-    def _note_peer_url(self, worker: WorkerLife, url: str, request: Request) -> None:
-        """A service names its address again. It goes on without being announced if it may not name this one:
-        its own address may have changed under way."""
-        try:
-            worker.peer_url = self._checked_peer_url(url, worker.id, request)
-        except RefusedError as err:
-            worker.peer_url = ""
-            _log.warning("%s; it is not announced", err)
-
     def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
         """What is recorded of a result; its payloads are stored."""
         if problem is not None:
@@ -320,6 +304,11 @@ class WorkerRoutes:
         return facts_of(
             result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
         )
+
+
+def _check_peer_url(url: str, who: str) -> None:
+    if url and not _PEER_URL.fullmatch(url):
+        raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
 
 
 def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:

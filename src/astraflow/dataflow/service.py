@@ -21,7 +21,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.core.commands import DropWorker, ExpireEval, ExpireLeases
+from astraflow.dataflow.core.commands import DropWorker, ExpireEval, ExpireLeases, ResumeRun
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.dispatcher import Dispatcher
@@ -34,7 +34,6 @@ from astraflow.dataflow.waiting import waited
 from astraflow.errors import JournalError
 from astraflow.protocols import TaskSource
 from astraflow.types import RunInfo, RunState
-from astraflow.weights.addresses import PeerRules
 
 __all__ = ["DataflowService"]
 
@@ -67,26 +66,21 @@ class DataflowService:
         config: DataflowConfig,
         journal: Journal,
         *,
-        peer_rules: PeerRules | None = None,
+        resumes_failed: bool = False,
     ) -> None:
-        """Recovers the core. Without `peer_rules` no service hears where another serves weights.
-
-        Raises: JournalError if the journal does not replay.
-        """
+        """Recovers the core. `resumes_failed`: a run that ended with a failure goes on, as a person asked for
+        it. Raises: JournalError if the journal does not replay."""
         self._plan = plan
         self._journal = journal
         self._heartbeat_s = config.heartbeat_s
+        self._resumes_failed = resumes_failed
         core = journal.recover(new=lambda: Core(plan), restored=lambda state: Core.restored(plan, state))
         self._liveness = Liveness(config.lease_timeout_s)
         self._dispatcher = Dispatcher(core, journal, self._liveness)
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
         self._watch: asyncio.Task[None] | None = None
         self.app: ASGIApp = make_app(
-            self._dispatcher,
-            TaskLookup(core, sources, eval_sources),
-            self._run_info,
-            config,
-            peer_rules or PeerRules(),
+            self._dispatcher, TaskLookup(core, sources, eval_sources), self._run_info, config
         )
 
     @property
@@ -116,6 +110,9 @@ class DataflowService:
             for name, policy in self._plan.policies.items()
         }
         self._journal.note_plan(PlanRow(recipe=self._run_info.recipe, policies=policies))
+        if self._resumes_failed and core.state == "failed":
+            _log.info("the run had failed: %s", core.reason)
+            self._dispatcher.apply(ResumeRun())
         for worker in core.workers():
             life = WorkerLife(worker.worker_id, worker.name, "", worker.hosts, last_seen_s=loop.time())
             self._liveness.add(life)

@@ -43,7 +43,6 @@ MAY_CHANGE = (
     "dataflow.snapshot_every",
     "dataflow.retain",
     "weights",
-    "supervision",
     "tasks.score_timeout_s",
     "policies.*.train.lr",
     "policies.*.train.loss",
@@ -124,6 +123,7 @@ class RunFolder:
         self.record = path / "run.json"
         self.curve = path / "learning_curve.png"
         self.cache = path / "cache"
+        self._resume = path / "resume"
 
     def create(self) -> None:
         """Makes the folder and its parts."""
@@ -157,6 +157,19 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the folder's run reached its end."""
         return self.record.is_file() and self.load_record().state == "finished"
+
+    def ask_to_resume(self) -> None:
+        """Lets the next start of the dataflow go on with a run that failed: a person wants it."""
+        self._resume.touch()
+
+    @property
+    def is_asked_to_resume(self) -> bool:
+        """Whether `ask_to_resume` came and was not answered yet."""
+        return self._resume.exists()
+
+    def resumed(self) -> None:
+        """The dataflow did as it was asked: later restarts leave a run that failed as it is."""
+        self._resume.unlink(missing_ok=True)
 
     def note_changes(self, changes: tuple[RecipeChange, ...]) -> None:
         """Appends changes to the folder's history of its recipe."""

@@ -94,7 +94,13 @@ async def run_in_process(
         retained_steps=recipe.dataflow.retained_steps,
     )
     service = DataflowService(
-        run_plan(recipe, sizes), sources.train, sources.eval, info, recipe.dataflow, journal
+        run_plan(recipe, sizes),
+        sources.train,
+        sources.eval,
+        info,
+        recipe.dataflow,
+        journal,
+        resumes_failed=True,
     )
     client = ServiceClient("http://memory", transport=MemoryTransport(service.app))
     link = DataflowClient(client)

@@ -289,8 +289,8 @@ async def launch(
 ) -> AsyncGenerator[Run]:
     """Starts all services of a recipe on this machine; leaving the block ends them.
 
-    A folder that holds an interrupted run of the recipe goes on where that stopped. `module_path` names
-    folders where the recipe's own modules are found.
+    A folder that holds an interrupted or failed run of the recipe goes on where that stopped. `module_path`
+    names folders where the recipe's own modules are found.
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
@@ -330,6 +330,7 @@ def _prepare(folder: RunFolder, recipe: Recipe) -> None:
         if changes:
             folder.note_changes(changes)
     folder.save_recipe(recipe)
+    folder.ask_to_resume()
 
 
 def _earlier_ports(folder: RunFolder) -> dict[str, int]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from astraflow.launch.supervisor import ServiceState
-from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord
+from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 
 __all__ = [
     "LiveView",
@@ -85,6 +85,23 @@ class ScreenState:
     notes: deque[str] = field(default_factory=lambda: deque[str](maxlen=4))
     restarts: dict[str, int] = field(default_factory=dict[str, int])
     """Of each service, as far as they were told."""
+    set_aside: set[str] = field(default_factory=set[str])
+    """Ids of the rollout services that are, as far as it was told."""
+
+    def new_set_aside(self) -> list[str]:
+        """A line for each rollout service that was set aside, or works again, since the last call."""
+        told: list[str] = []
+        for worker in self.status.workers if self.status else ():
+            if worker.is_set_aside and worker.id not in self.set_aside:
+                self.set_aside.add(worker.id)
+                told.append(
+                    f"rollout service {worker.name} fails again and again and is set aside; the last: "
+                    f"{worker.last_failure}"
+                )
+            elif not worker.is_set_aside and worker.id in self.set_aside:
+                self.set_aside.discard(worker.id)
+                told.append(f"rollout service {worker.name} works again")
+        return told
 
     def new_restarts(self, services: Sequence[ServiceState]) -> list[str]:
         """A line for each service that was started again since the last call, with what it said last."""
@@ -192,9 +209,16 @@ def _workers_table(state: ScreenState) -> Table:
             str(worker.num_leases),
             f"{worker.load.tokens_per_s:,.0f}",
             versions or "-",
-            worker.load.waits_for or "-",
+            _waits_for(worker),
         )
     return table
+
+
+def _waits_for(worker: WorkerStatus) -> str:
+    """Whom a rollout service waits for, or that it is set aside."""
+    if worker.is_set_aside:
+        return f"set aside after {worker.failed_in_a_row} failures in a row"
+    return worker.load.waits_for or "-"
 
 
 def _waits_text(state: ScreenState, now_s: float) -> Text:
@@ -244,6 +268,7 @@ class LiveView:
         self._state.status = status or self._state.status
         self._state.services = tuple(services)
         self._state.notes.extend(self._state.new_restarts(services))
+        self._state.notes.extend(self._state.new_set_aside())
         self._draw()
 
     def note(self, text: str) -> None:
@@ -316,9 +341,9 @@ class PlainView:
         self._state.add_eval(record)
 
     def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
-        """Prints restarts only."""
+        """Prints restarts, and which rollout services are set aside."""
         self._state.status = status or self._state.status
-        for text in self._state.new_restarts(services):
+        for text in (*self._state.new_restarts(services), *self._state.new_set_aside()):
             self.note(text)
 
     def note(self, text: str) -> None:

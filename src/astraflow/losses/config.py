@@ -86,8 +86,7 @@ class PpoLossConfig(_ClipBounds):
 
 
 class GspoLossConfig(Config):
-    """Clipped ratio of whole sequences (arXiv:2507.18071); use it with `denominator: sequence_means`, or
-    `episode_means` where histories fork."""
+    """Clipped ratio of whole sequences (arXiv:2507.18071); use it with `denominator: sequence_means`."""
 
     name: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, ge=0)

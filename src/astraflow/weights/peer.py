@@ -9,11 +9,9 @@ what it held before a restart goes.
 
 import asyncio
 import contextlib
-import hmac
 import os
 import shutil
-import socket
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -28,10 +26,9 @@ from starlette.types import Receive, Scope, Send
 from astraflow.errors import ConfigError, WireError
 from astraflow.service import HttpServer, TokenAuth, is_loopback, item_response
 from astraflow.types import Chunk, ChunkState
-from astraflow.weights.addresses import listens_everywhere
 from astraflow.weights.serving import UploadLimit, answers, chunk_response, require_role
 
-__all__ = ["PeerServer", "Spool", "State", "parse_address", "peer_ticket", "served"]
+__all__ = ["PeerServer", "Spool", "State", "parse_address", "served"]
 
 State = Literal["here", "coming", "absent"]
 """Of a chunk at a peer."""
@@ -41,12 +38,6 @@ _MAX_WAIT_S = 10.0
 _GRACE_S = 2.0
 """So long a peer is asked in vain before it has begun the version that the asker wants: they all hear of a
 version at about the same time."""
-
-
-def peer_ticket(token: str) -> str:
-    """What services of a run show each other: it opens their chunks, and does not tell the worker's token
-    from which it is made. Empty for a run without tokens."""
-    return hmac.digest(token.encode(), b"astraflow peer 1", "sha256").hex() if token else ""
 
 
 class Spool:
@@ -130,29 +121,28 @@ class Spool:
 
 
 class PeerServer:
-    """ASGI app over a spool. Who calls must show the `ticket`, if there is one."""
+    """ASGI app over a spool. `tokens` maps tokens to roles, as everywhere."""
 
-    def __init__(self, spool: Spool, *, limit: UploadLimit, ticket: str = "") -> None:
+    def __init__(self, spool: Spool, *, limit: UploadLimit, tokens: Mapping[str, str] | None = None) -> None:
         self.limit = limit
         self._spool = spool
         routes = [
             Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
             Route("/v1/chunks/{hash}/state", answers(self._state), methods=["GET"]),
         ]
-        tokens = {ticket: "peer"} if ticket else {}
-        self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=tokens)])
+        self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=dict(tokens or {}))])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
         await self._app(scope, receive, send)
 
     async def _chunk(self, request: Request) -> Response:
-        require_role(request, "peer")
+        require_role(request, "worker")
         name = str(request.path_params["hash"])
         return await chunk_response(request, self._spool.path(name), self._spool.size(name), self.limit)
 
     async def _state(self, request: Request) -> Response:
-        require_role(request, "peer")
+        require_role(request, "worker")
         query = request.query_params
         try:
             version, wait_s = int(query["version"]), min(float(query["wait_s"]), _MAX_WAIT_S)
@@ -169,14 +159,15 @@ async def served(
 ) -> AsyncGenerator[PeerServer]:
     """Serves a spool at `address`, `host` or `host:port`, while the context is open; sets `spool.url`.
 
-    `token`: this service's own; callers must show the ticket that is made of it. Raises: ConfigError if the
-    address cannot be bound, is none that others could call, or is open to other machines without a token.
+    Callers must show the token that this service has itself. Raises: ConfigError if the address cannot be
+    bound, is none that others could call, or is open to other machines without a token.
     """
     host, port = parse_address(address)
-    host = await _in_numbers(host)
     if not token and not is_loopback(host):
         raise ConfigError(f"peer address {address!r} is open to other machines: a token is needed")
-    app = PeerServer(spool, limit=UploadLimit(max_upload_mb_s * 1e6), ticket=peer_ticket(token))
+    app = PeerServer(
+        spool, limit=UploadLimit(max_upload_mb_s * 1e6), tokens={token: "worker"} if token else None
+    )
     server = HttpServer(app, host=host, port=port, name="peer")
     spool.url = await server.start()
     try:
@@ -193,24 +184,12 @@ def parse_address(address: str) -> tuple[str, int]:
         host, port = parts.hostname or "", parts.port or 0
     except ValueError as err:
         raise ConfigError(f"peer address {address!r}: {err}; HOST or HOST:PORT is expected") from err
-    if not host or parts.netloc != address or listens_everywhere(host):
+    if not host or parts.netloc != address or host in {"0.0.0.0", "::"}:
         raise ConfigError(
             f"peer address {address!r}: HOST or HOST:PORT is expected, an address of this machine that the "
             "other services can call"
         )
     return host, port
-
-
-async def _in_numbers(host: str) -> str:
-    """The address of a host of this machine: others are told a number, which nobody can give another meaning.
-
-    Raises: ConfigError.
-    """
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as err:
-        raise ConfigError(f"peer address {host!r}: {err}; an address of this machine is expected") from err
-    return str(found[0][4][0])
 
 
 def _write(path: Path, view: memoryview) -> None:

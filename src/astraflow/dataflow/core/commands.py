@@ -32,7 +32,9 @@ __all__ = [
     "GroupDrawn",
     "IssueLeases", "LeaseIssued", "LeaseView", "PayloadRef", "PublishFrozen",
     "PublishVersion", "PushTaskIds", "RecordResult",
-    "ReleaseSteps", "ResultDropped", "RunEnded", "SampleView", "StepCommitted", "StepRedone", "StopRun",
+    "ReleaseSteps", "ResultDropped", "ResumeRun", "RunEnded", "RunResumed", "SampleView",
+    "ServiceRestored", "ServiceSetAside",
+    "StepCommitted", "StepRedone", "StopRun",
     "Stored",
     "TakeBatch",
     "TasksPushed",
@@ -114,6 +116,8 @@ class ExpireLeases(Stored, frozen=True, kw_only=True, tag=True):
     """Heartbeats of these leases stopped."""
 
     lease_ids: tuple[str, ...]
+    never_arrived: bool = False
+    """Their service never got the answer that granted them: it is not to blame."""
 
 
 class RecordResult(Stored, frozen=True, kw_only=True, tag=True):
@@ -194,10 +198,14 @@ class StopRun(Stored, frozen=True, kw_only=True, tag=True):
     is_failure: bool
 
 
+class ResumeRun(Stored, frozen=True, kw_only=True, tag=True):
+    """A person starts a run again that had ended with a failure."""
+
+
 Command = (
     AddWorker | DropWorker | IssueLeases | ExpireLeases | RecordResult | PushTaskIds | AttachTrainer |
     TakeBatch
-    | PublishFrozen | PublishVersion | CommitStep | ReleaseSteps | ExpireEval | StopRun
+    | PublishFrozen | PublishVersion | CommitStep | ReleaseSteps | ExpireEval | StopRun | ResumeRun
 )  # fmt: skip
 
 
@@ -239,6 +247,22 @@ class AttemptFailed(Stored, frozen=True, kw_only=True, tag=True):
     lease_id: str
     error_class: str
     is_final: bool
+
+
+class ServiceSetAside(Stored, frozen=True, kw_only=True, tag=True):
+    """A rollout service failed too often in a row: it gets a single lease now and then until one succeeds."""
+
+    worker_id: str
+    name: str
+    strikes: int
+    last_failure: str
+
+
+class ServiceRestored(Stored, frozen=True, kw_only=True, tag=True):
+    """A service that was set aside brought a good episode."""
+
+    worker_id: str
+    name: str
 
 
 class ResultDropped(Stored, frozen=True, kw_only=True, tag=True):
@@ -308,8 +332,13 @@ class RunEnded(Stored, frozen=True, kw_only=True, tag=True):
     is_failure: bool
 
 
+class RunResumed(Stored, frozen=True, kw_only=True, tag=True):
+    """The run, which had failed, goes on: steps that were not committed get other batches."""
+
+
 Event = (
     TasksPushed
+    | ServiceSetAside | ServiceRestored | RunResumed
     | GroupDrawn | LeaseIssued | AttemptFailed | ResultDropped | FateDecided | BatchTaken | VersionPublished
     | StepCommitted | StepRedone | EvalFinished | RunEnded
 )  # fmt: skip

@@ -8,7 +8,7 @@ decisions, so the journal's commands rebuild it. A refused command raises and ch
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from astraflow.dataflow.core import evals, groups, leases, policies, snapshot, status, tables
+from astraflow.dataflow.core import conduct, evals, groups, leases, policies, snapshot, status, tables
 from astraflow.dataflow.core.commands import (
     AddWorker,
     AttachTrainer,
@@ -26,12 +26,14 @@ from astraflow.dataflow.core.commands import (
     PushTaskIds,
     RecordResult,
     ReleaseSteps,
+    ResumeRun,
     StopRun,
     TakeBatch,
 )
 from astraflow.dataflow.core.context import Context
-from astraflow.dataflow.core.fates import end_run
+from astraflow.dataflow.core.fates import end_run, resume_run
 from astraflow.dataflow.core.plan import RunPlan
+from astraflow.dataflow.core.state import Conduct
 from astraflow.types import (
     EvalRecord,
     MetricItem,
@@ -142,9 +144,28 @@ class Core:
         """The policy's newest published version; -1 if there is none yet."""
         return self._ctx.policy(policy).newest
 
-    def why_no_lease(self, served: Sequence[ServedVersions]) -> str:
+    def why_no_lease(self, served: Sequence[ServedVersions], worker_id: str = "") -> str:
         """Whom a service that serves these versions waits for; empty if nothing keeps it from a lease."""
-        return leases.why_none(self._ctx, served)
+        return leases.why_none(self._ctx, served, worker_id)
+
+    def is_apart(self, worker_id: str) -> bool:
+        """Whether the service may not have every lease that others with its versions may: it is set aside,
+        or episodes that failed on it wait for others."""
+        return conduct.is_apart(self._ctx, worker_id)
+
+    def next_chance_s(self, worker_id: str, now_s: float) -> float:
+        """When time alone may give such a service a lease that it cannot have now; infinity if it cannot."""
+        return conduct.next_chance_s(self._ctx, worker_id, now_s)
+
+    def conduct(self, worker_id: str) -> Conduct:
+        """How a service has done lately; do not change it."""
+        worker = self._ctx.state.workers.get(worker_id)
+        return worker.conduct if worker else Conduct()
+
+    def is_set_aside(self, worker_id: str) -> bool:
+        """Whether the service failed so often in a row that it only gets a lease now and then."""
+        worker = self._ctx.state.workers.get(worker_id)
+        return worker is not None and conduct.is_set_aside(worker)
 
     def lease(self, lease_id: str) -> LeaseView | None:
         """A lease that is out now, as it was issued; None for any other."""
@@ -212,5 +233,6 @@ _HANDLERS: dict[type[Any], Callable[[Context, Any], Any]] = {
     ReleaseSteps: policies.release,
     ExpireEval: evals.expire,
     StopRun: _stop,
+    ResumeRun: resume_run,
 }
 """One handler a command."""

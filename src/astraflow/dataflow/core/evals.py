@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from astraflow.algorithms.pass_at_k import pass_estimates
 from astraflow.dataflow.core.commands import EpisodeFacts, EvalFinished, ExpireEval, LeaseView
+from astraflow.dataflow.core.conduct import is_left_to_others
 from astraflow.dataflow.core.context import Context, derived_seed
 from astraflow.dataflow.core.fates import check_finished
-from astraflow.dataflow.core.state import EvalRound, LeaseState, MetricSum, Slot
+from astraflow.dataflow.core.state import EvalRound, LeaseState, MetricSum, Slot, WorkerState
 from astraflow.types import EvalRecord, MetricItem, ServedVersions
 
 __all__ = [
@@ -83,12 +84,12 @@ def can_serve(round_: EvalRound, served: dict[str, frozenset[int]]) -> bool:
     return all(version in served.get(name, ()) for name, version in round_.pinned.items())
 
 
-def next_slot(round_: EvalRound) -> int:
-    """The next episode to lease, retries first; -1 if all are out or done."""
-    if round_.retries:
-        episode_idx = next(iter(round_.retries))
-        del round_.retries[episode_idx]
-        return episode_idx
+def next_slot(ctx: Context, round_: EvalRound, worker: WorkerState) -> int:
+    """The next episode to lease to a service, retries first; -1 if all are out, done or left to others."""
+    for episode_idx in round_.retries:
+        if not is_left_to_others(ctx, round_.slots[episode_idx], worker):
+            del round_.retries[episode_idx]
+            return episode_idx
     if round_.next_fresh < len(round_.slots):
         round_.next_fresh += 1
         return round_.next_fresh - 1

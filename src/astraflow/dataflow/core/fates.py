@@ -7,12 +7,21 @@ of charged tickets, is what is drawn and not decided.
 
 from typing import cast
 
-from astraflow.dataflow.core.commands import FateDecided, RunEnded
-from astraflow.dataflow.core.context import Context
-from astraflow.dataflow.core.state import PolicyState
+from astraflow.dataflow.core.commands import FateDecided, ResumeRun, RunEnded, RunResumed
+from astraflow.dataflow.core.conduct import is_set_aside, why_all_fail
+from astraflow.dataflow.core.context import Context, refuse
+from astraflow.dataflow.core.state import Conduct, PolicyState
 from astraflow.types import Fate, FateCounts
 
-__all__ = ["check_finished", "check_starved", "decide_fate", "end_run", "fate_counts", "num_live"]
+__all__ = [
+    "check_finished",
+    "check_starved",
+    "decide_fate",
+    "end_run",
+    "fate_counts",
+    "num_live",
+    "resume_run",
+]
 
 _LOST: frozenset[Fate] = frozenset({"filtered", "failed", "unused"})
 """Fates of groups that gave nothing to train on, whatever the timing."""
@@ -79,9 +88,13 @@ def check_starved(ctx: Context) -> None:
     """Ends the run with a failure if a table visibly cannot fill a batch; says why, with the numbers."""
     if not ctx.is_running:
         return
+    if why := why_all_fail(ctx):
+        end_run(ctx, f"{why}; see their logs, mend the cause and run again to go on", is_failure=True)
+        return
     for name, policy in ctx.state.policies.items():
         table = ctx.plan.policies[name].table
-        if policy.failed_in_a_row >= max(_MIN_FAILED_IN_A_ROW, 2 * table.groups_per_batch):
+        num_failed = policy.failed_in_a_row
+        if num_failed >= max(_MIN_FAILED_IN_A_ROW, 2 * table.groups_per_batch) and _is_general(ctx, policy):
             what = (
                 f"{policy.failed_in_a_row} groups in a row failed; the last error: {ctx.state.last_failure}"
             )
@@ -102,25 +115,33 @@ def check_starved(ctx: Context) -> None:
         return
 
 
+def _is_general(ctx: Context, policy: PolicyState) -> bool:
+    """Whether groups fail wherever they run: no service is at work that had no part in it."""
+    return all(
+        worker.id in policy.failed_on or is_set_aside(worker)
+        for worker in ctx.state.workers.values()
+        if worker.leases or worker.conduct.num_good
+    )
+
+
 def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
     """Cancels what is live and closes the run; a run that is over stays as it is."""
     if not ctx.is_running:
         return
     state = ctx.state
-    for name, policy in state.policies.items():
-        open_steps = [step for step in policy.batches if step >= policy.committed]
-        in_batches = [group for step in open_steps for group in policy.batches.pop(step).groups]
-        for group in in_batches:
-            decide_fate(ctx, name, group.group_id, "cancelled", num_tokens=group.num_tokens)
-        for group_id in tuple(policy.waiting):
-            ready = policy.ready.get(group_id)
-            decide_fate(ctx, name, group_id, "cancelled", num_tokens=ready.num_tokens if ready else 0)
+    for name in state.policies:
+        _cancel_groups(ctx, name)
         for topic in ("batch", "versions", "steps"):
             ctx.wake(f"{topic}/{name}")
     for name in ctx.plan.frozen:
         ctx.wake(f"versions/{name}")
-    for queue in (state.groups, state.fresh, state.retries, state.leases, state.rounds, state.pushed_queue):
+    for name, step in _open_evaluations(ctx):
+        policy = state.policies[name]
+        policy.evaluated_step = min(policy.evaluated_step, step - 1)  # Due again after a resume.
+    for queue in (state.groups, state.fresh, state.retries, state.leases, state.rounds):
         queue.clear()
+    if not is_failure:
+        state.pushed_queue.clear()
     ctx.fresh_at.clear()
     ctx.lost_homes.clear()
     state.rounds_to_open.clear()
@@ -131,3 +152,47 @@ def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
     ctx.emit(RunEnded(reason=reason, is_failure=is_failure))
     for topic in ("leases", "evals", "run"):
         ctx.wake(topic)
+
+
+def _cancel_groups(ctx: Context, name: str) -> None:
+    """Ends all groups of a policy that are live: those of steps that are not committed, and the waiting."""
+    policy = ctx.state.policies[name]
+    open_steps = [step for step in policy.batches if step >= policy.committed]
+    for group in [group for step in open_steps for group in policy.batches.pop(step).groups]:
+        policy.replay.pop(group.group_id, None)  # No step was trained on it.
+        decide_fate(ctx, name, group.group_id, "cancelled", num_tokens=group.num_tokens)
+    for group_id in tuple(policy.waiting):
+        ready = policy.ready.get(group_id)
+        decide_fate(ctx, name, group_id, "cancelled", num_tokens=ready.num_tokens if ready else 0)
+
+
+def _open_evaluations(ctx: Context) -> list[tuple[str, int]]:
+    """(policy, number of steps) of the evaluation rounds that are open, or wait for another policy."""
+    opened = [(round_.policy, round_.step) for round_ in ctx.state.rounds.values()]
+    return opened + [(name, step) for name, _, step in ctx.state.rounds_to_open]
+
+
+def resume_run(ctx: Context, _: ResumeRun) -> None:
+    """Reopens a run that failed: what was committed stays, all that was counted against it is forgotten.
+
+    Its trainers' sessions are over, as they may hold steps whose batches were cancelled; steps that were not
+    committed get new batches. A run that goes on is left as it is.
+    """
+    state = ctx.state
+    if state.run_state == "finished":
+        refuse("finished", f"the run is over: {state.reason}")
+    if ctx.is_running:
+        return
+    state.run_state, state.reason, state.last_failure = "running", "", ""
+    state.num_good, state.last_good_s = 0, 0.0
+    state.absent.clear()
+    for worker in state.workers.values():
+        worker.conduct = Conduct()
+    for policy in state.policies.values():
+        policy.session = None
+        policy.epoch += 1
+        policy.taken = policy.committed
+        policy.lost_in_a_row = policy.failed_in_a_row = 0
+        policy.failed_on.clear()
+        policy.changed_s = ctx.now_s
+    ctx.emit(RunResumed())

@@ -7,7 +7,7 @@ the next one until `max_attempts`; a group that cannot reach `min_group_size` go
 import re
 from typing import Literal, NamedTuple, NoReturn
 
-from astraflow.dataflow.core import evals
+from astraflow.dataflow.core import conduct, evals
 from astraflow.dataflow.core.commands import (
     AttemptFailed,
     EpisodeFacts,
@@ -164,6 +164,8 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
         fail_attempt(ctx, lease, command.outcome)
     else:
         _check_versions(ctx, command.lease_id, command.outcome)
+        lease = ctx.state.leases.get(command.lease_id)
+        conduct.note_success(ctx, lease.worker_id if lease else command.worker_id)
         _accept(ctx, ref, slot, command.outcome)
     if ctx.events:
         check_starved(ctx)
@@ -239,20 +241,32 @@ def _accept(ctx: Context, ref: _LeaseRef, slot: Slot, facts: EpisodeFacts) -> No
 # --- attempts that fail ---------------------------------------------------------------------------
 
 
-def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure) -> None:
-    """Ends a lease without a result: another attempt follows, or the episode failed for good."""
+def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed: bool = True) -> None:
+    """Ends a lease without a result: another attempt follows, or the episode failed for good.
+
+    `is_blamed`: the service that had the lease, unless it never got it.
+    """
     drop_lease(ctx, lease.id)
     is_eval = lease.kind == "eval"
     owner = ctx.state.rounds[lease.group_id] if is_eval else ctx.state.groups[lease.group_id]
     slot = owner.slots[lease.episode_idx]
-    is_final = not failure.is_retryable or slot.attempt + 1 >= ctx.plan.max_attempts
+    holder = ctx.state.workers.get(lease.worker_id)
+    is_hopeless = not failure.is_retryable and not (holder and conduct.is_set_aside(holder))
+    is_final = is_hopeless or slot.attempt + 1 >= ctx.plan.max_attempts
     ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
     ctx.emit(AttemptFailed(lease_id=lease.id, error_class=failure.error_class, is_final=is_final))
+    if is_blamed:
+        conduct.note_failure(ctx, lease, failure)
+        slot.failed_on = (*slot.failed_on, lease.worker_id)
+        slot.failed_s = ctx.now_s
     if not is_final:
         slot.attempt += 1
         slot.status = "pending"
         ctx.wake("leases")
+        ctx.wake(f"worker/{lease.worker_id}")
     if isinstance(owner, GroupState):
+        for name in owner.undecided:
+            ctx.state.policies[name].failed_on[lease.worker_id] = None
         if is_final:
             _fail_episode(ctx, owner, slot)
         else:
@@ -306,6 +320,7 @@ def _judge(ctx: Context, name: str, group: GroupState) -> None:
         return
     policy.ready[group.id] = verdict
     policy.lost_in_a_row = policy.failed_in_a_row = 0
+    policy.failed_on.clear()
     for evicted in ctx.removers[name](policy.ready):
         decide_fate(ctx, name, evicted, "evicted", num_tokens=policy.ready[evicted].num_tokens)
     if len(policy.ready) >= table.groups_per_batch:
@@ -332,8 +347,11 @@ def _drop_group(ctx: Context, group: GroupState) -> None:
 def drop_lease(ctx: Context, lease_id: str) -> None:
     """Takes a lease out of the books; one that is not out stays so."""
     lease = ctx.state.leases.pop(lease_id, None)
-    if lease is not None and lease.worker_id in ctx.state.workers:
-        ctx.state.workers[lease.worker_id].leases.pop(lease_id, None)
+    worker = ctx.state.workers.get(lease.worker_id) if lease is not None else None
+    if worker is not None:
+        worker.leases.pop(lease_id, None)
+        if conduct.is_set_aside(worker):
+            ctx.wake(f"worker/{worker.id}")  # It may be tried again.
 
 
 def requeue(ctx: Context, group: GroupState) -> None:

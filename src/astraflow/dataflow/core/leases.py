@@ -3,12 +3,13 @@
 Order of issue: evaluation that the service can serve; episodes that wait for another attempt; the rest of
 groups that began on this service, or on one that is gone; new draws while some policy has room; the rest of
 other services' groups. So a group stays on one service, which computes its prefix once, unless others would
-idle meanwhile.
+idle meanwhile. An episode that failed on a service waits for another one (see `conduct`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
-from astraflow.dataflow.core import evals, groups
+from astraflow.dataflow.core import conduct, evals, groups
 from astraflow.dataflow.core.commands import (
     AddWorker,
     DropWorker,
@@ -37,6 +38,8 @@ def add_worker(ctx: Context, command: AddWorker) -> None:
         name=command.name,
         hosts=command.hosts,
         leases=worker.leases if worker else {},
+        conduct=worker.conduct if worker else conduct.starts_with(ctx, command.name),
+        active_s=worker.active_s if worker else -math.inf,
     )
 
 
@@ -47,6 +50,8 @@ def drop_worker(ctx: Context, command: DropWorker) -> None:
         return
     _fail_all(ctx, tuple(worker.leases), Failure(error_class="worker_lost", message=command.reason))
     del ctx.state.workers[command.worker_id]
+    conduct.remember(ctx, worker)
+    ctx.wake("leases")  # What was left to it is for others now.
     if command.worker_id in ctx.fresh_at:
         ctx.lost_homes.add(command.worker_id)
     check_starved(ctx)
@@ -54,15 +59,19 @@ def drop_worker(ctx: Context, command: DropWorker) -> None:
 
 def expire(ctx: Context, command: ExpireLeases) -> None:
     """Leases whose heartbeats stopped go out again as the next attempts."""
-    _fail_all(ctx, command.lease_ids, Failure(error_class="lease_expired", message="its heartbeats stopped"))
+    if command.never_arrived:
+        failure = Failure(error_class="answer_lost", message="the service never got the lease")
+    else:
+        failure = Failure(error_class="lease_expired", message="its heartbeats stopped")
+    _fail_all(ctx, command.lease_ids, failure, is_blamed=not command.never_arrived)
     check_starved(ctx)
 
 
-def _fail_all(ctx: Context, lease_ids: Sequence[str], failure: Failure) -> None:
+def _fail_all(ctx: Context, lease_ids: Sequence[str], failure: Failure, *, is_blamed: bool = True) -> None:
     for lease_id in lease_ids:
         lease = ctx.state.leases.get(lease_id)
         if lease is not None:
-            groups.fail_attempt(ctx, lease, failure)
+            groups.fail_attempt(ctx, lease, failure, is_blamed=is_blamed)
 
 
 def issue(ctx: Context, command: IssueLeases) -> tuple[LeaseView, ...]:
@@ -72,7 +81,9 @@ def issue(ctx: Context, command: IssueLeases) -> tuple[LeaseView, ...]:
         refuse("unknown_worker", f"worker {command.worker_id!r} is not registered; register again", 404)
     served = _served(command.served)
     views: list[LeaseView] = []
-    for lease in _leases(ctx, worker, served, command.num_free):
+    for lease in _leases(ctx, worker, served, conduct.num_allowed(ctx, worker, command.num_free)):
+        lease.strikes = worker.conduct.strikes
+        worker.active_s = ctx.now_s
         worker.leases[lease.id] = None
         ctx.state.leases[lease.id] = lease
         ctx.emit(
@@ -91,7 +102,7 @@ def _leases(ctx: Context, worker: WorkerState, served: _Served, num_free: int) -
     num_left = num_free
     for round_ in tuple(ctx.state.rounds.values()):
         while num_left > 0 and evals.can_serve(round_, served):
-            episode_idx = evals.next_slot(round_)
+            episode_idx = evals.next_slot(ctx, round_, worker)
             if episode_idx < 0:
                 break
             slot = round_.slots[episode_idx]
@@ -102,7 +113,7 @@ def _leases(ctx: Context, worker: WorkerState, served: _Served, num_free: int) -
     if num_left <= 0 or _why_not_train(ctx, served):
         return
     for group in _groups(ctx, worker):
-        for lease in _pending(group, worker, num_left):
+        for lease in _pending(ctx, group, worker, num_left):
             num_left -= 1
             yield lease
         groups.requeue(ctx, group)
@@ -132,11 +143,11 @@ def _is_elsewhere(ctx: Context, group_id: int, worker: WorkerState) -> bool:
     return home != worker.id and home in ctx.state.workers
 
 
-def _pending(group: GroupState, worker: WorkerState, limit: int) -> Iterator[LeaseState]:
+def _pending(ctx: Context, group: GroupState, worker: WorkerState, limit: int) -> Iterator[LeaseState]:
     for episode_idx, slot in enumerate(group.slots):
         if limit == 0:
             return
-        if slot.status != "pending":
+        if slot.status != "pending" or conduct.is_left_to_others(ctx, slot, worker):
             continue
         limit -= 1
         slot.status = "running"
@@ -183,10 +194,18 @@ def _why_not_train(ctx: Context, served: _Served) -> str:
     return ""
 
 
-def why_none(ctx: Context, served: Sequence[ServedVersions]) -> str:
+def why_none(ctx: Context, served: Sequence[ServedVersions], worker_id: str = "") -> str:
     """Whom a service with these versions waits for when it gets no lease; empty if it may have one."""
-    reason = _why_not_train(ctx, _served(served))
+    reason = _why_not_train(ctx, _served(served)) or _why_set_aside(ctx, worker_id)
     if reason or ctx.state.fresh or ctx.state.retries:
         return reason
     full = [why_no_room(ctx, name) for name in ctx.plan.policies]
     return "" if not all(full) else "trainer: " + "; ".join(full)
+
+
+def _why_set_aside(ctx: Context, worker_id: str) -> str:
+    worker = ctx.state.workers.get(worker_id)
+    if worker is None or not conduct.is_set_aside(worker):
+        return ""
+    strikes, last = worker.conduct.strikes, worker.conduct.last_failure
+    return f"itself: it is set aside after {strikes} failures in a row, the last: {last}"

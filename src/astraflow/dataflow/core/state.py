@@ -9,6 +9,7 @@ A tree without cycles, so the collector is told to pass it over (`gc=False`): wi
 stop the service for half a second.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from astraflow.types import EvalRecord, Fate, LeaseKind, Manifest, Reduction, Ru
 
 __all__ = [
     "BatchState",
+    "Conduct",
     "EvalRound",
     "GroupState",
     "LeaseState",
@@ -43,6 +45,10 @@ class Slot(msgspec.Struct, gc=False):
     score: float = 0.0
     facts: EpisodeFacts | None = None
     """Of training episodes, until the group completes."""
+    failed_on: tuple[str, ...] = ()
+    """Services whose attempts failed."""
+    failed_s: float = 0.0
+    """When the latest of them did."""
 
 
 class LeaseState(msgspec.Struct, gc=False):
@@ -54,6 +60,21 @@ class LeaseState(msgspec.Struct, gc=False):
     group_id: int
     episode_idx: int
     attempt: int
+    strikes: int = 0
+    """The strikes of its service as it was issued."""
+
+
+class Conduct(msgspec.Struct, gc=False):
+    """How a service has done lately; see `conduct`."""
+
+    strikes: int = 0
+    """Failures in a row, those of leases that ran together counted once."""
+    struck_s: float = 0.0
+    """When the latest strike came."""
+    last_failure: str = ""
+    """Error class and message."""
+    num_good: int = 0
+    """Good episodes since it joined."""
 
 
 class WorkerState(msgspec.Struct, gc=False):
@@ -63,6 +84,9 @@ class WorkerState(msgspec.Struct, gc=False):
     name: str
     hosts: tuple[str, ...]
     leases: dict[str, None] = {}
+    conduct: Conduct = msgspec.field(default_factory=Conduct)
+    active_s: float = -math.inf
+    """When it last got a lease or ended one."""
 
 
 class GroupState(msgspec.Struct, gc=False):
@@ -93,11 +117,6 @@ class ReadyGroup(msgspec.Struct, gc=False):
     advantage_sum: float
     advantage_square_sum: float
     reward_sum: float
-    """Over samples."""
-    episode_reward_sum: float = 0.0
-    """Over episodes, an episode's reward being the weighted mean of its trajectories'."""
-    num_episodes: int = 0
-    """Episodes in which the policy acts, counted once per role. 0: judged by a version that did not count."""
 
 
 class BatchState(msgspec.Struct, gc=False):
@@ -153,6 +172,8 @@ class PolicyState(msgspec.Struct, gc=False):
     lost_in_a_row: int = 0
     """Groups that gave nothing to train on since one did."""
     failed_in_a_row: int = 0
+    failed_on: dict[str, None] = {}
+    """Services on which attempts failed since a group gave something to train on."""
     taken: int = 0
     """Steps that have their batch."""
     committed: int = 0
@@ -231,4 +252,9 @@ class RunStateData(msgspec.Struct, gc=False):
     eval_records: list[EvalRecord] = []
     last_failure: str = ""
     """Error class and message of the latest failed attempt."""
+    num_good: int = 0
+    """Good episodes, evaluation included, since the run began or was resumed."""
+    last_good_s: float = 0.0
+    absent: dict[str, Conduct] = {}
+    """By name: services that are gone and had strikes."""
     changed_s: float = 0.0

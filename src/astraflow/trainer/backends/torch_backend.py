@@ -241,12 +241,7 @@ class TorchBackend:
     def _forward_backward(self, run: StepRun, minibatch: Minibatch, *, is_first: bool) -> None:
         statistics = self._statistics(run, minibatch, is_first=is_first)
         num_tokens = run.columns.num_trained(minibatch.samples)
-        divisor = denominator(
-            self._config,
-            num_tokens=num_tokens,
-            num_samples=len(minibatch.samples),
-            num_episodes=run.columns.num_episodes(minibatch.samples),
-        )
+        divisor = denominator(self._config, num_tokens=num_tokens, num_samples=len(minibatch.samples))
         for packed in minibatch.microbatches:
             logprobs, logits = self._logprobs(run.columns, packed)
             if is_first or not self._loss.needs_proximal:

@@ -111,7 +111,9 @@ def test_episodes_that_all_fail_end_the_run_with_their_last_error():
     driver = started(num_tasks=1000)
     for _ in range(64):
         assert driver.core.state == "running"
-        driver.fail(driver.lease(1)[0], is_retryable=False)
+        good, bad = driver.lease(2)
+        driver.finish(good)
+        driver.fail(bad, is_retryable=False)
     assert driver.core.state == "failed"
     assert "64 groups in a row failed; the last error: Boom: it broke" in driver.core.reason
 
