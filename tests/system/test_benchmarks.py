@@ -1,0 +1,73 @@
+"""Every benchmark still runs: the quick ones in small, and all of them as far as their imports go."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from system_driver import ROOT, environment
+
+pytestmark = pytest.mark.system
+
+_BENCHMARKS = ROOT / "benchmarks"
+_SMALL = {
+    "engine": (
+        ("--repeats", "1", "--requests", "8", "--sizes", "tiny"),
+        ("speedup_mixed", "speedup_equal", "engine_mixed_tokens_per_s"),
+    ),
+    "dataflow": (
+        ("--quick", "--rounds", "1", "--only", "ingest,cycles"),
+        ("ingest_per_s", "cycles_per_s", "lease_p99_ms", "bare_cycles_per_s"),
+    ),
+    "dataflow_restart": (("--items", "500"), ("restart_s", "snapshot_mb")),
+    "dataflow_parked": (("--workers", "20", "--rounds", "1"), ("base_lease_p99_ms", "parked_lease_p99_ms")),
+}
+_SMALL_BUT_LONG = {
+    "weights": (
+        ("--megabytes", "8", "--repeats", "1"),
+        ("delta_ms", "apply_ms", "encode_vs_naive", "compression_1pct", "delta_vs_full"),
+    ),
+    "multi_policy": (
+        ("--sigmas", "1.0", "--steps", "2", "--scale", "100"),
+        ("speedup_vs_sync", "speedup_vs_barrier", "audits_hold"),
+    ),
+}
+
+
+def _run(*argv: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def _check_small_run(name: str, arguments: tuple[str, ...], figures: tuple[str, ...]) -> None:
+    done = _run(str(_BENCHMARKS / f"{name}.py"), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert set(figures) <= set(measured), f"{name} reports {sorted(measured)}"
+    assert len(done.stdout.splitlines()) > 2, "there is no table for people"
+
+
+@pytest.mark.parametrize("name", _SMALL)
+def test_a_benchmark_runs_in_small_and_reports_its_figures(name: str) -> None:
+    _check_small_run(name, *_SMALL[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _SMALL_BUT_LONG)
+def test_a_slower_benchmark_runs_in_small_and_reports_its_figures(name: str) -> None:
+    _check_small_run(name, *_SMALL_BUT_LONG[name])
+
+
+def test_every_benchmark_imports_what_it_needs() -> None:
+    code = """
+import pathlib, runpy, sys
+sys.path.insert(0, sys.argv[1])
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
+    runpy.run_path(str(path), run_name=path.stem)
+    print(path.stem)
+"""
+    done = _run("-c", code, str(_BENCHMARKS))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == sorted(path.stem for path in _BENCHMARKS.glob("*.py"))
