@@ -83,10 +83,12 @@ class SourceReward(Config):
     """The task source's own scorer: reasoning-gym's, or `math_verify` for prompt/answer data."""
 
     name: Literal["source"] = "source"
+    allow: tuple[str, ...] = ()
+    """Data sets of reasoning-gym whose scorers run a completion as Python, and are used nevertheless."""
 
 
 class MathVerifyReward(Config):
-    """1 if `math-verify` finds the last answer in the text equal to the task's, else 0."""
+    """1 if the final answer of the text is the task's, compared as mathematics by `math-verify`; else 0."""
 
     name: Literal["math_verify"] = "math_verify"
 

@@ -8,17 +8,18 @@ every data set's own scorer sees exactly the objects that it made. An entry that
 import difflib
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from astraflow.config import check_args
 from astraflow.envs.config import ReasoningGymConfig
+from astraflow.envs.gym_scorers import HARMLESS_SCORERS
 from astraflow.errors import ConfigError, DataError
 from astraflow.splits import is_heldout
 from astraflow.types import Message, Task
 
-__all__ = ["GYM", "GymSource", "score_gym", "system_context"]
+__all__ = ["GYM", "GymSource", "check_scorer", "score_gym", "system_context"]
 
 GYM = "reasoning_gym"
 """Value of `kind` in the spec of a task of this source."""
@@ -97,8 +98,24 @@ class GymSource:
         )
 
 
-def score_gym(task: Task, text: str, spec: Mapping[str, Any]) -> float:
-    """The library's own score of an answer. Raises: DataError if this machine generates another task."""
+def check_scorer(dataset: str, allowed: Collection[str]) -> None:
+    """Raises: ConfigError if a data set's scorer is not known to be harmless, and is not `allowed`."""
+    if dataset in HARMLESS_SCORERS or dataset in allowed:
+        return
+    raise ConfigError(
+        f"the scorer of reasoning-gym's data set {dataset!r} runs completions as Python (by `eval` or "
+        "sympy's `parse_expr`), or is not known not to: a completion could read the service's files and "
+        "secrets. Use another data set or a reward of your own, or, where that does no harm, allow it: "
+        f"tasks.reward = {{name: source, allow: [{dataset}]}}"
+    )
+
+
+def score_gym(task: Task, text: str, spec: Mapping[str, Any], *, allowed: Collection[str] = ()) -> float:
+    """The library's own score of an answer.
+
+    Raises: DataError if this machine generates another task; ConfigError for a scorer that is not allowed.
+    """
+    check_scorer(str(spec["dataset"]), allowed)
     recipe = json.dumps({key: value for key, value in spec.items() if key != "idx"})
     entry = _cached_entry(recipe, int(spec["idx"]))
     if str(entry["question"]) != task.prompt:

@@ -6,31 +6,47 @@ process can build it again without torch. Scorers' libraries are imported at the
 
 import json
 import re
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 from astraflow.config import Use, check_args, load_attr
-from astraflow.envs.config import ExactReward, MathVerifyReward, RewardConfig, SourceReward, TasksConfig
-from astraflow.envs.gym import GYM, score_gym
-from astraflow.errors import ConfigError, DataError
-from astraflow.protocols import Reward
+from astraflow.envs.answer_text import boxes, fold
+from astraflow.envs.config import (
+    ExactReward,
+    HubSourceConfig,
+    JsonlSourceConfig,
+    MathVerifyReward,
+    ReasoningGymConfig,
+    RewardConfig,
+    SourceReward,
+    TasksConfig,
+    TaskSourceConfig,
+)
+from astraflow.envs.gym import GYM, check_scorer, score_gym
+from astraflow.envs.math_answers import is_right, readable_gold
+from astraflow.errors import DataError
+from astraflow.protocols import Reward, TaskSource
 from astraflow.types import Task
 
-__all__ = ["extract_answer", "make_reward"]
+__all__ = ["check_gradable", "extract_answer", "make_reward"]
 
-_PARSING_TIMEOUT_S = 2
-"""An answer that takes longer to parse or compare is wrong, rather than the end of its scoring process."""
+_COMPARING_S = 4.0
+"""An answer that takes longer to read and compare is wrong, rather than the end of its scoring process."""
 
 
 def make_reward(config: TasksConfig) -> Reward:
     """The recipe's reward, applied to the part of the completion that `extract` names.
 
     A completion without that part scores 0 and its scorer is not asked; `format` makes `format_weight` of the
-    score. Raises: ConfigError.
+    score. Raises: ConfigError; one if a data set's scorer would run completions as Python and is not allowed.
     """
+    for source in config.sources.values():
+        _check_source(config.reward, source)
     weight = config.format_weight if config.format else 0.0
     return _ExtractedReward(_scorer(config.reward), config.extract, config.format, weight)
 
@@ -44,17 +60,51 @@ class _ExtractedReward:
 
     def __call__(self, task: Task, text: str) -> float:
         answer = extract_answer(text, mode=self.mode)
+        if answer is not None and self._compares_mathematics(task):
+            # a box says that all of it is the answer, and several may be one answer
+            answer = f"\\boxed{{{boxes(text) or answer}}}" if self.mode == "boxed" else answer
         score = 0.0 if answer is None else float(self.scorer(task, answer))
         if self.format_weight == 0:
             return score
         matches = re.fullmatch(self.pattern, text, re.DOTALL) is not None
         return (1 - self.format_weight) * score + self.format_weight * matches
 
+    def _compares_mathematics(self, task: Task) -> bool:
+        return self.scorer is _score_by_math_verify or (
+            isinstance(self.scorer, _SourceScorer) and not task.spec
+        )
+
+
+def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> None:
+    """Whether a built-in reward can score each task of a file, and may score those of a generator.
+
+    Raises: DataError for a task without answer; ConfigError for a scorer that runs completions as Python.
+    """
+    _check_source(reward, config)
+    if isinstance(reward, Use) or not isinstance(config, JsonlSourceConfig | HubSourceConfig):
+        return
+    for idx in range(len(source)):
+        _check_answer(source.task(idx), reward)
+
+
+def _check_source(reward: RewardConfig, config: TaskSourceConfig) -> None:
+    if isinstance(reward, SourceReward) and isinstance(config, ReasoningGymConfig):
+        check_scorer(config.dataset, reward.allow)
+
+
+def _check_answer(task: Task, reward: RewardConfig) -> None:
+    is_text = isinstance(reward, ExactReward)
+    if not (task.answer.strip() if is_text else fold(readable_gold(task.answer))):
+        raise DataError(
+            f"task {task.id} has no answer to compare with: it reads {task.answer[:60]!r}; mend the data, or "
+            "name another scorer in tasks.reward"
+        )
+
 
 def _scorer(config: RewardConfig) -> Reward:
     match config:
         case SourceReward():
-            return _score_by_source
+            return _SourceScorer(config.allow)
         case MathVerifyReward():
             return _score_by_math_verify
         case ExactReward():
@@ -118,53 +168,58 @@ _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def _score_exact(task: Task, text: str) -> float:
+    _check_answer(task, ExactReward())
     return float(text.strip() == task.answer.strip())
 
 
-def _score_by_source(task: Task, text: str) -> float:
-    """By what made the task: reasoning-gym's own scorer, or `math-verify` for prompt and answer."""
-    if not task.spec:
-        return _score_by_math_verify(task, text)
-    spec = json.loads(task.spec)
-    if spec.get("kind") != GYM:
-        raise DataError(
-            f"task {task.id}: its spec is of kind {spec.get('kind')!r}, which has no scorer here; name one "
-            "in tasks.reward"
-        )
-    return score_gym(task, text, spec)
+@dataclass(frozen=True, slots=True)
+class _SourceScorer:
+    """The scorer of what made the task: reasoning-gym's own, or `math_verify` for prompt and answer."""
+
+    allowed: tuple[str, ...]
+
+    def __call__(self, task: Task, text: str) -> float:
+        if not task.spec:
+            return _score_by_math_verify(task, text)
+        spec = json.loads(task.spec)
+        if spec.get("kind") != GYM:
+            raise DataError(
+                f"task {task.id}: its spec is of kind {spec.get('kind')!r}, which has no scorer here; name "
+                "one in tasks.reward"
+            )
+        return score_gym(task, text, spec, allowed=self.allowed)
 
 
 def _score_by_math_verify(task: Task, text: str) -> float:
-    if not task.answer:
-        raise DataError(f"task {task.id} has no answer to compare with; name another scorer in tasks.reward")
-    parse, verify = _math_verify()
-    gold = _parsed_gold(task.answer)
-    if not gold:
-        return _score_exact(task, text)
-    seconds = _timeout_s()
-    parsed = parse(text, parsing_timeout=seconds)
-    return float(bool(verify(gold, parsed, timeout_seconds=seconds)))
-
-
-@lru_cache(maxsize=1024)
-def _parsed_gold(answer: str) -> list[Any]:
-    parse, _ = _math_verify()
-    return cast("list[Any]", parse(answer, parsing_timeout=_timeout_s()))
-
-
-def _timeout_s() -> int | None:
-    """math-verify's own timeout uses a signal, which only a main thread may set."""
-    return _PARSING_TIMEOUT_S if threading.current_thread() is threading.main_thread() else None
-
-
-@lru_cache(maxsize=1)
-def _math_verify() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Its `parse` and `verify`, untyped as they are."""
+    _check_answer(task, MathVerifyReward())
     try:
-        import math_verify
-    except ImportError as err:
-        raise ConfigError("the reward `math_verify` needs the package: pip install astraflow[tasks]") from err
-    return cast("Callable[..., Any]", math_verify.parse), cast("Callable[..., Any]", math_verify.verify)
+        with _time_limit(_COMPARING_S):
+            return float(is_right(task.answer, text))
+    except _OutOfTime:
+        return 0.0
+
+
+class _OutOfTime(BaseException):
+    """Not an Exception: the algebra's own code must not catch it."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Generator[None]:
+    """Ends what takes longer, by a signal, which only a main thread may set: elsewhere there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _user_scorer(config: Use) -> Reward:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from astraflow.config import Use, load_attr
 from astraflow.envs.config import TaskSourceConfig
+from astraflow.envs.scoring import check_gradable
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
@@ -17,6 +18,7 @@ from astraflow.launch.plan import uses
 from astraflow.protocols import TaskSource
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.offline import offline_files
+from astraflow.workflows.config import AgentConfig
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
@@ -48,6 +50,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
     _check_attached(recipe)
     sources = open_sources(recipe)
     _check_sizes(recipe, sources)
+    _check_answers(recipe, sources)
     return sources
 
 
@@ -147,6 +150,23 @@ def _check_attached(recipe: Recipe) -> None:
             f"{where} is set and eval.sets need a second server; name it in "
             "rollout.engine.attach.pinned_url, or remove eval.sets and evaluate with `astraflow eval`"
         )
+
+
+def _check_answers(recipe: Recipe, sources: OpenSources) -> None:
+    """The reward must be able to score each task. Agents and the user's own workflows may not ask it."""
+    if isinstance(recipe.workflow, Use | AgentConfig):
+        return
+    train = recipe.tasks.sources.items()
+    held_out = recipe.eval.sets.items()
+    named = [
+        *((f"tasks.sources.{name}", config, sources.train[name]) for name, config in train),
+        *((f"eval.sets.{name}", config.source, sources.eval[name]) for name, config in held_out),
+    ]
+    for where, config, source in named:
+        try:
+            check_gradable(recipe.tasks.reward, source, config)
+        except (ConfigError, DataError) as err:
+            raise type(err)(f"{where}: {err}") from err
 
 
 def _check_sizes(recipe: Recipe, sources: OpenSources) -> None:

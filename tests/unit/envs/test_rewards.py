@@ -1,9 +1,16 @@
 """Rewards: what is taken as the answer, and how it is scored."""
 
+import ast
+import importlib
+import inspect
+import json
 import pickle
 import subprocess
 import sys
+import textwrap
 import threading
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +24,8 @@ from astraflow.envs.config import (
     SourceReward,
     TasksConfig,
 )
-from astraflow.envs.scoring import extract_answer, make_reward
+from astraflow.envs.gym_scorers import HARMLESS_SCORERS
+from astraflow.envs.scoring import check_gradable, extract_answer, make_reward
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import Reward
@@ -84,8 +92,82 @@ def test_math_verify_works_outside_the_main_thread() -> None:
 
 
 def test_a_task_without_answer_cannot_be_compared() -> None:
-    with pytest.raises(DataError, match="has no answer to compare with"):
-        reward(MathVerifyReward())(Task(id="t", source="s", prompt="p"), "5")
+    for name in (MathVerifyReward(), ExactReward(), SourceReward()):
+        with pytest.raises(DataError, match="task t has no answer to compare with"):
+            reward(name)(Task(id="t", source="s", prompt="p"), "")
+
+
+@pytest.mark.parametrize("answer", ["", " ", "$$", r"\boxed{}", "####", "."])
+def test_a_file_with_a_task_without_answer_is_refused_when_it_is_read(tmp_path: Path, answer: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    rows = [{"prompt": "1 + 1", "answer": "2"}, {"prompt": "2 + 2", "answer": answer}]
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    config = JsonlSourceConfig(path=str(path))
+    source = make_source(config, name="sums")
+    with pytest.raises(DataError, match="task sums/1 has no answer to compare with"):
+        check_gradable(MathVerifyReward(), source, config)
+    check_gradable(Use(use=f"{__name__}:longer_is_better"), source, config)
+
+
+# --- scorers that run completions -----------------------------------------------------------------
+
+
+def reaches(dataset: type) -> set[str]:
+    """The names of all functions that a data set's scorer calls, directly or through the library's own."""
+    scorer: Any = cast("Any", dataset).score_answer
+    names: set[str] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [scorer]
+    while waiting:
+        function = waiting.pop()
+        if function in seen or not function.__module__.startswith("reasoning_gym"):
+            continue
+        seen.add(function)
+        for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+            if not isinstance(call, ast.Call):
+                continue
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            names.add(name)
+            is_own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
+            found: Any = getattr(dataset, name, None) if is_own else function.__globals__.get(name)
+            if inspect.isclass(found):
+                waiting += [part for part in vars(found).values() if inspect.isfunction(part)]
+            elif inspect.isroutine(found) and hasattr(found, "__globals__"):
+                waiting.append(found)
+    return names
+
+
+@pytest.mark.timeout(120)
+def test_every_scorer_that_may_run_a_completion_is_refused_unless_it_is_allowed() -> None:
+    known: dict[str, Any] = importlib.import_module("reasoning_gym.factory").DATASETS
+    runs = {"eval", "exec", "compile", "parse_expr", "sympify", "__import__", "score_answer"}
+    # these run what the data set made, or have a parser of their own of that name
+    looked_at = {"bitwise_arithmetic", "number_sorting", "propositional_logic"}
+    suspicious = {name for name, (dataset, _) in known.items() if reaches(dataset) & runs} - looked_at
+    assert {"countdown", "string_insertion", "composite", "puzzle24"} <= suspicious
+    assert suspicious == set(known) - HARMLESS_SCORERS
+
+
+def test_a_completion_never_runs_unless_its_data_set_is_allowed_by_name(tmp_path: Path) -> None:
+    trace = tmp_path / "ran"
+    config = ReasoningGymConfig(dataset="string_insertion", size=5)
+    task = make_source(config, name="s").task(0)
+    attack = f"__import__('pathlib').Path({str(trace)!r}).touch()"
+    with pytest.raises(ConfigError, match="'string_insertion' runs completions as Python"):
+        reward(SourceReward())(task, attack)
+    assert not trace.exists()
+    reward(SourceReward(allow=("string_insertion",)))(task, attack)
+    assert trace.exists()
+
+
+def test_a_recipe_with_a_scorer_that_runs_completions_is_refused_before_anything_starts() -> None:
+    config = ReasoningGymConfig(dataset="puzzle24", size=5)
+    with pytest.raises(ConfigError, match=r"allow: \[puzzle24\]"):
+        make_reward(TasksConfig(sources={"s": config}))
+    with pytest.raises(ConfigError, match=r"allow: \[puzzle24\]"):
+        check_gradable(SourceReward(), make_source(config, name="s"), config)
+    make_reward(TasksConfig(sources={"s": config}, reward=SourceReward(allow=("puzzle24",))))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +175,7 @@ def test_a_task_without_answer_cannot_be_compared() -> None:
 )
 def test_the_sources_own_scorer_gives_full_marks_to_its_own_answer(dataset: str) -> None:
     task = make_source(ReasoningGymConfig(dataset=dataset, size=5, seed=4), name="s").task(3)
-    scorer = reward(SourceReward())
+    scorer = reward(SourceReward(allow=("countdown",)))
     entry_answer = task.answer or "0"
     if dataset != "countdown":  # its reference is the target number, an answer is an expression
         assert scorer(task, entry_answer) == 1.0

@@ -1,0 +1,317 @@
+"""Answers as algebra: LaTeX is read by `math-verify`'s parser, then compared as sympy objects.
+
+What the parser cannot read is equal to nothing. A comparison never expands towers of powers or large
+factorials, which would keep a process busy for hours inside one instruction.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, cast
+
+from astraflow.errors import ConfigError
+
+__all__ = ["rational_near", "same_algebra", "same_sets"]
+
+_DIGITS = 60
+"""Digits beyond the decimal point's place to which exact numbers are compared."""
+_GUARD_DIGITS = 20
+"""Of these, the last may be lost in the computation."""
+_MAX_DIGITS = 5_000
+"""Numbers with more digits are equal only if they are written alike."""
+_MAX_EXPONENT = 10_000
+"""Larger exponents and factorials are not computed."""
+_POINTS = ("0.7310", "-1.3170", "2.2930", "0.1790", "-0.6130", "1.5710", "3.8510", "-2.7190")
+"""Values for variables. Each variable takes another one; they have no simple relations with each other."""
+_MIN_AGREEING = 3
+"""Points at which expressions must both be defined, and agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """What is used of sympy and math-verify; both are untyped."""
+
+    sympy: Any
+    parse: Callable[[str], Any]
+    verify: Callable[..., bool]
+
+
+def same_algebra(gold: str, answer: str) -> bool:
+    """Whether two tidy LaTeX texts are equal as expressions, equations, inequalities, sets or matrices."""
+    wanted, given = _parsed(gold), _parsed(answer)
+    if wanted is None or given is None or _is_heavy(wanted) or _is_heavy(given):
+        return False
+    try:
+        return bool(_equal(wanted, given))
+    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
+        return False  # sympy refuses what makes no sense, such as an inequality of complex numbers
+
+
+def same_sets(gold: Iterable[str], answer: Iterable[str]) -> bool:
+    """Whether the unions of two lists of intervals, sets or inequalities are the same set."""
+    unions: list[Any] = []
+    for texts in (gold, answer):
+        parts = [_parsed(text) for text in texts]
+        if any(part is None or _is_heavy(part) for part in parts):
+            return False
+        try:
+            sets = [_as_set(part) for part in parts]
+        except (AttributeError, NotImplementedError, TypeError, ValueError):
+            return False
+        if any(part is None for part in sets):
+            return False
+        unions.append(_library().sympy.Union(*sets))
+    return _sets_equal(unions[0], unions[1])
+
+
+def rational_near(text: str) -> Fraction | None:
+    """The value of a text that is a real number, to some 60 digits; None for all else."""
+    sympy = _library().sympy
+    parsed = _parsed(text)
+    if parsed is None or not isinstance(parsed, sympy.Expr) or parsed.free_symbols or _is_heavy(parsed):
+        return None
+    value = parsed.evalf(_DIGITS)
+    if not isinstance(value, sympy.Float) or not value.is_finite:
+        return None
+    size = abs(int(sympy.log(sympy.Abs(value), 10).evalf(5))) if value != 0 else 0
+    return Fraction(str(value)) if size < _MAX_DIGITS else None
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+
+def _equal(wanted: Any, given: Any) -> bool:
+    sympy = _library().sympy
+    if isinstance(wanted, sympy.MatrixBase) or isinstance(given, sympy.MatrixBase):
+        return _matrices_equal(wanted, given)
+    if wanted == given:
+        return True
+    if isinstance(wanted, sympy.Eq) and isinstance(given, sympy.Eq):
+        return _equations_equal(wanted, given)
+    if isinstance(wanted, sympy.core.relational.Relational) and isinstance(
+        given, sympy.core.relational.Relational
+    ):
+        return _inequalities_equal(wanted, given)
+    if isinstance(wanted, sympy.Expr) and isinstance(given, sympy.Expr):
+        return _expressions_equal(wanted, given)
+    sets = _as_set(wanted), _as_set(given)
+    return sets[0] is not None and sets[1] is not None and _sets_equal(*sets)
+
+
+def _matrices_equal(wanted: Any, given: Any) -> bool:
+    sympy = _library().sympy
+    if not (isinstance(wanted, sympy.MatrixBase) and isinstance(given, sympy.MatrixBase)):
+        return False
+    return wanted.shape == given.shape and all(
+        _equal(one, two) for one, two in zip(wanted.flat(), given.flat(), strict=True)
+    )
+
+
+def _expressions_equal(wanted: Any, given: Any) -> bool:
+    sympy = _library().sympy
+    if wanted.has(sympy.Sum, sympy.Integral, sympy.Product, sympy.Limit, sympy.Derivative):
+        wanted = wanted.doit()
+    if given.has(sympy.Sum, sympy.Integral, sympy.Product, sympy.Limit, sympy.Derivative):
+        given = given.doit()
+    if not wanted.free_symbols and not given.free_symbols:
+        return _numbers_equal(wanted, given)
+    agreeing = _agreeing_points(wanted, given)
+    if agreeing is None:
+        return False
+    return agreeing >= _MIN_AGREEING or bool(_library().verify(wanted, given, timeout_seconds=None))
+
+
+def _numbers_equal(wanted: Any, given: Any) -> bool:
+    one, two = wanted.evalf(15), given.evalf(15)
+    if not (one.is_finite and two.is_finite):
+        return bool(one == two)
+    size = max(_num_digits(one), _num_digits(two))
+    if size > _MAX_DIGITS:
+        return False
+    digits = _DIGITS + size
+    one, two = wanted.evalf(digits), given.evalf(digits)
+    if not (one.is_number and two.is_number):
+        return False
+    return _is_small(one - two, digits=_DIGITS - _GUARD_DIGITS, scale=one)
+
+
+def _num_digits(value: Any) -> int:
+    """Digits before the decimal point of a number's absolute value."""
+    sympy = _library().sympy
+    size = sympy.Abs(value).evalf(5)
+    return 0 if size < 1 else int(sympy.log(size, 10).evalf(10)) + 1
+
+
+def _is_small(difference: Any, *, digits: int, scale: Any) -> bool:
+    """Whether a difference is what rounding leaves, beside a number of that size."""
+    sympy = _library().sympy
+    size = sympy.Abs(scale).evalf(15)
+    limit = sympy.Float(10) ** -digits * (size if 0 < size < 1 and size > sympy.Float(10) ** -digits else 1)
+    return bool(sympy.Abs(difference).evalf(15) <= limit)
+
+
+def _agreeing_points(wanted: Any, given: Any) -> int | None:
+    """At how many points both are defined and agree; None if they differ at one."""
+    sympy = _library().sympy
+    symbols = sorted(wanted.free_symbols | given.free_symbols, key=str)
+    is_complex = wanted.has(sympy.I) or given.has(sympy.I)
+    num_agreeing = 0
+    for shift in range(len(_POINTS)):
+        point = {
+            symbol: sympy.Rational(_POINTS[(shift + place) % len(_POINTS)]) + place // len(_POINTS)
+            for place, symbol in enumerate(symbols)
+        }
+        one, two = (expr.subs(point).evalf(40) for expr in (wanted, given))
+        if not (one.is_number and two.is_number and one.is_finite and two.is_finite):
+            continue
+        if not is_complex and not (one.is_real and two.is_real):
+            continue
+        if not _is_small(one - two, digits=25, scale=one):
+            return None
+        num_agreeing += 1
+    return num_agreeing
+
+
+def _equations_equal(wanted: Any, given: Any) -> bool:
+    """Whether one equation is a multiple of the other."""
+    return _constant_ratio(wanted.lhs - wanted.rhs, given.lhs - given.rhs) is not None
+
+
+def _inequalities_equal(wanted: Any, given: Any) -> bool:
+    sympy = _library().sympy
+    (kind, one), (other_kind, two) = _below_zero(wanted), _below_zero(given)
+    if kind is other_kind:
+        ratio = _constant_ratio(one, two)
+        if ratio is not None and (ratio.is_positive or kind is sympy.Ne):
+            return True
+    sets = _as_set(wanted), _as_set(given)
+    return sets[0] is not None and sets[1] is not None and _sets_equal(*sets)
+
+
+def _below_zero(relation: Any) -> tuple[Any, Any]:
+    """An inequality as its kind (`<`, `<=`, `!=`) and an expression that is so to 0."""
+    sympy = _library().sympy
+    if isinstance(relation, sympy.StrictGreaterThan | sympy.GreaterThan):
+        is_strict = isinstance(relation, sympy.StrictGreaterThan)
+        return sympy.StrictLessThan if is_strict else sympy.LessThan, relation.rhs - relation.lhs
+    return cast("Any", type(relation)), relation.lhs - relation.rhs
+
+
+def _constant_ratio(one: Any, two: Any) -> Any | None:
+    """`one / two` if that is a number, not 0; else None."""
+    sympy = _library().sympy
+    if one.free_symbols != two.free_symbols or not one.free_symbols:
+        return None
+    ratio = sympy.simplify(one / two)
+    return ratio if ratio.is_number and ratio.is_finite and ratio != 0 else None
+
+
+def _as_set(value: Any) -> Any | None:
+    """The set that a set, an interval or an inequality of one variable describes; else None."""
+    sympy = _library().sympy
+    if isinstance(value, sympy.Set):
+        return value
+    if isinstance(value, sympy.Eq) and isinstance(value.rhs, sympy.Set):
+        return value.rhs
+    if len(value.free_symbols) != 1:
+        return None
+    if isinstance(value, sympy.core.relational.Relational):
+        return value.as_set()
+    if isinstance(value, sympy.And | sympy.Or):
+        return value.as_set()
+    return None
+
+
+def _sets_equal(one: Any, two: Any) -> bool:
+    if one == two:
+        return True
+    sympy = _library().sympy
+    if isinstance(one, sympy.Interval) and isinstance(two, sympy.Interval):
+        return (
+            one.left_open == two.left_open
+            and one.right_open == two.right_open
+            and _equal(one.start, two.start)
+            and _equal(one.end, two.end)
+        )
+    return one.symmetric_difference(two).is_empty is True
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _is_heavy(value: Any) -> bool:
+    """Whether to compute a value could take for ever."""
+    sympy = _library().sympy
+    if isinstance(value, sympy.MatrixBase):
+        return any(_is_heavy(part) for part in value.flat())
+    for part in sympy.preorder_traversal(value):
+        if isinstance(part, sympy.Pow) and part.exp.is_number and part.base.is_number:
+            size = sympy.Abs(part.exp.args[0] if isinstance(part.exp, sympy.Pow) else part.exp)
+            if isinstance(part.exp, sympy.Pow) and not part.exp.exp.is_negative and part.exp.exp > 4:
+                return True
+            if size.is_Number and size > _MAX_EXPONENT:
+                return True
+        if isinstance(part, sympy.factorial | sympy.binomial) and any(
+            arg.is_number and (not arg.is_Number or arg > _MAX_EXPONENT) for arg in part.args
+        ):
+            return True
+    return False
+
+
+_ENDLESS = re.compile(
+    r"\^\s*\{?\s*-?(?:\d{5,}|\d+\s*\^)|\d{5,}\s*\}?\)?!|!!|\^\S{0,9}\^\S{0,9}\^|\\binom\S*\d{5,}"
+)
+"""Powers, towers, factorials and binomials that even to read would take for ever."""
+
+
+@lru_cache(maxsize=512)
+def _parsed(text: str) -> Any | None:
+    """A sympy object; None if the parser cannot read the text."""
+    if _ENDLESS.search(text) is not None:
+        return None
+    try:
+        value = _uniform(_library().parse(text))
+        # `x^2 + 1 = 0` of a real `x` is just false, and would equal any other that is
+        return None if isinstance(value, bool | _library().sympy.logic.boolalg.BooleanAtom) else value
+    except Exception:  # noqa: BLE001 - the parser raises whatever its grammar runs into
+        return None
+
+
+def _uniform(value: Any) -> Any:
+    """All variables real, `i` the imaginary unit, decimals exact."""
+    sympy = _library().sympy
+    if isinstance(value, sympy.MatrixBase):
+        return value.applyfunc(_uniform)
+    changes: dict[Any, Any] = {}
+    for atom in value.atoms(sympy.Symbol, sympy.Float):
+        if isinstance(atom, sympy.Float):
+            changes[atom] = sympy.Rational(str(atom))
+        elif atom.name == "i":
+            changes[atom] = sympy.I
+        else:
+            changes[atom] = sympy.Symbol(atom.name, real=True)
+    return value.xreplace(changes) if changes else value
+
+
+@lru_cache(maxsize=1)
+def _library() -> _Library:
+    try:
+        import sympy
+        from latex2sympy2_extended import latex2sympy2
+        from math_verify import verify
+    except ImportError as err:
+        raise ConfigError("the reward `math_verify` needs the package: pip install astraflow[tasks]") from err
+    # it warns of every comparison without a time limit of its own, and shows the model's texts
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    normalization = latex2sympy2.NormalizationConfig(boxed="none")
+    conversion = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+
+    def parse(text: str) -> Any:
+        return cast("Any", latex2sympy2).latex2sympy(
+            text, is_real=True, normalization_config=normalization, conversion_config=conversion
+        )
+
+    return _Library(cast("Any", sympy), parse, cast("Callable[..., bool]", verify))

@@ -1,0 +1,118 @@
+"""What an answer consists of: one value, several, a set, or an ordered tuple or interval.
+
+The shape is compared before any value is, so that one of two answers is not both of them, a pair is no
+number, and a closed interval no open one.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Shape", "shape_of"]
+
+_OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\langle": 1, r"\lfloor": 1, r"\lceil": 1}
+_CLOSING = {")": 1, "]": 1, "}": 1, r"\}": 1, r"\rangle": 1, r"\rfloor": 1, r"\rceil": 1}
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\\]", re.DOTALL)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_CONJUNCTION = re.compile(
+    r",?\s*(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z]))\s*,?"
+)
+_MEMBER = re.compile(r"^\s*\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*\\in(?![A-Za-z])\s*")
+_TEXT_GROUP = re.compile(r"\\text\{[^{}]*\}")
+_TEXT_CONJUNCTION = re.compile(r"(?<=\w)\s*(?:,?\s+(?:and|or)\s+|,\s*)(?=\w[^{}]*\})")
+"""Inside `\\text{}`, whose parts each become a text of their own."""
+_SIGN = re.compile(r"\\pm(?![A-Za-z])|\\mp(?![A-Za-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An answer taken apart. Example: `(1, 2]` is `Shape("tuple", ("1", "2"), "(]")`."""
+
+    kind: Literal["value", "several", "set", "tuple"]
+    items: tuple[str, ...]
+    """The texts of the parts; of a value, the value itself."""
+    brackets: str = ""
+    """Of a tuple: its opening and closing bracket."""
+
+
+def shape_of(text: str) -> Shape:
+    """The shape of a tidy answer. Outside brackets, a comma before three digits separates thousands."""
+    text = _TEXT_GROUP.sub(lambda group: _TEXT_CONJUNCTION.sub(r"}; \\text{", group.group()), text)
+    text = _named(_MEMBER.sub("", text).strip())
+    while (inner := _inside(text)) is not None:
+        brackets, content = inner
+        if brackets == r"\{\}":
+            return _set(content)
+        items = _parts(content)
+        if len(items) > 1:
+            return Shape("tuple", items, brackets)
+        if brackets != "()" or not content.strip():
+            return Shape("value", (text,))
+        text = content.strip()
+    several = _parts(_CONJUNCTION.sub(";", _THOUSANDS.sub(_joined, text)))
+    if len(several) == 1:
+        several = _both_signs(several[0])
+    elif any(_SIGN.search(part) for part in several):
+        several = tuple(value for part in several for value in _both_signs(part))
+    return Shape("several" if len(several) > 1 else "value", several)
+
+
+def _named(text: str) -> str:
+    """The brackets that a text gives a name to: of `(x, y) = (1, 2)`, what stands on the right."""
+    name, _, content = text.rpartition("=")
+    content = content.strip()
+    if name and len(_parts(name)) == 1 and _inside(content) is not None:
+        return content
+    return text
+
+
+def _joined(number: re.Match[str]) -> str:
+    return number.group().replace(",", "")
+
+
+def _set(content: str) -> Shape:
+    if re.search(r"\\mid(?![A-Za-z])|[|:]", content):
+        return Shape("value", (rf"\{{{content}\}}",))
+    items = _parts(_CONJUNCTION.sub(";", content))
+    return Shape("set", tuple(value for item in items for value in _both_signs(item)))
+
+
+def _both_signs(text: str) -> tuple[str, ...]:
+    """`a \\pm b` is two values; a `\\mp` beside it has the other sign."""
+    if not re.search(r"\\pm(?![A-Za-z])", text):
+        return (text,)
+    plus = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", text))
+    minus = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", text))
+    return (re.sub(r"(^|=)\s*\+", r"\1 ", plus).strip(), minus)
+
+
+def _inside(text: str) -> tuple[str, str] | None:
+    """Brackets and content of a text that one pair of brackets encloses."""
+    tokens = [(token.group(), token.start(), token.end()) for token in _TOKEN.finditer(text)]
+    if len(tokens) < 2 or tokens[0][0] not in ("(", "[", r"\{", r"\langle"):
+        return None
+    closing = tokens[-1][0]
+    if closing not in (")", "]", r"\}", r"\rangle"):
+        return None
+    depth = 0
+    for token, _, end in tokens:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and end != len(text):
+            return None
+    brackets = tokens[0][0] + closing
+    content = text[tokens[0][2] : tokens[-1][1]]
+    return ("()" if brackets == r"\langle\rangle" else brackets), content
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """The parts of a text between its outermost commas and semicolons."""
+    parts: list[str] = [""]
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and token in (",", ";"):
+            parts.append("")
+        else:
+            parts[-1] += token
+    return tuple(part.strip() for part in parts if part.strip()) or (text.strip(),)

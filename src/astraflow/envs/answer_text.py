@@ -1,0 +1,276 @@
+"""Texts of answers: which part of a text is its final answer, and one spelling for what is written alike.
+
+Works on characters only; nothing is evaluated. What two answers mean is compared by `answer_shape` and
+`answer_value`.
+"""
+
+# ruff: noqa: RUF001 - characters that look like others are what this file is about
+
+import re
+
+__all__ = ["boxes", "final_answer", "fold", "gold_answer", "tidy"]
+
+# --- where the final answer is --------------------------------------------------------------------
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_BETWEEN_BOXES = re.compile(r"(?:[\s,;.$]|\\[,;() ]|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|x|y|z|=))*")
+"""What may stand between boxes that together are one answer, as in `\\boxed{1} or \\boxed{2}`."""
+_JOINS = re.compile(r"[,;]|and|or")
+_MAX_BOXES = 16
+"""Boxes that are looked at, from the end: one that is never closed costs time."""
+_SAID = re.compile(
+    r"(?:\b(?:final|correct)?\s*(?:answer|choice|option)(?:\s+(?:to|of|for)\b[^.\n]{0,80}?)?"
+    r"\s*(?:\*\*)?\s*(?:\bis\b\s*:?|:|=)|####)(?:\*\*)?\s*",
+    re.IGNORECASE,
+)
+_MATH_SPAN = re.compile(
+    r"\$\$(?P<a>.{1,1000}?)\$\$|\\\[(?P<b>.{1,1000}?)\\\]|\\\((?P<c>.{1,1000}?)\\\)"
+    r"|(?<!\\)\$(?P<d>[^$\n]{1,1000}?)(?<!\\)\$",
+    re.DOTALL,
+)
+_BARE_NUMBER = re.compile(
+    r"(?<![\w.\\])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][-+]?\d+)?(?:\s*\\?%)?"
+)
+_SENTENCE_END = re.compile(r"(?<=[^\d])\.(?:\s|$)|(?<=\d)\.(?:\s+[A-Z]|\s*$)|\n|\*\*")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_LEADING_WORDS = re.compile(r"\s*[A-Za-z]+,?\s+[A-Za-z]+:?\s+[^\sA-Za-z]*\d")
+"""Two words before a number: `She pays 5`; but not `5 square feet`."""
+_TEXT_GROUP = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_SAME_AS_NOTHING = {"and", "or"}
+
+
+def boxes(text: str) -> str | None:
+    """The content of the last `\\boxed{}`; of several that a comma, `and` or `or` joins, all of them."""
+    openings = list(_BOX.finditer(text))[-_MAX_BOXES:]
+    found = [span for span in (_box_at(text, opening) for opening in openings) if span is not None]
+    if not found:
+        return None
+    start, _, content = found[-1]
+    contents = [content]
+    for box_start, box_end, content in reversed(found[:-1]):
+        if box_end > start:
+            continue  # a box that holds the one after it
+        between = text[box_end:start]
+        if not _BETWEEN_BOXES.fullmatch(between) or not _JOINS.search(between):
+            break
+        if content not in contents:
+            contents.insert(0, content)
+        start = box_start
+    return ", ".join(contents)
+
+
+def _box_at(text: str, opening: re.Match[str]) -> tuple[int, int, str] | None:
+    """Start, end and content of a box; None if its brace is never closed."""
+    position = opening.end()
+    if position >= len(text):
+        return None
+    if text[position] != "{":
+        return opening.start(), position + 1, text[position]
+    depth = 0
+    for brace in _BRACES.finditer(text, position):
+        depth += (brace.group() == "{") - (brace.group() == "}")
+        if depth == 0:
+            return opening.start(), brace.end(), text[position + 1 : brace.start()].strip()
+    return None
+
+
+def gold_answer(text: str) -> str:
+    """The answer of a data set's row: after `####`, in `\\boxed{}`, or all of it."""
+    _, marker, after = text.rpartition("####")
+    if marker:
+        return after.strip()
+    boxed = boxes(text)
+    return text.strip() if boxed is None else boxed
+
+
+def final_answer(text: str) -> str:
+    """The answer that a text ends with: its last box, what it calls its answer, or the last value in it.
+
+    A text without words around its answer is the answer itself. An empty text if there is none.
+    """
+    boxed = boxes(text)
+    if boxed is not None:
+        return boxed
+    said = _said(text)
+    if said is not None:
+        return said
+    if not _is_prose(text):
+        return text.strip()
+    return _last_value(text)
+
+
+def _said(text: str) -> str | None:
+    """What follows the last `answer is`, `Answer:` or `####`, up to the end of the sentence."""
+    for said in reversed(list(_SAID.finditer(text))):
+        rest = text[said.end() :].lstrip(" *:\n")
+        span = _MATH_SPAN.match(rest)
+        if span is not None and not _continues(rest[span.end() :]):
+            return span.group(span.lastgroup or 0)
+        end = _SENTENCE_END.search(rest)
+        sentence = (rest[: end.start()] if end else rest).strip()
+        if not sentence:
+            continue
+        return _first_value(sentence) if _is_long(sentence) else sentence
+    return None
+
+
+def _continues(rest: str) -> bool:
+    """Whether an answer goes on after its first formula: `$1$ and $2$`."""
+    return re.match(r"\s*(?:,|;|and\b|or\b)\s*(?:and\b|or\b)?\s*(?:\$|\\\()", rest) is not None
+
+
+def _is_long(sentence: str) -> bool:
+    return len(_words(sentence)) > 4
+
+
+def _is_prose(text: str) -> bool:
+    """Whether words stand around the answer."""
+    if "\n" in text.strip():
+        return True
+    words = _words(text)
+    if len(words) > 2 or (words and _MATH_SPAN.search(text) is not None):
+        return True
+    return len(words) == 2 and _LEADING_WORDS.match(text) is not None
+
+
+def _words(text: str) -> list[str]:
+    bare = _TEXT_GROUP.sub(" ", _MATH_SPAN.sub(" ", text))
+    return [word for word in _WORD.findall(bare) if word.lower() not in _SAME_AS_NOTHING]
+
+
+def _values(text: str) -> list[tuple[int, str]]:
+    """Formulas and bare numbers with where they end, in order."""
+    spans = [(m.start(), m.end(), m.group(m.lastgroup or 0)) for m in _MATH_SPAN.finditer(text)]
+    numbers = [
+        (m.start(), m.end(), m.group())
+        for m in _BARE_NUMBER.finditer(text)
+        if not any(start <= m.start() < end for start, end, _ in spans)
+    ]
+    return [(end, value) for _, end, value in sorted(spans + numbers)]
+
+
+def _first_value(text: str) -> str:
+    values = _values(text)
+    return values[0][1] if values else text
+
+
+def _last_value(text: str) -> str:
+    values = _values(text)
+    if values:
+        return values[-1][1]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+# --- one spelling ---------------------------------------------------------------------------------
+
+_CHARACTERS = {
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "π": r"\pi ",
+    "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+    "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
+    "±": r"\pm ", "∓": r"\mp ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
+    "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "μ": r"\mu ", "σ": r"\sigma ", "°": r"^{\circ}",
+    "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "，": ",",
+    "（": "(", "）": ")", "’": "'", "≈": r"\approx ", "€": r"\$", "£": r"\$", "\u00a0": " ", "\u202f": " ",
+}  # fmt: skip
+_CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
+
+_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\\(?:begin|end)\{(?:aligned|align\*?|gathered|equation\*?)\}", " "),
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"√\s*(\w+)", r"\\sqrt{\1}"),
+        (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\!", ""),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|phantom\{[^{}]*\})(?![A-Za-z])", " "),
+        (r"\\(?:left|right|[bB]igg?[lrm]?)\s*\.", " "),
+        (r"\\(?:left|right|[bB]igg?[lrm]?|mleft|mright)(?![A-Za-z])", ""),
+        (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\[hv]space\*?\{[^{}]*\}|\\[,;:> ]|~", " "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])", r"\\le "),
+        (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])", r"\\ge "),
+        (r"\\ne(?![A-Za-z])|\\not\s*=", r"\\neq "),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"!=", r"\\neq "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (r"\\math(?:bb|bf|cal)\s*\{?\s*([RZQNC])\s*\}?(?![A-Za-z])", r"\\mathbb{\1}"),
+        (r"\\R(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\(?:text(?:normal|bf|it|rm|sf|sc|tt)|mbox|hbox)\s*\{", r"\\text{"),
+        (r"\\(?:math(?:rm|bf|it|sf)|boldsymbol|operatorname\*?|bm)\s*\{", r"\\text{"),
+        (r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}", r"\\text{\1}"),
+        (r"\\text\s*\{\s*\}", " "),
+        (r"\^\s*\{?\s*\\text\{\s*(st|nd|rd|th)\s*\}\s*\}?", r"\\text{\1}"),
+        (r"\\text\{\s*([ei]|[-+]?[\d.,]+|[:,;])\s*\}", r" \1 "),
+        (r"(?<![\d}\s])\s*\\text\{\s*([A-Za-z])\s*\}|\\text\{\s*([^\W\dmgshlJWVNKCFAT_])\s*\}", r" \1\2 "),
+        (r"(?<=[\d}])\s*\\text\{\s*(hundred|thousand|million|billion|trillion|dozen)\b\s*", r" \1 \\text{"),
+        (r"(?<=[\d}])\s*hundred\b", r"\\cdot 10^{2}"),
+        (r"(?<=[\d}])\s*thousand\b", r"\\cdot 10^{3}"),
+        (r"(?<=[\d}])\s*million\b", r"\\cdot 10^{6}"),
+        (r"(?<=[\d}])\s*billion\b", r"\\cdot 10^{9}"),
+        (r"(?<=[\d}])\s*trillion\b", r"\\cdot 10^{12}"),
+        (r"(?<=[\d}])\s*dozen\b", r"\\cdot 12"),
+        (r"\\text\{\s*\}", " "),
+        (r"^\s*\\text\{([^{}]*\d[^{}]*)\}\s*$", r"\1"),
+        (r"\\text\{\s*\(([A-Za-z])\)\s*\}", r" (\1) "),
+        (r"\^\s*\{?\s*\\(?:circ|degree|degrees)\s*\}?", r"\\degree "),
+        (r"\\(?:degrees|degree)(?![A-Za-z])\s*", r"\\degree "),
+        (r"\\text\{\s*degrees?\s*\}|(?<!\\)\bdegrees?\b(?!\s*[A-Za-z])", r"\\degree "),
+        (r"\\text\{\s*(?:\\?%|per\s?cent|percent(?:age)?)\s*\}|\s*\bper\s?cent\b|\\%", "%"),
+        (r"\\\$|(?<!\\)\$", ""),
+        (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", "..."),
+        (r"\\(?:infinity|infty)(?![A-Za-z])|(?<!\\)\binfinity\b", r"\\infty "),
+        (r"\+\s*\\infty", r"\\infty"),
+        (r"\(\s*mod\s+|\\pmod\s*", r"\\pmod "),
+        (r"(?<=\d)\{,\}(?=\d{3})", ","),
+        (r"(?<![\d.])(\d{1,3}) (\d{3}(?: \d{3})*)(?![\d/.])", r"\1\2"),
+        (r"\*\*(?=\d|\()", "^"),
+        (r"\s+", " "),
+        (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+        (r"\\frac\s*\{([^{}]*)\}\s*([\dA-Za-z])", r"\\frac{\1}{\2}"),
+        (r"\\sqrt\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
+        (r"\^\s*(-?\d+)(?!\d)", r"^{\1}"),
+        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        (r"(?<![\w})])([A-Za-z]|\d+)!\s*\^", r"(\1!)^"),
+        (r"_\s*(\w)(?!\w)", r"_{\1}"),
+        (
+            r"(?<![\\A-Za-z])(arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|theta)(?![A-Za-z])",
+            r"\\\1",
+        ),
+    ]
+)  # fmt: skip
+_NEW_ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
+_ROW = "\x00"
+"""Stands for the end of a matrix row while backslashes are looked at."""
+_DELIMITER = re.compile(r"\\[()\[\]]")
+
+
+def tidy(text: str) -> str:
+    """An answer in one spelling: no delimiters, sizes or spacing commands; one name for each relation."""
+    text = text.replace(_ROW, " ").strip()
+    text = _CHARACTER.sub(lambda match: _CHARACTERS[match.group()], text)
+    text = text.replace("`", "").strip("*").strip()
+    text = _DELIMITER.sub(" ", _NEW_ROW.sub(_ROW, text))
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    text = text.replace(_ROW, r"\\").strip()
+    return text if text.endswith("...") else text.rstrip(" .,;:")
+
+
+_BLANK = re.compile(r"\\text|\s+(?!\d)|(?<!\d)\s+")
+
+
+def fold(text: str) -> str:
+    """A tidy answer without blanks, except between digits: two that are equal here are the same answer."""
+    return _BLANK.sub("", text)
