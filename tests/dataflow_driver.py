@@ -47,6 +47,7 @@ from astraflow.types import (
     Turn,
     VersionSpan,
 )
+from astraflow.weights.addresses import PeerRules
 from astraflow.wire import column
 
 VOCAB = 32
@@ -131,6 +132,7 @@ async def running(
     http: bool = False,
     snapshot_every: int = 20_000,
     segment_bytes: int = 256 * 1024 * 1024,
+    peer_rules: PeerRules | None = None,
     resumes_failed: bool = False,
 ) -> AsyncIterator[Run]:
     """A dataflow service over a journal in `folder`; in memory, or on a real port."""
@@ -146,12 +148,8 @@ async def running(
     eval_sources = {"heldout": ListSource("heldout", 50)}
     try:
         service = DataflowService(
-            plan,
-            sources,
-            eval_sources,
-            make_run_info(plan, frozen=frozen),
-            config,
-            journal,
+            *(plan, sources, eval_sources, make_run_info(plan, frozen=frozen), config, journal),
+            peer_rules=peer_rules,
             resumes_failed=resumes_failed,
         )
     except BaseException:

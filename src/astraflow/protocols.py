@@ -2,7 +2,7 @@
 
 # size: the one page of all seams
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -65,6 +65,7 @@ __all__ = [
     "WeightChanges",
     "WeightSnapshot",
     "WorkerLink",
+    "episode_weights",
 ]
 
 Reward = Callable[[Task, str], float]
@@ -72,6 +73,25 @@ Reward = Callable[[Task, str], float]
 
 
 # --- data that crosses seams inside one process ---------------------------------------------------
+
+
+def episode_weights(episodes: Sequence[Hashable], num_tokens: Sequence[int]) -> tuple[float, ...]:
+    """The weight of each trajectory within its episode: its share of the trained tokens, so that splitting a
+    trajectory moves no weight. Equal shares in an episode without trained tokens.
+
+    Example: `episode_weights(["a", "b", "b"], [9, 1, 3])` is `(1.0, 0.25, 0.75)`.
+    """
+    if len(set(episodes)) == len(episodes):
+        return (1.0,) * len(episodes)
+    tokens: dict[Hashable, int] = {}
+    counts: dict[Hashable, int] = {}
+    for episode, num in zip(episodes, num_tokens, strict=True):
+        tokens[episode] = tokens.get(episode, 0) + num
+        counts[episode] = counts.get(episode, 0) + 1
+    return tuple(
+        num / tokens[episode] if tokens[episode] else 1 / counts[episode]
+        for episode, num in zip(episodes, num_tokens, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +163,25 @@ class TrajectoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """One policy's trajectories of one group, ordered by (episode_idx, position in the episode)."""
+    """One policy's trajectories of one group, ordered by (episode_idx, position in the episode).
+
+    An episode has several trajectories of one role where its history forked, or where its workflow holds
+    several conversations; a statistic of the group that counts trajectories would count such an episode more
+    than once. `weights` prevents that.
+    Example: `sum(w * t.reward for w, t in zip(facts.weights, facts.trajectories)) / sum(facts.weights)`.
+    """
 
     policy: str
     group_id: int
     trajectories: tuple[TrajectoryFacts, ...]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """One number per trajectory; those of one episode and role sum to 1."""
+        return episode_weights(
+            [(t.episode_idx, t.role) for t in self.trajectories],
+            [t.num_trained_tokens for t in self.trajectories],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +440,8 @@ class ProcessSpec:
     max_restarts: int = 5
     ends_with_run: bool = False
     """Exit code 0 is its normal end; without it, any end that nobody asked for is a crash."""
+    longest_silence_s: float = 0.0
+    """It is restarted after so long without a sign of life; 0: never."""
 
 
 @runtime_checkable
@@ -422,6 +458,12 @@ class ProcessHandle(Protocol):
     def terminate(self) -> None: ...
 
     def kill(self) -> None: ...
+
+    async def silence(self, longest_s: float) -> str:
+        """Returns once the process has shown no sign of life for `longest_s`, after it was asked to log the
+        stacks of its threads: what is known of its state, in words. Never returns for a process that has not
+        shown one yet."""
+        ...
 
 
 class Launcher(Protocol):

@@ -13,6 +13,7 @@ than the answer's Retry-After says, until the client's patience ends; other refu
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import hmac
 import logging
@@ -34,6 +35,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow import wire
+from astraflow.connections import ConnectionLimits, Connections, raise_file_limit
 from astraflow.errors import (
     ConfigError,
     DataError,
@@ -49,7 +51,10 @@ from astraflow.errors import (
 from astraflow.types import ErrorReply, Item
 
 __all__ = [
+    "LIFE_FD_VARIABLE",
+    "LIFE_SIGN_EVERY_S",
     "PARENT_FD_VARIABLE",
+    "STACKS_SIGNAL",
     "HttpServer",
     "HttpTransport",
     "MemoryTransport",
@@ -70,6 +75,11 @@ _ItemT = TypeVar("_ItemT", bound=Item)
 
 PARENT_FD_VARIABLE = "ASTRAFLOW_PARENT_FD"
 """Environment variable with the read end of a pipe that closes when the launcher dies."""
+LIFE_FD_VARIABLE = "ASTRAFLOW_LIFE_FD"
+"""Environment variable with the write end of a pipe that takes a process's signs of life."""
+LIFE_SIGN_EVERY_S = 1.0
+STACKS_SIGNAL = signal.SIGUSR2
+"""A service that gets it writes the stacks of all its threads to its log, even while its event loop hangs."""
 
 _GC_THRESHOLD = 10_000
 """New containers between two collections of the youngest: a service makes hundreds for each request."""
@@ -80,6 +90,7 @@ _MAX_KEPT_BUFFER_BYTES, _MAX_KEPT_BYTES = 32 * 1024 * 1024, 128 * 1024 * 1024
 _BODY_PATIENCE_S = 20.0
 _SLOWEST_BYTES_PER_S = 100_000
 """A link of 1 Mbit/s still carries a body."""
+_NEVER_S = 86_400
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 
@@ -111,12 +122,20 @@ class Transport(Protocol):
 class HttpTransport:
     """HTTP/1.1 with kept-alive connections. Opened at the first request, in the loop that makes it."""
 
-    def __init__(self, base_url: str, *, num_connections: int = 64, ca_file: str = "") -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        num_connections: int = 64,
+        ca_file: str = "",
+        max_reply_bytes: int = wire.MAX_BODY_BYTES,
+    ) -> None:
         """`ca_file`: PEM file by which an `https` service is checked; empty: what OpenSSL trusts, which the
-        variable SSL_CERT_FILE may name."""
+        variable SSL_CERT_FILE may name. A longer answer than `max_reply_bytes` is cut off, and fails."""
         self._base_url = base_url.rstrip("/")
         self._num_connections = num_connections
         self._ca_file = ca_file
+        self._max_reply_bytes = max_reply_bytes
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
@@ -130,12 +149,33 @@ class HttpTransport:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._session.request(
-                method, self._base_url + target, data=body or None, headers=headers, timeout=timeout
+                method,
+                self._base_url + target,
+                data=body or None,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,  # a token, and what is asked, are for this address alone
             ) as answer:
-                body = await answer.read()
+                body = await self._body_of(answer)
                 return Reply(answer.status, answer.content_type, body, _retry_after_s(answer.headers))
         except aiohttp.ClientError as err:
             raise ConnectionError(f"{type(err).__name__}: {err}") from err
+
+    async def _body_of(self, answer: aiohttp.ClientResponse) -> bytes:
+        """The whole body. Raises: ConnectionError if there is no end to it."""
+        most = self._max_reply_bytes
+        size = answer.content_length or 0
+        if answer.content_length is not None and size <= most:
+            return await answer.read()
+        blocks: list[bytes] = []
+        while size <= most:
+            block = await answer.content.readany()
+            if not block:
+                return b"".join(blocks)
+            size += len(block)
+            blocks.append(block)
+        answer.close()
+        raise ConnectionError(f"the answer is longer than {most} bytes")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -310,7 +350,7 @@ class ServiceClient:
             except (ConnectionError, TimeoutError, OSError) as err:
                 reply, problem = None, err
             if reply is not None and problem is None:
-                if reply.status >= 400:
+                if reply.status >= 300:
                     raise _decode_error(reply)
                 return reply
             wait_s = backoff_s * self._jitter.uniform(0.5, 1.0)
@@ -330,6 +370,11 @@ class ServiceClient:
 
 
 def _decode_error(reply: Reply) -> Error:
+    if reply.status < 400:
+        message = f"HTTP {reply.status}: it sends callers elsewhere, and redirects are not followed"
+        return RefusedError(
+            f"{message}; give the service's own address", code="redirect", status=reply.status
+        )
     try:
         error = wire.decode(reply.body, ErrorReply, reply.media_type)
     except WireError:
@@ -360,11 +405,7 @@ async def read_item(
     client that sends byte by byte, or nothing, is refused.
     Raises: WireError if the body is too large or does not fit the type; RefusedError if it comes too slowly.
     """
-    body = request.scope.get("extensions", {}).get(wire.WHOLE_BODY)
-    if body is None:
-        body = await _read_body(request, item_type.__name__, limit, patience_s)
-    elif len(body) > limit:
-        raise WireError(f"{item_type.__name__}: body over the limit of {limit} bytes")
+    body = await _read_body(request, item_type.__name__, limit, patience_s)
     return wire.decode(body, item_type, _header(request, b"content-type") or wire.MSGPACK)
 
 
@@ -480,20 +521,28 @@ class HttpServer:
     """
 
     def __init__(
-        self, app: ASGIApp, *, host: str, port: int, name: str, tls: tuple[str, str] | None = None
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        name: str,
+        tls: tuple[str, str] | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self._host, self._port, self._name = host, port, name
+        self._connections = Connections(limits or ConnectionLimits())
         self._scheme = "https" if tls else "http"
         self._tls = tls
         config = uvicorn.Config(
             app,
             ssl_certfile=tls[0] if tls else None,
             ssl_keyfile=tls[1] if tls else None,
-            http=_http_protocol(),
-            log_level="warning",
+            http=self._connections.protocol,
+            log_level="error",  # a warning for each malformed request would let anybody fill the disk
             access_log=False,
             lifespan="off",
-            timeout_keep_alive=75,
+            timeout_keep_alive=_NEVER_S,  # `Connections` closes what is idle
             ws="none",
             proxy_headers=False,
             server_header=False,
@@ -523,6 +572,7 @@ class HttpServer:
         listener.listen(2048)
         listener.setblocking(False)
         port = cast("tuple[str, int]", listener.getsockname())[1]
+        self._connections.open()
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http:{self._name}")
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{self._scheme}://{host}:{port}"
@@ -534,6 +584,7 @@ class HttpServer:
         self._server.config.timeout_graceful_shutdown = grace_s  # pyright: ignore[reportAttributeAccessIssue] (seconds)
         self._server.should_exit = True
         await self._task
+        await self._connections.close()
         self._task = None
 
 
@@ -546,14 +597,6 @@ def _check_tls(name: str, cert: str, key: str) -> None:
             f"{name}: certificate {cert} with key {key} cannot be used: {err}; two PEM files that belong "
             "together are expected, the key without a password"
         ) from err
-
-
-def _http_protocol() -> "type[asyncio.Protocol] | str":
-    if sys.platform == "win32":
-        return "auto"
-    from astraflow.http_protocol import HttpProtocol
-
-    return HttpProtocol
 
 
 class _QuietServer(uvicorn.Server):
@@ -579,7 +622,9 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     )
     for client in ("httpx", "httpx2"):  # of agents in this process: a line a request
         logging.getLogger(client).setLevel(logging.WARNING)
+    raise_file_limit()
     try:
+        faulthandler.register(STACKS_SIGNAL, all_threads=True)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_guarded(main, name))
     except Error as err:
@@ -612,6 +657,7 @@ async def _guarded(main: Callable[[asyncio.Event], Awaitable[int | None]], name:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     _watch_parent(loop, stop, name)
+    _show_life(loop)
     return await main(stop) or 0
 
 
@@ -629,6 +675,25 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: st
         loop.call_later(10.0, os._exit, 1)
 
     loop.add_reader(fd, parent_died)
+
+
+def _show_life(loop: asyncio.AbstractEventLoop) -> None:
+    """Writes a byte for the launcher each second from within the event loop: a process that is stopped, or
+    whose loop hangs, falls silent."""
+    text = os.environ.get(LIFE_FD_VARIABLE, "")
+    if not text:
+        return
+    fd = int(text)
+    os.set_blocking(fd, False)
+    os.set_inheritable(fd, False)
+
+    def show() -> None:
+        # A full pipe means that the launcher does not read now; what it finds later is sign enough.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(fd, b".")
+        loop.call_later(LIFE_SIGN_EVERY_S, show)
+
+    loop.call_soon(show)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

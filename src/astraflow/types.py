@@ -846,6 +846,7 @@ class StepRecord(Item, frozen=True, kw_only=True):
     version: int
     at_s: float
     reward_mean: float
+    """Over episodes, however many samples each has; counted once per role."""
     staleness_mean: float
     staleness_max: int
     num_groups: int

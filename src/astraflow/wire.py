@@ -18,7 +18,6 @@ __all__ = [
     "JSON",
     "MAX_BODY_BYTES",
     "MSGPACK",
-    "WHOLE_BODY",
     "ColumnType",
     "array",
     "column",
@@ -31,9 +30,6 @@ MSGPACK = "application/msgpack"
 _MEDIA_TYPES = frozenset({JSON, MSGPACK})
 MAX_BODY_BYTES = 256 * 1024 * 1024
 """A batch of 1,024 trajectories of 32k tokens is about 300 MB; larger ones are sliced over ranks."""
-
-WHOLE_BODY = "astraflow.whole_body"
-"""Extension of an ASGI scope: the bytes of a body that was there when the app was called."""
 
 ColumnType = Literal["int32", "float32", "uint8"]
 _DTYPES: dict[ColumnType, np.dtype[Any]] = {

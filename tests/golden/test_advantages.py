@@ -8,9 +8,11 @@ from astraflow.algorithms.gigpo import gigpo
 from astraflow.algorithms.group_relative import group_relative
 from astraflow.algorithms.max_rl import max_rl
 from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
+from astraflow.algorithms.relative import group_mean
 from astraflow.algorithms.rloo import rloo
 from astraflow.algorithms.role_balanced import role_balanced
 from astraflow.algorithms.shaping import length_reward, overlong
+from astraflow.algorithms.task_history import mean_reward
 from astraflow.algorithms.turn_discount import turn_discount
 from astraflow.dataflow.core.commands import PayloadRef, SampleView
 from astraflow.dataflow.core.normalize import normalized
@@ -120,6 +122,70 @@ def test_reinforce_plus_plus_leaves_normalising_to_the_batch():
     assert reinforce_plus_plus(make_group(1.0, 0.0), baseline="group") == (0.5, -0.5)
 
 
+def make_forked(reward: float, num_tokens: tuple[int, ...], *others: float) -> GroupFacts:
+    """An episode in as many forks as there are numbers of tokens, each with the whole reward, and others."""
+    whole, *rest = make_group(reward, *others).trajectories
+    forks = [dataclasses.replace(whole, num_trained_tokens=num, state_keys=(7,)) for num in num_tokens]
+    return GroupFacts("actor", 0, (*forks, *(dataclasses.replace(t, state_keys=(7,)) for t in rest)))
+
+
+def test_the_trajectories_of_a_forked_episode_share_its_weight():
+    group = make_forked(1.0, (1, 2, 2, 5), 0.0, 0.0, 0.0)
+    assert group.weights == (0.1, 0.2, 0.2, 0.5, 1.0, 1.0, 1.0)
+    without_tokens = make_forked(1.0, (0, 0), 0.0)
+    assert without_tokens.weights == (0.5, 0.5, 1.0)
+
+
+def test_an_episode_that_forks_weighs_no_more_than_the_others():
+    # One right of four, in four forks: mean 1/4, deviation 1/2, baseline of the right one 0.
+    group = make_forked(1.0, (1, 2, 2, 5), 0.0, 0.0, 0.0)
+    forked = (1.5,) * 4 + (-0.5,) * 3
+    assert group_relative(group, epsilon=1e-12) == pytest.approx(forked)
+    assert group_relative(group, scale="none") == pytest.approx((0.75,) * 4 + (-0.25,) * 3)
+    population = group_relative(group, scale="population_std", epsilon=1e-12)
+    assert population == pytest.approx((3**0.5,) * 4 + (-(3**-0.5),) * 3)
+    assert rloo(group) == pytest.approx((1.0,) * 4 + (-1 / 3,) * 3)
+    assert max_rl(group, epsilon=1e-12) == pytest.approx((3.0,) * 4 + (-1.0,) * 3)
+    assert reinforce_plus_plus(group, baseline="group") == pytest.approx((0.75,) * 4 + (-0.25,) * 3)
+    turns = turn_discount(group, epsilon=1e-12)
+    assert [a for (a,) in turns] == pytest.approx(forked)
+    # All saw state 7, so the comparison of turns gives the same once more.
+    steps = gigpo(group, step_weight=1.0, epsilon=1e-12)
+    assert [a for (a,) in steps] == pytest.approx([2 * a for a in forked])
+    assert group_mean(group) == 0.25
+    assert mean_reward(group) == 0.25
+
+
+def test_different_rewards_within_an_episode_count_by_their_tokens():
+    # The first episode is worth (1 * 3 + 0 * 1) / 4 = 3/4, the second 1/4: mean 1/2.
+    first, second, third = make_group(1.0, 0.0, 0.25).trajectories
+    first = dataclasses.replace(first, num_trained_tokens=3)
+    second = dataclasses.replace(second, episode_idx=0)
+    group = GroupFacts("actor", 0, (first, second, third))
+    assert group_relative(group, scale="none") == pytest.approx((0.5, -0.5, -0.25))
+    # Over n - 1 = 1: 3/4 * 1/4 + 1/4 * 1/4 + 1/16 = 5/16.
+    scaled = group_relative(group, epsilon=1e-12)
+    assert scaled == pytest.approx([a / (5 / 16) ** 0.5 for a in (0.5, -0.5, -0.25)])
+    assert rloo(group) == pytest.approx((0.75, -0.25, -0.5))
+
+
+def test_a_role_in_a_single_episode_compares_its_trajectories():
+    first, second = make_group(1.0, 0.0).trajectories
+    group = GroupFacts("actor", 0, (first, dataclasses.replace(second, episode_idx=0)))
+    assert rloo(group) == pytest.approx((1.0, -1.0))
+    assert group_relative(group, scale="none") == pytest.approx((0.5, -0.5))
+
+
+def test_balanced_roles_count_episodes_not_forks():
+    # As above with rewards 1, 1, 0 of role a and 0 of role b; the first episode in two forks.
+    group = make_group(1.0, 1.0, 1.0, 0.0, 0.0, roles=("a", "a", "a", "b", "a"))
+    first, fork, *rest = group.trajectories
+    fork = dataclasses.replace(fork, episode_idx=0)
+    group = GroupFacts("actor", 0, (first, fork, *rest))
+    expected = (4 / 9, 4 / 9, 4 / 9, -2 / 3, -2 / 9)
+    assert role_balanced(group, roles=("a", "b")) == pytest.approx(expected)
+
+
 def make_turns(*turns: tuple[tuple[float, ...], tuple[int, ...]], extra: float = 0.0) -> GroupFacts:
     """One trajectory each of (turn rewards, state keys); `extra` is rewarded to the whole of each."""
     return GroupFacts(
@@ -184,6 +250,13 @@ def test_the_length_reward_prefers_the_short_ones_and_never_rewards_the_wrong():
     group = make_lengths((1.0, 10), (1.0, 30), (0.0, 10), (0.0, 30), (1.0, 20))
     assert length_reward(group, weight=0.2) == pytest.approx((1.1, 0.9, 0.0, -0.1, 1.0))
     assert length_reward(make_lengths((1.0, 5), (0.0, 5))) == (1.0, 0.0)
+
+
+def test_the_length_of_an_episode_is_that_of_all_its_forks():
+    # 10 + 20, 10 and 20 tokens: the forked one is the longest.
+    first, fork, *rest = make_lengths((1.0, 10), (1.0, 20), (1.0, 10), (0.0, 20)).trajectories
+    group = GroupFacts("actor", 0, (first, dataclasses.replace(fork, episode_idx=0), *rest))
+    assert length_reward(group, weight=0.2) == pytest.approx((0.9, 0.9, 1.1, 0.0))
 
 
 def make_ready(*advantages: tuple[float, int]) -> ReadyGroup:

@@ -2,17 +2,23 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
 import openai
+import psutil
 import pytest
 
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.gateway import Gateway
-from astraflow.types import GenerateRequest
+from astraflow.rollout.runner import EpisodeRunner
+from astraflow.types import GenerateRequest, Message
 from astraflow.wire import array
+from astraflow.workflows.single_turn import single_turn
 from gateway_driver import episode
-from rollout_fakes import ScriptedEngine, make_hosted, make_policy
+from rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
 from workflow_driver import LetterTokenizer, letter_renderer
 
 ADD: Any = {
@@ -260,5 +266,59 @@ class Noticing(ScriptedEngine):
             self.cancelled.set()
 
 
-def test_a_gateway_that_was_never_used_opens_no_port() -> None:
-    asyncio.run(Gateway().close())
+def listening() -> set[int]:
+    """Ports at which this process listens."""
+    connections = psutil.Process().net_connections("inet")
+    return {found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN}
+
+
+async def test_a_gateway_that_was_never_used_opens_no_port() -> None:
+    before = listening()
+    async with EpisodeRunner(letters(ScriptedEngine("5")), single_turn, exact) as runner:
+        assert (await runner.episode(make_task(), seed=1)).score == 1.0
+        assert listening() == before
+    async with episode(letters(ScriptedEngine())) as open_:
+        assert listening() - before == {urlsplit(open_.endpoint.base_url).port}
+    assert listening() == before
+
+
+class Noting:
+    """A renderer that notes in which thread it renders."""
+
+    def __init__(self) -> None:
+        self.inner = letter_renderer("agentic")
+        self.threads: list[threading.Thread] = []
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        return self.inner.stop_ids
+
+    def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        self.threads.append(threading.current_thread())
+        return self.inner.render(messages)
+
+    def extend(
+        self, prefix: Sequence[int], history: Sequence[Message], messages: Sequence[Message]
+    ) -> tuple[int, ...]:
+        return self.inner.extend(prefix, history, messages)
+
+    def parse(self, token_ids: Sequence[int]) -> Message:
+        return self.inner.parse(token_ids)
+
+
+async def test_a_long_prompt_is_rendered_beside_the_event_loop() -> None:
+    renderer = Noting()
+    hosted = HostedPolicy(make_policy("actor"), ScriptedEngine(max_context=1_000_000), renderer)
+    async with episode({"actor": hosted}) as open_:
+        for text in ("2", "2" * 100_000):
+            await open_.client.chat.completions.create(model="actor", messages=[user(text)])
+    assert [thread is threading.main_thread() for thread in renderer.threads] == [True, False]
+
+
+async def test_a_deeply_nested_request_is_refused() -> None:
+    body = '{"model": "actor", "messages": [], "metadata": ' + "[" * 20_000 + "]" * 20_000 + "}"
+    async with episode(letters(ScriptedEngine())) as open_:
+        headers = {"Authorization": f"Bearer {open_.endpoint.api_key}"}
+        async with aiohttp.ClientSession(headers=headers) as client:
+            reply = await client.post(f"{open_.endpoint.base_url}/chat/completions", data=body)
+            assert (reply.status, (await reply.json())["error"]["code"]) == (400, "invalid_request")

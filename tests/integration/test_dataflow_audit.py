@@ -90,7 +90,7 @@ async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:
         ("UPDATE fates SET fate = 'filtered' WHERE group_id = 3", "group 3 is ('filtered'"),
         ("DELETE FROM fates WHERE group_id = 3", "the fate of group 3 is not in the table"),
         (
-            "INSERT INTO fates VALUES ('actor', 99, 'trained', 0, 0, 0, 0, 0)",
+            "INSERT INTO fates VALUES ('actor', 99, 'trained', 0, 0, 0, 0, 0, x'00')",
             "group 99 is trained; no event does",
         ),
         ("DELETE FROM records WHERE seq = 9", "record 9 is missing"),

@@ -115,8 +115,8 @@ async def test_all_payloads_are_kept_if_asked_for(tmp_path: Path, policies: tupl
         ("UPDATE fates SET trained_tokens = 0 WHERE group_id = 1", "trained tokens, its batch holds"),
         ("UPDATE fates SET group_id = 999 WHERE group_id = 1", "rows were deleted, added or changed"),
         (
-            "INSERT INTO fates SELECT policy, 999, fate, step, staleness, tokens, samples, trained_tokens "
-            "FROM fates WHERE group_id = 1",
+            "INSERT INTO fates SELECT policy, 999, fate, step, staleness, tokens, samples, trained_tokens, "
+            "sum FROM fates WHERE group_id = 1",
             "the table holds 9 fates of closed groups, 8 were",
         ),
         ("DELETE FROM steps WHERE seq = (SELECT min(seq) FROM steps)", "2 steps were closed, 1 are in"),

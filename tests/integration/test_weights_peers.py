@@ -10,13 +10,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from astraflow.errors import RefusedError, UnavailableError
 from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.service import HttpServer, ServiceClient
 from astraflow.types import ChunkState, Manifest, PublisherHealth, SourceLink
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.peer import Spool, served
+from astraflow.weights.manifest import build_manifest
+from astraflow.weights.peer import Spool, peer_ticket, served
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
@@ -181,3 +187,43 @@ async def test_a_silent_peer_is_given_up(tmp_path: Path) -> None:
         tensors = weights(num_chunks=4)
         manifest = rig.known(await rig.client.publish("actor", 0, tensors, {}), link)
         assert_equal(await rig.receivers[0].fetch(manifest), tensors)
+
+
+async def test_a_peer_is_shown_a_ticket_and_never_the_token(tmp_path: Path) -> None:
+    """The ticket opens chunks of peers, and neither the publisher nor the dataflow."""
+    seen: list[str] = []
+
+    async def spy(request: Request) -> Response:
+        seen.append(request.headers.get("authorization", ""))
+        return Response(status_code=404)
+
+    server = HttpServer(Starlette(routes=[Route("/{path:path}", spy)]), host="127.0.0.1", port=0, name="spy")
+    publisher = Publisher(tmp_path / "weights", WeightsConfig(), tokens={"secret": "worker"})
+    publishing = HttpServer(publisher, host="127.0.0.1", port=0, name="publisher")
+    spool = Spool(tmp_path / "spool")
+    async with AsyncExitStack() as stack:
+        stack.callback(publisher.close)
+        stack.push_async_callback(publishing.stop, grace_s=0.05)
+        stack.push_async_callback(server.stop, grace_s=0.05)
+        url, spied = await publishing.start(), await server.start()
+        await stack.enter_async_context(served(spool, "127.0.0.1", token="secret"))
+        receiver = Receiver(tmp_path / "cache", token="secret", peer_patience_s=0.1)
+        stack.push_async_callback(receiver.close)
+        manifest = msgspec.structs.replace(
+            build_manifest("actor", 0, weights(1), chunk_bytes=CHUNK),
+            sources=(SourceLink(kind="http", url=spied, labels={"peer": "spy"}),),
+        )
+        with pytest.raises(UnavailableError):
+            await receiver.fetch(manifest)
+        ticket = peer_ticket("secret")
+        assert set(seen) == {f"Bearer {ticket}"}
+        for where, token, status in (
+            (spool.url, ticket, 404),
+            (spool.url, "secret", 401),
+            (url, ticket, 401),
+        ):
+            client = ServiceClient(where, token=token)
+            stack.push_async_callback(client.close)
+            with pytest.raises(RefusedError) as refused:
+                await client.fetch(f"/v1/chunks/{'0' * 32}", start=0, end=1)
+            assert refused.value.status == status

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from astraflow.algorithms.config import CreditConfig, FilterConfig, ShapingConfig
 from astraflow.algorithms.credit import make_credit
 from astraflow.algorithms.filters import FILTERS
+from astraflow.algorithms.relative import group_mean
 from astraflow.algorithms.shaping import make_shaping
 from astraflow.config import Config, Use
 from astraflow.protocols import GroupFacts, TrajectoryFacts
@@ -89,6 +91,39 @@ def test_roles_do_not_see_each_other(function: Any, drawn: list[Any]) -> None:
         alone = rows(function(replace(group, trajectories=tuple(group.trajectories[i] for i in own))))
         for i, entry in zip(own, alone, strict=True):
             assert together[i] == pytest.approx(entry, rel=1e-9, abs=1e-9)
+
+
+def in_parts(facts: TrajectoryFacts, num_parts: int) -> list[TrajectoryFacts]:
+    """A trajectory in forks, which share its trained tokens; each carries the whole reward."""
+    cuts = [facts.num_trained_tokens * part // num_parts for part in range(num_parts + 1)]
+    return [replace(facts, num_trained_tokens=end - start) for start, end in pairwise(cuts)]
+
+
+UNSPLIT_ONLY = {"overlong"}
+"""Punishes the length of single trajectories, which is what the model's context bounds."""
+
+
+@pytest.mark.parametrize(
+    "function", [p for p in PER_TRAJECTORY if str(p.id).split("/")[1] not in UNSPLIT_ONLY]
+)
+@settings(deadline=None, max_examples=50)
+@given(TRAJECTORIES, st.lists(st.integers(0, 3), min_size=8, max_size=8), st.data())
+def test_splitting_a_trajectory_into_forks_changes_no_advantage(
+    function: Any, drawn: list[Any], episodes: list[int], data: st.DataObject
+) -> None:
+    spread = [replace(t, episode_idx=e) for t, e in zip(group_of(drawn).trajectories, episodes, strict=False)]
+    # Enough other episodes of each role: a lone one has no other to be compared with.
+    others = [replace(spread[0], episode_idx=8 + i, role=role) for i in range(2) for role in "ab"]
+    group = GroupFacts("actor", 0, (*spread, *others))
+    split = data.draw(st.integers(0, len(spread) - 1))
+    num_parts = data.draw(st.integers(1, min(4, spread[split].num_trained_tokens)))
+    parts = in_parts(spread[split], num_parts)
+    forked = replace(group, trajectories=(*spread[:split], *parts, *spread[split + 1 :], *others))
+    before, after = rows(function(group)), rows(function(forked))
+    expected = [*before[:split], *[before[split]] * num_parts, *before[split + 1 :]]
+    for own, wanted in zip(after, expected, strict=True):
+        assert own == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+    assert group_mean(forked) == pytest.approx(group_mean(group))
 
 
 @pytest.mark.parametrize("config", variants(FilterConfig), ids=name_of)

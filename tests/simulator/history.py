@@ -4,9 +4,10 @@ Written from the rules (draws, attempts, fates, batches, versions, evaluation), 
 its own state of every group and episode, and expects each event where the rules ask for one.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from astraflow.algorithms.config import ShuffleConfig
@@ -574,8 +575,13 @@ class History:
         batch = policy.batches[record.step]
         groups = (*batch.group_ids, *batch.replayed_ids)
         metas = [meta for g in groups for _, meta in self._samples(record.policy, g)]
-        fresh = [meta for g in batch.group_ids for _, meta in self._samples(record.policy, g)]
-        mean = sum(meta.reward for meta in fresh) / len(fresh)
+        rewards: defaultdict[tuple[int, int, str], list[tuple[float, int]]] = defaultdict(list)
+        for g in batch.group_ids:
+            for episode, meta in self._samples(record.policy, g):
+                rewards[g, episode, meta.role].append((meta.reward, meta.num_trained_tokens))
+        mean = fmean(
+            sum(reward * num for reward, num in own) / sum(num for _, num in own) for own in rewards.values()
+        )
         said = (record.step, record.num_groups, record.num_samples, record.num_trained_tokens)
         tokens = sum(meta.num_trained_tokens for meta in metas)
         if said != (policy.num_committed, len(groups), len(metas), tokens):

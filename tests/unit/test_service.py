@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from astraflow.errors import ConfigError, Error, FencedError, RefusedError, UnavailableError, WireError
 from astraflow.service import (
     HttpServer,
+    HttpTransport,
     MemoryTransport,
     Reply,
     ServiceClient,
@@ -175,3 +176,26 @@ async def test_stop_ends_a_waiting_answer_within_its_grace() -> None:
         with pytest.raises(UnavailableError):
             await waiting
     await client.close()
+
+
+async def endless(request: Request) -> Response:
+    async def blocks() -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(0)  # lets the server see that the caller is gone
+            yield bytes(65_536)
+
+    return StreamingResponse(blocks())
+
+
+async def test_an_answer_without_end_is_cut_off() -> None:
+    app = Starlette(
+        routes=[Route("/endless", endless), Route("/long", lambda request: Response(bytes(2000)))]
+    )
+    server = HttpServer(app, host="127.0.0.1", port=0, name="endless")
+    url = await server.start()
+    client = ServiceClient(url, patience_s=0.0, transport=HttpTransport(url, max_reply_bytes=1000))
+    for path in ("/endless", "/long"):
+        with pytest.raises(UnavailableError, match="longer than 1000 bytes"):
+            await client.call("GET", path, Message)
+    await client.close()
+    await server.stop(grace_s=0.05)

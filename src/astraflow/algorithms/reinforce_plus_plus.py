@@ -15,11 +15,11 @@ def reinforce_plus_plus(
 ) -> tuple[float, ...]:
     """`none`: A_i = r_i; `group`: A_i = r_i - mean(r) within a role (REINFORCE++-baseline).
 
-    The table then whitens the advantages over the trained tokens of the batch, whatever `normalize` says.
-    The paper's KL term belongs to the trainer, and is not in here.
+    The mean is over episodes. The table then whitens the advantages over the trained tokens of the batch,
+    whatever `normalize` says. The paper's KL term belongs to the trainer, and is not in here.
     """
     advantages_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
     if baseline == "group":
-        for members, rewards in by_role(facts):
-            advantages_N[members] -= rewards.mean()
+        for own in by_role(facts):
+            advantages_N[own.positions] -= own.episode_rewards().mean()
     return tuple(advantages_N.tolist())

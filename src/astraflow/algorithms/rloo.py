@@ -1,4 +1,4 @@
-"""Credit `rloo`: reward minus the mean of the others (arXiv:2402.14740, eq. 8)."""
+"""Credit `rloo`: reward minus the mean of the other episodes (arXiv:2402.14740, eq. 8)."""
 
 import numpy as np
 
@@ -9,12 +9,16 @@ __all__ = ["rloo"]
 
 
 def rloo(facts: GroupFacts) -> tuple[float, ...]:
-    """A_i = r_i - mean_{j != i}(r_j), within a role: the baseline does not depend on r_i, so it is unbiased.
+    """A_i = r_i - mean of the other episodes' rewards, within a role: the baseline does not depend on the
+    own episode, so it is unbiased.
 
-    A role with a single trajectory has no others: its advantage is 0.
+    An episode's reward is the weighted mean of its trajectories'. In a role with a single episode there are
+    no others: advantage 0.
     """
     advantages_N = np.zeros(len(facts.trajectories))
-    for members, rewards in by_role(facts):
-        if (num := len(rewards)) > 1:
-            advantages_N[members] = (rewards - rewards.mean()) * num / (num - 1)
+    for own in by_role(facts):
+        if (num := own.num_episodes) > 1:
+            values_E = own.episode_rewards()
+            beyond_E = (values_E - values_E.mean()) * num / (num - 1)
+            advantages_N[own.positions] = own.rewards - values_E[own.episodes] + beyond_E[own.episodes]
     return tuple(advantages_N.tolist())

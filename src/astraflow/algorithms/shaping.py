@@ -47,15 +47,17 @@ def length_reward(facts: GroupFacts, *, weight: float = 0.1, right_above: float 
     """Shorter is better: r + weight * l, within a role (Kimi k1.5, arXiv:2501.12599, section 2.3.3).
 
     l = 0.5 - (|y| - min) / (max - min) if the reward is above `right_above`, else min(0, that); 0 if all are
-    of one length.
+    of one length. |y|: trained tokens of the role in the whole episode, however many trajectories hold them.
     """
     shaped_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
     lengths_N = np.asarray([t.num_trained_tokens for t in facts.trajectories], dtype=np.float64)
-    for members, rewards in by_role(facts):
-        lengths = lengths_N[members]
-        if (spread := np.ptp(lengths)) > 0:
-            bonus = 0.5 - (lengths - lengths.min()) / spread
-            shaped_N[members] += weight * np.where(rewards > right_above, bonus, np.minimum(bonus, 0))
+    for own in by_role(facts):
+        lengths_E = np.bincount(own.episodes, weights=lengths_N[own.positions])
+        if (spread := np.ptp(lengths_E)) > 0:
+            bonus = (0.5 - (lengths_E - lengths_E.min()) / spread)[own.episodes]
+            shaped_N[own.positions] += weight * np.where(
+                own.rewards > right_above, bonus, np.minimum(bonus, 0)
+            )
     return tuple(shaped_N.tolist())
 
 

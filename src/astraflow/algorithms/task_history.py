@@ -6,6 +6,7 @@ from typing import Any
 
 import xxhash
 
+from astraflow.algorithms.relative import group_mean
 from astraflow.protocols import GroupFacts
 
 __all__ = ["MovingMeans", "chance", "mean_reward"]
@@ -17,10 +18,8 @@ def chance(*parts: object) -> float:
 
 
 def mean_reward(facts: GroupFacts) -> float:
-    """Mean reward of a group's trajectories, at least 0 and at most 1: the pass rate where rewards are 0
-    or 1."""
-    mean = sum(t.reward for t in facts.trajectories) / len(facts.trajectories)
-    return min(1.0, max(0.0, mean))
+    """Mean reward of a group's episodes, at least 0 and at most 1: the pass rate where rewards are 0 or 1."""
+    return min(1.0, max(0.0, group_mean(facts)))
 
 
 class MovingMeans:

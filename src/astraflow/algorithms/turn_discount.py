@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from astraflow.algorithms.relative import Scale, relative, turn_returns
+from astraflow.algorithms.relative import Scale, by_role, relative, turn_returns
 from astraflow.protocols import GroupFacts
 
 __all__ = ["turn_discount"]
@@ -11,17 +11,22 @@ __all__ = ["turn_discount"]
 def turn_discount(
     facts: GroupFacts, *, discount: float = 0.95, scale: Scale = "std", epsilon: float = 1e-6
 ) -> tuple[tuple[float, ...], ...]:
-    """One advantage a turn: its discounted return, relative to those of all turns of its role in the group.
+    """One advantage per turn: its discounted return, relative to those of all turns of its role in the group.
 
     R_k = sum_{l >= k} discount^(l - k) r_l;  A_k = (R_k - mean(R)) / (std(R) + epsilon)
+
+    A turn weighs as much as its trajectory: 1 where an episode has one trajectory of the role. A fork's
+    returns are its own: what it was rewarded as a whole counts for its last turn.
     """
     returns = [turn_returns(t, discount) for t in facts.trajectories]
     found: list[tuple[float, ...]] = [()] * len(returns)
-    roles = [t.role for t in facts.trajectories]
-    for role in dict.fromkeys(roles):
-        members = [i for i, r in enumerate(roles) if r == role]
-        values = relative(np.concatenate([returns[i] for i in members]), scale=scale, epsilon=epsilon)
-        cuts = np.cumsum([len(returns[i]) for i in members])[:-1]
-        for i, own in zip(members, np.split(values, cuts), strict=True):
-            found[i] = tuple(own.tolist())
+    for own in by_role(facts):
+        members: list[int] = own.positions.tolist()
+        counts = [len(returns[i]) for i in members]
+        weights = np.repeat(own.weights, counts)
+        values = relative(
+            np.concatenate([returns[i] for i in members]), weights, scale=scale, epsilon=epsilon
+        )
+        for i, part in zip(members, np.split(values, np.cumsum(counts)[:-1]), strict=True):
+            found[i] = tuple(part.tolist())
     return tuple(found)

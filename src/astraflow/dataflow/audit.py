@@ -1,6 +1,7 @@
 """Recomputes a run's accounting from its journal alone, and says where it does not hold.
 
-Nothing of the core is used: records are read in order, their chain is checked, events are booked
+First the folder must be whole, by the same check as when the dataflow opens it (`journal_check`). Nothing of
+the core is used: records are read in order, their chain is checked, events are booked
 (`ledger`), and then every rule is checked: each drawn group ends in exactly one way for each policy; a
 trained group is in exactly one batch; batches are whole, in order and within the staleness bound; payloads
 are intact; no result counts twice. Works on a live run (one consistent moment, read only) and on a finished
@@ -11,6 +12,7 @@ by then in their table: all are there, once and unchanged, and they give the fig
 """
 
 import contextlib
+import struct
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ from rich.table import Table
 from astraflow.dataflow.books import Replayed
 from astraflow.dataflow.compaction import carried_ledger
 from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.journal_check import check_database, check_segments
+from astraflow.dataflow.journal_folder import reader_of_all
 from astraflow.dataflow.ledger import Ledger
 from astraflow.dataflow.records import ClosedFates, FateRow, JournalReader
 from astraflow.dataflow.rules import batch_problems, commit_problems, record_problems
@@ -29,6 +33,8 @@ from astraflow.types import FateCounts, StepRecord
 
 __all__ = ["AuditReport", "PolicyAudit", "audit"]
 
+_NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
+"""What the accounting of damaged rows may raise."""
 _MAX_PROBLEMS = 200
 """Problems that a report lists; the rest is counted."""
 
@@ -118,20 +124,31 @@ _FATE_ROWS = FateCounts.__struct_fields__
 
 def audit(folder: Path) -> AuditReport:
     """The accounting of a journal folder. Raises: JournalError if there is no readable journal."""
-    with JournalReader(folder) as reader:
-        run_id = reader.meta("run_id")
-        ledger = carried_ledger(reader)
-        problems: list[str] = []
-        for record in reader.records():
-            try:
-                ledger.book(record)
-            except JournalError as err:
-                problems.append(str(err))
-        closed = {name: _Closed() for name in ledger.policies}
-        problems += ledger.problems
-        problems += _fate_rows_differ(reader, ledger, closed)
-        steps = reader.steps()
-        refs = [(name, group, ref) for name, group, refs in reader.payloads() for ref in refs]
+    with reader_of_all(folder) as reader:
+        damage = _damage(folder, reader)
+        try:
+            return _audited(folder, reader, damage)
+        except _NONSENSE as err:
+            if not damage:
+                raise
+            raise JournalError(damage[0]) from err  # No accounting of what makes no sense.
+
+
+def _audited(folder: Path, reader: JournalReader, damage: list[str]) -> AuditReport:
+    """The accounting, its problems behind what is damaged."""
+    problems = list(damage)
+    run_id = reader.meta("run_id")
+    ledger = carried_ledger(reader)
+    for record in reader.records():
+        try:
+            ledger.book(record)
+        except JournalError as err:
+            problems.append(str(err))
+    closed = {name: _Closed() for name in ledger.policies}
+    problems += ledger.problems
+    problems += _fate_rows_differ(reader, ledger, closed)
+    steps = reader.steps()
+    refs = [(name, group, ref) for name, group, refs in reader.payloads() for ref in refs]
     for name in ledger.policies:
         own = [record for record in steps if record.policy == name]
         problems += _policy_problems(name, ledger)
@@ -158,6 +175,25 @@ def audit(folder: Path) -> AuditReport:
         last_commit_s=books.last_commit_s,
         problems=tuple(problems),
     )
+
+
+def _damage(folder: Path, reader: JournalReader) -> list[str]:
+    """What would keep the dataflow from opening the folder."""
+    problems: list[str] = []
+    try:
+        check_database(reader)
+    except JournalError as err:
+        problems.append(str(err))
+    try:
+        check_segments(folder, reader)
+    except JournalError as err:
+        # A run that goes on may have dropped a segment since the reader's moment.
+        with JournalReader(folder) as later:
+            if later.first_segment == reader.first_segment:
+                problems.append(str(err))
+            else:
+                problems += _damage(folder, later)
+    return problems
 
 
 @dataclass(slots=True)

@@ -1,7 +1,10 @@
-"""Cuts a batch into token-balanced slices and encodes one, token columns spliced in as they were stored."""
+"""Cuts a batch into token-balanced slices of whole episodes and encodes one.
+
+Token columns are spliced in as they were stored.
+"""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import cast
 
 import msgspec
@@ -13,17 +16,25 @@ from astraflow.types import AdvantageSpan, Batch, BatchReply, RunState, Sample, 
 __all__ = ["encode_slice", "slice_indices"]
 
 
-def slice_indices(num_tokens: Sequence[int], world: int) -> list[list[int]]:
-    """Positions of the samples of each rank: longest first, to the rank with the fewest tokens so far.
+def slice_indices(
+    num_tokens: Sequence[int], world: int, episodes: Sequence[Hashable] | None = None
+) -> list[list[int]]:
+    """Positions of the samples of each rank: longest episode first, to the rank of the fewest tokens.
 
-    Deterministic; each rank's positions ascend. The largest rank exceeds the mean by at most one sample.
+    `episodes`: whose samples stay together, so that a rank can weigh each of its episodes as a whole; by
+    default each sample is one. Deterministic; each rank's positions ascend. The largest rank exceeds the mean
+    by at most one episode.
     """
+    members: dict[Hashable, list[int]] = {}
+    for idx in range(len(num_tokens)):
+        members.setdefault(idx if episodes is None else episodes[idx], []).append(idx)
+    sizes = [(sum(num_tokens[i] for i in own), own) for own in members.values()]
     ranks: list[list[int]] = [[] for _ in range(world)]
     loads = [(0, 0, rank) for rank in range(world)]
-    for idx in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+    for size, own in sorted(sizes, key=lambda sized: (-sized[0], sized[1])):
         tokens, num_samples, rank = heapq.heappop(loads)
-        ranks[rank].append(idx)
-        heapq.heappush(loads, (tokens + num_tokens[idx], num_samples + 1, rank))
+        ranks[rank].extend(own)
+        heapq.heappush(loads, (tokens + size, num_samples + len(own), rank))
     return [sorted(indices) for indices in ranks]
 
 
@@ -40,7 +51,8 @@ def encode_slice(
 
     As msgpack the stored trajectories are spliced in undecoded. Reads files: run it in a thread.
     """
-    indices = slice_indices([sample.num_tokens for sample in view.samples], world)[rank]
+    episodes = [(sample.group_id, sample.episode_idx) for sample in view.samples]
+    indices = slice_indices([sample.num_tokens for sample in view.samples], world, episodes)[rank]
     chosen = [view.samples[idx] for idx in indices]
     payloads = read([sample.payload for sample in chosen])
     trajectory = _spliced if media_type == wire.MSGPACK else _decoded

@@ -29,16 +29,17 @@ import xxhash
 from astraflow.dataflow.books import Books, GroupBooks, Replayed
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.ledger import Ledger
-from astraflow.dataflow.records import JournalReader
+from astraflow.dataflow.records import FateRow, JournalReader, row_sum, summed
 from astraflow.dataflow.rules import batch_problems, commit_problems
 from astraflow.dataflow.segments import SegmentStore
 from astraflow.errors import Error, JournalError
 
-__all__ = ["Compaction", "CompactionPlan", "carried_ledger"]
+__all__ = ["Compaction", "CompactionPlan", "carried_books", "carried_ledger"]
 
 _CHUNK = 128
 """Records, rows or groups of a piece: a few milliseconds of work."""
 _DIGEST_BYTES = 16
+_BOOKS = msgspec.msgpack.Decoder(Books)
 _GROUPS = msgspec.msgpack.Decoder(dict[int, GroupBooks])
 _T = TypeVar("_T")
 
@@ -61,15 +62,23 @@ class CompactionPlan:
 
 def carried_ledger(reader: JournalReader) -> Ledger:
     """The books as the last compaction left them; empty ones if there was none. Raises: JournalError."""
-    parts = [_unsealed(part) for part in reader.books()]
-    if not parts:
-        if reader.compacted:
-            raise JournalError(f"the books up to record {reader.compacted} are missing from the journal")
+    books = carried_books(reader)
+    if books is None:
         return Ledger(reader.plans())
     groups: dict[int, GroupBooks] = {}
-    for part in parts[1:]:
-        groups |= _GROUPS.decode(part)
-    return Ledger(reader.plans(), msgspec.msgpack.decode(parts[0], type=Books), groups)
+    for part in reader.books()[1:]:
+        groups |= _decoded(_GROUPS, part)
+    return Ledger(reader.plans(), books, groups)
+
+
+def carried_books(reader: JournalReader) -> Books | None:
+    """The same without the open groups; None if there was no compaction. Raises: JournalError."""
+    if not reader.compacted:
+        return None
+    parts = reader.books()
+    if not parts:
+        raise JournalError(f"the books up to record {reader.compacted} are missing from the journal")
+    return _decoded(_BOOKS, parts[0])
 
 
 class Compaction:
@@ -120,7 +129,7 @@ class Compaction:
         if parts:
             with self._transaction():
                 row = (self._plan.seq, b"".join(parts))
-                self._db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
+                self._db.execute(*summed("snapshots", row, replaces=True))
                 self._db.execute("DELETE FROM snapshots WHERE seq < ?", (self._plan.seq,))
 
     # --- booking ---
@@ -156,17 +165,19 @@ class Compaction:
                 (g.fate_row(policy, idx), g.of(policy).payloads) for idx, g in chunk for policy in g.drawn
             ]
             rows = [row for row, _ in ended]
-            refs = [
+            kept = [
                 (row.policy, row.group_id, min(ref.segment for ref in refs), msgspec.msgpack.encode(refs))
                 for row, refs in ended
                 if row.fate == "trained" and refs
             ]
             with self._transaction():
                 done = self._db.executemany(
-                    "UPDATE fates SET samples = ?, trained_tokens = ? WHERE policy = ? AND group_id = ?",
-                    [(row.samples, row.trained_tokens, row.policy, row.group_id) for row in rows],
+                    "UPDATE fates SET samples = ?, trained_tokens = ?, sum = ? "
+                    "WHERE policy = ? AND group_id = ?",
+                    [_completed(row) for row in rows],
                 )
-                self._db.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?, ?, ?)", refs)
+                for refs_row in kept:
+                    self._db.execute(*summed("payloads", refs_row, replaces=True))
             _refuse([] if done.rowcount == len(rows) else ["fates are missing from their table"])
             for row in rows:
                 ledger.policies[row.policy].closed.add(row)
@@ -183,8 +194,7 @@ class Compaction:
         )
         for number, part in enumerate(parts):
             with self._transaction():
-                row = (ledger.books.seq, number, _sealed(part))
-                self._db.execute("INSERT INTO books VALUES (?, ?, ?)", row)
+                self._db.execute(*summed("books", (ledger.books.seq, number, _sealed(part))))
             yield
 
     def _delete_records(self, seq: int) -> Iterator[None]:
@@ -213,12 +223,16 @@ class Compaction:
 
     def _drop_segments(self, first: int) -> Iterator[None]:
         """Saves the messages in the segments before `first`, then deletes them."""
-        query = "SELECT rowid, segment, offset, length FROM samples WHERE segment < ? AND data IS NULL"
+        columns = "kind, group_id, task_id, policy, version, score, segment, offset, length"
+        query = f"SELECT rowid, {columns} FROM samples WHERE segment < ? AND data IS NULL"
         for chunk in _chunks(self._db.execute(query, (first,)).fetchall()):
-            messages = self._segments.read_all([PayloadRef(*row[1:]) for row in chunk])
+            messages = self._segments.read_all([PayloadRef(*row[-3:]) for row in chunk])
             with self._transaction():
-                rows = [(bytes(data), row[0]) for row, data in zip(chunk, messages, strict=True)]
-                self._db.executemany("UPDATE samples SET data = ? WHERE rowid = ?", rows)
+                rows = [
+                    (bytes(data), row_sum("samples", (*row[1:], bytes(data))), row[0])
+                    for row, data in zip(chunk, messages, strict=True)
+                ]
+                self._db.executemany("UPDATE samples SET data = ?, sum = ? WHERE rowid = ?", rows)
             yield
         # Synced: a power loss must not bring back a database that refers to the deleted files.
         self._db.execute("PRAGMA synchronous=FULL")
@@ -232,7 +246,7 @@ class Compaction:
         self._segments.drop(first)
 
     def _set_meta(self, key: str, value: int) -> None:
-        self._db.execute("UPDATE meta SET value = ? WHERE key = ?", (str(value), key))
+        self._db.execute(*summed("meta", (key, str(value)), replaces=True))
 
     @contextmanager
     def _transaction(self) -> Generator[None]:
@@ -261,6 +275,13 @@ def _close_step(name: str, step: int, ledger: Ledger) -> None:
         )
 
 
+def _completed(row: FateRow) -> tuple[object, ...]:
+    """Parameters that complete the row of a closed group's fate."""
+    values = (row.policy, row.group_id, row.fate, row.step, row.staleness, row.tokens)
+    completed = (*values, row.samples, row.trained_tokens)
+    return row.samples, row.trained_tokens, row_sum("fates", completed), row.policy, row.group_id
+
+
 def _closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:
     """Groups that are decided for all policies, in no batch that is open, and will be in none."""
     closing = {idx for idx, group in ledger.groups.items() if group.is_decided} - replayable
@@ -283,8 +304,11 @@ def _sealed(part: bytes) -> bytes:
     return xxhash.xxh3_128_digest(part) + part
 
 
-def _unsealed(data: bytes) -> bytes:
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     part = data[_DIGEST_BYTES:]
     if _sealed(part) != data:
         raise JournalError("the journal's books were changed; restore the journal folder from a copy")
-    return part
+    try:
+        return decoder.decode(part)
+    except msgspec.DecodeError as err:
+        raise JournalError(f"the journal's books cannot be read: {err}") from err

@@ -17,27 +17,30 @@ tries again at most once a second: once there is room, the journal goes on by it
 import asyncio
 import contextlib
 import logging
+import math
 import os
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
 from astraflow.dataflow.compaction import Compaction, CompactionPlan
 from astraflow.dataflow.core.commands import Command, Event, PayloadRef
-from astraflow.dataflow.journal_folder import caught_up, locked, opened
+from astraflow.dataflow.journal_check import check_database, check_end, check_header
+from astraflow.dataflow.journal_folder import catch_up, locked, newest_record, opened
 from astraflow.dataflow.journal_tables import RETRY_S, TableRows, TableWriter
 from astraflow.dataflow.journal_thread import JobFailedError, JournalThread
 from astraflow.dataflow.records import (
     DATABASE,
+    UNREADABLE,
     UNWRITABLE,
     JournalReader,
+    PlanEntry,
     PlanRow,
     Record,
     SampleRow,
@@ -46,10 +49,12 @@ from astraflow.dataflow.records import (
     derived_rows,
     encode_commands,
     encode_events,
+    encode_plan,
     encode_records,
+    summed,
 )
 from astraflow.dataflow.replay import Replayable, replay
-from astraflow.dataflow.segments import PendingWrite, SegmentStore
+from astraflow.dataflow.segments import PendingWrite, SegmentStore, checked_end
 from astraflow.errors import Error, JournalError
 from astraflow.types import BusySpan
 
@@ -117,10 +122,8 @@ class Journal:
         self._retained_steps = retained_steps
         self._lock_file = locked(folder)
         try:
-            self._segments = SegmentStore(folder / "segments", segment_bytes=segment_bytes)
-            self._db = opened(folder / DATABASE)
-            self._read_head()
-        except (Error, OSError, sqlite3.Error) as err:
+            self._open(segment_bytes)
+        except (Error, OSError, *UNREADABLE) as err:
             os.close(self._lock_file)
             if isinstance(err, Error):
                 raise
@@ -142,20 +145,28 @@ class Journal:
         self._is_closing = False
         self._compacting: asyncio.Task[None] | None = None
 
-    def _read_head(self) -> None:
-        meta = dict(cast("list[tuple[str, str]]", self._db.execute("SELECT * FROM meta").fetchall()))
-        self.run_id = meta["run_id"]
-        segment, offset = (int(part) for part in meta["written"].split())
-        written = (segment, offset)
-        if self._segments.end < written:
-            raise JournalError(
-                f"{self.folder / 'segments'}: payloads that the journal refers to are missing: segment "
-                f"{written[0]} should reach {written[1]} and ends at {self._segments.end[1]}; "
-                "restore the file from a copy"
-            )
-        self._seq, self._chain = caught_up(self._db, self._segments.records(written), self._segments.end)
-        self._durable_seq = self._seq
-        self._segments.drop(int(meta["first_segment"]))
+    def _open(self, segment_bytes: int) -> None:
+        """Opens what is there, if it is whole: the check is the audit's own (`journal_check`)."""
+        segments = self.folder / "segments"
+        check_header(self.folder / DATABASE)
+        self._db = opened(self.folder / DATABASE)
+        try:
+            with JournalReader(self.folder) as reader:
+                check_database(reader)
+                first, written, self.run_id = reader.first_segment, reader.written, reader.meta("run_id")
+            check_end(segments, checked_end(segments, first), written)
+            self._segments = SegmentStore(segments, segment_bytes=segment_bytes)
+            if self._segments.end > written:
+                records, plans = self._segments.records(written), self._segments.plans(written)
+                catch_up(self._db, records, plans, self._segments.end)
+                with JournalReader(self.folder) as reader:
+                    self.run_id = reader.meta("run_id")
+            self._seq, self._chain = newest_record(self._db)
+            self._durable_seq = self._seq
+            self._segments.drop(first)
+        except BaseException:
+            self._db.close()
+            raise
 
     # --- restart ---
 
@@ -243,22 +254,24 @@ class Journal:
         blob = msgspec.msgpack.encode(plan)
         newest = self._db.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
         if newest is None or bytes(newest[0]) != blob:
-            self._pending.tables.must_sync = True
-            self._add_row("INSERT INTO plans VALUES (?, ?, ?)", (self._seq, time.time(), blob))
+            entry = PlanEntry(self.run_id, self._seq, time.time(), blob)
+            self._segments.append_plan(encode_plan(entry))
+            self._add_row(*summed("plans", (entry.seq, entry.at_s, entry.plan)))
 
     def note_spans(self, source: str, spans: tuple[BusySpan, ...]) -> None:
-        """Keeps busy spans; nobody waits for them."""
+        """Keeps busy spans; nobody waits for them. One whose ends are no finite numbers says nothing."""
         for span in () if self._is_closed or self.failure is not None else spans:
-            row = (source, span.kind, span.start_s, span.end_s)
-            self._add_row("INSERT INTO telemetry VALUES (?, ?, ?, ?)", row)
+            if math.isfinite(span.start_s) and math.isfinite(span.end_s):
+                row = (source, span.kind, float(span.start_s), float(span.end_s))
+                self._add_row(*summed("telemetry", row))
 
     def note_sample(self, sample: SampleRow) -> None:
         """Keeps where the messages of an episode lie."""
         row = (
-            sample.kind, sample.group_id, sample.task_id, sample.policy, sample.version, sample.score,
-            sample.ref.segment, sample.ref.offset, sample.ref.length,
+            sample.kind, sample.group_id, sample.task_id, sample.policy, sample.version, float(sample.score),
+            sample.ref.segment, sample.ref.offset, sample.ref.length, None,
         )  # fmt: skip
-        self._add_row("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", row)
+        self._add_row(*summed("samples", row))
 
     def snapshot_if_due(self, core: Replayable) -> None:
         """Begins a snapshot, and compaction after it, once `snapshot_every` commands came since the last."""
@@ -297,7 +310,7 @@ class Journal:
         if self._seq != self._last_snapshot or self._compacting is not None:
             self._last_snapshot, self._num_since = self._seq, 0
             row = (self._seq, b"".join(core.snapshot_parts()))
-            self._add_row("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", row)
+            self._add_row(*summed("snapshots", row, replaces=True))
             self._add_row("DELETE FROM snapshots WHERE seq < ?", (self._seq,))
 
     async def durable(self, seq: int) -> None:

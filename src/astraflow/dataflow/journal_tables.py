@@ -34,8 +34,6 @@ class TableRows:
     records: list[Record] = field(default_factory=list["Record"])
     rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
     """(SQL, parameters) of the other tables."""
-    must_sync: bool = False
-    """Some row is in no segment and must not be lost: the transaction itself is synced."""
     end: tuple[int, int] | None = None
     """How far the segments are written with it, if that moved."""
 
@@ -53,19 +51,14 @@ class TableRows:
         """Puts later rows behind these."""
         self.records += later.records
         self.rows += later.rows
-        self.must_sync |= later.must_sync
         self.end = later.end or self.end
 
     def write(self, database: sqlite3.Connection) -> Exception | None:
         """In the tables' thread: one transaction; its error, after which nothing of it is there."""
         try:
-            if self.must_sync:
-                database.execute("PRAGMA synchronous=FULL")
             database.execute("BEGIN IMMEDIATE")
             insert_records(database, self.records, self.rows, self.end)
             database.execute("COMMIT")
-            if self.must_sync:
-                database.execute("PRAGMA synchronous=NORMAL")
         except sqlite3.Error as err:
             if database.in_transaction:
                 database.execute("ROLLBACK")

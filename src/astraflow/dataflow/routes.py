@@ -22,6 +22,7 @@ from astraflow.dataflow.tasks import TaskLookup
 from astraflow.errors import Error, RefusedError
 from astraflow.service import error_response
 from astraflow.types import RunInfo
+from astraflow.weights.addresses import PeerRules
 
 __all__ = ["make_app"]
 
@@ -31,10 +32,14 @@ _PARAM = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
 def make_app(
-    dispatcher: Dispatcher, lookup: TaskLookup, run_info: RunInfo, config: DataflowConfig
+    dispatcher: Dispatcher,
+    lookup: TaskLookup,
+    run_info: RunInfo,
+    config: DataflowConfig,
+    peer_rules: PeerRules,
 ) -> ASGIApp:
     """The dataflow's ASGI app. Authentication is the caller's (`service.TokenAuth` around it)."""
-    site = Site(dispatcher, lookup, run_info, config)
+    site = Site(dispatcher, lookup, run_info, config, peer_rules)
     workers, trainers, views = WorkerRoutes(site), TrainerRoutes(site), ViewRoutes(site)
     handlers: dict[str, _Handler] = {
         "run": views.run,

@@ -11,7 +11,7 @@ from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
-from astraflow.dataflow.site import Site, float_param, int_param
+from astraflow.dataflow.site import Site, caller, float_param, int_param
 from astraflow.service import item_response, read_item
 from astraflow.types import (
     EvalRecord,
@@ -62,14 +62,20 @@ class ViewRoutes:
         found = await self._dispatcher.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
         reply = found or self._core.versions(policy, after=after)
         await self._dispatcher.settled()
-        return item_response(self._with_peers(policy, reply), request)
+        return item_response(self._with_peers(policy, reply, caller(request)), request)
 
-    def _with_peers(self, policy: str, reply: VersionsReply) -> VersionsReply:
+    def _with_peers(self, policy: str, reply: VersionsReply, asker: str) -> VersionsReply:
         """Lists the services that serve the policy's weights as further sources of its versions."""
+        rules = self._site.peer_rules
+        if not rules.is_on:
+            return reply
         peers = tuple(
             SourceLink(kind="http", url=worker.peer_url, labels={"peer": worker.name})
             for worker in self._dispatcher.liveness.workers()
-            if worker.peer_url and policy in worker.hosts and not worker.is_draining
+            if worker.peer_url
+            and policy in worker.hosts
+            and not worker.is_draining
+            and rules.is_for(worker.peer_url, asker)
         )
         if not peers:
             return reply

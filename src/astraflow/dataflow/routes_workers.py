@@ -23,7 +23,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.ingest import PolicyLimits, check_results, facts_of, lease_kind, vocab_size
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.samples import SampleKeeper
-from astraflow.dataflow.site import Site, check_fingerprints, check_protocol
+from astraflow.dataflow.site import Site, caller, check_fingerprints, check_protocol
 from astraflow.errors import Error, RefusedError, WireError
 from astraflow.service import item_response, read_item
 from astraflow.types import (
@@ -49,7 +49,7 @@ __all__ = ["WorkerRoutes"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-_PEER_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,255}")
+_PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
 _MAX_SPANS = 10_000
 """Busy spans of one heartbeat; more are refused."""
 
@@ -81,13 +81,11 @@ class WorkerRoutes:
                 code="unknown_policy",
             )
         check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
-        _check_peer_url(body.peer_url, who)
+        peer_url = self._checked_peer_url(body.peer_url, who, request)
         worker_id = f"{body.name}.{secrets.token_hex(3)}"
         self._dispatcher.apply(AddWorker(worker_id=worker_id, name=body.name, hosts=body.hosts))
         now_s = asyncio.get_running_loop().time()
-        life = WorkerLife(
-            worker_id, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=body.peer_url
-        )
+        life = WorkerLife(worker_id, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=peer_url)
         self._liveness.add(life)
         self._dispatcher.watch()
         await self._dispatcher.settled()
@@ -112,8 +110,8 @@ class WorkerRoutes:
             raise WireError(
                 f"{worker_id}: {len(beat.load.spans)} spans; send at most {_MAX_SPANS} a heartbeat"
             )
-        _check_peer_url(beat.peer_url, worker_id)
-        worker.peer_url = beat.peer_url or worker.peer_url
+        if beat.peer_url and beat.peer_url != worker.peer_url:
+            self._note_peer_url(worker, beat.peer_url, request)
         revoked = self._core.revoked(worker_id, beat.lease_ids)
         live = set(beat.lease_ids) - set(revoked)
         has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
@@ -294,6 +292,28 @@ class WorkerRoutes:
                 self._keeper.keep(row, episode.messages)
         return tuple(receipts)
 
+    def _checked_peer_url(self, url: str, who: str, request: Request) -> str:
+        """Where a service serves weights, or nothing: where peers are off, nobody hears of it.
+
+        Raises: WireError if it is no URL; RefusedError if the service may not name that address.
+        """
+        if url and not _PEER_URL.fullmatch(url):
+            raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
+        rules = self._site.peer_rules
+        if not url or not rules.is_on:
+            return ""
+        rules.check(url, caller(request), who)
+        return url
+
+    def _note_peer_url(self, worker: WorkerLife, url: str, request: Request) -> None:
+        """A service names its address again. It goes on without being announced if it may not name this one:
+        its own address may have changed under way."""
+        try:
+            worker.peer_url = self._checked_peer_url(url, worker.id, request)
+        except RefusedError as err:
+            worker.peer_url = ""
+            _log.warning("%s; it is not announced", err)
+
     def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
         """What is recorded of a result; its payloads are stored."""
         if problem is not None:
@@ -304,11 +324,6 @@ class WorkerRoutes:
         return facts_of(
             result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
         )
-
-
-def _check_peer_url(url: str, who: str) -> None:
-    if url and not _PEER_URL.fullmatch(url):
-        raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
 
 
 def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:

@@ -1,10 +1,11 @@
 """Append-only files of the journal: trajectories, messages and the log of records, encoded; rolled by size.
 
 A segment is `NNNNNNNN.seg`: a 16-byte header (magic, schema version, number), then entries of a 13-byte
-head (length, kind, xxh3-64) and the bytes: a payload, or the records of one flush. A `PayloadRef` points at
-the bytes. Positions are given out by `append` in memory; `write` puts what was appended on disk, in order,
-and syncs it; what is synced never changes. A torn tail (a crash in mid-write) is cut off when the store is
-opened; damage before the newest flush is an error. Reading checks the checksum.
+head (length, kind, xxh3-64) and the bytes: a payload, the records of one flush, or a plan. A `PayloadRef`
+points at the bytes. Positions are given out by `append` in memory; `write` puts what was appended on disk, in
+order, and syncs it; what is synced never changes. A torn tail (a crash in mid-write) is cut off when the
+store is opened; damage before the newest flush is an error, which `checked_end` finds in all segments that
+are kept. Reading checks the checksum.
 
 Not thread-safe by itself: `append` and `take` belong to the event loop, `write` to the one flush thread,
 `read` to anyone once the bytes are written.
@@ -25,7 +26,15 @@ from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.records import decode_records
 from astraflow.errors import JournalError
 
-__all__ = ["SEGMENT_SCHEMA", "PendingWrite", "SegmentReader", "SegmentStore"]
+__all__ = [
+    "SEGMENT_SCHEMA",
+    "PendingWrite",
+    "SegmentReader",
+    "SegmentStore",
+    "checked_end",
+    "plans_within",
+    "records_within",
+]
 
 SEGMENT_SCHEMA = 2
 _HEADER = struct.Struct("<4sHxxQ")
@@ -33,7 +42,7 @@ _MAGIC = b"AFSG"
 _ENTRY = struct.Struct("<IBQ")
 _LENGTH_BYTES = 4
 """Of an entry, before its kind."""
-_PAYLOAD, _RECORDS = 0, 1
+_PAYLOAD, _RECORDS, _PLAN = 0, 1, 2
 _MAX_BUFFERS = 512
 """Buffers of one vectored write; the kernel's limit is 1024."""
 _MAX_WRITE_BYTES = 512 * 1024
@@ -134,7 +143,7 @@ class SegmentStore:
         self._file_segment = -1
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            numbers = sorted(int(path.stem) for path in folder.glob("*.seg"))
+            numbers = _numbers(folder)
             self._segment = numbers[-1] if numbers else 0
             self._offset = _cut_torn_tail(_path(folder, self._segment), self._segment) if numbers else 0
         except OSError as err:
@@ -157,6 +166,10 @@ class SegmentStore:
         """Adds records to the log, behind the payloads that they refer to."""
         self._add(_RECORDS, data)
 
+    def append_plan(self, data: bytes) -> None:
+        """Adds a plan to the log."""
+        self._add(_PLAN, data)
+
     def take(self) -> list[PendingWrite]:
         """What was appended since the last call, in order."""
         pending, self._pending = self._pending, []
@@ -171,21 +184,13 @@ class SegmentStore:
                 os.fdatasync(self._file)
 
     def records(self, after: tuple[int, int]) -> Iterator[bytes]:
-        """What was given to `append_records` from a position (as of `end`) on, in order.
+        """What was given to `append_records` from a position (as of `end`) on, in order. Raises: as
+        `logged`."""
+        return records_within(self._folder, after, self.end)
 
-        Raises: JournalError if an entry there is damaged or a segment is missing.
-        """
-        start = after[1]
-        for segment in range(after[0], self._segment + 1):
-            if segment == self._segment and not self._has_header:
-                return
-            path = _path(self._folder, segment)
-            try:
-                with path.open("rb") as file:
-                    yield from _records(file, max(start, _HEADER.size), path)
-            except OSError as err:
-                raise JournalError(f"{path}: cannot be read: {err}") from err
-            start = 0
+    def plans(self, after: tuple[int, int]) -> Iterator[bytes]:
+        """What was given to `append_plan` from a position on, in order. Raises: as `_logged`."""
+        return plans_within(self._folder, after, self.end)
 
     def read(self, ref: PayloadRef) -> bytes:
         """A written payload. Raises: JournalError."""
@@ -197,8 +202,7 @@ class SegmentStore:
 
     def drop(self, first: int) -> None:
         """Deletes the segments before `first`; nobody may ask for them any more. Raises: OSError."""
-        numbers = [int(path.stem) for path in self._folder.glob("*.seg")]
-        for segment in sorted(number for number in numbers if number < min(first, self._segment)):
+        for segment in [number for number in _numbers(self._folder) if number < min(first, self._segment)]:
             self._reader.forget(segment)
             _path(self._folder, segment).unlink()
 
@@ -288,16 +292,89 @@ def _rest(buffers: list[memoryview], written: int) -> list[memoryview]:
     return []
 
 
+def checked_end(folder: Path, first: int) -> tuple[int, int]:
+    """Segment and offset after the last whole entry; reads every segment from number `first` on, changes
+    nothing.
+
+    Raises: JournalError if one is missing or damaged. What a crash may have left behind the last flush is no
+    damage.
+    """
+    try:
+        numbers = [number for number in _numbers(folder) if number >= first]
+        if not numbers:
+            return first, _HEADER.size
+        for number in range(first, numbers[-1]):
+            path = _path(folder, number)
+            if number not in numbers:
+                raise JournalError(f"{path} is missing; restore the file from a copy")
+            size = path.stat().st_size
+            if (end := _whole_until(path, number)) != size or end == 0:
+                raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")
+        return numbers[-1], max(_HEADER.size, _whole_until(_path(folder, numbers[-1]), numbers[-1]))
+    except OSError as err:
+        if isinstance(err, JournalError):
+            raise
+        raise JournalError(f"{folder}: cannot be read: {err}") from err
+
+
+def records_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
+    """The log's records between two positions, in order. Raises: as `_logged`."""
+    return _logged(folder, after, end, _RECORDS)
+
+
+def plans_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
+    """The log's plans between two positions, in order. Raises: as `_logged`."""
+    return _logged(folder, after, end, _PLAN)
+
+
+def _logged(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: int) -> Iterator[bytes]:
+    """Entries of one kind between two positions, in order.
+
+    Raises: JournalError if an entry there is damaged or a segment is missing.
+    """
+    start = after[1]
+    for segment in range(after[0], end[0] + 1):
+        path = _path(folder, segment)
+        if segment == end[0] and end[1] <= max(start, _HEADER.size):
+            return
+        try:
+            with path.open("rb") as file:
+                until = end[1] if segment == end[0] else os.fstat(file.fileno()).st_size
+                yield from _of_kind(file, kind, path, (max(start, _HEADER.size), until))
+        except OSError as err:
+            if isinstance(err, JournalError):
+                raise
+            raise JournalError(f"{path}: cannot be read: {err}") from err
+        start = 0
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(path.stem) for path in folder.glob("*.seg") if path.stem.isdecimal())
+
+
 def _cut_torn_tail(path: Path, segment: int) -> int:
-    """Truncates a segment after its last whole record; the length that is left (0: not even a header)."""
-    size = path.stat().st_size
-    with path.open("r+b") as file:
+    """Truncates a segment after its last whole entry; the length that is left (0: not even a header)."""
+    end = _whole_until(path, segment)
+    if end < path.stat().st_size:
+        with path.open("r+b") as file:
+            file.truncate(end)
+            file.flush()
+            os.fsync(file.fileno())
+    return end
+
+
+def _whole_until(path: Path, segment: int) -> int:
+    """Where the last whole entry of a segment ends; 0 if not even its header is whole.
+
+    Raises: JournalError if what follows had once been whole too.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size:
-            file.truncate(0)
             return 0
         magic, schema, number = _HEADER.unpack(header)
-        if magic != _MAGIC or number != segment:
+        if magic != _MAGIC or number != segment or header != _HEADER.pack(magic, schema, number):
             raise JournalError(f"{path} is no segment {segment} of a journal; do not edit the journal folder")
         if schema != SEGMENT_SCHEMA:
             raise JournalError(f"{path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}")
@@ -307,14 +384,11 @@ def _cut_torn_tail(path: Path, segment: int) -> int:
             last_records = data if kind == _RECORDS else last_records
         if end < size:
             file.seek(end)
-            if _was_synced(file.read(), last_records):
+            if _was_synced(file.read(size - end), last_records):
                 raise JournalError(
                     f"{path}: the entry at {end} is damaged, and records that came later are whole; restore "
                     "the file from a copy"
                 )
-            file.truncate(end)
-            file.flush()
-            os.fsync(file.fileno())
     return end
 
 
@@ -351,14 +425,17 @@ def _entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
         yield kind, data
 
 
-def _records(file: BinaryIO, start: int, path: Path) -> Iterator[bytes]:
-    """The records of a segment from an offset on."""
-    size = os.fstat(file.fileno()).st_size
-    file.seek(start)
-    end = start
-    for kind, data in _entries(file, size):
+def _of_kind(file: BinaryIO, kind: int, path: Path, between: tuple[int, int]) -> Iterator[bytes]:
+    """The entries of one kind between two offsets of a segment."""
+    end, until = between
+    file.seek(end)
+    for found, data in _entries(file, until):
+        if end + _ENTRY.size + len(data) > until:
+            break
         end += _ENTRY.size + len(data)
-        if kind == _RECORDS:
+        if found == kind:
             yield data
-    if end != size:
+        if end == until:
+            return
+    if end != until:
         raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")

@@ -34,6 +34,7 @@ from astraflow.dataflow.waiting import waited
 from astraflow.errors import JournalError
 from astraflow.protocols import TaskSource
 from astraflow.types import RunInfo, RunState
+from astraflow.weights.addresses import PeerRules
 
 __all__ = ["DataflowService"]
 
@@ -66,10 +67,14 @@ class DataflowService:
         config: DataflowConfig,
         journal: Journal,
         *,
+        peer_rules: PeerRules | None = None,
         resumes_failed: bool = False,
     ) -> None:
-        """Recovers the core. `resumes_failed`: a run that ended with a failure goes on, as a person asked for
-        it. Raises: JournalError if the journal does not replay."""
+        """Recovers the core. Without `peer_rules` no service hears where another serves weights.
+        `resumes_failed`: a run that ended with a failure goes on, as a person asked for it.
+
+        Raises: JournalError if the journal does not replay.
+        """
         self._plan = plan
         self._journal = journal
         self._heartbeat_s = config.heartbeat_s
@@ -80,7 +85,11 @@ class DataflowService:
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
         self._watch: asyncio.Task[None] | None = None
         self.app: ASGIApp = make_app(
-            self._dispatcher, TaskLookup(core, sources, eval_sources), self._run_info, config
+            self._dispatcher,
+            TaskLookup(core, sources, eval_sources),
+            self._run_info,
+            config,
+            peer_rules or PeerRules(),
         )
 
     @property

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,9 @@ from astraflow.dataflow.dispatcher import Dispatcher
 from astraflow.dataflow.tasks import TaskLookup
 from astraflow.errors import RefusedError, VersionMismatchError, WireError
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo
+from astraflow.weights.addresses import PeerRules
 
-__all__ = ["Site", "check_fingerprints", "check_protocol", "float_param", "int_param"]
+__all__ = ["Site", "caller", "check_fingerprints", "check_protocol", "float_param", "int_param"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Site:
     lookup: TaskLookup
     run_info: RunInfo
     config: DataflowConfig
+    peer_rules: PeerRules = field(default_factory=PeerRules)
 
     @cached_property
     def policies(self) -> dict[str, PolicyInfo]:
@@ -59,6 +61,11 @@ class Site:
         if info is not None and not info.is_trained and not info.follows:
             return name
         return self.trained_policy(request)
+
+
+def caller(request: Request) -> str:
+    """The address that a request came from; empty if it is not known."""
+    return request.client.host if request.client is not None else ""
 
 
 def check_protocol(protocol: int, who: str) -> None:

@@ -17,11 +17,20 @@ from astraflow.config import Config, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
 from astraflow.rollout.config import PacedEngineConfig, RolloutConfig, TorchEngineConfig
+from astraflow.service import is_loopback
 from astraflow.trainer.config import PacedBackendConfig, TrainConfig
+from astraflow.weights.addresses import announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import PacedConfig, SingleTurnConfig, WorkflowConfig
 
-__all__ = ["PolicyConfig", "Recipe", "RecipeTasksConfig", "SamplingConfig", "load_recipe"]
+__all__ = [
+    "PolicyConfig",
+    "Recipe",
+    "RecipeTasksConfig",
+    "SamplingConfig",
+    "SupervisionConfig",
+    "load_recipe",
+]
 
 
 class SamplingConfig(Config):
@@ -97,6 +106,14 @@ class PolicyConfig(Config):
         return self
 
 
+class SupervisionConfig(Config):
+    """How the launcher watches over the processes of a run."""
+
+    longest_silence_s: float = Field(default=120.0, ge=0)
+    """A process whose event loop has shown no sign of life for so many seconds is restarted, with the stacks
+    of its threads in its log; 0: never."""
+
+
 class RecipeTasksConfig(TasksConfig):
     """What is trained on, how it is scored, and in which order it is drawn."""
 
@@ -135,6 +152,7 @@ class Recipe(Config):
     eval: EvalConfig = EvalConfig()
     dataflow: DataflowConfig = DataflowConfig()
     weights: WeightsConfig = WeightsConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
 
     @property
     def trained(self) -> dict[str, PolicyConfig]:
@@ -145,6 +163,24 @@ class Recipe(Config):
     def published(self) -> dict[str, PolicyConfig]:
         """The policies that have versions of their own, and so a publisher."""
         return {name: policy for name, policy in self.policies.items() if policy.role != "follower"}
+
+    @property
+    def advertised_host(self) -> str:
+        """Where others are told to call the publishers: `weights.advertise`, or the host that they listen at,
+        or, if that stands for all addresses, the dataflow's. Raises: ConfigError if none can be called."""
+        weights = self.weights
+        is_open = listens_everywhere(weights.host) and not listens_everywhere(self.dataflow.host)
+        return announced_host(weights.host, weights.advertise or (self.dataflow.host if is_open else ""))
+
+    @property
+    def peer_host(self) -> str:
+        """Where the run's own rollout services serve weights: an address that the dataflow sees them call
+        from."""
+        host, dataflow = self.weights.host, self.dataflow.host
+        if listens_everywhere(dataflow):
+            return self.weights.advertise if listens_everywhere(host) else host
+        is_elsewhere = is_loopback(host) and not is_loopback(dataflow)
+        return dataflow if is_elsewhere or listens_everywhere(host) else host
 
     @property
     def group_size(self) -> int:
@@ -162,6 +198,8 @@ class Recipe(Config):
             raise ValueError(
                 "weights.peers serve plain HTTP, which would show their token; not with dataflow.tls"
             )
+        if listens_everywhere(self.weights.advertise or self.weights.host):
+            _ = self.advertised_host
         followed = [c.policy for c in self.tasks.curators if isinstance(c, FollowingConfig)]
         if unknown := [name for name in followed if name and name not in self.trained]:
             raise ValueError(

@@ -15,6 +15,7 @@ from astraflow.launch.plan import run_info, run_plan
 from astraflow.launch.preflight import open_sources
 from astraflow.launch.program import needs_tokens
 from astraflow.service import HttpServer, TokenAuth, settle_memory
+from astraflow.weights.addresses import PeerRules
 
 __all__ = ["guarded", "run_dataflow", "tls_files", "tokens_of"]
 
@@ -33,12 +34,8 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
         folder.journal, snapshot_every=config.snapshot_every, retained_steps=config.retained_steps
     )
     service = DataflowService(
-        run_plan(recipe, sizes),
-        sources.train,
-        sources.eval,
-        run_info(recipe),
-        config,
-        journal,
+        *(run_plan(recipe, sizes), sources.train, sources.eval, run_info(recipe), config, journal),
+        peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
         resumes_failed=folder.is_asked_to_resume,
     )
     server = HttpServer(

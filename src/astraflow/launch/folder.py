@@ -43,6 +43,7 @@ MAY_CHANGE = (
     "dataflow.snapshot_every",
     "dataflow.retain",
     "weights",
+    "supervision",
     "tasks.score_timeout_s",
     "policies.*.train.lr",
     "policies.*.train.loss",

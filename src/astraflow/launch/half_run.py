@@ -10,6 +10,7 @@ from rich.console import Console
 from astraflow.launch.config import Recipe
 from astraflow.launch.offline import collect_batches, train_from_batches
 from astraflow.launch.preflight import check_model
+from astraflow.trainer.columns import reward_mean
 from astraflow.types import Batch, StepRecord
 
 __all__ = ["run_only_rollout", "run_only_train"]
@@ -24,7 +25,7 @@ def run_only_rollout(recipe: Recipe, run_dir: Path) -> int:
 
     def told(batch: Batch, path: Path) -> None:
         totals, steps = batch.totals, recipe.policies[batch.policy].train.steps
-        reward = totals.reward_sum / max(1, totals.num_samples)
+        reward = reward_mean(batch.samples)
         console.print(
             f"{batch.policy} batch {batch.step + 1}/{steps}: {totals.num_groups} groups, "
             f"{totals.num_samples} samples, reward {reward:.3f}, {path.stat().st_size:,} bytes"

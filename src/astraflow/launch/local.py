@@ -2,8 +2,8 @@
 
 Each process is its own session (a Ctrl-C in the terminal reaches only the launcher), writes to its own log,
 and dies with the launcher, however that dies: it inherits the read end of a pipe whose write end only the
-launcher holds. What a process leaves behind in its session is ended with it. Ends processes by id, never by
-name.
+launcher holds. Through a second pipe it shows each second that its event loop runs. What a process leaves
+behind in its session is ended with it. Ends processes by id, never by name.
 """
 
 import asyncio
@@ -11,22 +11,61 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from types import TracebackType
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import ProcessHandle, ProcessSpec
-from astraflow.service import PARENT_FD_VARIABLE
+from astraflow.service import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, STACKS_SIGNAL
 
 __all__ = ["LocalLauncher", "LocalProcess"]
 
 _LOCAL_NAMES = frozenset({"", "localhost", "127.0.0.1", "::1"})
+_STACKS_GRACE_S = 1.0
+"""What a process needs to write its stacks."""
+
+
+class _SignsOfLife:
+    """The read end of a process's pipe of life signs."""
+
+    def __init__(self, read_fd: int) -> None:
+        self._fd = read_fd
+        self._loop = asyncio.get_running_loop()
+        self._last_s = -1.0
+        """When the newest sign was read, by the loop's clock; negative before the first."""
+        self._first_seen = asyncio.Event()
+        os.set_blocking(read_fd, False)
+        self._loop.add_reader(read_fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            signs = os.read(self._fd, 4096)
+        except BlockingIOError:
+            return
+        if not signs:
+            self._loop.remove_reader(self._fd)  # the process has ended
+            return
+        self._last_s = self._loop.time()
+        self._first_seen.set()
+
+    async def silence(self, longest_s: float) -> None:
+        """Returns once the newest sign is `longest_s` old."""
+        await self._first_seen.wait()
+        while (left_s := self._last_s + longest_s - self._loop.time()) > 0:
+            await asyncio.sleep(left_s)
+            self._read()  # this process may be the one that slept
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
 
 
 class LocalProcess:
     """A process that this machine runs; the leader of its own session."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, life_fd: int) -> None:
         self._process = process
+        self._signs = _SignsOfLife(life_fd)
 
     @property
     def pid(self) -> int:
@@ -37,7 +76,16 @@ class LocalProcess:
         """Its exit code, negative for a signal; what it left in its session is ended first."""
         code = await self._process.wait()
         self._signal_session(signal.SIGKILL)
+        self._signs.close()
         return code
+
+    async def silence(self, longest_s: float) -> str:
+        """As the protocol says. Only services of ours show signs of life, so only they are signalled."""
+        await self._signs.silence(longest_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, STACKS_SIGNAL)
+        await asyncio.sleep(_STACKS_GRACE_S)
+        return _state_of(self._process.pid)
 
     def terminate(self) -> None:
         """Asks it to stop (SIGTERM); nothing if it has ended."""
@@ -86,7 +134,13 @@ class LocalLauncher:
                 "processes here only; on another machine, run `astraflow join URL` there"
             )
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, **spec.env, PARENT_FD_VARIABLE: str(self._read_fd)}
+        life_read_fd, life_write_fd = os.pipe()
+        env = {
+            **os.environ,
+            **spec.env,
+            PARENT_FD_VARIABLE: str(self._read_fd),
+            LIFE_FD_VARIABLE: str(life_write_fd),
+        }
         with spec.log_path.open("ab", buffering=0) as log:
             log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {spec.name} starts\n".encode())
             try:
@@ -96,9 +150,24 @@ class LocalLauncher:
                     stdout=log,
                     stderr=log,
                     env=env,
-                    pass_fds=(self._read_fd,),
+                    pass_fds=(self._read_fd, life_write_fd),
                     start_new_session=True,
                 )
             except OSError as err:
+                os.close(life_read_fd)
                 raise ConfigError(f"{spec.name}: cannot start {spec.argv[0]!r}: {err.strerror}") from err
-        return LocalProcess(process)
+            finally:
+                os.close(life_write_fd)
+        return LocalProcess(process, life_read_fd)
+
+
+def _state_of(pid: int) -> str:
+    """Whether a silent process is stopped or hangs, in words, as far as the system tells."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return "it does not answer"
+    state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
+    if state in {"T", "t"}:
+        return "it is stopped (SIGSTOP, or a debugger)"
+    return "its event loop hangs; the stacks of its threads are in its log"

@@ -32,6 +32,7 @@ from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
 from astraflow.protocols import HostTensor, StepResult, TrainerBackend, WeightSnapshot
 from astraflow.trainer.backends.factory import make_backend
+from astraflow.trainer.columns import reward_mean
 from astraflow.trainer.offline import as_of_version_0, load_batch
 from astraflow.types import Batch, StepRecord
 from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
@@ -211,7 +212,7 @@ def _record(batch: Batch, result: StepResult) -> StepRecord:
         step=batch.step,
         version=batch.step + 1,
         at_s=time.time(),
-        reward_mean=totals.reward_sum / max(1, totals.num_samples),
+        reward_mean=reward_mean(batch.samples),
         staleness_mean=batch.staleness_mean,
         staleness_max=batch.staleness_max,
         num_groups=totals.num_groups,

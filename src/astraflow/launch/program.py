@@ -147,6 +147,7 @@ def program(
             env={**base, **_threads(threads), **token},
             log_path=folder.logs / f"{name}.log",
             ends_with_run=is_finite,
+            longest_silence_s=recipe.supervision.longest_silence_s,
         )
 
     specs = [spec("dataflow", "serve", run_dir, "--port", str(addresses.dataflow[1]))]
@@ -168,7 +169,7 @@ def program(
             spec(f"publisher-{policy}", "publish", run_dir, "--policy", policy, *links, role="trainer")
         )
     allowed = [part for module in network_modules(recipe) for part in ("--allow", module)]
-    peer = ("--peer", recipe.weights.host) if recipe.weights.peers else ()
+    peer = ("--peer", recipe.peer_host) if recipe.weights.peers else ()
     for idx in range(recipe.rollout.services):
         name, threads = f"rollout-{idx}", num_threads(recipe.rollout.engine)
         cache = ("--cache", str(folder.cache / name))

@@ -31,7 +31,9 @@ async def run_policy_publisher(
     is_frozen = policy not in recipe.trained
     if is_frozen and not url:
         raise ConfigError(f"policy {policy!r} is frozen; name the dataflow that shall know it with --url")
-    config = recipe.weights.model_copy(update={"port": port}) if port else recipe.weights
+    config = recipe.weights.model_copy(
+        update={"port": port or recipe.weights.port, "advertise": recipe.advertised_host}
+    )
     weights, ready = folder.weights / policy, asyncio.Future[str]()
     tokens = tokens_of(recipe, folder)
     work = [

@@ -48,6 +48,11 @@ async def run_rollout_service(
         info = await link.run()
         recipe = recipe_of(info, url)
         check_allowed(recipe, allow)
+        if peer and not recipe.weights.peers:
+            raise ConfigError(
+                f"--peer {peer}: here no service serves weights to others (weights.peers is off); leave "
+                "--peer out, or start the run with weights.peers=true"
+            )
         with _cache_folder(cache) as folder:
             await run_rollout(
                 link,

@@ -3,6 +3,7 @@
     per process, one watch task:  start -> wait for its end -> normal end | stopped | restart after a backoff
     consumes: exit codes; produces: `states`, calls of `on_change`; waits for: the process, or `stop`;
     woken by: the process's end, `stop`, `kill_all`
+    beside it, one silence task:  no sign of life for too long -> stacks into its log -> kill, which ends it
 
 A crashed process starts again after an exponential backoff; `note_progress` (it does its work again) forgets
 its earlier crashes. One that keeps crashing, or that finds its settings wrong before it ever worked, fails
@@ -161,9 +162,26 @@ class Supervisor:
         if self._stops[spec.name].is_set():
             handle.terminate()
         self._set(spec.name, state="running", pid=handle.pid)
-        code = await handle.wait()
+        silence = asyncio.create_task(self._end_silence(spec, handle), name=f"silence:{spec.name}")
+        try:
+            code = await handle.wait()
+        finally:
+            silence.cancel()
         del self._handles[spec.name]
         return code
+
+    async def _end_silence(self, spec: ProcessSpec, handle: ProcessHandle) -> None:
+        """Kills a process that shows no sign of life, so that it is restarted."""
+        if spec.longest_silence_s <= 0:
+            return
+        state = await handle.silence(spec.longest_silence_s)
+        _log.warning(
+            "%s has shown no sign of life for %.0f s: %s; it is killed and restarted",
+            spec.name,
+            spec.longest_silence_s,
+            state,
+        )
+        handle.kill()
 
     async def _wait_for_restart(self, spec: ProcessSpec, code: int) -> None:
         delay_s = self._backoffs[spec.name].next_delay_s()

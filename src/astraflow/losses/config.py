@@ -86,7 +86,8 @@ class PpoLossConfig(_ClipBounds):
 
 
 class GspoLossConfig(Config):
-    """Clipped ratio of whole sequences (arXiv:2507.18071); use it with `denominator: sequence_means`."""
+    """Clipped ratio of whole sequences (arXiv:2507.18071); use it with `denominator: sequence_means`, or
+    `episode_means` where histories fork."""
 
     name: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, ge=0)

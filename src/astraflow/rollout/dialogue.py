@@ -6,6 +6,7 @@ them it renders anew and the recorder forks. Refuses a first prompt that leaves 
 context; whatever finds no room later in the episode is a truncated completion, not a failure.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -33,6 +34,9 @@ __all__ = [
     "prompt_of",
     "with_tools",
 ]
+
+_CHARS_ON_LOOP = 65_536
+"""Rendered and tokenised within some tens of milliseconds."""
 
 _TEXT_OF_MESSAGE = 65_536
 """Characters of one message that an episode carries to be read; tokens are never cut."""
@@ -325,14 +329,22 @@ class RecordedConversation:
         self._is_busy = True
         try:
             said = self._exchange.said
-            prompt = prompt_of(self._hosted.renderer, said, new)
+            prompt = await prompt_of(self._hosted.renderer, said, new)
             return (await self.answer((*said.messages, *new), prompt)).completion
         finally:
             self._is_busy = False
 
 
-def prompt_of(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
-    """The tokens of a conversation that goes on; rendered anew where the template cannot extend them."""
+async def prompt_of(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
+    """The tokens of a conversation that goes on; rendered anew where the template cannot extend them. A long
+    one in a thread: a megabyte takes a second, in which no other episode would go on."""
+    num_chars = sum(len(message.content) for message in (*said.messages, *new))
+    if num_chars <= _CHARS_ON_LOOP:
+        return _rendered(renderer, said, new)
+    return await asyncio.to_thread(_rendered, renderer, said, new)
+
+
+def _rendered(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
     if said.token_ids:
         try:
             return renderer.extend(said.token_ids, said.messages, new)

@@ -92,12 +92,20 @@ class Gateway:
                 if not hmac.compare_digest(given.encode(), endpoint.api_key.encode()):
                     raise RefusedError("wrong API key", code="invalid_api_key", status=401)
                 return await handler(endpoint, request)
+            except RecursionError:
+                err = RefusedError("JSON nested too deeply", code="invalid_request", status=400)
+                return _told(endpoint, err)
             except Error as err:
-                if endpoint is not None:
-                    endpoint.problem = str(err)
-                return _refusal(err)
+                return _told(endpoint, err)
 
         return answer
+
+
+def _told(endpoint: EpisodeEndpoint | None, error: Error) -> Response:
+    """The refusal, which the episode's failure will name too."""
+    if endpoint is not None:
+        endpoint.problem = str(error)
+    return _refusal(error)
 
 
 def _refusal(error: Error) -> Response:

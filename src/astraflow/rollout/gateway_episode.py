@@ -124,7 +124,7 @@ class EpisodeEndpoint:
             num_known = len(start.keys)
             said = start.said
             new = messages_of(request.messages[num_known:], request.messages[:num_known])
-        prompt = prompt_of(hosted.renderer, said, new)
+        prompt = await prompt_of(hosted.renderer, said, new)
         start = start or self._going_on(hosted, prompt)
         messages = (*said.messages, *new)
         chats = [start.chat if start else self._dialogue.open(hosted, (), "") for _ in range(request.n or 1)]
@@ -212,9 +212,7 @@ class EpisodeEndpoint:
     def _going_on(self, hosted: HostedPolicy, prompt: tuple[int, ...]) -> _Point | None:
         """The longest recorded history whose very tokens the prompt begins with."""
         known = [
-            p
-            for p in self._points
-            if p.hosted.info == hosted.info and p.said.token_ids == prompt[: len(p.said.token_ids)]
+            p for p in self._points if p.hosted.info == hosted.info and _begins_with(prompt, p.said.token_ids)
         ]
         return max(known, key=lambda point: len(point.said.token_ids), default=None)
 
@@ -252,6 +250,13 @@ class EpisodeEndpoint:
         """The calls in a text; none if one of them cannot be read, for then the text is shown as it is."""
         calls = tuple(self._parser(text))
         return () if any(call.problem for call in calls) else calls
+
+
+def _begins_with(prompt: tuple[int, ...], known: tuple[int, ...]) -> bool:
+    """Looks at the last token first: histories are long, and most of them differ there."""
+    if not known:
+        return True
+    return len(known) <= len(prompt) and prompt[len(known) - 1] == known[-1] and prompt[: len(known)] == known
 
 
 async def _all(parts: list[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:

@@ -96,7 +96,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 def _normal(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

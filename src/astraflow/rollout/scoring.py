@@ -3,7 +3,7 @@
 The reward is built by name inside each worker process, so nothing but the task and the text travels. A call
 over its deadline is ended with its process; a process that dies is replaced; either fails one episode and
 nothing else. The pool imports no torch. Rewards that only compare strings run in this process: they cannot
-hang.
+hang. One with a `format` can: a pattern may take exponential time on the text of a model.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class ScoringPool:
         self._deadline_s = tasks.score_timeout_s
         self._local: Reward | None = None
         self._pool: ProcessPool | None = None
-        if isinstance(tasks.reward, ExactReward):
+        if isinstance(tasks.reward, ExactReward) and not tasks.format:
             self._local = make_reward(tasks)
         else:
             self._pool = ProcessPool(

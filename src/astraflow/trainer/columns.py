@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.errors import WireError
+from astraflow.protocols import episode_weights
 from astraflow.types import Sample
 
-__all__ = ["TEACHER_STREAM", "Columns", "columns_from_samples", "sample_name"]
+__all__ = ["TEACHER_STREAM", "Columns", "columns_from_samples", "reward_mean", "sample_name"]
 
 TEACHER_STREAM = "teacher_logprobs"
 """Name of the trajectories' stream of a teacher's logprobs, float32 [T], at the sampling temperature."""
@@ -40,6 +41,8 @@ class Columns:
     """[B]."""
     episode_idx: Ints
     """[B]."""
+    episode_tokens: Ints
+    """[B] trained tokens of all samples of the sample's episode and role."""
     temperatures: Floats
     """[B], above 0."""
     trained_idx: Ints
@@ -64,6 +67,11 @@ class Columns:
     def num_trained(self, samples: Ints) -> int:
         """Trained tokens of some samples."""
         return int((self.trained_starts[samples + 1] - self.trained_starts[samples]).sum())
+
+    def num_episodes(self, samples: Ints) -> float:
+        """Episodes of some samples, counted once per role; a part of one counts by its trained tokens."""
+        own = self.trained_starts[samples + 1] - self.trained_starts[samples]
+        return float((own / np.maximum(1, self.episode_tokens[samples])).sum())
 
 
 def sample_name(columns: Columns, sample: int) -> str:
@@ -96,6 +104,7 @@ def columns_from_samples(samples: Sequence[Sample], *, vocab_size: int) -> Colum
         lengths=lengths,
         group_ids=np.array([s.group_id for s in samples], dtype=np.int64),
         episode_idx=np.array([s.episode_idx for s in samples], dtype=np.int64),
+        episode_tokens=_episode_tokens(samples, counts),
         temperatures=np.array([t.temperature for t in trajectories], dtype=np.float32),
         trained_idx=trained_idx,
         trained_starts=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]),
@@ -109,6 +118,25 @@ def columns_from_samples(samples: Sequence[Sample], *, vocab_size: int) -> Colum
     )
     _check(columns, vocab_size)
     return columns
+
+
+def reward_mean(samples: Sequence[Sample]) -> float:
+    """Mean reward of the samples' episodes, counted once per role; 0 without samples."""
+    episodes = [(s.group_id, s.episode_idx, s.trajectory.role) for s in samples]
+    shares = episode_weights(episodes, [s.trajectory.mask.count(1) for s in samples])
+    total = sum(w * s.trajectory.reward for w, s in zip(shares, samples, strict=True))
+    return total / max(1, len(set(episodes)))
+
+
+def _episode_tokens(samples: Sequence[Sample], num_trained: Ints) -> Ints:
+    """[B]: the trained tokens of each sample's episode and role; all of its samples must be at hand, as they
+    are in a slice of a batch."""
+    numbers: dict[tuple[int, int, str], int] = {}
+    keys = ((s.group_id, s.episode_idx, s.trajectory.role) for s in samples)
+    episodes = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    totals = np.zeros(len(numbers), dtype=np.int64)
+    np.add.at(totals, episodes, num_trained)
+    return totals[episodes]
 
 
 def _stream(samples: Sequence[Sample], name: str) -> Floats | None:

@@ -9,6 +9,7 @@ from astraflow.losses.config import AuxiliaryConfig, GrpoLossConfig, LossConfig
 
 __all__ = [
     "BackendConfig",
+    "Denominator",
     "LoraConfig",
     "OptimizerConfig",
     "OwnLoopBackendConfig",
@@ -103,6 +104,9 @@ BackendConfig = Annotated[
 ]
 
 
+Denominator = Literal["tokens", "sequences", "sequence_means", "episodes", "episode_means", "fixed"]
+
+
 class TrainConfig(Config):
     """How one policy learns."""
 
@@ -114,9 +118,9 @@ class TrainConfig(Config):
     """What is minimised."""
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
     """Corrections, penalties and bonuses beside the loss, a critic, and frozen models."""
-    denominator: Literal["tokens", "sequences", "sequence_means", "fixed"] = "tokens"
+    denominator: Denominator = "tokens"
     """What the summed loss of a minibatch is divided by; `sequence_means` divides each sequence's by its
-    tokens, then by the sequences."""
+    tokens, then by the sequences; `episode_means` each episode's by its tokens, then by the episodes."""
     fixed_denominator: float = Field(default=1.0, gt=0)
     """Used with `denominator: fixed`."""
     minibatches: int = Field(default=1, ge=1)

@@ -46,15 +46,21 @@ def learning_rate(config: OptimizerConfig, lr: float, *, update: int, num_update
     return lr
 
 
-def denominator(config: TrainConfig, *, num_tokens: int, num_samples: int) -> float:
-    """What the loss summed over a minibatch is divided by: its trained tokens, its samples, or a constant.
+def denominator(
+    config: TrainConfig, *, num_tokens: int, num_samples: int, num_episodes: float | None = None
+) -> float:
+    """What the loss summed over a minibatch is divided by: its trained tokens, samples or episodes, or a
+    constant.
 
-    With `sequence_means` the caller divides each token's loss by its sequence's trained tokens besides.
+    With `sequence_means` and `episode_means` the caller divides each token's loss by its sequence's, or its
+    episode's, trained tokens besides. `num_episodes`: by default, each sample is an episode.
     """
     if config.denominator == "tokens":
         return float(num_tokens)
     if config.denominator == "fixed":
         return config.fixed_denominator
+    if config.denominator in {"episodes", "episode_means"} and num_episodes is not None:
+        return num_episodes
     return float(num_samples)
 
 

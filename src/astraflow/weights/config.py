@@ -1,6 +1,8 @@
 """Weight publication of a recipe."""
 
-from pydantic import Field, model_validator
+from ipaddress import ip_network
+
+from pydantic import Field, field_validator, model_validator
 
 from astraflow.config import Config
 
@@ -11,7 +13,10 @@ class WeightsConfig(Config):
     """The publisher."""
 
     host: str = "127.0.0.1"
-    """Address that the publisher binds and announces."""
+    """Address that the publisher binds, and announces unless `advertise` names another."""
+    advertise: str = ""
+    """Address of the publisher that others are told to call; empty: `host`, or, if that listens everywhere
+    (`0.0.0.0`), the dataflow's."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes a free one."""
     chunk_bytes: int = Field(default=16 * 1024 * 1024, ge=4096)
@@ -30,8 +35,18 @@ class WeightsConfig(Config):
     is_store_only: bool = False
     """Manifests name only the store: nobody else can reach the publisher, for example behind NAT."""
     peers: bool = False
-    """The rollout services that `astraflow run` starts serve the chunks that they have to other services; a
-    service that joins says so itself (`astraflow join --peer HOST`)."""
+    """Rollout services may serve the chunks that they have to other services: those that `astraflow run`
+    starts do, and one that joins with `--peer HOST`. Off: no service is told of another."""
+    peer_networks: tuple[str, ...] = ()
+    """Networks, as `10.0.0.0/8`, in which a peer's address must lie; empty: it is the one that the service
+    calls the dataflow from."""
+
+    @field_validator("peer_networks")
+    @classmethod
+    def _networks_are_some(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            ip_network(network)  # says what is wrong with it
+        return networks
 
     @model_validator(mode="after")
     def _store_is_named(self) -> "WeightsConfig":

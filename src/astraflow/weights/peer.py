@@ -9,9 +9,11 @@ what it held before a restart goes.
 
 import asyncio
 import contextlib
+import hmac
 import os
 import shutil
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import socket
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -26,9 +28,10 @@ from starlette.types import Receive, Scope, Send
 from astraflow.errors import ConfigError, WireError
 from astraflow.service import HttpServer, TokenAuth, is_loopback, item_response
 from astraflow.types import Chunk, ChunkState
+from astraflow.weights.addresses import listens_everywhere
 from astraflow.weights.serving import UploadLimit, answers, chunk_response, require_role
 
-__all__ = ["PeerServer", "Spool", "State", "parse_address", "served"]
+__all__ = ["PeerServer", "Spool", "State", "parse_address", "peer_ticket", "served"]
 
 State = Literal["here", "coming", "absent"]
 """Of a chunk at a peer."""
@@ -38,6 +41,12 @@ _MAX_WAIT_S = 10.0
 _GRACE_S = 2.0
 """So long a peer is asked in vain before it has begun the version that the asker wants: they all hear of a
 version at about the same time."""
+
+
+def peer_ticket(token: str) -> str:
+    """What services of a run show each other: it opens their chunks, and does not tell the worker's token
+    from which it is made. Empty for a run without tokens."""
+    return hmac.digest(token.encode(), b"astraflow peer 1", "sha256").hex() if token else ""
 
 
 class Spool:
@@ -121,28 +130,29 @@ class Spool:
 
 
 class PeerServer:
-    """ASGI app over a spool. `tokens` maps tokens to roles, as everywhere."""
+    """ASGI app over a spool. Who calls must show the `ticket`, if there is one."""
 
-    def __init__(self, spool: Spool, *, limit: UploadLimit, tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(self, spool: Spool, *, limit: UploadLimit, ticket: str = "") -> None:
         self.limit = limit
         self._spool = spool
         routes = [
             Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
             Route("/v1/chunks/{hash}/state", answers(self._state), methods=["GET"]),
         ]
-        self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=dict(tokens or {}))])
+        tokens = {ticket: "peer"} if ticket else {}
+        self._app = Starlette(routes=routes, middleware=[Middleware(TokenAuth, tokens=tokens)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
         await self._app(scope, receive, send)
 
     async def _chunk(self, request: Request) -> Response:
-        require_role(request, "worker")
+        require_role(request, "peer")
         name = str(request.path_params["hash"])
         return await chunk_response(request, self._spool.path(name), self._spool.size(name), self.limit)
 
     async def _state(self, request: Request) -> Response:
-        require_role(request, "worker")
+        require_role(request, "peer")
         query = request.query_params
         try:
             version, wait_s = int(query["version"]), min(float(query["wait_s"]), _MAX_WAIT_S)
@@ -159,15 +169,14 @@ async def served(
 ) -> AsyncGenerator[PeerServer]:
     """Serves a spool at `address`, `host` or `host:port`, while the context is open; sets `spool.url`.
 
-    Callers must show the token that this service has itself. Raises: ConfigError if the address cannot be
-    bound, is none that others could call, or is open to other machines without a token.
+    `token`: this service's own; callers must show the ticket that is made of it. Raises: ConfigError if the
+    address cannot be bound, is none that others could call, or is open to other machines without a token.
     """
     host, port = parse_address(address)
+    host = await _in_numbers(host)
     if not token and not is_loopback(host):
         raise ConfigError(f"peer address {address!r} is open to other machines: a token is needed")
-    app = PeerServer(
-        spool, limit=UploadLimit(max_upload_mb_s * 1e6), tokens={token: "worker"} if token else None
-    )
+    app = PeerServer(spool, limit=UploadLimit(max_upload_mb_s * 1e6), ticket=peer_ticket(token))
     server = HttpServer(app, host=host, port=port, name="peer")
     spool.url = await server.start()
     try:
@@ -184,12 +193,24 @@ def parse_address(address: str) -> tuple[str, int]:
         host, port = parts.hostname or "", parts.port or 0
     except ValueError as err:
         raise ConfigError(f"peer address {address!r}: {err}; HOST or HOST:PORT is expected") from err
-    if not host or parts.netloc != address or host in {"0.0.0.0", "::"}:
+    if not host or parts.netloc != address or listens_everywhere(host):
         raise ConfigError(
             f"peer address {address!r}: HOST or HOST:PORT is expected, an address of this machine that the "
             "other services can call"
         )
     return host, port
+
+
+async def _in_numbers(host: str) -> str:
+    """The address of a host of this machine: others are told a number, which nobody can give another meaning.
+
+    Raises: ConfigError.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as err:
+        raise ConfigError(f"peer address {host!r}: {err}; an address of this machine is expected") from err
+    return str(found[0][4][0])
 
 
 def _write(path: Path, view: memoryview) -> None:

@@ -31,6 +31,7 @@ from astraflow.types import (
     ServedVersions,
     SourceLink,
 )
+from astraflow.weights.addresses import announced_host, url_host
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.intake import is_same, take_over
@@ -204,8 +205,9 @@ async def run_publisher(
     and its key; `on_ready` gets the URL.
 
     With port 0 the port of the last time is taken again, so that the sources in manifests stay true after a
-    restart.
+    restart. Raises: ConfigError if the address cannot be bound, or is none that others could call.
     """
+    host = announced_host(config.host, config.advertise)
     publisher = Publisher(folder, config, tokens=tokens)
     memory = folder / "port"
     remembered = int(memory.read_text()) if config.port == 0 and memory.exists() else config.port
@@ -219,8 +221,9 @@ async def run_publisher(
             _log.warning("port %d of the last time is taken; choosing another", remembered)
             server = HttpServer(publisher, host=config.host, port=0, name="publisher", tls=tls)
             url = await server.start()
-        publisher.public_url = url
-        memory.write_text(url.rpartition(":")[2])
+        scheme, port = url.partition(":")[0], url.rpartition(":")[2]
+        url = publisher.public_url = f"{scheme}://{url_host(host)}:{port}"
+        memory.write_text(port)
         on_ready(url)
         await stop.wait()
         await server.stop()

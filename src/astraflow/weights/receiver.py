@@ -34,7 +34,7 @@ from astraflow.weights.manifest import (
     tensors_in,
     tensors_of,
 )
-from astraflow.weights.peer import Spool
+from astraflow.weights.peer import Spool, peer_ticket
 from astraflow.weights.readers import FileReader, FindsManifests, HttpReader
 from astraflow.weights.stores import ObjectReader
 from astraflow.weights.swarm import Swarm
@@ -87,14 +87,9 @@ class Receiver:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._cache_dir = cache_dir
-        self._http = HttpReader(
-            lambda url: ServiceClient(url, token=token, patience_s=_PATIENCE_S, transport=transport(url)),
-            token=token,
-        )
-        self._peers = HttpReader(
-            lambda url: ServiceClient(url, token=token, patience_s=peer_patience_s, transport=transport(url)),
-            token=token,
-            range_timeout_s=_PEER_RANGE_S,
+        self._http = _http_reader(token, transport, _PATIENCE_S)
+        self._peers = _http_reader(
+            peer_ticket(token), transport, peer_patience_s, range_timeout_s=_PEER_RANGE_S
         )
         self._spool = spool
         self._swarm = Swarm(
@@ -362,3 +357,12 @@ class Receiver:
             shutil.rmtree(aside, ignore_errors=True)
         if not target.is_dir():
             raise WeightsError(f"{name_of(transfer.target)}: cannot write the model files to {target}")
+
+
+def _http_reader(
+    token: str, transport: Callable[[str], Transport], patience_s: float, *, range_timeout_s: float = 60.0
+) -> HttpReader:
+    def connect(url: str) -> ServiceClient:
+        return ServiceClient(url, token=token, patience_s=patience_s, transport=transport(url))
+
+    return HttpReader(connect, token=token, range_timeout_s=range_timeout_s)

@@ -194,6 +194,8 @@ class ObjectReader:
 
     def _store(self, url: str) -> ObjectStore:
         root = url.removesuffix("/chunks")
+        if not root.startswith("s3://"):  # else whoever writes a manifest could have any address asked
+            raise ConfigError(f"source {url!r} of kind s3: s3://bucket/prefix is expected")
         if root not in self._stores:
             self._stores[root] = ObjectStore(root)
         return self._stores[root]

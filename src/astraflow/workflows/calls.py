@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
@@ -21,6 +21,9 @@ class ToolCall:
 CallParser: TypeAlias = Callable[[str], Sequence[ToolCall]]
 """The calls in a text, in order; none if the text is an answer."""
 
+_MAX_DEPTH = 64
+"""Objects and lists within each other: deeper ones end in an error of Python's own somewhere."""
+
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -38,7 +41,7 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
     if not stripped.startswith(("{", "[")) or '"name"' not in stripped:
         return ()
     try:
-        loaded = cast("object", json.loads(stripped))
+        loaded = _loaded(stripped)
     except ValueError as err:
         return (ToolCall(problem=f"the call is not valid JSON: {err}"),)
     parts = cast("list[object]", loaded) if isinstance(loaded, list) else [loaded]
@@ -47,9 +50,30 @@ def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
 
 def _call(text: str) -> ToolCall:
     try:
-        return _checked(json.loads(text))
+        return _checked(_loaded(text))
     except ValueError as err:
         return ToolCall(problem=f"the call is not valid JSON: {err}")
+
+
+def _loaded(text: str) -> object:
+    """Raises: ValueError if it is no JSON, or nested too deeply."""
+    try:
+        loaded = cast("object", json.loads(text))
+    except RecursionError:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
+    level, depth = [loaded], 0
+    while level := [part for value in level for part in _parts(value)]:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    return loaded
+
+
+def _parts(value: object) -> Iterable[object]:
+    """What an object or a list holds."""
+    if isinstance(value, dict):
+        return cast("dict[str, object]", value).values()
+    return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def _checked(loaded: object) -> ToolCall:

@@ -1,6 +1,5 @@
 """An agent that may split its problem and start sub-agents in parallel, down to a depth."""
 
-import re
 from dataclasses import dataclass, field
 
 from astraflow.workflows.conversation import Completion, Conversation, Policies, Policy, Rewards, ScoredTask
@@ -15,7 +14,7 @@ SPLIT_PROMPT = (
 )
 RESULTS_PROMPT = "Results:\n\n{results}\n\nNow give your answer to the problem:\n{prompt}"
 
-_PART = re.compile(r"<task>(.*?)</task>", re.DOTALL)
+_OPENING, _CLOSING = "<task>", "</task>"
 _NOT_STARTED = "(not started: too many parts)"
 
 
@@ -35,7 +34,7 @@ class _Crew:
         """An agent's answer; the conversation grows by one turn, or by two if it split the problem."""
         may_split = level < self.depth
         answer = await chat.say(self.split_prompt.format(prompt=prompt) if may_split else prompt)
-        parts = [part.strip() for part in _PART.findall(answer.reply)] if may_split else []
+        parts = _parts(answer.reply) if may_split else []
         if not parts:
             return answer
         results = await self._results(parts, level + 1)
@@ -51,6 +50,20 @@ class _Crew:
             self.solve(chat, part, level) for chat, part in zip(chats, parts, strict=False)
         )
         return [answer.reply for answer in answers] + [_NOT_STARTED] * (len(parts) - num_started)
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between tags. In linear time, also for a text of nothing but opening tags."""
+    parts: list[str] = []
+    end = 0
+    while (opening := text.find(_OPENING, end)) >= 0:
+        start = opening + len(_OPENING)
+        closing = text.find(_CLOSING, start)
+        if closing < 0:
+            break
+        parts.append(text[start:closing].strip())
+        end = closing + len(_CLOSING)
+    return parts
 
 
 async def spawn(

@@ -59,6 +59,21 @@ def test_slices_partition_the_samples_and_are_balanced(sizes: list[int], world: 
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
+@given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 9)), max_size=60), st.integers(1, 9))
+def test_an_episode_is_never_cut_between_ranks(samples: list[tuple[int, int]], world: int) -> None:
+    sizes, episodes = [size for size, _ in samples], [episode for _, episode in samples]
+    slices = slice_indices(sizes, world, episodes)
+    assert sorted(idx for indices in slices for idx in indices) == list(range(len(sizes)))
+    ranks = {
+        episode: [rank for rank, own in enumerate(slices) if any(episodes[i] == episode for i in own)]
+        for episode in episodes
+    }
+    assert all(len(own) == 1 for own in ranks.values())
+    loads = [sum(sizes[idx] for idx in indices) for indices in slices]
+    whole = [sum(size for size, e in samples if e == episode) for episode in set(episodes)]
+    assert max(loads) - min(loads) <= max(whole, default=0)
+
+
 @pytest.mark.parametrize("media_type", [MSGPACK, JSON])
 def test_a_slice_decodes_to_the_stored_trajectories(media_type: str) -> None:
     body = encode_slice(make_view(), read, rank=0, world=1, state="running", media_type=media_type)

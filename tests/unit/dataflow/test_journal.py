@@ -293,19 +293,30 @@ async def test_every_cut_of_the_log_opens_to_whole_records(tmp_path: Path) -> No
 
 
 async def test_a_log_that_does_not_follow_the_database_is_refused(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "run")
-    core = Counter()
-    for name in "abc":
-        await journal.durable(record(journal, core, name))
-    await journal.close()
-    database = sqlite3.connect(tmp_path / "run" / "journal.sqlite")
-    database.execute("DELETE FROM records WHERE seq > 1")
-    database.execute("UPDATE records SET chain = x'00'")
-    database.execute("UPDATE meta SET value = '0 0' WHERE key = 'written'")
-    database.commit()
-    database.close()
+    """The database of another journal, whose first record is as long."""
+    for folder, names in (("run", "abc"), ("other", "z")):
+        journal, core = Journal(tmp_path / folder), Counter()
+        for name in names:
+            await journal.durable(record(journal, core, name))
+        await journal.close()
+    shutil.copy(tmp_path / "other" / "journal.sqlite", tmp_path / "run" / "journal.sqlite")
     with pytest.raises(JournalError, match="record 2 in the segments does not follow record 1"):
         Journal(tmp_path / "run")
+
+
+async def test_a_database_that_was_moved_away_is_made_again_from_the_segments(tmp_path: Path) -> None:
+    journal, core = Journal(tmp_path, segment_bytes=300), Counter()
+    journal.note_plan(PlanRow(recipe="one", policies={}))
+    for name in "abcdef":
+        await journal.durable(record(journal, core, name))
+    await journal.close()
+    (tmp_path / "journal.sqlite").unlink()
+    again = Journal(tmp_path, segment_bytes=300)
+    assert (again.run_id, again.seq) == (journal.run_id, 6)
+    with again.reader() as reader:
+        assert [plan.recipe for _, plan in reader.plans()] == ["one"]
+        assert [row.group_id for row in reader.fates()] == list(range(1, 7))
+    await again.close()
 
 
 async def test_another_schema_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from astraflow.dataflow.records import DATABASE, JOURNAL_SCHEMA, JournalReader
 from astraflow.errors import JournalError
 
 SCHEMA_2 = """
+PRAGMA journal_mode=WAL;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, commands BLOB NOT NULL,
     events BLOB NOT NULL, chain BLOB NOT NULL);

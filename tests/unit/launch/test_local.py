@@ -1,6 +1,7 @@
 """The local launcher: real, tiny child processes."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -95,3 +96,64 @@ def test_children_see_the_end_of_a_launcher_that_was_killed(tmp_path: Path) -> N
         child_process = psutil.Process(int(process.stdout.readline()))
         process.kill()
         child_process.wait(timeout=5)
+
+
+_SERVICE = """
+import asyncio, sys, time
+from astraflow.service import run_service
+
+async def main(stop):
+    print("up", flush=True)
+    await asyncio.sleep(0.1)
+    {then}
+    await stop.wait()
+
+sys.exit(run_service(main, name="child"))
+"""
+
+
+def make_service(folder: Path, then: str) -> ProcessSpec:
+    argv = (sys.executable, "-c", _SERVICE.format(then=then))
+    return make_spec(folder, "", argv=argv, env={"PYTHONUNBUFFERED": "1"})
+
+
+async def test_a_service_that_runs_is_not_silent(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(make_service(tmp_path, "pass"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await handle.silence(3.0)
+        handle.kill()
+        await handle.wait()
+
+
+async def test_a_stopped_service_falls_silent(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher:
+        spec = make_service(tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)")
+        spec = dataclasses.replace(spec, argv=(*spec.argv[:2], "import os, signal\n" + spec.argv[2]))
+        handle = await launcher.start(spec)
+        async with asyncio.timeout(20.0):
+            assert "stopped" in await handle.silence(0.5)
+        handle.kill()
+        assert await handle.wait() == -signal.SIGKILL
+
+
+async def test_a_service_whose_event_loop_hangs_logs_its_stacks(tmp_path: Path) -> None:
+    spec = make_service(tmp_path, "time.sleep(60)")
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(spec)
+        async with asyncio.timeout(20.0):
+            assert "hangs" in await handle.silence(0.5)
+        handle.kill()
+        await handle.wait()
+    assert "in main" in spec.log_path.read_text()
+
+
+async def test_a_process_that_shows_no_signs_is_never_silent(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(make_spec(tmp_path, "", argv=("sleep", "30")))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await handle.silence(0.1)
+        handle.kill()
+        await handle.wait()

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -222,3 +223,29 @@ def test_the_command_of_an_engines_server_must_be_allowed_where_a_service_joins(
     assert network_modules(recipe) == ("X=1 /opt/vllm/bin/python --seed 'a b'",)
     attached = make_recipe(rollout={"engine": {"name": "vllm", "attach": {"url": "http://10.0.0.5:8000"}}})
     assert network_modules(attached) == ()
+
+
+@pytest.mark.parametrize(
+    ("dataflow", "weights", "announced", "peers"),
+    [
+        ("127.0.0.1", {}, "127.0.0.1", "127.0.0.1"),
+        ("10.0.0.5", {"host": "10.0.0.6"}, "10.0.0.6", "10.0.0.6"),
+        ("10.0.0.5", {"host": "0.0.0.0"}, "10.0.0.5", "10.0.0.5"),
+        ("10.0.0.5", {"host": "::"}, "10.0.0.5", "10.0.0.5"),
+        ("10.0.0.5", {}, "127.0.0.1", "10.0.0.5"),  # where the dataflow sees the run's own services
+        ("0.0.0.0", {}, "127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", {"host": "0.0.0.0", "advertise": "10.0.0.5"}, "10.0.0.5", "10.0.0.5"),
+        ("10.0.0.5", {"host": "10.0.0.5", "advertise": "gpu.example"}, "gpu.example", "10.0.0.5"),
+    ],
+)
+def test_what_is_announced_can_be_called(
+    dataflow: str, weights: dict[str, object], announced: str, peers: str
+) -> None:
+    recipe = make_recipe(dataflow={"host": dataflow}, weights={**weights, "peers": True})
+    assert (recipe.advertised_host, recipe.peer_host) == (announced, peers)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_nobody_can_call_is_refused(host: str) -> None:
+    with pytest.raises(ValidationError, match=r"weights\.advertise"):
+        make_recipe(dataflow={"host": host}, weights={"host": host})

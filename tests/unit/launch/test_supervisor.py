@@ -1,6 +1,7 @@
 """The supervisor, with a launcher whose processes end as told."""
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ class FakeProcess:
     def __init__(self, pid: int, *, obeys: bool = True) -> None:
         self.pid = pid
         self.obeys = obeys
+        self.silent = asyncio.Event()
         self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> int:
@@ -32,6 +34,11 @@ class FakeProcess:
 
     def kill(self) -> None:
         self.end(-9)
+
+    async def silence(self, longest_s: float) -> str:
+        del longest_s
+        await self.silent.wait()
+        return "it is stopped"
 
 
 @dataclass
@@ -66,6 +73,31 @@ async def test_a_crashed_process_starts_again(tmp_path: Path) -> None:
     await supervisor.run()
     (state,) = supervisor.states
     assert (state.state, state.restarts, launcher.started) == ("ended", 2, ["worker"] * 3)
+
+
+async def test_a_process_without_a_sign_of_life_is_killed_and_starts_again(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    spec = dataclasses.replace(make_spec(tmp_path), longest_silence_s=1.0)
+    supervisor = Supervisor(launcher, [spec], first_backoff_s=0.0)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await launcher.running.wait()
+        launcher.processes[0].silent.set()
+        assert await launcher.processes[0].wait() == -9
+        launcher.codes["worker"] = [0]
+    assert launcher.started == ["worker", "worker"]
+
+
+async def test_a_process_may_be_silent_for_ever_where_that_is_said(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await launcher.running.wait()
+        launcher.processes[0].silent.set()
+        await asyncio.sleep(0)
+        launcher.processes[0].end(0)
+    assert launcher.started == ["worker"]
 
 
 async def test_a_restart_names_the_last_line_of_the_log(tmp_path: Path) -> None:

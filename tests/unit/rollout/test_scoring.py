@@ -111,3 +111,20 @@ async def test_a_comparison_needs_no_process() -> None:
     await pool.start()
     assert await pool.score(make_task(), " 5\n") == 1.0
     await pool.close()
+
+
+async def test_a_format_that_backtracks_for_ever_blocks_nobody_and_fails_its_episode() -> None:
+    tasks = make_tasks(ExactReward(), timeout_s=0.5)
+    pool = ScoringPool(tasks.model_copy(update={"format": "(a|a)*b", "format_weight": 0.5}))
+    await pool.start()
+    loop = asyncio.get_running_loop()
+    call = asyncio.create_task(pool.score(make_task(), "a" * 40))
+    longest_s, last_s = 0.0, loop.time()
+    while not call.done():
+        await asyncio.sleep(0.01)
+        longest_s, last_s = max(longest_s, loop.time() - last_s), loop.time()
+    with pytest.raises(RolloutError, match=r"took longer than tasks.score_timeout_s = 0.5"):
+        await call
+    assert longest_s < 0.5
+    assert await pool.score(make_task(), "5") == 0.5
+    await pool.close()

@@ -45,6 +45,12 @@ def test_the_denominator_is_the_one_that_the_recipe_names(name: str, expected: f
     assert denominator(config, num_tokens=12, num_samples=3) == expected
 
 
+@pytest.mark.parametrize("name", ["episodes", "episode_means"])
+def test_episodes_are_counted_whatever_they_forked_into(name: str) -> None:
+    config = TrainConfig.model_validate({"denominator": name})
+    assert denominator(config, num_tokens=12, num_samples=3, num_episodes=2.0) == 2.0
+
+
 def test_steps_and_seeds_give_different_shuffles() -> None:
     assert len({shuffle_seed(seed, step) for seed in range(10) for step in range(100)}) == 1000
 

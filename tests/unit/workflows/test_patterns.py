@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from astraflow.errors import RolloutError
+from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest, Generation
 from astraflow.workflows.debate import debate
@@ -18,7 +19,7 @@ from astraflow.workflows.route import route
 from astraflow.workflows.solve_and_check import solve_and_check
 from astraflow.workflows.solve_and_verify import solve_and_verify
 from astraflow.workflows.spawn import spawn
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
+from rollout_fakes import CharRenderer, ScriptedEngine, exact, make_hosted, make_policy, make_task
 
 
 def lines(*replies: str) -> Callable[[GenerateRequest], str]:
@@ -335,6 +336,14 @@ async def test_helpers_run_at_the_same_time() -> None:
     stage = Stage(agent=lines(SPLIT, "5"), helper="1")
     stage.engines["helper"] = Meeting()
     assert (await stage.play(spawn)).score == 1.0
+
+
+@pytest.mark.timeout(10)
+async def test_a_text_of_nothing_but_opening_tags_is_read_at_once() -> None:
+    engine = ScriptedEngine("<task>" * 100_000, max_context=2_000_000)
+    hosted = HostedPolicy(make_policy("agent", max_tokens=1_000_000), engine, CharRenderer())
+    episode = await EpisodeRunner({"agent": hosted}, spawn, exact).episode(make_task(), seed=1)
+    assert (episode.score, len(engine.requests), metrics(episode)["helpers"]) == (0.0, 1, 0.0)
 
 
 async def test_depth_and_numbers_bound_the_helpers() -> None:

@@ -214,3 +214,11 @@ async def run(tool: Tool, arguments: dict[str, object]):
 async def test_results_are_text_or_json() -> None:
     assert (await run(make_tool(slow), {"seconds": 0.0})).text == "done"
     assert (await run(make_tool(listed), {"n": 3})).text == "[0,1,2]"
+
+
+@pytest.mark.parametrize("num", [65, 100_000])
+def test_a_call_that_is_nested_too_deeply_is_told_to_the_model(num: int) -> None:
+    deep = '{"name": "add", "arguments": {"a": ' + "[" * num + "]" * num + "}}"
+    (tagged,) = tagged_calls(f"<tool_call>{deep}</tool_call>")
+    (bare,) = bare_json_calls(deep)
+    assert tagged.problem == bare.problem == "the call is not valid JSON: nested deeper than 64"

@@ -16,7 +16,7 @@ from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
 from astraflow.dataflow.core.state import GroupState, ReadyGroup
 from astraflow.errors import Error
-from astraflow.protocols import GroupFacts, Outcome, TrajectoryFacts
+from astraflow.protocols import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
 __all__ = ["ComponentError", "Discarded", "Judge", "called", "outcome_of"]
 
@@ -156,6 +156,8 @@ def _credited(
 ) -> ReadyGroup:
     samples: list[SampleView] = []
     total = square_total = 0.0
+    episodes = [(episode_idx, meta.role) for episode_idx, meta in metas]
+    shares = episode_weights(episodes, [meta.num_trained_tokens for _, meta in metas])
     for (episode_idx, meta), advantage in zip(metas, advantages, strict=True):
         spans, weights = _spans(meta, advantage, what)
         total += sum(w * value for w, (_, _, value) in zip(weights, spans, strict=True))
@@ -179,6 +181,8 @@ def _credited(
         advantage_sum=total,
         advantage_square_sum=square_total,
         reward_sum=sum(meta.reward for _, meta in metas),
+        episode_reward_sum=sum(w * meta.reward for w, (_, meta) in zip(shares, metas, strict=True)),
+        num_episodes=len(set(episodes)),
     )
 
 

@@ -4,6 +4,8 @@ A version number never goes back; `epoch` refuses zombies; a step's first commit
 groups for ever, and repeating a committed step only counts.
 """
 
+from collections.abc import Sequence
+
 from astraflow.dataflow.core import evals
 from astraflow.dataflow.core.commands import (
     AttachTrainer,
@@ -17,7 +19,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_finished, decide_fate
-from astraflow.dataflow.core.state import BatchState, PolicyState, SessionState
+from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, SessionState
 from astraflow.dataflow.core.tables import checked_session, trainer_version
 from astraflow.types import MetricItem, PublicationReply, Session, StepRecord, VersionsReply
 
@@ -187,14 +189,13 @@ def commit(ctx: Context, command: CommitStep) -> None:
 
 
 def _record(ctx: Context, policy: PolicyState, batch: BatchState, command: CommitStep) -> StepRecord:
-    fresh = sum(len(group.samples) for group in batch.groups)
     groups, staleness = (*batch.groups, *batch.replayed), (*batch.staleness, *batch.replayed_staleness)
     return StepRecord(
         policy=command.policy,
         step=command.step,
         version=command.version,
         at_s=ctx.now_s,
-        reward_mean=sum(group.reward_sum for group in batch.groups) / fresh,
+        reward_mean=_reward_mean(batch.groups),
         staleness_mean=sum(staleness) / len(staleness),
         staleness_max=max(staleness),
         num_groups=len(groups),
@@ -204,6 +205,13 @@ def _record(ctx: Context, policy: PolicyState, batch: BatchState, command: Commi
         num_replayed_groups=len(batch.replayed),
         metrics=(*command.metrics, *_dropped(policy), *ctx.curation.metrics()),
     )
+
+
+def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
+    """Over episodes; over samples where an older version judged the groups, and did not count episodes."""
+    if all(group.num_episodes for group in groups):
+        return sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
+    return sum(group.reward_sum for group in groups) / sum(len(group.samples) for group in groups)
 
 
 def _dropped(policy: PolicyState) -> list[MetricItem]:

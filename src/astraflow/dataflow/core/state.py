@@ -117,6 +117,11 @@ class ReadyGroup(msgspec.Struct, gc=False):
     advantage_sum: float
     advantage_square_sum: float
     reward_sum: float
+    """Over samples."""
+    episode_reward_sum: float = 0.0
+    """Over episodes, an episode's reward being the weighted mean of its trajectories'."""
+    num_episodes: int = 0
+    """Episodes in which the policy acts, counted once per role. 0: judged by a version that did not count."""
 
 
 class BatchState(msgspec.Struct, gc=False):

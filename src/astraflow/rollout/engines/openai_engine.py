@@ -88,14 +88,14 @@ class OpenAiEngine:
         Raises: UnavailableError if nobody answers; ConfigError if it refuses, or does not serve `model`.
         """
         try:
-            async with self._http().get(f"{self._base_url}/models") as reply:
+            async with self._http().get(f"{self._base_url}/models", allow_redirects=False) as reply:
                 text = await reply.text()
         except (aiohttp.ClientError, TimeoutError, ValueError) as err:
             raise UnavailableError(
                 f"{self._base_url}/models does not answer: {err or type(err).__name__}; is this the base URL "
                 "of an OpenAI-compatible server (it usually ends in /v1), and is it running?"
             ) from err
-        if reply.status >= 400:
+        if reply.status >= 300:
             raise ConfigError(f"{self._base_url}/models answered {reply.status}: {text[:_MAX_TOLD]}")
         names = _model_names(text)
         if not self.model and not names:
@@ -177,12 +177,12 @@ class OpenAiEngine:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
             try:
-                async with self._http().post(url, json=body) as reply:
+                async with self._http().post(url, json=body, allow_redirects=False) as reply:
                     text = await reply.text()
             except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as err:
                 problem = f"{type(err).__name__}: {err}"
                 continue
-            if reply.status < 400:
+            if reply.status < 300:
                 return _decoded(text, url)
             problem = f"{reply.status}: {text[:_MAX_TOLD]}"
             if reply.status not in _WORTH_ANOTHER_TRY:

@@ -7,6 +7,10 @@ from astraflow.types import Sampling
 
 __all__ = ["check_sampling", "check_tokens"]
 
+_MAX_STOPS = 64
+_MAX_STOP_CHARS = 256
+"""An engine looks for every stop text in a tail of that length, at every token."""
+
 
 def check_sampling(sampling: Sampling) -> None:
     """Raises: RolloutError (not retryable) if a setting is out of range."""
@@ -21,6 +25,11 @@ def check_sampling(sampling: Sampling) -> None:
         problems.append(f"max_tokens = {sampling.max_tokens}; expected a number >= 1")
     if any(not text for text in sampling.stop):
         problems.append("stop holds an empty text")
+    longest = max((len(text) for text in sampling.stop), default=0)
+    if longest > _MAX_STOP_CHARS:
+        problems.append(f"stop holds a text of {longest} characters; expected at most {_MAX_STOP_CHARS}")
+    if len(sampling.stop) > _MAX_STOPS:
+        problems.append(f"stop holds {len(sampling.stop)} texts; expected at most {_MAX_STOPS}")
     if problems:
         raise RolloutError(f"sampling settings: {'; '.join(problems)}", is_retryable=False)
 

@@ -53,13 +53,15 @@ class ServerHttp:
         limit_s = timeout_s or self._timeout_s
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=_CONNECT_S)
         try:
-            async with self._http().request(method, self.url + path, json=body, timeout=timeout) as reply:
+            async with self._http().request(
+                method, self.url + path, json=body, timeout=timeout, allow_redirects=False
+            ) as reply:
                 text = await reply.text()
         except TimeoutError as err:
             raise UnavailableError(f"{self.url}{path} did not answer in {limit_s:g} s") from err
         except (aiohttp.ClientError, OSError, ValueError) as err:
             raise UnavailableError(f"{self.url}{path}: {type(err).__name__}: {err}") from err
-        if reply.status >= 400:
+        if reply.status >= 300:
             raise RefusedError(
                 f"{self.url}{path} answered {reply.status}: {text[:_MAX_TOLD]}", status=reply.status
             )

@@ -28,8 +28,11 @@ _log = logging.getLogger(__name__)
 _TAIL_LINES = 12
 _KEPT_LINES = 600
 """A traceback through several processes is long, and its cause stands in the middle."""
-_ERROR = re.compile(r"^(?!.*\b(?:DEBUG|INFO|WARNING)\b).*\b[A-Z]\w*(?:Error|Exception): \S")
-"""Not in a line of a lower level: vLLM warns of limits by naming the error that they may lead to."""
+_MAX_LINE_CHARS = 4096
+"""Of a line of output: a server may print a prompt, or a progress bar without an end of line."""
+_ERROR = re.compile(r"\b[A-Z]\w{0,99}: \S")
+_LOWER_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
+"""No error in a line of a lower level: vLLM warns of limits by naming the error that they may lead to."""
 _READ_BYTES = 1 << 16
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
 """Tokens of the run, and the way to our own packages, are none of the server's business."""
@@ -90,7 +93,7 @@ class ServerProcess:
     def tail(self) -> str:
         """Its last error, if it named one, and the last lines that it printed."""
         lines = list(self._lines)
-        errors = [line for line in lines if _ERROR.search(line)]
+        errors = [line for line in lines if _names_error(line)]
         last = [f"its last error: {errors[-1].strip()}"] if errors else []
         tail = ["its last lines:", *lines[-_TAIL_LINES:]] if lines else ["it printed nothing"]
         return "\n".join([*last, *tail])
@@ -125,11 +128,18 @@ class ServerProcess:
         rest = ""
         while data := await self._keeper.stdout.read(_READ_BYTES):
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
+            rest = rest[:_MAX_LINE_CHARS]
             for line in lines:
-                self._lines.append(line)
-                _log.info("%s | %s", self._name, line)
+                self._lines.append(line[:_MAX_LINE_CHARS])
+                _log.info("%s | %s", self._name, self._lines[-1])
 
     async def _wait(self) -> None:
         if await self._keeper.wait() < 0 and self.pid:
             self._kill_session()  # a keeper that was killed took only its direct child along
         self.ended.set()
+
+
+def _names_error(line: str) -> bool:
+    """Whether it says something such as `ValueError: no such head`. In linear time."""
+    names = (match[0].rpartition(":")[0] for match in _ERROR.finditer(line))
+    return any(name.endswith(("Error", "Exception")) for name in names) and not _LOWER_LEVEL.search(line)

@@ -18,6 +18,7 @@ from astraflow.losses.config import KlConfig, ValueModelConfig
 from astraflow.losses.policy import LossInputs, LossOutput
 from astraflow.trainer.backends.forward import LayoutTensors
 from astraflow.trainer.columns import Columns
+from astraflow.trainer.config import Denominator
 from astraflow.trainer.gae import advantages_and_returns, explained_frac, rewards_at_ends, whitened
 from astraflow.trainer.step import TokenSums, effective_frac, rest_sums
 from astraflow.types import MetricItem
@@ -125,12 +126,17 @@ class StepRun:
             teacher_logprobs=None if self.teacher is None else column(self.teacher[trained]),
         )
 
-    def total(self, packed: LayoutTensors, per_token: Tensor, denominator: str) -> Tensor:
-        """The loss summed over a microbatch; with `sequence_means`, the sum of its sequences' means."""
-        if denominator != "sequence_means":
+    def total(self, packed: LayoutTensors, per_token: Tensor, denominator: Denominator) -> Tensor:
+        """The loss summed over a microbatch; with `sequence_means` or `episode_means`, each token's over the
+        trained tokens of its sequence or episode."""
+        if denominator == "sequence_means":
+            counts = np.diff(self.columns.trained_starts)
+        elif denominator == "episode_means":
+            counts = self.columns.episode_tokens
+        else:
             return per_token.sum()
-        counts = np.diff(self.columns.trained_starts)[self.columns.sample_of(packed.trained)]
-        return (per_token / torch.from_numpy(counts).to(per_token.device)).sum()
+        divisors = torch.from_numpy(counts[self.columns.sample_of(packed.trained)])
+        return (per_token / divisors.to(per_token.device)).sum()
 
     def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor) -> None:
         """Counts one microbatch."""

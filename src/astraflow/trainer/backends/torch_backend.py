@@ -241,7 +241,12 @@ class TorchBackend:
     def _forward_backward(self, run: StepRun, minibatch: Minibatch, *, is_first: bool) -> None:
         statistics = self._statistics(run, minibatch, is_first=is_first)
         num_tokens = run.columns.num_trained(minibatch.samples)
-        divisor = denominator(self._config, num_tokens=num_tokens, num_samples=len(minibatch.samples))
+        divisor = denominator(
+            self._config,
+            num_tokens=num_tokens,
+            num_samples=len(minibatch.samples),
+            num_episodes=run.columns.num_episodes(minibatch.samples),
+        )
         for packed in minibatch.microbatches:
             logprobs, logits = self._logprobs(run.columns, packed)
             if is_first or not self._loss.needs_proximal:

@@ -317,6 +317,24 @@ def test_masked_truncated_trajectories_get_no_advantage_and_are_not_compared_wit
     assert [s.advantages[0][2] for s in view.samples] == [0.5, -0.5, 0.0] * 2
 
 
+def test_an_episode_that_forks_counts_once_in_advantages_and_in_the_reported_reward():
+    table = make_table(group_size=4, groups_per_batch=1, credit={"name": "group_relative", "scale": "none"})
+    driver = started(table=table)
+    for lease in driver.lease(4):
+        is_right = lease.episode_idx == 0
+        forks = [
+            make_meta(reward=float(is_right), num_trained=num) for num in ((1, 2, 4, 1) if is_right else (4,))
+        ]
+        driver.result(lease.id, make_facts(*forks))
+    view = driver.take(0)
+    assert view is not None
+    assert [s.advantages[0][2] for s in view.samples] == [0.75] * 4 + [-0.25] * 3
+    assert (view.totals.num_samples, view.totals.reward_sum) == (7, 4.0)
+    driver.publish(1)
+    driver.commit(0)
+    assert driver.core.steps("actor")[0].reward_mean == 0.25
+
+
 def test_shaping_changes_what_credit_sees_and_not_the_reported_reward():
     shaping = [{"name": "overlong", "max_tokens": 4, "cache_tokens": 4, "weight": 2.0}]
     driver = started(table=make_table(shaping=shaping, credit={"name": "reinforce_plus_plus"}))

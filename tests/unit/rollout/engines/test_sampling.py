@@ -137,6 +137,8 @@ def test_token_logprobs_are_those_of_the_targets() -> None:
         (Sampling(top_k=-1), "top_k = -1"),
         (Sampling(max_tokens=0), "max_tokens = 0"),
         (Sampling(stop=("x", "")), "stop holds an empty text"),
+        (Sampling(stop=("x" * 257,)), "stop holds a text of 257 characters; expected at most 256"),
+        (Sampling(stop=("x",) * 65), "stop holds 65 texts; expected at most 64"),
     ],
 )
 def test_settings_out_of_range_are_named_and_not_retried(sampling: Sampling, message: str) -> None:

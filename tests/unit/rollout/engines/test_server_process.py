@@ -22,3 +22,13 @@ async def test_an_error_that_a_warning_only_speaks_of_is_not_its_last_one(tmp_pa
     assert await last_words(tmp_path, WARNING, "ready") == f"its last lines:\n{WARNING}\nready"
     said = await last_words(tmp_path, "ERROR x: ValueError: no such head", WARNING)
     assert said.startswith("its last error: ERROR x: ValueError: no such head\nits last lines:\n")
+
+
+async def test_endless_lines_are_cut_and_searched_in_no_time(tmp_path: Path) -> None:
+    program = "import sys; sys.stdout.write('A' * 3_000_000 + '\\nlast'); sys.exit(3)"
+    server = await ServerProcess.start("server", [sys.executable, "-c", program], env={}, folder=tmp_path)
+    async with asyncio.timeout(15):
+        await server.ended.wait()
+        await server.stop()
+        lines = server.tail().split("\n")
+    assert [len(line) for line in lines] == [len("its last lines:"), 4096]

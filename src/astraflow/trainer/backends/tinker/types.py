@@ -228,6 +228,7 @@ def columns_from_data(
         lengths=counts + 1,
         group_ids=np.arange(len(data)),
         episode_idx=np.zeros(len(data), dtype=np.int64),
+        episode_tokens=counts,
         temperatures=np.ones(len(data), dtype=np.float32),
         trained_idx=np.flatnonzero(~is_first),
         trained_starts=trained_starts,

@@ -1,0 +1,255 @@
+"""How many connections a service holds, and how long a caller may take over a request.
+
+uvicorn serves the requests. It does not bound the time in which a head or a body arrives, the wait for a
+caller that never takes its answer, the size of a head, or the number of connections. `GuardedConnection` is
+uvicorn's protocol with a note of when each phase of a request began; `Connections` looks at all of them once
+a second, so that a request costs no timer of its own.
+
+A connection that waits for its answer (a long-poll) is never cut and never makes room for another.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "most_connections", "raise_file_limit"]
+
+_MOST = 16_384
+_SPARED_FILES = 256
+"""Open files that a service keeps for itself: journal, weights, connections of its own."""
+_NUM_EVICTED = 16
+"""Idle connections closed at once when there is no room: a flood is not searched for each newcomer."""
+
+
+def most_connections(max_files: int) -> int:
+    """Connections that leave a process with `max_files` open files room for its own."""
+    return min(_MOST, max_files - min(_SPARED_FILES, max_files // 2))
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as its user may: shells grant as few as 256, which a few hundred
+    services would use up."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST + _SPARED_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST + _SPARED_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower bound of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _own_limit() -> int:
+    if sys.platform == "win32":
+        return _MOST
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most_connections(soft) if soft != resource.RLIM_INFINITY else _MOST
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one service bears. Times in seconds."""
+
+    head_s: float = 10.0
+    """From a connection's opening, or a request's first byte, to the end of the request's head."""
+    max_head_bytes: int = 64 * 1024
+    idle_s: float = 75.0
+    """Between two requests."""
+    body_s: float = 30.0
+    """For a body, besides the time that its bytes take at the slowest accepted rate."""
+    slowest_bytes_per_s: float = 100_000.0
+    """A link of 1 Mbit/s still carries a body."""
+    stall_s: float = 60.0
+    """An answer of which the caller takes nothing for so long is given up."""
+    num: int = field(default_factory=_own_limit)
+    """Connections at once."""
+    tick_s: float = 1.0
+    """Time between two looks at all connections."""
+
+    @property
+    def num_per_address(self) -> int:
+        """Connections of one other machine: half of all. Loopback, where everybody is, may have all."""
+        return max(1, self.num // 2)
+
+
+class Connections:
+    """All connections of one server. Owns the task that looks at them, between `open` and `close`."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._by_address: dict[str, dict[GuardedConnection, None]] = {}
+        self._num = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def protocol(self) -> type[asyncio.Protocol]:
+        """What uvicorn makes for each connection."""
+        return cast("type[asyncio.Protocol]", partial(GuardedConnection, others=self))
+
+    def open(self) -> None:
+        """Begins to look at the connections."""
+        self._watch = asyncio.create_task(self._look(), name="connections")
+
+    async def close(self) -> None:
+        """Ends looking."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
+            self._watch = None
+
+    def admit(self, newcomer: "GuardedConnection") -> bool:
+        """Counts a connection, and closes idle ones for it if there are too many. False: there is no room."""
+        address, limits = newcomer.address, self.limits
+        own = self._by_address.get(address, {})
+        is_local = not address or address == "::1" or address.startswith("127.")
+        if not is_local and len(own) >= limits.num_per_address and not self._evict(own):
+            return False
+        if self._num >= limits.num and not self._make_room():
+            return False
+        self._by_address.setdefault(address, {})[newcomer] = None
+        self._num += 1
+        return True
+
+    def forget(self, connection: "GuardedConnection") -> None:
+        """It is closed, or will be."""
+        own = self._by_address.get(connection.address, {})
+        if connection in own:
+            del own[connection]
+            self._num -= 1
+        if not own:
+            self._by_address.pop(connection.address, None)
+
+    def _make_room(self) -> bool:
+        """Closes idle connections of the address that has most of them."""
+        by_number = sorted(self._by_address.values(), key=len, reverse=True)
+        return any(self._evict(connections) for connections in by_number)
+
+    def _evict(self, connections: "dict[GuardedConnection, None]") -> bool:
+        idle = [connection for connection in connections if not connection.is_answering]
+        for connection in heapq.nsmallest(_NUM_EVICTED, idle, key=lambda each: each.since_s):
+            self.forget(connection)
+            connection.transport.close()
+        return bool(idle)
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self.limits.tick_s)
+            now_s = loop.time()
+            for connections in [*self._by_address.values()]:
+                for connection in [*connections]:
+                    connection.cut_if_overdue(now_s)
+
+
+class GuardedConnection(HttpToolsProtocol):
+    """uvicorn's connection, which notes the phase that it is in: idle, head, body, or answering."""
+
+    def __init__(self, *args: Any, others: Connections, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._others = others
+        self._limits = others.limits
+        self.address = ""
+        """Of the caller."""
+        self.since_s = self.loop.time()
+        """When the current phase began."""
+        self._is_in_head = self._is_in_body = False
+        self._num_bytes = 0
+        """Of the head or body that comes."""
+        self._num_untaken, self._untaken_since_s = 0, 0.0
+        """Bytes of answers that the caller has not taken, and when that number last changed."""
+
+    @property
+    def is_answering(self) -> bool:
+        """A request's answer is not complete."""
+        cycle = cast("Any", self.cycle)  # uvicorn declares it as never None; it is until the first request
+        return cycle is not None and not cycle.response_complete
+
+    def cut_if_overdue(self, now_s: float) -> None:
+        """Ends the connection if the caller is too slow."""
+        if self._is_stalled(now_s):
+            self.transport.abort()
+            return
+        if self.flow.read_paused:
+            # what has not been read yet because the app does not want it is not late
+            self.since_s, self._num_bytes = now_s, 0
+        if now_s - self.since_s <= self._patience_s():
+            return
+        if self._is_in_head and not self.is_answering:
+            self._refuse(b"408 Request Timeout")
+        self.transport.close()
+
+    def _patience_s(self) -> float:
+        """How long the current phase may last."""
+        limits = self._limits
+        if self._is_in_head:
+            return limits.head_s
+        if self._is_in_body:
+            return limits.body_s + self._num_bytes / limits.slowest_bytes_per_s
+        if self.is_answering:
+            return float("inf")
+        has_asked = cast("Any", self.cycle) is not None
+        return limits.idle_s if has_asked else limits.head_s
+
+    def _is_stalled(self, now_s: float) -> bool:
+        num_untaken = self.transport.get_write_buffer_size()
+        if not num_untaken or num_untaken != self._num_untaken:
+            self._num_untaken, self._untaken_since_s = num_untaken, now_s
+        return now_s - self._untaken_since_s > self._limits.stall_s
+
+    def _refuse(self, status: bytes) -> None:
+        """Answers what is no request yet, and ends."""
+        self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+        self.transport.close()
+
+    # --- uvicorn's, each with a note ---
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as uvicorn has it
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        if not self._others.admit(self):
+            self._refuse(b"503 Service Unavailable")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._others.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._num_bytes += len(data)
+            if self._num_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
+                self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begin(is_in_head=True)
+
+    def on_headers_complete(self) -> None:
+        self._begin(is_in_body=True)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._begin()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if not (self._is_in_head or self._is_in_body):
+            self._begin()
+        super().on_response_complete()
+
+    def _begin(self, *, is_in_head: bool = False, is_in_body: bool = False) -> None:
+        self._is_in_head, self._is_in_body = is_in_head, is_in_body
+        self.since_s, self._num_bytes = self.loop.time(), 0

@@ -1,0 +1,125 @@
+"""Which addresses a run tells others to call: that of a publisher, and those that rollout services name.
+
+A rollout service says where it serves weights, and all others then call that address. So that nobody can send
+them to a machine of his choice, it may name the address that it calls from, or one of networks that the
+recipe lists; never one where clouds and links keep their own services. Passive: nothing is connected to.
+"""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from astraflow.errors import ConfigError, RefusedError
+
+__all__ = ["PeerRules", "announced_host", "listens_everywhere", "url_host"]
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_MEMORY = "memory"
+"""What `MemoryTransport` gives as its caller's address: this process."""
+_METADATA = frozenset(
+    ipaddress.ip_address(text)
+    for text in ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16")
+)
+"""Where AWS, Google, Azure, Alibaba and Oracle tell a machine its own secrets."""
+
+
+def listens_everywhere(host: str) -> bool:
+    """Whether a host to listen at stands for all addresses of the machine, so that nobody can call it."""
+    text = host.strip("[]")
+    if text in {"", "0"}:
+        return True
+    try:
+        return ipaddress.ip_address(text).is_unspecified
+    except ValueError:
+        return False
+
+
+def announced_host(host: str, advertise: str) -> str:
+    """The host that others are told to call. Raises: ConfigError if there is none."""
+    found = advertise or host
+    if listens_everywhere(found):
+        raise ConfigError(
+            f"weights.host = {host!r} listens at all addresses of this machine; it is none that others can "
+            "call; name one with weights.advertise"
+        )
+    return found
+
+
+def url_host(host: str) -> str:
+    """A host as URLs spell it."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+@dataclass(frozen=True)
+class PeerRules:
+    """Whether services may serve weights to each other, and at which addresses.
+
+    Example: `PeerRules(is_on=True).check("http://10.0.0.7:8500", came_from="10.0.0.7", who="gpu-box")`.
+    """
+
+    is_on: bool = False
+    networks: tuple[str, ...] = ()
+    """`10.0.0.0/8` and the like; empty: each service names the address that it calls from."""
+
+    def check(self, url: str, came_from: str, who: str) -> None:
+        """Raises: RefusedError, code `peer_address`, unless a service that calls from `came_from` may name
+        the URL as where it serves weights."""
+        problem = self._problem(url, came_from)
+        if problem:
+            raise RefusedError(f"{who}: peer_url {url[:100]!r} {problem}", code="peer_address")
+
+    def is_for(self, url: str, asker: str) -> bool:
+        """Whether a service at `asker` is told of the URL: what is on loopback, only who calls over it."""
+        address = _address(urlsplit(url).hostname or "")
+        return address is not None and (not address.is_loopback or _is_loopback(asker))
+
+    def _problem(self, url: str, came_from: str) -> str:
+        address = _address(urlsplit(url).hostname or "")
+        if address is None:
+            return "names no address in numbers; http://ADDRESS:PORT is expected"
+        if address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
+            return "is an address of the machine's own network link, which nobody may be sent to"
+        if address.is_loopback:
+            is_here = _is_loopback(came_from)
+            return "" if is_here else f"is on loopback, and the service calls from {came_from}"
+        if self.networks:
+            is_listed = any(address in ipaddress.ip_network(network) for network in self.networks)
+            return "" if is_listed else f"is in none of weights.peer_networks {list(self.networks)}"
+        if address == _address(came_from) or (_is_here(came_from) and _is_here(str(address))):
+            return ""
+        return (
+            f"is not the address that the service calls from, {came_from}; name that one, or list the "
+            "network in weights.peer_networks"
+        )
+
+
+def _address(text: str) -> _Address | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _is_loopback(caller: str) -> bool:
+    address = _address(caller)
+    return caller == _MEMORY or (address is not None and address.is_loopback)
+
+
+def _is_here(text: str) -> bool:
+    """Whether it is an address of this machine: only such a one can be bound."""
+    if _is_loopback(text):
+        return True
+    address = _address(text)
+    if address is None:
+        return False
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(address), 0))
+        except OSError:
+            return False
+    return True
