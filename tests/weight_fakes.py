@@ -63,7 +63,9 @@ class ScriptedReader:
 class WeightRig:
     """A publisher, its client and a receiver in one process; any URL leads to the publisher."""
 
-    def __init__(self, folder: Path, config: WeightsConfig, *, deadline_s: float = 10.0) -> None:
+    def __init__(
+        self, folder: Path, config: WeightsConfig, *, deadline_s: float = 10.0, memory_bytes: int = 1 << 40
+    ) -> None:
         self.folder = folder
         self.now_s = 0.0
         self.publisher = Publisher(folder / "weights", config, URL)
@@ -81,6 +83,7 @@ class WeightRig:
             range_bytes=1500,
             deadline_s=deadline_s,
             clock=lambda: self.now_s,
+            memory_bytes=lambda: memory_bytes,
         )
 
     def model_files(self) -> dict[str, Path]:
@@ -101,10 +104,11 @@ async def weight_rig(
     deadline_s: float = 10.0,
     delta: bool = False,
     full_every: int = 16,
+    memory_bytes: int = 1 << 40,
 ) -> AsyncIterator[WeightRig]:
     """A rig that is closed at the end."""
     config = WeightsConfig(keep=keep, chunk_bytes=chunk_bytes, delta=delta, full_every=full_every)
-    rig = WeightRig(folder, config, deadline_s=deadline_s)
+    rig = WeightRig(folder, config, deadline_s=deadline_s, memory_bytes=memory_bytes)
     try:
         yield rig
     finally:

@@ -19,7 +19,7 @@ class WeightsConfig(Config):
     (`0.0.0.0`), the dataflow's."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes a free one."""
-    chunk_bytes: int = Field(default=16 * 1024 * 1024, ge=4096)
+    chunk_bytes: int = Field(default=16 * 1024 * 1024, ge=4096, le=1024 * 1024 * 1024)
     """Size of a chunk; the last one of a version may be smaller."""
     keep: int = Field(default=4, ge=1)
     """Newest versions that stay downloadable; those that evaluation needs stay as well."""

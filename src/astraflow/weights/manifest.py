@@ -24,6 +24,7 @@ from astraflow.weights.threads import shared_threads
 __all__ = [
     "ALIGNMENT",
     "ITEM_BYTES",
+    "MAX_CHUNK_BYTES",
     "SEGMENT_BYTES",
     "TensorBytes",
     "VersionBytes",
@@ -58,6 +59,17 @@ SEGMENT_BYTES = 1 << 19
 
 _THREADS_FROM = 16 * SEGMENT_BYTES
 """A smaller version is hashed by the caller; a larger one in parts of this size."""
+
+MAX_CHUNK_BYTES = 1 << 30
+"""A chunk is held in memory by whoever serves or checks it."""
+
+_MAX_CHUNKS = 1 << 20
+_MAX_DIMENSIONS = 16
+_MAX_FILES = 256
+_MAX_FILE_BYTES = 1 << 29
+"""Config and tokenizer, all together; a large tokenizer has 40 MB."""
+_MAX_DELTA_EXTRA = 1 << 20
+"""A delta may be so much larger than twice its version: headers of many small tensors."""
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -142,6 +154,10 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
     names: set[str] = set()
     end = 0
     for tensor in tensors:
+        if len(tensor.shape) > _MAX_DIMENSIONS:
+            raise WeightsError(
+                f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, {_MAX_DIMENSIONS} are the most"
+            )
         expected = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         if min(tensor.shape, default=0) < 0 or tensor.num_bytes != expected:
             raise WeightsError(
@@ -152,6 +168,11 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
             raise WeightsError(f"tensor {tensor.name!r} comes twice")
         if tensor.offset < end:
             raise WeightsError(f"tensor {tensor.name!r} at {tensor.offset} overlaps the one before ({end})")
+        if tensor.offset - end >= ALIGNMENT:
+            raise WeightsError(
+                f"tensor {tensor.name!r} at {tensor.offset} leaves a gap after {end}; "
+                f"each lies at the next multiple of {ALIGNMENT}"
+            )
         names.add(tensor.name)
         end = tensor.offset + tensor.num_bytes
 
@@ -272,8 +293,9 @@ def check_manifest(manifest: Manifest) -> None:
             check_file_name(info.name)
         chunks = (*manifest.chunks, *(f.chunk for f in manifest.files))
         for chunk in (*chunks, *(manifest.shortcut.chunks if manifest.shortcut else ())):
-            if not _HASH.fullmatch(chunk.hash) or chunk.num_bytes < 0:
+            if not _HASH.fullmatch(chunk.hash) or not 0 <= chunk.num_bytes <= MAX_CHUNK_BYTES:
                 raise WeightsError(f"chunk {chunk.hash!r} of {chunk.num_bytes} bytes is no chunk")
+        _check_counts(manifest)
         if (total := sum(c.num_bytes for c in chunks)) != manifest.num_bytes:
             raise WeightsError(f"chunks hold {total} bytes, num_bytes says {manifest.num_bytes}")
         held, needed = sum(c.num_bytes for c in manifest.chunks), span_bytes(manifest.tensors)
@@ -282,8 +304,27 @@ def check_manifest(manifest: Manifest) -> None:
         delta = delta_of(manifest)
         if delta is not None and not 0 <= delta.base < delta.version:
             raise WeightsError(f"a delta on {delta.base}, which is not an older version")
+        size = sum(c.num_bytes for c in delta.chunks) if delta is not None else 0
+        if size > (most := 2 * needed + _MAX_DELTA_EXTRA):
+            raise WeightsError(f"a delta of {size} bytes; between versions of {needed} it has {most} at most")
     except WeightsError as err:
         raise WeightsError(f"manifest of {manifest.policy!r} version {manifest.version}: {err}") from err
+
+
+def _check_counts(manifest: Manifest) -> None:
+    """Raises: WeightsError if there are more parts than a version can need."""
+    shortcut = manifest.shortcut.chunks if manifest.shortcut else ()
+    for chunks in (manifest.chunks, shortcut):
+        if len(chunks) > _MAX_CHUNKS or not all(chunk.num_bytes for chunk in chunks):
+            raise WeightsError(
+                f"{len(chunks)} chunks; up to {_MAX_CHUNKS} are expected, and none of them empty"
+            )
+    num_bytes = sum(info.chunk.num_bytes for info in manifest.files)
+    if len(manifest.files) > _MAX_FILES or num_bytes > _MAX_FILE_BYTES:
+        raise WeightsError(
+            f"{len(manifest.files)} files of {num_bytes} bytes; {_MAX_FILES} of {_MAX_FILE_BYTES} in all "
+            "are the most"
+        )
 
 
 def verify(manifest: Manifest, buffer: NDArray[np.uint8]) -> None:

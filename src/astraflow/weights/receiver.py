@@ -23,6 +23,7 @@ from astraflow.errors import UnavailableError, WeightsError
 from astraflow.protocols import ChunkReader, WeightChanges, WeightSnapshot
 from astraflow.service import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
+from astraflow.weights.bounds import available_bytes, check_fits, check_follows
 from astraflow.weights.downloads import Downloads, Part
 from astraflow.weights.host_copy import HostCopy
 from astraflow.weights.manifest import (
@@ -85,6 +86,7 @@ class Receiver:
         deadline_s: float = 600.0,
         peer_patience_s: float = 1.0,
         clock: Callable[[], float] = time.perf_counter,
+        memory_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         self._cache_dir = cache_dir
         self._http = _http_reader(token, transport, _PATIENCE_S)
@@ -106,6 +108,7 @@ class Receiver:
             arrived=self._arrived,
         )
         self._deadline_s = deadline_s
+        self._memory_bytes = memory_bytes
         self._turns: dict[str, asyncio.Lock] = {}
         self._transfers: dict[str, Transfer] = {}
         self._held: dict[str, Held] = {}
@@ -137,6 +140,8 @@ class Receiver:
         policy = manifest.policy
         async with self._turns.setdefault(policy, asyncio.Lock()):
             held = self._held.get(policy)
+            if held is not None:
+                check_follows(manifest, held.manifest)
             path = await self._plan(manifest, held)
             if not path or path[0].kind == "full":
                 return await (self._install(path) if path else self._lend_held(manifest))
@@ -216,7 +221,7 @@ class Receiver:
             check_encoding(manifest)
         target = path[-1]
         policy = target.policy
-        transfer = self._transfer(path)
+        transfer = self._begin(path)
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self._download(transfer)
@@ -233,6 +238,18 @@ class Receiver:
         copy, changes = await off_loop(span_bytes(target.tensors), build, transfer, held)
         model_dir = await self._installed_files(transfer)
         return self._keep(Held(target, copy), model_dir, changes)
+
+    def _begin(self, path: tuple[Manifest, ...]) -> Transfer:
+        """A transfer with memory for all that the path names. Raises: WeightsError if there is none."""
+        policy = path[-1].policy
+        held, unfinished = self._held.get(policy), self._transfers.get(policy)
+        copies = [owner.copy for owner in (held, unfinished) if owner is not None and owner.copy is not None]
+        kept_bytes = sum(copy.data.nbytes for copy in copies)
+        check_fits(path, self._cache_dir, self._memory_bytes(), kept_bytes=kept_bytes)
+        try:
+            return self._transfer(path)
+        except MemoryError as err:
+            raise WeightsError(f"{name_of(path[-1])}: there is no memory for it on this machine") from err
 
     async def _download(self, transfer: Transfer) -> None:
         chunks = [part.chunk for part in transfer.all_parts]
