@@ -5,6 +5,7 @@
     +-- DataError (ValueError)            a task file, model folder or saved run is broken or missing
     +-- WireError (ValueError)            a message is malformed, too large, or disagrees with itself
     |   +-- VersionMismatchError          the peer speaks another schema version
+    |   +-- BoundError                    a value of a message is beyond its bound
     +-- RefusedError                      a service understood the request and says no; carries `code`
     |   +-- FencedError                   a newer session of the same trainer exists; the caller must stop
     +-- UnavailableError (ConnectionError) a service did not answer within the retries
@@ -21,6 +22,7 @@ Messages say what failed, the value, what was expected, and what to do next.
 """
 
 __all__ = [
+    "BoundError",
     "ConfigError",
     "DataError",
     "DeadlineError",
@@ -58,6 +60,10 @@ class WireError(Error, ValueError):
 
 class VersionMismatchError(WireError):
     """The peer speaks another version of the protocol."""
+
+
+class BoundError(WireError):
+    """A value of a message is of the right type and beyond its bound; the message names both."""
 
 
 class RefusedError(Error):

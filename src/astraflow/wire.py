@@ -1,10 +1,11 @@
 """Encodes and decodes items as msgpack or JSON; converts token columns; bounds what a peer may send.
 
-Both encodings decode into the same typed items. Decoding is strict: unknown fields, wrong types, non-finite
-numbers in JSON and oversized bodies are refused with `WireError`. No pickle, no code, no import path is
-executed.
+Both encodings decode into the same typed items. Decoding is strict: unknown fields, wrong types, values
+beyond the bounds of `types.py` (numbers that are not finite among them) and oversized bodies are refused with
+`WireError`. No pickle, no code, no import path is executed.
 """
 
+import re
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.errors import WireError
+from astraflow.errors import BoundError, WireError
 
 __all__ = [
     "JSON",
@@ -20,6 +21,7 @@ __all__ = [
     "MSGPACK",
     "ColumnType",
     "array",
+    "checked",
     "column",
     "decode",
     "encode",
@@ -37,7 +39,16 @@ _DTYPES: dict[ColumnType, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "uint8": np.dtype("u1"),
 }
+_BOUND = re.compile(r"of length [<>]|matching regex|out of range|` [<>]=? ")
+"""What msgspec says of a value that has the right type and breaks a bound."""
+_AT = re.compile(r"at `\$(.*)`$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_MAX_SEARCHED_BYTES = 1024 * 1024
+"""In a larger body the value that broke a bound is not looked for, which takes a decoding of its own."""
+_MAX_SHOWN = 100
+"""Characters of such a value that a message shows."""
 _ItemT = TypeVar("_ItemT")
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
 _JSON_ENCODER = msgspec.json.Encoder()
 _MSGPACK_ENCODER = msgspec.msgpack.Encoder()
 
@@ -69,7 +80,8 @@ def decode(
 ) -> _ItemT:
     """One item of `item_type` from bytes.
 
-    Raises: WireError if the body is larger than `limit`, is not in the media type, or does not fit the type.
+    Raises: WireError if the body is larger than `limit`, is not in the media type, or does not fit the type;
+    BoundError if all types fit, as far as it was read, and a value is beyond its bound.
     """
     if len(body) > limit:
         raise WireError(f"{item_type.__name__}: body of {len(body)} bytes is over the limit of {limit}")
@@ -77,8 +89,37 @@ def decode(
         media_type = media_type.split(";")[0].strip().lower()
     try:
         return _decoder(item_type, media_type).decode(body)
+    except msgspec.ValidationError as err:
+        if _BOUND.search(str(err)) is None:
+            raise WireError(f"{item_type.__name__}: {err}") from err
+        raise BoundError(f"{item_type.__name__}: {err}{_shown(body, str(err), media_type)}") from err
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise WireError(f"{item_type.__name__}: {err}") from err
+
+
+def checked(item: _StructT) -> _StructT:
+    """The item, if every value of it is within its bound. Raises: WireError.
+
+    Items that are made in Python are not checked when they are made; this is for those that are made of what
+    a user's own function returned.
+    """
+    return decode(encode(item), type(item))
+
+
+def _shown(body: bytes | memoryview, problem: str, media_type: str) -> str:
+    """`; got VALUE`, if the value at the path that `problem` ends with can be shown."""
+    path = _AT.search(problem)
+    if path is None or len(body) > _MAX_SEARCHED_BYTES or "[...]" in path[1] or "`key` in" in problem:
+        return ""
+    try:
+        value: Any = msgspec.json.decode(body) if media_type == JSON else msgspec.msgpack.decode(body)
+        for name, idx in _STEP.findall(path[1]):
+            value = value[name] if name else value[int(idx)]
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError):
+        return ""
+    if isinstance(value, str | bytes | list | dict) and len(value) > _MAX_SHOWN:  # pyright: ignore[reportUnknownArgumentType] - whatever was sent
+        return f"; its length is {len(value)}"  # pyright: ignore[reportUnknownArgumentType]
+    return f"; got {str(value)[:_MAX_SHOWN]!r}" if isinstance(value, str | bytes) else f"; got {value!r}"
 
 
 def column(values: Any, kind: ColumnType) -> bytes:

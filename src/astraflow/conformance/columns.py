@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from astraflow import wire
+from astraflow.bounds import MAX_METRIC, MAX_REWARD
 from astraflow.errors import WireError
 from astraflow.types import Episode, PolicyInfo, Trajectory
 
 __all__ = ["COLUMN_RULES", "Limits", "flaws_of"]
 
-COLUMN_RULES = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8")
+COLUMN_RULES = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10")
 _MAX_LOGPROB = 1e-3
 
 
@@ -31,6 +32,11 @@ def flaws_of(
     """(rule, what was seen) of every broken rule; of columns that do not fit each other only that."""
     if not math.isfinite(episode.score):
         yield "C5", f"score {episode.score}"
+    elif abs(episode.score) > MAX_REWARD:
+        yield "C9", f"score {episode.score}"
+    for metric in episode.metrics:
+        if not abs(metric.value) <= MAX_METRIC:
+            yield "C9", f"metric {metric.name!r} {metric.value}"
     for idx, item in enumerate(episode.trajectories):
         for rule, detail in _flaws(item, limits, hosts, is_training):
             yield rule, f"trajectory {idx}: {detail}"
@@ -62,6 +68,10 @@ def _flaws(
         idx = int((~is_good).argmax())
         yield "C3", f"logprob {logprobs[idx]} of token {idx}, whose mask is {mask[idx]}"
     yield from _span_flaws(item, mask.view(bool), known)
+    yield from _reward_flaws(item)
+    longest = max((int(mask[turn.start : turn.end].sum()) for turn in item.turns), default=0)
+    if is_training and longest > known.info.sampling.max_tokens:
+        yield "C10", f"a turn of {longest} sampled tokens, max_tokens is {known.info.sampling.max_tokens}"
     if not 0 <= ids.min() <= ids.max() < known.vocab_size:
         yield "C6", f"ids from {ids.min()} to {ids.max()}; the vocabulary has {known.vocab_size}"
     wanted = known.info.sampling.temperature
@@ -92,5 +102,11 @@ def _span_flaws(
         num_held += int(mask[turn.start : turn.end].sum())
     if num_held != int(mask.sum()):
         yield "C5", f"turns hold {num_held} of {int(mask.sum())} tokens with mask 1"
-    if not all(math.isfinite(value) for value in (item.reward, *(turn.reward for turn in item.turns))):
+
+
+def _reward_flaws(item: Trajectory) -> Iterator[tuple[str, str]]:
+    rewards = (item.reward, *(turn.reward for turn in item.turns))
+    if not all(math.isfinite(value) for value in rewards):
         yield "C5", "a reward is not finite"
+    elif max(rewards) > MAX_REWARD or min(rewards) < -MAX_REWARD:
+        yield "C9", f"rewards from {min(rewards)} to {max(rewards)}"

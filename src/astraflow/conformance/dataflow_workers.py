@@ -238,6 +238,8 @@ SPOILED: dict[str, _Spoil] = {
     "C6, a token beyond the vocabulary": _token(VOCAB_SIZE),
     "C7, another temperature": lambda item: msgspec.structs.replace(item, temperature=item.temperature + 0.5),
     "C8, another policy": _with(policy="no-such-policy"),
+    "C9, a reward that float32 does not hold": _with(reward=1e39),
+    "C9, a reward over the bound": _with(reward=-1.1e6),
 }
 """What is wrong with a trajectory, and how it is made so."""
 

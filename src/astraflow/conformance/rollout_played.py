@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow import wire
-from astraflow.conformance.columns import Limits, flaws_of
+from astraflow.conformance.columns import COLUMN_RULES, Limits, flaws_of
 from astraflow.conformance.played import Played
 from astraflow.conformance.report import Checks
 from astraflow.errors import RefusedError
@@ -310,7 +310,7 @@ class PlayedDataflow(Played):
         flaws = dict[str, str]()
         for rule, detail in flaws_of(outcome, limits, hosts, is_training=lease.kind == "train"):
             flaws.setdefault(rule, detail)
-        for rule in ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8"):
+        for rule in COLUMN_RULES:
             if outcome.trajectories:
                 self.checks.that(rule, rule not in flaws, f"lease {lease.id}: {flaws.get(rule, '')}")
         if lease.kind == "train":

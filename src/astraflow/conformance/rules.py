@@ -42,6 +42,9 @@ _COLUMNS = {
     "C6": "Token ids are at least 0 and below the number of rows of the policy's embedding table.",
     "C7": "`temperature` is the policy's in a training episode.",
     "C8": "`policy` is one that the service registered as hosting.",
+    "C9": "`score`, `reward` and the turns' rewards are within +-1e6, and metrics within +-1e15.",
+    "C10": "A turn of a training episode holds at most `sampling.max_tokens` tokens with mask 1, and no "
+    "trajectory is longer than its model's context.",
 }
 
 _DATAFLOW = {

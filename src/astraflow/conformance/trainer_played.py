@@ -21,8 +21,8 @@ from astraflow.types import (
     Batch,
     BatchReply,
     BatchTotals,
-    Commit,
     Health,
+    Item,
     Manifest,
     Publication,
     PublicationReply,
@@ -42,6 +42,32 @@ _NULL_S = 0.05
 _MAX_IN_FLIGHT = 3
 """Requests of a fenced session that may have been on their way: a batch, a publication, a release."""
 _ROUTE = re.compile(r"/v1/policies/([^/]+)/(session|batches|versions|commit|release)(?:/(\d+))?")
+
+
+class _Metric(Item, frozen=True, array_like=True):
+    """A `MetricItem` without bounds."""
+
+    name: str
+    value: float
+    reduction: str = "mean"
+
+
+class _Span(Item, frozen=True, array_like=True):
+    """A `BusySpan` without bounds."""
+
+    kind: str
+    start_s: float
+    end_s: float
+
+
+class _Commit(Item, frozen=True, kw_only=True):
+    """A `Commit` without bounds: rule T18 names the numbers that are none."""
+
+    epoch: int
+    step: int
+    version: int
+    metrics: tuple[_Metric, ...] = ()
+    spans: tuple[_Span, ...] = ()
 
 
 class Fetches(Protocol):
@@ -230,7 +256,7 @@ class PlayedRun(Played):
         return item_response(reply, request)
 
     async def _commit(self, request: Request) -> Response:
-        body = await read_item(request, Commit)
+        body = await read_item(request, _Commit)
         session = self._session(body.epoch)
         numbers = [item.value for item in body.metrics]
         numbers += [time for span in body.spans for time in (span.start_s, span.end_s)]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from astraflow import wire
 from astraflow.types import (
     BatchReply,
     Commit,
@@ -37,6 +38,14 @@ __all__ = ["MAX_WAIT_S", "ROUTES", "Param", "Role", "Route"]
 MAX_WAIT_S = 25.0
 """Longest long-poll; below the 30 s after which common proxies cut an idle connection."""
 
+_MIB = 1024 * 1024
+_CONTROL_BYTES = 1 * _MIB
+_LEASES_BYTES = 8 * _MIB
+"""65,536 lease ids, and 10,000 spans."""
+_TASKS_BYTES = 32 * _MIB
+_MANIFEST_BYTES = 64 * _MIB
+"""2^18 tensors and 2^19 chunks, with their names and hashes."""
+
 Role = Literal["worker", "trainer", "viewer", "admin"]
 _ALL: tuple[Role, ...] = ("worker", "trainer", "viewer", "admin")
 _WORKER: tuple[Role, ...] = ("worker", "admin")
@@ -65,6 +74,8 @@ class Route:
     text: str
     roles: tuple[Role, ...]
     body: type[Item] | None = None
+    max_bytes: int = _CONTROL_BYTES
+    """Longest body. Items that hold no tokens, tensors or tasks are small."""
     reply: type[Item] | None = None
     """None: 204 without a body, or `media_type` text."""
     params: Mapping[str, Param] = field(default_factory=dict[str, Param])
@@ -83,7 +94,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "heartbeat", "POST", "/v1/workers/{worker_id}/heartbeat",
         "Extends leases, reports load. 404 `unknown_worker`: register again.", _WORKER,
-        body=Heartbeat, reply=HeartbeatReply,
+        body=Heartbeat, max_bytes=_LEASES_BYTES, reply=HeartbeatReply,
     ),
     Route(
         "drain", "POST", "/v1/workers/{worker_id}/drain",
@@ -91,15 +102,15 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "leases", "POST", "/v1/leases", "Asks for leases; waits `wait_s` when there are none.", _WORKER,
-        body=LeaseRequest, reply=LeaseReply,
+        body=LeaseRequest, max_bytes=_LEASES_BYTES, reply=LeaseReply,
     ),
     Route(
         "episodes", "POST", "/v1/episodes", "Results of leases. Idempotent by lease.", _WORKER,
-        body=EpisodeResults, reply=Receipts,
+        body=EpisodeResults, max_bytes=wire.MAX_BODY_BYTES, reply=Receipts,
     ),
     Route(
         "push_tasks", "POST", "/v1/tasks", "Tasks from outside; drawn before the sources' own.", _WORKER,
-        body=PushTasks, reply=PushTasksReply,
+        body=PushTasks, max_bytes=_TASKS_BYTES, reply=PushTasksReply,
     ),
     Route(
         "attach", "POST", "/v1/policies/{policy}/session", "A trainer attaches; older sessions are fenced.",
@@ -118,7 +129,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "publish", "POST", "/v1/policies/{policy}/versions", "A version's chunks are downloadable.", _TRAINER,
-        body=Publication, reply=PublicationReply,
+        body=Publication, max_bytes=_MANIFEST_BYTES, reply=PublicationReply,
     ),
     Route(
         "versions", "GET", "/v1/policies/{policy}/versions",
@@ -133,7 +144,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "commit", "POST", "/v1/policies/{policy}/commit", "A step is trained and published.", _TRAINER,
-        body=Commit,
+        body=Commit, max_bytes=_LEASES_BYTES,
     ),
     Route(
         "release", "POST", "/v1/policies/{policy}/release", "A checkpoint of the first steps is durable.",

@@ -19,26 +19,43 @@ import xxhash
 from numpy.typing import NDArray
 
 from astraflow import wire
+from astraflow.bounds import MAX_METRIC, MAX_REWARD
 from astraflow.dataflow.core.commands import EpisodeFacts, PayloadRef, TrajectoryMeta
-from astraflow.errors import WireError
+from astraflow.errors import WeightsError, WireError
 from astraflow.types import (
     Episode,
     EpisodeResult,
     LeaseKind,
     Manifest,
+    MetricItem,
     PolicyInfo,
     Trajectory,
     Turn,
     VersionSpan,
 )
+from astraflow.weights.manifest import check_manifest, check_tensors
 
-__all__ = ["PolicyLimits", "check_results", "facts_of", "lease_kind", "vocab_size"]
+__all__ = [
+    "PolicyLimits",
+    "check_metrics",
+    "check_publication",
+    "check_results",
+    "facts_of",
+    "lease_kind",
+    "vocab_size",
+]
 
 _MAX_LOGPROB = 1e-3
 """A logprob is at most 0; float32 sums of a full vocabulary exceed it by a few 1e-6."""
 _TEMPERATURE_TOLERANCE = 1e-6
+_UNLIMITED = 2**31
+"""Tokens of a turn, where it may have any number."""
 _NO_VOCAB = 2**31
 """Bound of ids where the vocabulary is unknown."""
+_MAX_PARTS = 65_536
+"""Turns, version spans and media of one episode, each of which is looked at by itself."""
+_MAX_SHOWN = 80
+"""Characters of a name that a message repeats."""
 _NGRAM = 8
 """Tokens of a run that counts as repeated."""
 _UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
@@ -55,6 +72,8 @@ class PolicyLimits:
     """-1 for a policy without versions (frozen)."""
     vocab_size: int = 0
     """0: unknown, not checked."""
+    max_tokens: int = 0
+    """Of a trajectory; 0: unknown, not checked."""
 
 
 def lease_kind(lease_id: str) -> LeaseKind:
@@ -96,6 +115,35 @@ def check_results(
     return {idx: WireError(f"{_where(results[idx].lease_id)}{err}") for idx, err in broken.items()}
 
 
+def check_metrics(metrics: Sequence[MetricItem]) -> None:
+    """Raises: WireError naming the metric that cannot be kept or shown."""
+    for metric in metrics:
+        if not -MAX_METRIC <= metric.value <= MAX_METRIC:
+            raise WireError(
+                f"metric {metric.name[:_MAX_SHOWN]!r} is {metric.value}, not within +-{MAX_METRIC:g}"
+            )
+        if not metric.name.isprintable():
+            raise WireError(f"metric {metric.name[:_MAX_SHOWN]!r} has characters that cannot be shown")
+
+
+def check_publication(manifest: Manifest, newest: Manifest | None) -> None:
+    """A manifest agrees with itself, and its tensors are those of the policy's `newest` version.
+
+    One that lists no chunks offers nothing that could be fetched: receivers refuse it by themselves.
+    Raises: WeightsError.
+    """
+    where = f"manifest of {manifest.policy!r} version {manifest.version}"
+    if manifest.chunks:
+        check_manifest(manifest)
+    else:
+        check_tensors(manifest.tensors)
+    if newest is not None and manifest.tensors != newest.tensors:
+        raise WeightsError(
+            f"{where}: its tensors are not those of version {newest.version}: all versions of a policy have "
+            "the same names, shapes and dtypes"
+        )
+
+
 def facts_of(
     episode: Episode,
     trained: Collection[str],
@@ -132,13 +180,16 @@ def _check_structure(
     episode: Episode, kind: LeaseKind, policies: Mapping[str, PolicyLimits], hosts: Collection[str]
 ) -> None:
     """Everything but the values of ids and logprobs. Raises: WireError."""
-    if not math.isfinite(episode.score):
-        raise WireError(f": score {episode.score} is not finite")
+    _check_reward(episode.score, f": score {episode.score}")
     if not (math.isfinite(episode.duration_s) and episode.duration_s >= 0):
         raise WireError(f": duration_s {episode.duration_s} is no length of time")
-    for metric in episode.metrics:
-        if not math.isfinite(metric.value):
-            raise WireError(f": metric {metric.name!r} is {metric.value}")
+    try:
+        check_metrics(episode.metrics)
+    except WireError as err:
+        raise WireError(f": {err}") from err
+    num_parts = sum(len(t.turns) + len(t.versions) + len(t.media) for t in episode.trajectories)
+    if num_parts > _MAX_PARTS:
+        raise WireError(f": {num_parts} turns, version spans and media; an episode has at most {_MAX_PARTS}")
     for idx, trajectory in enumerate(episode.trajectories):
         try:
             _check_trajectory(trajectory, kind, policies, hosts)
@@ -203,15 +254,24 @@ def _check_trajectory(
         )
     if kind == "train":
         _check_temperature(trajectory, limits)
-    _check_lengths(trajectory)
+    _check_lengths(trajectory, limits)
     num_sampled = _num_in_spans(trajectory.versions, trajectory.mask)
     if num_sampled == 0:
         num_sampled = _check_mask(trajectory.mask)
         _check_spans(trajectory.versions, trajectory.mask, num_sampled)
     _check_versions(trajectory.versions, limits)
-    _check_turns(trajectory.turns, trajectory.mask, num_sampled)
-    if not math.isfinite(trajectory.reward):
-        raise WireError(f"reward {trajectory.reward} is not finite")
+    max_sampled = limits.info.sampling.max_tokens if kind == "train" else _UNLIMITED
+    _check_turns(trajectory.turns, trajectory.mask, num_sampled, max_sampled)
+    _check_reward(trajectory.reward, f"reward {trajectory.reward}")
+    if not trajectory.role.isprintable():
+        raise WireError(f"role {trajectory.role!r} has characters that cannot be shown")
+
+
+def _check_reward(value: float, what: str) -> None:
+    if not math.isfinite(value):
+        raise WireError(f"{what} is not finite")
+    if not -MAX_REWARD <= value <= MAX_REWARD:
+        raise WireError(f"{what} is not within +-{MAX_REWARD:g}; divide it by a constant")
 
 
 def _check_temperature(trajectory: Trajectory, limits: PolicyLimits) -> None:
@@ -223,10 +283,14 @@ def _check_temperature(trajectory: Trajectory, limits: PolicyLimits) -> None:
         )
 
 
-def _check_lengths(trajectory: Trajectory) -> None:
+def _check_lengths(trajectory: Trajectory, limits: PolicyLimits) -> None:
     num_tokens = _length(trajectory.token_ids, "int32", "token_ids")
     if num_tokens == 0:
         raise WireError("no tokens")
+    if limits.max_tokens and num_tokens > limits.max_tokens:
+        raise WireError(
+            f"{num_tokens} tokens; the context of policy {limits.info.name!r} holds {limits.max_tokens}"
+        )
     num_entries = len(trajectory.mask)
     if num_entries != num_tokens:
         raise WireError(f"{num_entries} mask entries for {num_tokens} tokens")
@@ -324,16 +388,22 @@ def _check_versions(spans: tuple[VersionSpan, ...], limits: PolicyLimits) -> Non
             )
 
 
-def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int) -> None:
+def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int, max_sampled: int) -> None:
     end = covered = 0
     for idx, turn in enumerate(turns):
         if not end <= turn.start <= turn.end <= len(mask):
             raise WireError(
                 f"turn {idx} [{turn.start}, {turn.end}) is out of order or beyond {len(mask)} tokens"
             )
-        if not math.isfinite(turn.reward):
-            raise WireError(f"reward {turn.reward} of turn {idx} is not finite")
-        covered += _num_sampled(mask, turn)
+        if not -MAX_REWARD <= turn.reward <= MAX_REWARD:
+            _check_reward(turn.reward, f"reward {turn.reward} of turn {idx}")
+        num_in_turn = _num_sampled(mask, turn)
+        if num_in_turn > max_sampled:
+            raise WireError(
+                f"turn {idx} holds {num_in_turn} sampled tokens; the policy's sampling.max_tokens is "
+                f"{max_sampled}"
+            )
+        covered += num_in_turn
         end = turn.end
     if covered != num_sampled:
         raise WireError(f"turns hold {covered} of {num_sampled} sampled tokens")

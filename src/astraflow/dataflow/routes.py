@@ -4,7 +4,7 @@ Requests are Starlette's, the rest is not: its middleware and router cost more t
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import cast
 
 from starlette.requests import ClientDisconnect, Request
@@ -36,10 +36,15 @@ def make_app(
     lookup: TaskLookup,
     run_info: RunInfo,
     config: DataflowConfig,
+    *,
     peer_rules: PeerRules,
+    max_tokens: Mapping[str, int],
 ) -> ASGIApp:
-    """The dataflow's ASGI app. Authentication is the caller's (`service.TokenAuth` around it)."""
-    site = Site(dispatcher, lookup, run_info, config, peer_rules)
+    """The dataflow's ASGI app. Authentication is the caller's (`service.TokenAuth` around it).
+
+    `max_tokens`: trained policy -> its longest trajectory, 0 if that is not known.
+    """
+    site = Site(dispatcher, lookup, run_info, config, max_tokens, peer_rules)
     workers, trainers, views = WorkerRoutes(site), TrainerRoutes(site), ViewRoutes(site)
     handlers: dict[str, _Handler] = {
         "run": views.run,

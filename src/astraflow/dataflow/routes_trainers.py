@@ -17,9 +17,17 @@ from astraflow.dataflow.core.commands import (
     ReleaseSteps,
     TakeBatch,
 )
-from astraflow.dataflow.site import Site, check_fingerprints, check_protocol, float_param, int_param
-from astraflow.errors import RefusedError, WireError
-from astraflow.service import item_response, read_item
+from astraflow.dataflow.ingest import check_metrics, check_publication
+from astraflow.dataflow.site import (
+    Site,
+    check_fingerprints,
+    check_protocol,
+    float_param,
+    int_param,
+    read_body,
+)
+from astraflow.errors import WireError
+from astraflow.service import item_response
 from astraflow.types import BatchReply, Commit, Publication, Release, SessionRequest, Wait
 
 __all__ = ["TrainerRoutes"]
@@ -38,12 +46,10 @@ class TrainerRoutes:
     async def attach(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/session`."""
         policy = self._site.trained_policy(request)
-        body = await read_item(request, SessionRequest)
+        body = await read_body(request, SessionRequest)
         who = f"trainer {body.trainer_id!r} of policy {policy!r}"
         check_protocol(body.protocol, who)
         check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
-        if body.durable_step < 0:
-            raise WireError(f"{who}: durable_step {body.durable_step} is negative")
         command = AttachTrainer(policy=policy, trainer_id=body.trainer_id, durable_step=body.durable_step)
         session = self._dispatcher.apply(command).answer
         self._dispatcher.shares.attached(policy, time.time())
@@ -89,7 +95,9 @@ class TrainerRoutes:
     async def publish(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/versions`; a frozen policy has no session, and its `epoch` is 0."""
         policy = self._site.published_policy(request)
-        body = await read_item(request, Publication)
+        body = await read_body(request, Publication)
+        kept = self._core.versions(policy).manifests if self._site.policies[policy].is_trained else ()
+        check_publication(body.manifest, kept[-1] if kept else None)
         if self._site.policies[policy].is_trained:
             command = PublishVersion(policy=policy, epoch=body.epoch, step=body.step, manifest=body.manifest)
         else:
@@ -101,10 +109,8 @@ class TrainerRoutes:
     async def commit(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/commit`."""
         policy = self._site.trained_policy(request)
-        body = await read_item(request, Commit)
-        bad = [item.name for item in body.metrics if len(item.name) > 200]
-        if bad:
-            raise RefusedError(f"metric names of up to 200 letters are kept, not {bad[0][:50]!r}...")
+        body = await read_body(request, Commit)
+        check_metrics(body.metrics)
         command = CommitStep(
             policy=policy, epoch=body.epoch, step=body.step, version=body.version, metrics=body.metrics
         )
@@ -118,7 +124,7 @@ class TrainerRoutes:
     async def release(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/release`."""
         policy = self._site.trained_policy(request)
-        body = await read_item(request, Release)
+        body = await read_body(request, Release)
         self._dispatcher.apply(ReleaseSteps(policy=policy, epoch=body.epoch, step=body.step))
         await self._dispatcher.settled()
         return Response(status_code=204)

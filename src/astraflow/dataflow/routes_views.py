@@ -11,8 +11,8 @@ from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
-from astraflow.dataflow.site import Site, caller, float_param, int_param
-from astraflow.service import item_response, read_item
+from astraflow.dataflow.site import Site, caller, float_param, int_param, read_body
+from astraflow.service import item_response
 from astraflow.types import (
     EvalRecord,
     EvalsReply,
@@ -118,7 +118,7 @@ class ViewRoutes:
 
     async def stop(self, request: Request) -> Response:
         """`POST /v1/stop`."""
-        body = await read_item(request, StopRequest)
+        body = await read_body(request, StopRequest)
         self._dispatcher.apply(StopRun(reason=body.reason, is_failure=body.is_failure))
         await self._dispatcher.settled()
         return Response(status_code=204)

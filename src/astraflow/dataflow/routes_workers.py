@@ -7,9 +7,12 @@ import secrets
 import time
 from collections.abc import Callable, Hashable, Sequence
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from astraflow import wire
+from astraflow.bounds import MAX_REASON
 from astraflow.dataflow.core.commands import (
     AddWorker,
     DropWorker,
@@ -20,17 +23,23 @@ from astraflow.dataflow.core.commands import (
     PushTaskIds,
     RecordResult,
 )
-from astraflow.dataflow.ingest import PolicyLimits, check_results, facts_of, lease_kind, vocab_size
+from astraflow.dataflow.ingest import (
+    PolicyLimits,
+    check_results,
+    facts_of,
+    lease_kind,
+    vocab_size,
+)
 from astraflow.dataflow.liveness import WorkerLife
+from astraflow.dataflow.results import DecodedResults, EpisodeResults, decode_results, sliced
 from astraflow.dataflow.samples import SampleKeeper
-from astraflow.dataflow.site import Site, caller, check_fingerprints, check_protocol
+from astraflow.dataflow.site import Site, caller, check_fingerprints, check_protocol, read_body
 from astraflow.errors import Error, RefusedError, WireError
 from astraflow.service import item_response, read_item
 from astraflow.types import (
     Episode,
     EpisodeReceipt,
     EpisodeResult,
-    EpisodeResults,
     Failure,
     Heartbeat,
     HeartbeatReply,
@@ -48,10 +57,12 @@ from astraflow.types import (
 __all__ = ["WorkerRoutes"]
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 _PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
-_MAX_SPANS = 10_000
-"""Busy spans of one heartbeat; more are refused."""
+_MAX_SERVED = 1024
+"""Versions that a service names, of all its policies: each status repeats them."""
+_SLICE_BYTES = 4 * 1024 * 1024
+_SLICE_RESULTS = 256
+"""Results are decoded and recorded so many at a time, and the event loop goes on between two slices."""
 
 
 class WorkerRoutes:
@@ -69,11 +80,9 @@ class WorkerRoutes:
 
     async def register(self, request: Request) -> Response:
         """`POST /v1/workers`."""
-        body = await read_item(request, RegisterWorker)
+        body = await read_body(request, RegisterWorker)
         who = f"rollout service {body.name!r}"
         check_protocol(body.protocol, who)
-        if not _NAME.match(body.name):
-            raise WireError(f"{who}: a name has 1 to 64 letters, digits, '.', '_' or '-'")
         unknown = [name for name in body.hosts if name not in self._site.policies]
         if unknown or not body.hosts:
             raise RefusedError(
@@ -98,7 +107,7 @@ class WorkerRoutes:
     async def heartbeat(self, request: Request) -> Response:
         """`POST /v1/workers/{worker_id}/heartbeat`: soft state only, nothing is journaled but spans."""
         worker_id = str(request.path_params["worker_id"])
-        beat = await read_item(request, Heartbeat)
+        beat = await read_body(request, Heartbeat)
         state = self._core.state
         if state != "running":
             await self._dispatcher.settled()  # Who hears of the end leaves; it must outlive a crash.
@@ -106,16 +115,15 @@ class WorkerRoutes:
             reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
             return item_response(reply, request)
         worker = self._known(worker_id)
-        if len(beat.load.spans) > _MAX_SPANS:
-            raise WireError(
-                f"{worker_id}: {len(beat.load.spans)} spans; send at most {_MAX_SPANS} a heartbeat"
-            )
+        _check_served(beat.load.versions, worker_id)
         if beat.peer_url and beat.peer_url != worker.peer_url:
             self._note_peer_url(worker, beat.peer_url, request)
         revoked = self._core.revoked(worker_id, beat.lease_ids)
         live = set(beat.lease_ids) - set(revoked)
         has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
-        self._liveness.beat(worker_id, live, beat.load, asyncio.get_running_loop().time())
+        # Spans are for the journal alone: kept here, every status would carry them.
+        load = msgspec.structs.replace(beat.load, spans=())
+        self._liveness.beat(worker_id, live, load, asyncio.get_running_loop().time())
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
         self._note_share(worker_id, beat.load)
         if has_loaded:
@@ -136,8 +144,9 @@ class WorkerRoutes:
 
     async def leases(self, request: Request) -> Response:
         """`POST /v1/leases`: long-poll."""
-        body = await read_item(request, LeaseRequest)
+        body = await read_body(request, LeaseRequest)
         worker = self._known(body.worker_id)
+        _check_served(body.served, body.worker_id)
         is_newest = self._reclaim_lost(body)
         since_s = time.time()
         worker.served = body.served
@@ -178,15 +187,26 @@ class WorkerRoutes:
     async def episodes(self, request: Request) -> Response:
         """`POST /v1/episodes`: each result is checked, its payloads stored, then recorded."""
         body = await read_item(request, EpisodeResults)
+        media_type = request.headers.get("content-type", wire.MSGPACK)
         self._liveness.seen(body.worker_id, asyncio.get_running_loop().time())
-        receipts = self._record(body.worker_id, body.results)
+        # All are decoded before the first is recorded: a malformed one refuses the request whole.
+        decoded: list[DecodedResults] = []
+        for raws in sliced(body.results, max_bytes=_SLICE_BYTES, max_num=_SLICE_RESULTS):
+            if decoded:
+                await asyncio.sleep(0)
+            decoded.append(decode_results(raws, media_type))
+        receipts: list[EpisodeReceipt] = []
+        for results in decoded:
+            if receipts:
+                await asyncio.sleep(0)
+            receipts += self._record(body.worker_id, results)
         self._drop_if_drained(body.worker_id)
         await self._dispatcher.settled()
-        return item_response(Receipts(receipts=receipts), request)
+        return item_response(Receipts(receipts=tuple(receipts)), request)
 
     async def push_tasks(self, request: Request) -> Response:
         """`POST /v1/tasks`."""
-        body = await read_item(request, PushTasks)
+        body = await read_body(request, PushTasks)
         reply = self._dispatcher.apply(PushTaskIds(tasks=body.tasks)).answer
         await self._dispatcher.settled()
         return item_response(reply, request)
@@ -249,7 +269,12 @@ class WorkerRoutes:
         limits: dict[str, PolicyLimits] = {}
         for name, info in self._site.policies.items():
             newest = self._core.newest_version(name) if info.is_trained else -1
-            limits[name] = PolicyLimits(info, newest, self._vocab_size(name) if newest >= 0 else 0)
+            limits[name] = PolicyLimits(
+                info,
+                newest,
+                self._vocab_size(name) if newest >= 0 else 0,
+                self._site.max_tokens.get(name, 0),
+            )
         return limits
 
     def _vocab_size(self, policy: str) -> int:
@@ -261,12 +286,13 @@ class WorkerRoutes:
             self._vocab_sizes[policy] = vocab_size(manifests[-1])
         return self._vocab_sizes[policy]
 
-    def _record(self, worker_id: str, results: Sequence[EpisodeResult]) -> tuple[EpisodeReceipt, ...]:
+    def _record(self, worker_id: str, decoded: DecodedResults) -> tuple[EpisodeReceipt, ...]:
         """Results of one request: an invalid one is recorded as a failed attempt, so that it is not lost
         silently."""
         worker = self._liveness.worker(worker_id)
         hosts = worker.hosts if worker is not None else ()
-        broken = check_results(results, policies=self._limits(), hosts=hosts)
+        results = decoded.results
+        broken = {**check_results(results, policies=self._limits(), hosts=hosts), **decoded.beyond_bounds}
         self._dispatcher.check()
         commands = [
             RecordResult(
@@ -317,7 +343,7 @@ class WorkerRoutes:
     def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
         """What is recorded of a result; its payloads are stored."""
         if problem is not None:
-            return Failure(error_class="invalid", message=str(problem))
+            return Failure(error_class="invalid", message=str(problem)[:MAX_REASON])
         if isinstance(result.outcome, Failure):
             return result.outcome
         stored = self._site.trained if lease_kind(result.lease_id) == "train" else ()
@@ -326,5 +352,11 @@ class WorkerRoutes:
         )
 
 
+def _check_served(served: Sequence[ServedVersions], who: str) -> None:
+    num = sum(len(entry.versions) for entry in served)
+    if num > _MAX_SERVED:
+        raise WireError(f"{who}: serves {num} versions; name at most {_MAX_SERVED}, the newest ones")
+
+
 def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
-    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem))
+    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_REASON])

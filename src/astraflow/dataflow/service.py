@@ -89,7 +89,8 @@ class DataflowService:
             TaskLookup(core, sources, eval_sources),
             self._run_info,
             config,
-            peer_rules or PeerRules(),
+            peer_rules=peer_rules or PeerRules(),
+            max_tokens={name: policy.max_tokens for name, policy in plan.policies.items()},
         )
 
     @property

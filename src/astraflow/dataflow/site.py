@@ -1,22 +1,42 @@
 """What all request handlers share, and the checks that several of them make."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from astraflow.dataflow.api import ROUTES
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.dispatcher import Dispatcher
 from astraflow.dataflow.tasks import TaskLookup
 from astraflow.errors import RefusedError, VersionMismatchError, WireError
-from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo
+from astraflow.service import read_item
+from astraflow.types import PROTOCOL_VERSION, Fingerprints, Item, PolicyInfo, RunInfo
 from astraflow.weights.addresses import PeerRules
 
-__all__ = ["Site", "caller", "check_fingerprints", "check_protocol", "float_param", "int_param"]
+__all__ = [
+    "Site",
+    "caller",
+    "check_fingerprints",
+    "check_protocol",
+    "float_param",
+    "int_param",
+    "read_body",
+]
+
+_ItemT = TypeVar("_ItemT", bound=Item)
+_MAX_BYTES: dict[type[Item], int] = {
+    route.body: route.max_bytes for route in ROUTES if route.body is not None
+}
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
+"""ASCII digits alone: `int` would take those of every script, underscores, and thousands of them."""
+_MAX_SHOWN = 80
+"""Characters of a parameter that a message repeats."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +47,8 @@ class Site:
     lookup: TaskLookup
     run_info: RunInfo
     config: DataflowConfig
+    max_tokens: Mapping[str, int]
+    """Trained policy -> longest trajectory, 0 if that is not known."""
     peer_rules: PeerRules = field(default_factory=PeerRules)
 
     @cached_property
@@ -68,6 +90,11 @@ def caller(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
+async def read_body(request: Request, item_type: type[_ItemT]) -> _ItemT:
+    """The item in the body, which is as long as its route allows. Raises: WireError, RefusedError."""
+    return await read_item(request, item_type, limit=_MAX_BYTES[item_type])
+
+
 def check_protocol(protocol: int, who: str) -> None:
     """Raises: VersionMismatchError unless the peer speaks this version."""
     if protocol != PROTOCOL_VERSION:
@@ -103,7 +130,7 @@ def _compare(name: str, theirs: str, ours: str, differences: list[str]) -> None:
 
 def int_param(request: Request, name: str, default: int | None) -> int:
     """A whole number of the query. Raises: WireError if it is missing or no number."""
-    return int(_param(request.query_params, name, default, int))
+    return int(_param(request.query_params, name, default, _whole_number))
 
 
 def float_param(request: Request, name: str, default: float) -> float:
@@ -114,7 +141,13 @@ def float_param(request: Request, name: str, default: float) -> float:
     return value
 
 
-def _param(query: Mapping[str, str], name: str, default: float | None, kind: type[Any]) -> Any:
+def _whole_number(text: str) -> int:
+    if _INTEGER.fullmatch(text) is None:
+        raise ValueError
+    return int(text)
+
+
+def _param(query: Mapping[str, str], name: str, default: float | None, kind: Callable[[str], float]) -> float:
     text = query.get(name)
     if text is None:
         if default is None:
@@ -123,4 +156,6 @@ def _param(query: Mapping[str, str], name: str, default: float | None, kind: typ
     try:
         return kind(text)
     except ValueError as err:
-        raise WireError(f"query parameter {name}={text!r} is no number") from err
+        raise WireError(
+            f"query parameter {name}={text[:_MAX_SHOWN]!r} is no number of up to 15 digits"
+        ) from err

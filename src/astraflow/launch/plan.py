@@ -4,6 +4,7 @@ import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -26,7 +27,9 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
         seed=recipe.seed,
         group_size=recipe.group_size,
         policies={
-            name: PolicyPlan(p.table, p.train.steps, _longest_lag(recipe, name))
+            name: PolicyPlan(
+                p.table, p.train.steps, _longest_lag(recipe, name), _longest_trajectory(recipe, p)
+            )
             for name, p in recipe.trained.items()
         },
         frozen=tuple(name for name, policy in recipe.policies.items() if policy.role == "frozen"),
@@ -80,6 +83,16 @@ def _longest_lag(recipe: Recipe, name: str) -> int:
     return max((policy.lag for policy in recipe.policies.values() if policy.follows == name), default=0)
 
 
+def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
+    """The context of the policy's model, by its config.json, or of the recipe's engine if that is longer; 0
+    if neither says."""
+    config = _model_config(policy.model_dir)
+    text: dict[str, Any] = config.get("text_config") or {}  # of models that see more than text
+    sizes: list[Any] = [part.get("max_position_embeddings") for part in (config, text)]
+    sizes.append(getattr(recipe.rollout.engine, "max_context", 0))
+    return max((size for size in sizes if isinstance(size, int)), default=0)
+
+
 # --- fingerprints ---------------------------------------------------------------------------------
 
 
@@ -127,12 +140,17 @@ def _uses_in(value: object) -> Iterator[Use]:
             yield from _uses_in(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _architecture(folder: Path) -> str:
+def _model_config(folder: Path) -> dict[str, Any]:
+    """What the model's config.json says. Raises: DataError."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise DataError(f"{path} cannot be read: {err}") from err
+
+
+def _architecture(folder: Path) -> str:
+    config = _model_config(folder)
     kept = {key: value for key, value in config.items() if key not in _BY_THE_WAY}
     return _digest(json.dumps(kept, sort_keys=True).encode())
 

@@ -12,6 +12,7 @@ from statistics import fmean
 
 import msgspec
 
+from astraflow import wire
 from astraflow.errors import DeadlineError, Error, RolloutError
 from astraflow.rollout.deadlines import Deadlines
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
@@ -140,7 +141,8 @@ class EpisodeRunner:
 
         `pinned`: exact versions by policy; `temperature`: instead of the policies' own; `may_propose`: tasks
         that the workflow proposes go into the run.
-        Raises: DeadlineError over the timeout; RolloutError and whatever the workflow raises.
+        Raises: DeadlineError over the timeout; BoundError naming a reward, score or metric that is too large
+        or no number; RolloutError and whatever the workflow raises.
         """
         started_s, start = time.time(), time.perf_counter()
         dialogue = Dialogue(
@@ -165,7 +167,7 @@ class EpisodeRunner:
         trajectories = dialogue.recorder.trajectories(
             rewards.by_turn, dialogue.conversation_rewards(rewards.by_conversation), rewards.by_policy
         )
-        return Episode(
+        episode = Episode(
             trajectories=tuple([t for t in trajectories if self._policies[t.policy].info.is_trained]),
             score=_episode_score(rewards, scored, trajectories),
             metrics=(*_metrics(dialogue, scored, trajectories), *proposals.metrics(), *rewards.metrics),
@@ -173,6 +175,8 @@ class EpisodeRunner:
             started_s=started_s,
             duration_s=time.perf_counter() - start,
         )
+        # A reward, score or metric of the user's own may be any number; the dataflow would refuse it.
+        return wire.checked(episode)
 
 
 class _TimedTask(ScoredTask):

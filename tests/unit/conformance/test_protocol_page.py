@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 FROZEN = json.loads((ROOT / "tests" / "golden" / "openapi-v1.json").read_text(encoding="utf-8"))
 DOCUMENT = json.loads(openapi_json())
-FOR_CALLERS_ONLY = {"unknown"}
-"""Codes that a client gives itself to answers that it cannot read."""
+FOR_CALLERS_ONLY = {"redirect", "unknown"}
+"""Codes that a client gives itself to answers that it does not follow, or cannot read."""
 
 
 def plain(text: str) -> str:

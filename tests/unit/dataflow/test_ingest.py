@@ -4,10 +4,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from astraflow.bounds import MAX_METRIC, MAX_REWARD
 from astraflow.dataflow.core.commands import PayloadRef, TrajectoryMeta
-from astraflow.dataflow.ingest import PolicyLimits, check_results, facts_of, vocab_size
-from astraflow.errors import WireError
+from astraflow.dataflow.ingest import (
+    PolicyLimits,
+    check_publication,
+    check_results,
+    facts_of,
+    vocab_size,
+)
+from astraflow.errors import WeightsError, WireError
 from astraflow.types import (
+    Chunk,
     Episode,
     EpisodeResult,
     Failure,
@@ -191,3 +199,84 @@ def test_repetition_is_the_share_of_runs_of_eight_that_came_before() -> None:
 def test_the_vocabulary_is_read_from_the_manifest() -> None:
     assert vocab_size(make_manifest("actor", 0, vocab=99)) == 99
     assert vocab_size(msgspec.structs.replace(make_manifest("actor", 0), tensors=())) == 0
+
+
+def bounded(*, max_tokens: int = 0, max_sampled: int = 20) -> dict[str, PolicyLimits]:
+    sampling = Sampling(max_tokens=max_sampled)
+    info = PolicyInfo(name="actor", is_trained=True, sampling=sampling, max_lag=1)
+    return {"actor": PolicyLimits(info, 2, vocab_size=VOCAB, max_tokens=max_tokens)}
+
+
+def found(episode: Episode, policies: dict[str, PolicyLimits], lease_id: str = "5.1.0") -> str:
+    result = EpisodeResult(lease_id=lease_id, outcome=episode)
+    return str(check_results((result,), policies=policies, hosts=()).get(0, ""))
+
+
+def test_a_turn_longer_than_the_policys_completions_is_refused() -> None:
+    long = make_episode(make_trajectory(num_sampled=2_000_000))
+    assert "turn 0 holds 2000000 sampled tokens; the policy's sampling.max_tokens is 20" in found(
+        long, bounded()
+    )
+    assert found(make_episode(make_trajectory(num_sampled=20)), bounded()) == ""
+    assert found(make_episode(make_trajectory(num_sampled=21)), bounded()) != ""
+    assert found(make_episode(make_trajectory(num_sampled=21)), bounded(), "e1.0.0") == ""
+
+
+def test_a_trajectory_longer_than_the_models_context_is_refused() -> None:
+    limits = bounded(max_tokens=64)
+    assert found(make_episode(make_trajectory(num_prompt=60)), limits) == ""
+    for lease_id in ("5.1.0", "e1.0.0"):
+        assert "65 tokens; the context of policy 'actor' holds 64" in found(
+            make_episode(make_trajectory(num_prompt=61)), limits, lease_id
+        )
+
+
+@pytest.mark.parametrize(
+    ("episode", "message"),
+    [
+        (make_episode(changed(reward=1e39)), r"reward 1e\+39 is not within"),
+        (make_episode(changed(reward=-1.6e308)), r"reward -1.6e\+308 is not within"),
+        (make_episode(changed(turns=(Turn(start=3, end=7, reward=1e308),))), r"reward 1e\+308 of turn 0"),
+        (make_episode(make_trajectory(), score=1e200), r"score 1e\+200 is not within"),
+        (
+            msgspec.structs.replace(make_episode(), metrics=(MetricItem("x", 1e16),)),
+            r"metric 'x' is 1e\+16",
+        ),
+        (
+            msgspec.structs.replace(make_episode(), metrics=(MetricItem("a\x1b[2J", 1.0),)),
+            "characters that cannot be shown",
+        ),
+        (make_episode(changed(role="[2J\x1b")), "characters that cannot be shown"),
+        (
+            make_episode(*[changed(turns=tuple(Turn(start=0, end=0) for _ in range(4096)))] * 17),
+            "69649 turns, version spans and media",
+        ),
+    ],
+)
+def test_a_figure_that_could_end_the_run_is_refused(episode: Episode, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        check(episode)
+
+
+def test_the_largest_figures_pass() -> None:
+    trajectory = changed(reward=MAX_REWARD, turns=(Turn(start=3, end=7, reward=-MAX_REWARD),))
+    episode = make_episode(trajectory, score=-MAX_REWARD)
+    check(msgspec.structs.replace(episode, metrics=(MetricItem("x", MAX_METRIC),)))
+
+
+def test_a_manifest_says_the_same_of_its_bytes_everywhere() -> None:
+    sound = msgspec.structs.replace(
+        make_manifest("actor", 1), chunks=(Chunk("0" * 32, VOCAB * 32),), num_bytes=VOCAB * 32
+    )
+    check_publication(sound, make_manifest("actor", 0))
+    (tensor,) = sound.tensors
+    huge = msgspec.structs.replace(tensor, num_bytes=2**42)
+    for broken, message in (
+        (msgspec.structs.replace(sound, num_bytes=2**42), "num_bytes says"),
+        (msgspec.structs.replace(sound, tensors=(huge,)), "needs 1024"),
+        (msgspec.structs.replace(sound, chunks=(Chunk("0" * 32, 2**42),), num_bytes=2**42), "tensors need"),
+        (msgspec.structs.replace(sound, chunks=(), tensors=(huge,)), "needs 1024"),
+        (make_manifest("actor", 1, vocab=2**37), "are not those of version 0"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            check_publication(broken, make_manifest("actor", 0))

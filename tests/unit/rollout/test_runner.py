@@ -286,6 +286,39 @@ async def test_the_score_is_the_workflows_or_the_mean_reward(workflow, score: fl
     assert ("length", 2.0) in [(m.name, m.value) for m in episode.metrics]
 
 
+async def huge_reward(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards = Rewards()
+    rewards.add(await policies["actor"].chat("hi"), 1e39)
+    return rewards
+
+
+async def huge_score(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards = await by_turn_only(task, policies)
+    rewards.set_score(1e200)
+    return rewards
+
+
+async def huge_metric(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards = await by_turn_only(task, policies)
+    rewards.add_metric("flops", 1e18)
+    return rewards
+
+
+@pytest.mark.parametrize(
+    ("workflow", "message"),
+    [
+        (huge_reward, "reward`; got 1e+39"),
+        (huge_score, "`$.score`; got 1e+200"),
+        (huge_metric, "got 1e+18"),
+    ],
+)
+async def test_a_number_that_could_end_the_run_is_a_failure_that_names_it(workflow, message: str) -> None:
+    failure = await outcome_of(ScriptedEngine(), workflow)
+    assert failure.error_class == "BoundError"
+    assert message in failure.message
+    assert not failure.is_retryable
+
+
 async def test_concurrent_one_off_chats_are_recorded_apart() -> None:
     async def fan_out(task: ScoredTask, policies: Policies) -> Rewards:
         rewards = Rewards()

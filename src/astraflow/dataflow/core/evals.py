@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from astraflow.algorithms.pass_at_k import pass_estimates
+from astraflow.bounds import MAX_METRIC
 from astraflow.dataflow.core.commands import EpisodeFacts, EvalFinished, ExpireEval, LeaseView
 from astraflow.dataflow.core.conduct import is_left_to_others
 from astraflow.dataflow.core.context import Context, derived_seed
@@ -24,6 +25,9 @@ __all__ = [
     "plan_rounds",
     "view",
 ]
+
+_MAX_METRICS = 4096
+"""Names of metrics that a round keeps, the first ones: its record goes to everyone who looks."""
 
 
 def plan_rounds(ctx: Context, name: str, version: int, step: int) -> None:
@@ -156,7 +160,7 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
         at_s=ctx.now_s,
         metrics=(
             *(
-                MetricItem(name, s.value / s.num if s.reduction == "mean" else s.value, s.reduction)
+                MetricItem(name, _within(s.value / s.num if s.reduction == "mean" else s.value), s.reduction)
                 for name, s in round_.metrics.items()
             ),
             *_passes(round_.slots, round_.samples),
@@ -204,10 +208,17 @@ def _passes(slots: Sequence[Slot], samples: int) -> tuple[MetricItem, ...]:
     )
 
 
+def _within(value: float) -> float:
+    """A sum of bounded figures, as far as its own bound allows."""
+    return max(-MAX_METRIC, min(MAX_METRIC, value))
+
+
 def _add_metrics(sums: dict[str, MetricSum], metrics: Sequence[MetricItem]) -> None:
     for item in metrics:
         total = sums.get(item.name)
         if total is None:
+            if len(sums) >= _MAX_METRICS:
+                continue
             sums[item.name] = MetricSum(value=item.value, num=1, reduction=item.reduction)
             continue
         total.num += 1

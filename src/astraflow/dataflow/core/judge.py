@@ -5,13 +5,13 @@ A filter or credit function of the user's own that raises, or returns something 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 from astraflow.algorithms.credit import Advantages, make_credit
 from astraflow.algorithms.filters import make_filter
 from astraflow.algorithms.shaping import make_shaping
+from astraflow.bounds import MAX_ADVANTAGE
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
 from astraflow.dataflow.core.state import GroupState, ReadyGroup
@@ -90,7 +90,7 @@ class Judge:
 
 
 def _with_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
-    if len(rewards) != len(facts.trajectories) or not all(math.isfinite(r) for r in rewards):
+    if len(rewards) != len(facts.trajectories) or not all(abs(r) <= MAX_ADVANTAGE for r in rewards):
         raise ComponentError(f"{at}: shaping gave {rewards!r} for {len(facts.trajectories)} trajectories")
     changed = zip(facts.trajectories, rewards, strict=True)
     shaped = tuple(dataclasses.replace(t, reward=float(r)) for t, r in changed)
@@ -197,6 +197,8 @@ def _spans(
         spans, weights = tuple((s, e, float(a)) for (s, e), a in pairs), meta.num_trained_by_turn
     else:
         raise ComponentError(f"{what} gave {len(advantage)} advantages for {len(meta.turn_spans)} turns")
-    if not all(math.isfinite(value) for _, _, value in spans):
-        raise ComponentError(f"{what} gave an advantage that is not finite: {advantage!r}")
+    if not all(abs(value) <= MAX_ADVANTAGE for _, _, value in spans):
+        raise ComponentError(
+            f"{what} gave an advantage that is not finite, or not within +-{MAX_ADVANTAGE:g}: {advantage!r}"
+        )
     return spans, weights

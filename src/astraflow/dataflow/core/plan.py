@@ -16,6 +16,8 @@ class PolicyPlan:
     num_steps: int
     follower_lag: int = 0
     """Versions behind the newest that some follower still serves."""
+    max_tokens: int = 0
+    """Tokens of the longest trajectory that its model can be trained on; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
