@@ -15,7 +15,16 @@ from astraflow.losses.auxiliary import (
     with_entropy_bonus,
     with_kl_penalty,
 )
-from astraflow.losses.m2po import m2po, m2po_bound, m2po_mask, m2po_mask_bound
+from astraflow.losses.m2po import (
+    m2po,
+    m2po_bound,
+    m2po_mask,
+    m2po_mask_bound,
+    m2po_mask_proximal,
+    m2po_mask_proximal_bound,
+    m2po_released,
+    m2po_released_bound,
+)
 from astraflow.losses.policy import (
     LossInputs,
     LossOutput,
@@ -123,6 +132,65 @@ def test_m2po_mask_may_drop_everything() -> None:
     bound = m2po_mask_bound(inputs, budget=0.04)
     inputs = make_inputs([1.0], [1.0], **bound)
     assert gradient(inputs, m2po_mask(inputs, budget=0.04)) == [0.0]
+
+
+def test_m2po_as_released_clips_at_the_largest_square_below_the_exact_solution() -> None:
+    # Harmful squares 0.01, 0.09, 0.16; capped at 0.01 their mean is 0.01, at 0.09 it is 0.063 > 0.04. The
+    # exact solution is 0.055, between them: the released code takes 0.01, a ratio bound of 1.105 for 1.264.
+    found = m2po_released_bound(make_inputs(DELTAS, ADVANTAGES), budget=0.04)
+    assert float(found["tau"]) == pytest.approx(0.1, rel=1e-5)
+    inputs = make_inputs(DELTAS, ADVANTAGES, **found)
+    output = m2po_released(inputs, budget=0.04)
+    e = math.exp
+    expected = [-e(0.1), -e(0.1), -e(-0.5), e(-0.1), e(0.9)]
+    assert output.per_token.tolist() == pytest.approx(expected, rel=1e-5)
+    # Squares 0.0025, 0.01, 0.0135, 0.25: tau^2 = 4 * 0.012 - 0.026 = 0.022 lies above 0.0135.
+    inputs = make_inputs([0.05, 0.1, 0.116, 0.5], [1.0] * 4)
+    exact, released = m2po_bound(inputs, budget=0.012), m2po_released_bound(inputs, budget=0.012)
+    assert math.exp(float(exact["tau"])) == pytest.approx(1.160, abs=1e-3)
+    assert math.exp(float(released["tau"])) == pytest.approx(1.123, abs=1e-3)
+
+
+def test_m2po_as_released_knows_no_bound_within_the_budget_and_clips_all_where_no_square_is_below() -> None:
+    assert float(m2po_released_bound(make_inputs(DELTAS, ADVANTAGES), budget=0.087)["tau"]) == math.inf
+    assert float(m2po_released_bound(make_inputs([-1.0], [1.0]), budget=0.04)["tau"]) == math.inf
+    assert float(m2po_released_bound(make_inputs([0.5, 0.6], [1.0, 1.0]), budget=0.04)["tau"]) == 0.0
+
+
+def stale_inputs(behind: list[float], ahead: list[float], **statistics: Tensor) -> LossInputs:
+    """Advantages 1; `behind`: proximal minus behavior logprobs, `ahead`: current minus proximal ones."""
+    behavior = torch.full((len(behind),), -2.0)
+    proximal = behavior + torch.tensor(behind)
+    return LossInputs(
+        logprobs=(proximal + torch.tensor(ahead)).requires_grad_(),
+        proximal_logprobs=proximal,
+        behavior_logprobs=behavior,
+        advantages=torch.ones(len(behind)),
+        statistics=statistics,
+    )
+
+
+BOUNDS = {"clip_low": 0.2, "clip_high": 0.2, "max_behavior_ratio": 5.0}
+
+
+def test_m2po_mask_against_the_proximal_policy_drops_the_stalest_tokens_and_clips_the_rest() -> None:
+    # Squares 0.01, 0.09, 1.0: means 0.01, 0.05, 0.367. The second is clipped at 1.2.
+    inputs = stale_inputs([0.1, -0.3, 1.0], [0.0, math.log(1.5), 0.0])
+    bound = m2po_mask_proximal_bound(inputs, budget=0.06, **BOUNDS)
+    assert float(bound["max_square"]) == pytest.approx(0.09, rel=1e-5)
+    inputs = replace(inputs, statistics=bound)
+    output = m2po_mask_proximal(inputs, budget=0.06, **BOUNDS)
+    expected = [-math.exp(0.1), -1.2 * math.exp(-0.3), 0.0]
+    assert output.per_token.tolist() == pytest.approx(expected, rel=1e-5)
+    assert output.metrics["masked_frac"].tolist() == [False, False, True]
+    assert gradient(inputs, output) == pytest.approx([-math.exp(0.1), 0.0, 0.0], rel=1e-5)
+
+
+def test_m2po_mask_against_the_proximal_policy_keeps_at_least_one_token() -> None:
+    inputs = stale_inputs([1.0, 0.5], [0.0, 0.0])
+    bound = m2po_mask_proximal_bound(inputs, budget=0.04, **BOUNDS)
+    output = m2po_mask_proximal(replace(inputs, statistics=bound), budget=0.04, **BOUNDS)
+    assert output.metrics["masked_frac"].tolist() == [True, False]
 
 
 def test_a_statistic_that_is_missing_is_named() -> None:

@@ -73,6 +73,9 @@ LOSSES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "m2po": ((-math.exp(0.2), -0.5, 1.1, 2.0), (0.0, -0.5, 1.1, 2.0)),
     # Squares of the log ratios: 0.164, 0.480, 0.009, 0. Means of the smallest: 0, 0.0045, 0.058 > 0.04.
     "m2po_mask": ((0.0, 0.0, 1.1, 2.0),) * 2,
+    # No square is below that solution, so everything harmful is clipped to ratio 1.
+    "m2po_released": ((-1.0, -0.5, 1.1, 2.0), (0.0, -0.5, 1.1, 2.0)),
+    "m2po_mask_proximal": SYMMETRIC,  # proximal is behavior: nothing is masked
     "decoupled_ppo": SYMMETRIC,  # proximal / behavior is 1
     "decoupled_ppo_approx": SYMMETRIC,  # one version stale: the proximal policy is the behavior policy
     "distill": (tuple(-r * g for r, g in zip(RATIO, GAP, strict=True)),) * 2,

@@ -22,6 +22,8 @@ __all__ = [
     "LossConfig",
     "M2poLossConfig",
     "M2poMaskLossConfig",
+    "M2poMaskProximalLossConfig",
+    "M2poReleasedLossConfig",
     "MaskedCorrectionConfig",
     "NoCorrectionConfig",
     "NoCriticConfig",
@@ -115,10 +117,19 @@ class SapoLossConfig(Config):
 
 
 class M2poLossConfig(Config):
-    """Second-moment trust region against the behavior policy (arXiv:2510.01161, the authors' rule, whole
-    batch)."""
+    """Second-moment trust region against the behavior policy: a clip that meets the budget exactly, over the
+    whole minibatch (arXiv:2510.01161)."""
 
     name: Literal["m2po"] = "m2po"
+    budget: float = Field(default=0.04, gt=0)
+    """Bound on the mean of min(delta^2, tau^2) over harmful tokens."""
+
+
+class M2poReleasedLossConfig(Config):
+    """`m2po` with the smaller bound of its authors' released code: the largest log ratio below the exact
+    one."""
+
+    name: Literal["m2po_released"] = "m2po_released"
     budget: float = Field(default=0.04, gt=0)
     """Bound on the mean of min(delta^2, tau^2) over harmful tokens."""
 
@@ -129,6 +140,15 @@ class M2poMaskLossConfig(Config):
     name: Literal["m2po_mask"] = "m2po_mask"
     budget: float = Field(default=0.04, gt=0)
     """Bound on the mean of delta^2 over the tokens that stay."""
+
+
+class M2poMaskProximalLossConfig(_DecoupledBounds):
+    """Decoupled clip without the tokens of the largest distance between proximal and behavior policy
+    (arXiv:2510.01161, the rule of AReaL's code)."""
+
+    name: Literal["m2po_mask_proximal"] = "m2po_mask_proximal"
+    budget: float = Field(default=0.04, gt=0)
+    """Bound on the mean of delta^2 over the tokens that stay; at least one stays."""
 
 
 class DecoupledPpoLossConfig(_DecoupledBounds):
@@ -171,7 +191,9 @@ LossConfig = Annotated[
     | CispoLossConfig
     | SapoLossConfig
     | M2poLossConfig
+    | M2poReleasedLossConfig
     | M2poMaskLossConfig
+    | M2poMaskProximalLossConfig
     | DecoupledPpoLossConfig
     | DecoupledPpoApproxLossConfig
     | DistillLossConfig

@@ -17,7 +17,16 @@ from astraflow.losses.auxiliary import (
     with_kl_penalty,
 )
 from astraflow.losses.config import AuxiliaryConfig
-from astraflow.losses.m2po import m2po, m2po_bound, m2po_mask, m2po_mask_bound
+from astraflow.losses.m2po import (
+    m2po,
+    m2po_bound,
+    m2po_mask,
+    m2po_mask_bound,
+    m2po_mask_proximal,
+    m2po_mask_proximal_bound,
+    m2po_released,
+    m2po_released_bound,
+)
 from astraflow.losses.policy import (
     LossInputs,
     LossOutput,
@@ -142,6 +151,8 @@ LOSSES: dict[str, Callable[..., LossOutput]] = {
     "gspo": gspo,
     "m2po": m2po,
     "m2po_mask": m2po_mask,
+    "m2po_mask_proximal": m2po_mask_proximal,
+    "m2po_released": m2po_released,
     "ppo": ppo,
     "reinforce": reinforce,
     "sapo": sapo,
@@ -150,14 +161,20 @@ LOSSES: dict[str, Callable[..., LossOutput]] = {
 STATISTICS: dict[str, Callable[..., Mapping[str, Tensor]]] = {
     "m2po": m2po_bound,
     "m2po_mask": m2po_mask_bound,
+    "m2po_mask_proximal": m2po_mask_proximal_bound,
+    "m2po_released": m2po_released_bound,
 }
 """Statistics functions of the losses that need one; same keyword arguments as the loss."""
 
-AGAINST_BEHAVIOR = frozenset({"decoupled_ppo", "decoupled_ppo_approx", "m2po", "m2po_mask"})
+AGAINST_BEHAVIOR = frozenset(
+    {"decoupled_ppo", "decoupled_ppo_approx", "m2po", "m2po_mask", "m2po_mask_proximal", "m2po_released"}
+)
 """Losses whose weight starts from the behavior policy; a correction would count the gap twice."""
 
-_WITHOUT_PROXIMAL = frozenset({"decoupled_ppo_approx", "m2po", "m2po_mask", "reinforce", "sft"})
+_WITHOUT_PROXIMAL = frozenset(
+    {"decoupled_ppo_approx", "m2po", "m2po_mask", "m2po_released", "reinforce", "sft"}
+)
 """Losses that never read `proximal_logprobs`, or make their own."""
 
-_WITHOUT_ADVANTAGE = frozenset({"distill", "m2po_mask", "sft"})
-"""Losses to which a token of advantage 0 matters; `m2po_mask` counts it in its bound."""
+_WITHOUT_ADVANTAGE = frozenset({"distill", "m2po_mask", "m2po_mask_proximal", "sft"})
+"""Losses to which a token of advantage 0 matters; the masks of M2PO count it in their bound."""

@@ -1,4 +1,9 @@
-"""M2PO, a trust region on the second moment of the log ratio to the behavior policy, in two public variants.
+"""M2PO, a trust region on the second moment of the log ratio to the behavior policy, in its public variants.
+
+`m2po` clips where the budget is met exactly, as the paper's authors describe their code; `m2po_released` clips
+where that code does, at the largest square below. `m2po_mask` leaves tokens out, current against behavior
+policy, as the paper's algorithm; `m2po_mask_proximal` as another public code does, proximal against behavior
+policy, under a clip. All four look at the whole minibatch, where both codes look at one microbatch.
 
 Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its bound).
 """
@@ -8,10 +13,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from astraflow.losses.policy import LossInputs, LossOutput, clipped_surrogate, statistic
+from astraflow.losses.policy import LossInputs, LossOutput, clipped_surrogate, decoupled_ppo, statistic
 from astraflow.losses.ratio import importance_ratio
 
-__all__ = ["m2po", "m2po_bound", "m2po_mask", "m2po_mask_bound"]
+__all__ = [
+    "m2po",
+    "m2po_bound",
+    "m2po_mask",
+    "m2po_mask_bound",
+    "m2po_mask_proximal",
+    "m2po_mask_proximal_bound",
+    "m2po_released",
+    "m2po_released_bound",
+]
 
 
 def m2po_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
@@ -22,20 +36,52 @@ def m2po_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
     Exact: for k tokens below tau, tau^2 = (n * budget - sum of their delta^2) / (n - k).
 
     Shapes: inputs [T], tau a scalar. No gradient.
-    Source: Zheng et al. 2025 (arXiv:2510.01161), as the authors' code computes it.
+    Source: Zheng et al. 2025 (arXiv:2510.01161), as the docstrings of the authors' code describe it; the code
+    itself stops at a smaller value, see `m2po_released_bound`.
     """
+    ascending = _harmful_squares(inputs)
+    if _is_within(ascending, budget):
+        return {"tau": torch.full((), torch.inf, device=ascending.device)}
+    tau_squared, above = _solution(ascending, budget)
+    return {"tau": tau_squared[above].sqrt().float()}
+
+
+def m2po_released_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
+    """tau of `m2po_released`: the root of the largest delta^2 below the exact solution; 0 if there is none.
+
+    delta, harmful tokens and the exact solution as in `m2po_bound`: of the squares in ascending order, the one
+    before the first at which mean(min(delta^2, square)) reaches the budget. The mean stays below the budget.
+
+    Shapes: inputs [T], tau a scalar. No gradient.
+    Source: Zheng et al. 2025 (arXiv:2510.01161), the authors' released code.
+    """
+    ascending = _harmful_squares(inputs)
+    if _is_within(ascending, budget):
+        return {"tau": torch.full((), torch.inf, device=ascending.device)}
+    _, above = _solution(ascending, budget)
+    squares = torch.cat([ascending.new_zeros(1), ascending])
+    return {"tau": squares[above].sqrt().float()}
+
+
+def _harmful_squares(inputs: LossInputs) -> Tensor:
+    """delta^2 of the harmful tokens, ascending, as float64."""
     delta = (inputs.logprobs - inputs.behavior_logprobs).detach()
-    squares = delta[delta * inputs.advantages > 0].double().square()
-    if squares.numel() == 0 or squares.mean() <= budget:
-        return {"tau": torch.full((), torch.inf, device=delta.device)}
-    ascending = squares.sort().values
+    return delta[delta * inputs.advantages > 0].double().square().sort().values
+
+
+def _is_within(ascending: Tensor, budget: float) -> bool:
+    return ascending.numel() == 0 or bool(ascending.mean() <= budget)
+
+
+def _solution(ascending: Tensor, budget: float) -> tuple[Tensor, Tensor]:
+    """For each number of squares below tau^2, the tau^2 that meets the budget; and the right number."""
     num = len(ascending)
     below = torch.cat([ascending.new_zeros(1), ascending.cumsum(0)[:-1]])
-    num_above = num - torch.arange(num, device=delta.device)
+    num_above = num - torch.arange(num, device=ascending.device)
     tau_squared = (num * budget - below) / num_above
     is_solution = tau_squared <= ascending
     is_solution[-1] = True  # in exact arithmetic it is, since the mean is over the budget
-    return {"tau": tau_squared[is_solution.int().argmax()].sqrt().float()}
+    return tau_squared, is_solution.int().argmax()
 
 
 def m2po(inputs: LossInputs, *, budget: float) -> LossOutput:
@@ -46,9 +92,25 @@ def m2po(inputs: LossInputs, *, budget: float) -> LossOutput:
 
     Shapes: all [T]. Gradient: through `logprobs` only.
     Raises: ConfigError if `inputs.statistics` lacks tau.
-    Source: Zheng et al. 2025 (arXiv:2510.01161), as the authors' code computes it.
+    Source: Zheng et al. 2025 (arXiv:2510.01161), as the docstrings of the authors' code describe it.
     """
     tau = statistic(inputs, "tau", f"m2po_bound(inputs, budget={budget})")
+    return _clipped(inputs, tau)
+
+
+def m2po_released(inputs: LossInputs, *, budget: float) -> LossOutput:
+    """`m2po` with the smaller tau of the authors' released code, from `m2po_released_bound`.
+
+    Shapes: all [T]. Gradient: through `logprobs` only.
+    Raises: ConfigError if `inputs.statistics` lacks tau.
+    Source: Zheng et al. 2025 (arXiv:2510.01161), the authors' released code without its optional floor of the
+    clip bounds (`miniclip`, off in its scripts).
+    """
+    tau = statistic(inputs, "tau", f"m2po_released_bound(inputs, budget={budget})")
+    return _clipped(inputs, tau)
+
+
+def _clipped(inputs: LossInputs, tau: Tensor) -> LossOutput:
     ratio = importance_ratio(inputs.logprobs, inputs.behavior_logprobs)
     return clipped_surrogate(ratio, inputs.advantages, torch.clamp(ratio, torch.exp(-tau), torch.exp(tau)))
 
@@ -61,12 +123,16 @@ def m2po_mask_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor
     Shapes: inputs [T], the bound a scalar; -1 where no token can stay. No gradient. Source: as `m2po_mask`.
     """
     ascending = (inputs.logprobs - inputs.behavior_logprobs).detach().double().square().sort().values
+    kept = _kept(ascending, budget)
+    return {"max_square": kept[-1] if kept.numel() else ascending.new_full((), -1.0)}
+
+
+def _kept(ascending: Tensor, budget: float) -> Tensor:
+    """Of the squares, those that may be the largest one kept: the mean up to it is within the budget."""
     means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
     is_last_of_equals = torch.ones_like(ascending, dtype=torch.bool)
     is_last_of_equals[:-1] = ascending[1:] > ascending[:-1]
-    kept = ascending[(means <= budget) & is_last_of_equals]
-    bound = kept[-1] if kept.numel() else ascending.new_full((), -1.0)
-    return {"max_square": bound}
+    return ascending[(means <= budget) & is_last_of_equals]
 
 
 def m2po_mask(inputs: LossInputs, *, budget: float) -> LossOutput:
@@ -84,3 +150,44 @@ def m2po_mask(inputs: LossInputs, *, budget: float) -> LossOutput:
     is_kept = delta.detach().double().square() <= bound
     surrogate = torch.exp(torch.where(is_kept, delta, 0.0)) * inputs.advantages
     return LossOutput(per_token=torch.where(is_kept, -surrogate, 0.0), metrics={"clip_frac": ~is_kept})
+
+
+def m2po_mask_proximal_bound(
+    inputs: LossInputs, *, budget: float, clip_low: float, clip_high: float, max_behavior_ratio: float
+) -> Mapping[str, Tensor]:
+    """`max_square`, the largest delta^2 that `m2po_mask_proximal` keeps; at least the smallest one stays.
+
+    delta_t = proximal_logprobs_t - behavior_logprobs_t. Equal squares stay or go together. The arguments but
+    `budget` are those of the loss.
+
+    Shapes: inputs [T], the bound a scalar. No gradient. Source: as `m2po_mask_proximal`.
+    """
+    ascending = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach().double().square().sort().values
+    kept = _kept(ascending, budget)
+    return {"max_square": kept[-1] if kept.numel() else ascending[0]}
+
+
+def m2po_mask_proximal(
+    inputs: LossInputs, *, budget: float, clip_low: float, clip_high: float, max_behavior_ratio: float
+) -> LossOutput:
+    """`decoupled_ppo` without the tokens of the largest squared log ratios of proximal and behavior policy.
+
+    loss_t = loss_t of `decoupled_ppo` where delta_t^2 <= max_square of `m2po_mask_proximal_bound`, else 0
+
+    What is masked does not depend on the current policy, so it stays the same over the steps of a batch.
+    Shapes: all [T]. Gradient: through `logprobs` only.
+    Raises: ConfigError if `inputs.statistics` lacks max_square.
+    Source: after Zheng et al. 2025 (arXiv:2510.01161), as the public code of AReaL computes it (its threshold
+    is exclusive, and it divides by the tokens that stay; here the denominator counts all tokens).
+    """
+    bound = statistic(inputs, "max_square", f"m2po_mask_proximal_bound(inputs, budget={budget}, ...)")
+    output = decoupled_ppo(
+        inputs, clip_low=clip_low, clip_high=clip_high, max_behavior_ratio=max_behavior_ratio
+    )
+    delta = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
+    is_dropped = delta.double().square() > bound
+    masked = output.metrics["masked_frac"] | is_dropped
+    return LossOutput(
+        per_token=torch.where(is_dropped, 0.0, output.per_token),
+        metrics={**output.metrics, "masked_frac": masked},
+    )

@@ -259,6 +259,16 @@ def test_the_mismatch_counts_tokens_of_the_trainers_version_only(model_dir: Path
     assert metric(result, "fresh_frac") == 0.5
 
 
+def test_a_log_ratio_that_overflows_is_refused_by_name(model_dir: Path) -> None:
+    fine = make_sample(episode_idx=0, advantage=1.0)
+    absurd = make_sample(episode_idx=3, group_id=7, advantage=1.0, behavior=[-1.0, -200.0])
+    backend = make(model_dir)
+    with pytest.raises(
+        TrainingError, match=r"group 7/episode 3: the log ratio of a token, .* is 19\d\.\d; at most 88"
+    ):
+        backend.train_step(make_batch([fine, absurd]))
+
+
 def test_the_sampling_temperature_is_applied(model_dir: Path) -> None:
     samples = with_true_logprobs(model_dir, make_samples(seed=5, temperature=0.6))
     samples += with_true_logprobs(model_dir, make_samples(seed=6, temperature=1.3))

@@ -41,6 +41,8 @@ from astraflow.types import Batch
 __all__ = ["TorchBackend"]
 
 _log = logging.getLogger(__name__)
+_MAX_LOG_RATIO = 88.0
+"""Nats; beyond 88.7 the ratio overflows float32."""
 _MAX_NAMED = 5
 """Groups that an error message names."""
 
@@ -169,7 +171,9 @@ class TorchBackend:
             )
             with torch.set_grad_enabled(not is_dry):
                 logprobs = self._logprobs(columns, packed)[0]
-                output = loss(LossInputs(logprobs, behavior, behavior, advantages))
+                inputs = LossInputs(logprobs, behavior, behavior, advantages)
+                _check_ratios(columns, packed, inputs)
+                output = loss(inputs)
                 _check_finite(columns, packed, output.per_token)
                 summed = output.per_token.sum()
             if not is_dry:
@@ -254,6 +258,7 @@ class TorchBackend:
             with torch.set_grad_enabled(self._config.auxiliary.entropy_coef > 0):
                 entropy = entropies(logits)
             inputs = replace(run.inputs(packed, logprobs), entropies=entropy, statistics=statistics or {})
+            _check_ratios(run.columns, packed, inputs)
             if statistics is None:
                 inputs = replace(inputs, statistics=self._statistics_of([inputs]))
             output = self._loss.function(inputs)
@@ -342,6 +347,28 @@ def _check_finite(columns: Columns, packed: LayoutTensors, per_token: Tensor) ->
     named = _names(columns, np.unique(columns.sample_of(bad)))
     raise TrainingError(
         f"the loss of {len(bad)} tokens is not finite, in {named}; are its logprobs or the weights broken?"
+    )
+
+
+def _check_ratios(columns: Columns, packed: LayoutTensors, inputs: LossInputs) -> None:
+    """Raises: TrainingError naming the sample and the two models if a ratio of probabilities overflows."""
+    now, behavior = inputs.logprobs.detach(), inputs.behavior_logprobs
+    gaps = {
+        "current over behavior": now - behavior,
+        "proximal over behavior": inputs.proximal_logprobs - behavior,
+        "current over proximal": now - inputs.proximal_logprobs,
+    }
+    if inputs.reference_logprobs is not None:
+        gaps["reference over current"] = inputs.reference_logprobs - now
+    worst = torch.stack([gap.max() for gap in gaps.values()])
+    if bool((worst <= _MAX_LOG_RATIO).all()) or bool(torch.isnan(worst).any()):
+        return  # what is no number is named with the loss
+    which, gap = list(gaps.items())[int(worst.argmax())]
+    sample = columns.sample_of(packed.trained[[int(gap.argmax())]])[0]
+    raise TrainingError(
+        f"{sample_name(columns, int(sample))}: the log ratio of a token, {which}, is {float(gap.max()):.1f}; "
+        f"at most {_MAX_LOG_RATIO:.0f} is expected, since its ratio overflows float32. Are the recorded "
+        "logprobs those of this model, in nats?"
     )
 
 
