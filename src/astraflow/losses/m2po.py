@@ -1,9 +1,9 @@
 """M2PO, a trust region on the second moment of the log ratio to the behavior policy, in its public variants.
 
-`m2po` clips where the budget is met exactly, as the paper's authors describe their code; `m2po_released` clips
-where that code does, at the largest square below. `m2po_mask` leaves tokens out, current against behavior
-policy, as the paper's algorithm; `m2po_mask_proximal` as another public code does, proximal against behavior
-policy, under a clip. All four look at the whole minibatch, where both codes look at one microbatch.
+`m2po` clips where the budget is met exactly, as the paper's authors describe their code; `m2po_released`
+clips where that code does, at the largest square below. `m2po_mask` leaves tokens out, current against
+behavior policy, as the paper's algorithm; `m2po_mask_proximal` as another public code does, proximal against
+behavior policy, under a clip. All four look at the whole minibatch, where both codes look at one microbatch.
 
 Legend: T trained tokens (of a microbatch in a loss, of the whole minibatch in its bound).
 """
@@ -49,8 +49,8 @@ def m2po_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
 def m2po_released_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor]:
     """tau of `m2po_released`: the root of the largest delta^2 below the exact solution; 0 if there is none.
 
-    delta, harmful tokens and the exact solution as in `m2po_bound`: of the squares in ascending order, the one
-    before the first at which mean(min(delta^2, square)) reaches the budget. The mean stays below the budget.
+    delta, harmful tokens and the exact solution as in `m2po_bound`: of the squares in ascending order, the
+    one before the first at which mean(min(delta^2, square)) reaches the budget. The mean stays below it.
 
     Shapes: inputs [T], tau a scalar. No gradient.
     Source: Zheng et al. 2025 (arXiv:2510.01161), the authors' released code.

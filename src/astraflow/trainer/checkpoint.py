@@ -21,7 +21,7 @@ from astraflow import wire
 from astraflow.errors import DataError, WireError
 from astraflow.types import Item
 
-__all__ = ["RECORD_FILE", "Checkpoint", "CheckpointRecord", "CheckpointStore", "FileRecord"]
+__all__ = ["RECORD_FILE", "Checkpoint", "CheckpointRecord", "CheckpointStore", "FileRecord", "synced"]
 
 _log = logging.getLogger(__name__)
 RECORD_FILE = "checkpoint.json"
@@ -60,6 +60,15 @@ class Checkpoint:
     """Steps done."""
 
 
+def synced(path: Path) -> None:
+    """Returns when the bytes of a file, or the names in a folder, survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class CheckpointStore:
     """The checkpoints of one policy in one folder; keeps the newest few.
 
@@ -70,8 +79,11 @@ class CheckpointStore:
         store.latest()  # Checkpoint(path=.../step-00000010, step=10)
     """
 
-    def __init__(self, folder: Path, *, policy: str, keep: int) -> None:
-        self._folder, self._policy, self._keep = folder, policy, keep
+    def __init__(
+        self, folder: Path, *, policy: str, keep: int, sync: Callable[[Path], None] = synced
+    ) -> None:
+        """`sync` makes a file or folder durable."""
+        self._folder, self._policy, self._keep, self._sync = folder, policy, keep, sync
 
     def stage(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
         """Calls `fill` with an empty hidden folder. Nothing is durable or visible before `finish`."""
@@ -93,14 +105,14 @@ class CheckpointStore:
         )
         (staged.path / RECORD_FILE).write_bytes(wire.encode(record, wire.JSON))
         for path in (*files, staged.path / RECORD_FILE, staged.path):
-            _sync(path)
+            self._sync(path)
         final = self._folder / f"{_PREFIX}{staged.step:08d}"
         if final.exists():
             replaced = self._folder / f"{_REPLACED}{staged.step:08d}"
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         staged.path.rename(final)
-        _sync(self._folder)
+        self._sync(self._folder)
         self._prune()
         return Checkpoint(final, staged.step)
 
@@ -154,11 +166,3 @@ def _hash(path: Path) -> str:
         while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

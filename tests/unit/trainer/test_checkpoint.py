@@ -1,12 +1,17 @@
 """Checkpoints appear whole or not at all."""
 
+import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from astraflow.errors import DataError
-from astraflow.trainer.checkpoint import RECORD_FILE, CheckpointStore
+from astraflow.trainer.checkpoint import RECORD_FILE, CheckpointStore, synced
 
 
 def make_store(folder: Path, *, keep: int = 2, policy: str = "actor") -> CheckpointStore:
@@ -50,6 +55,47 @@ def test_a_staged_checkpoint_is_not_visible(tmp_path: Path) -> None:
     latest = store.latest()
     assert latest is not None
     assert latest.step == 1
+
+
+def test_every_file_is_durable_before_a_checkpoint_is_visible_and_its_name_after(tmp_path: Path) -> None:
+    found: list[tuple[str, bool]] = []
+    """What was made durable, and whether the checkpoint was visible by then."""
+
+    def note(path: Path) -> None:
+        assert path.exists()
+        found.append((str(path.relative_to(tmp_path)), (tmp_path / "step-00000002").exists()))
+
+    write(CheckpointStore(tmp_path, policy="actor", keep=2, sync=note), 2)
+    staged = ".staged-00000002"
+    files = [f"{staged}/model", f"{staged}/state", f"{staged}/{RECORD_FILE}"]
+    assert sorted(found[:3]) == sorted((name, False) for name in files)
+    assert found[3:] == [(staged, False), (".", True)]
+
+
+def test_files_and_folders_reach_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path):
+        calls = system_calls(lambda path=path: synced(path))
+        assert calls == [path], calls
+
+
+def system_calls(act: Callable[[], None]) -> list[Path]:
+    """The files and folders that are flushed to the disk while `act` runs, as the interpreter reports it."""
+    opened: dict[str, Path] = {}
+    calls: list[Path] = []
+
+    def watch(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call" and arg is os.open:
+            opened["path"] = frame.f_locals["path"]
+        if event == "c_call" and arg is os.fsync:
+            calls.append(opened["path"])
+
+    sys.setprofile(watch)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def test_what_a_killed_trainer_staged_is_overwritten(tmp_path: Path) -> None:
