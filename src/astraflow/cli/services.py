@@ -131,8 +131,17 @@ def join(
         cache=cache,
         peer=peer,
         overrides=tuple(overrides or ()),
+        private=(*_private(), *([token_file] if token_file else [])),
     )
     _run(name or "rollout", main)
+
+
+def _private() -> tuple[Path, ...]:
+    """What the launcher keeps from agent programs."""
+    from astraflow.launch.program import PRIVATE_VARIABLE
+
+    paths = os.environ.get(PRIVATE_VARIABLE, "").split(os.pathsep)
+    return tuple(Path(path) for path in paths if path)
 
 
 _log = logging.getLogger(__name__)

@@ -28,6 +28,7 @@ from astraflow.workflows.config import AgentConfig, ProgramConfig
 __all__ = [
     "CA_VARIABLE",
     "MODULE_PATH_VARIABLE",
+    "PRIVATE_VARIABLE",
     "TOKEN_VARIABLE",
     "Addresses",
     "choose_addresses",
@@ -45,6 +46,9 @@ CA_VARIABLE = "SSL_CERT_FILE"
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
+
+PRIVATE_VARIABLE = "ASTRAFLOW_PRIVATE"
+"""Environment variable with files and folders, joined as in PATH, that agent programs must not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,10 @@ def _url(scheme: str, address: tuple[str, int]) -> str:
 
 
 def needs_tokens(recipe: Recipe) -> bool:
-    """Whether something listens beyond loopback, so that every caller must show a token."""
-    return not (is_loopback(recipe.dataflow.host) and is_loopback(recipe.weights.host))
+    """Whether every caller must show a token: something listens beyond loopback, or programs that are no part
+    of the run share this machine with it."""
+    is_reachable = not (is_loopback(recipe.dataflow.host) and is_loopback(recipe.weights.host))
+    return is_reachable or _agent_program(recipe) is not None
 
 
 def network_modules(recipe: Recipe) -> tuple[str, ...]:
@@ -117,15 +123,22 @@ def network_modules(recipe: Recipe) -> tuple[str, ...]:
     command of the engine's server."""
     parts: list[Config] = [recipe.workflow, recipe.tasks.reward, recipe.rollout.engine]
     parts += [*recipe.tasks.sources.values(), *(s.source for s in recipe.eval.sets.values())]
-    workflow = recipe.workflow
     used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
     engine = recipe.rollout.engine
     if isinstance(engine, ServerEngineConfig) and not engine.attach.url:
         variables = [f"{name}={value}" for name, value in engine.env.items()]
         used.add(shlex.join([*variables, engine.python, *engine.args]))
-    if isinstance(workflow, AgentConfig) and isinstance(workflow.run, ProgramConfig):
-        used.add(shlex.join(workflow.run.command))
+    if (agent_program := _agent_program(recipe)) is not None:
+        used.add(shlex.join(agent_program.command))
     return tuple(sorted(used))
+
+
+def _agent_program(recipe: Recipe) -> ProgramConfig | None:
+    """The program that is started for each episode, if the workflow is one."""
+    workflow = recipe.workflow
+    if isinstance(workflow, AgentConfig) and isinstance(workflow.run, ProgramConfig):
+        return workflow.run
+    return None
 
 
 def program(
@@ -133,6 +146,7 @@ def program(
 ) -> tuple[ProcessSpec, ...]:
     """The processes of a run, in the order in which they are shown."""
     run_dir, base = str(folder.path), _environment(module_path)
+    base[PRIVATE_VARIABLE] = str(folder.path.resolve())
     if recipe.dataflow.tls.is_on:
         base[CA_VARIABLE] = recipe.dataflow.tls.ca_file
     is_guarded = needs_tokens(recipe)

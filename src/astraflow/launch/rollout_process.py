@@ -34,10 +34,11 @@ async def run_rollout_service(
     cache: Path | None,
     peer: str = "",
     overrides: tuple[str, ...] = (),
+    private: tuple[Path, ...] = (),
 ) -> int:
     """Serves the run at `url` until it ends or `stop`, and its weights to others at the address `peer`.
 
-    `overrides` say how this service differs from the run's `rollout` section.
+    `overrides` change the run's `rollout` section here; `private` files are hidden from agent programs.
 
     Raises: ConfigError if the run names a module that `allow` does not; RefusedError if it takes no service
     like this one; UnavailableError if nobody answers.
@@ -67,6 +68,7 @@ async def run_rollout_service(
                 fingerprints=Fingerprints(recipe=info.fingerprints.recipe, code=code_fingerprint(recipe)),
                 token=token,
                 peer=peer,
+                private=private,
                 max_upload_mb_s=recipe.weights.max_upload_mb_s,
             )
     finally:

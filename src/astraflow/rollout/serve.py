@@ -41,12 +41,13 @@ async def run_rollout(
     token: str = "",
     peer: str = "",
     max_upload_mb_s: float = 0.0,
+    private: tuple[Path, ...] = (),
 ) -> None:
     """Serves a run until it ends or `stop` is set.
 
     `hosts`: policies to serve; empty for all of the run. `token`: for sources of weights that ask for one.
     `peer`: address at which it serves the weights that it has to other services, at `max_upload_mb_s` at
-    most; empty: it does not.
+    most; empty: it does not. `private`: files and folders that agent programs must not see.
 
     Raises: ConfigError for a component that cannot be built or an address that cannot be bound;
     RefusedError if the dataflow does not take it.
@@ -57,7 +58,7 @@ async def run_rollout(
             link,
             name=name,
             policies=_hosted(run_info, hosts),
-            workflow=make_workflow(workflow),
+            workflow=make_workflow(workflow, private=private),
             scoring=ScoringPool(tasks, num_workers=rollout.scorers),
             weights=_AfterLoading(weights, loading),
             config=rollout,

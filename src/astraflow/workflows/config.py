@@ -8,7 +8,7 @@ import string
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from astraflow.config import Config, Use
 from astraflow.workflows.debate import DEBATE_PROMPT, seats
@@ -300,6 +300,18 @@ class ProgramConfig(Config):
     """The policy that `ASTRAFLOW_MODEL` names; empty for the recipe's first."""
     timeout_s: float = Field(default=240.0, gt=0)
     """A program that takes longer is killed, with all that it started, and its episode fails."""
+    box: Literal["required", "preferred", "none"] = "preferred"
+    """Whether it runs in a box that hides the run's secrets and other episodes' keys. Where the machine has
+    none, `preferred` goes without, with a warning and the metric `unboxed`, and `required` refuses."""
+    keeps_env: tuple[str, ...] = ()
+    """Further variables of the service's environment that the program gets, e.g. the key of a search tool."""
+
+    @field_validator("keeps_env")
+    @classmethod
+    def _keeps_no_secret_of_the_run(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if own := [name for name in names if name.startswith("ASTRAFLOW_")]:
+            raise ValueError(f"{own[0]} is the service's own and goes to no program")
+        return names
 
 
 class AgentConfig(PolicyRoles):

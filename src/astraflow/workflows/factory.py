@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from astraflow.config import Use, check_args, load_attr
@@ -14,7 +15,7 @@ from astraflow.workflows.debate import debate
 from astraflow.workflows.multi_turn import multi_turn
 from astraflow.workflows.paced import paced
 from astraflow.workflows.plan_and_solve import plan_and_solve
-from astraflow.workflows.program import run_program
+from astraflow.workflows.program import ProgramRuns
 from astraflow.workflows.propose_and_select import propose_and_select
 from astraflow.workflows.route import route
 from astraflow.workflows.single_turn import single_turn
@@ -43,15 +44,17 @@ WORKFLOWS: dict[str, Callable[..., Awaitable[Rewards]]] = {
 """Built-in workflows; a config's fields are exactly the function's keyword arguments."""
 
 
-def make_workflow(config: WorkflowConfig) -> Workflow:
+def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> Workflow:
     """The workflow with its arguments bound; functions that a built-in takes are loaded.
+
+    `private`: files and folders that programs of the recipe must not see.
 
     Raises: ConfigError if a component of the user's own is missing, not async where it must be, or refuses
     the arguments.
     """
     if not isinstance(config, Use):
         if isinstance(config, AgentConfig) and isinstance(config.run, ProgramConfig):
-            return _program_agent(config.run, _read(config))
+            return _program_agent(config.run, _read(config), private)
         return cast("Workflow", partial(WORKFLOWS[config.name], **_arguments(config)))
     function = load_attr(config.use, where="workflow.use")
     if not inspect.iscoroutinefunction(function):
@@ -84,11 +87,17 @@ def _read(config: ToolUseConfig | AgentConfig) -> str | Callable[..., Any]:
     return parser if isinstance(parser, str) else _function(parser, "workflow.parser")
 
 
-def _program_agent(config: ProgramConfig, parser: str | Callable[..., Any]) -> Workflow:
+def _program_agent(
+    config: ProgramConfig, parser: str | Callable[..., Any], private: tuple[Path, ...]
+) -> Workflow:
+    runs = ProgramRuns(config, private=private)
+
     async def workflow(task: ScoredTask, policies: Policies) -> Rewards:
         model = config.model or next(iter(policies))
-        run = partial(run_program, model=model, command=config.command, timeout_s=config.timeout_s)
-        return await agent(task, policies, run=run, parser=parser)
+        rewards = await agent(task, policies, run=partial(runs, model=model), parser=parser)
+        if not await runs.is_boxed():
+            rewards.add_metric("unboxed", 1.0)
+        return rewards
 
     return workflow
 

@@ -13,7 +13,7 @@ from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
 from astraflow.launch.dataflow_process import guarded
 from astraflow.launch.folder import RunFolder
-from astraflow.launch.program import Addresses, choose_addresses, network_modules, program
+from astraflow.launch.program import Addresses, choose_addresses, needs_tokens, network_modules, program
 from astraflow.launch.rollout_process import check_allowed
 from astraflow.service import MemoryTransport, is_loopback
 
@@ -71,6 +71,17 @@ def test_a_token_goes_by_environment_and_only_beyond_loopback(tmp_path: Path) ->
         assert {"ASTRAFLOW_TOKEN" in spec.env for spec in specs if spec.ends_with_run} == {wanted}
     secrets = {folder.token(role) for role in ("worker", "trainer")}
     assert not any(secret in part for spec in specs for part in spec.argv for secret in secrets)
+
+
+def test_a_run_with_agent_programs_asks_for_tokens_on_loopback_and_hides_its_folder(
+    tmp_path: Path,
+) -> None:
+    agent = {"name": "agent", "run": {"name": "program", "command": ["my_agent"]}}
+    recipe = make_recipe(workflow=agent)
+    assert needs_tokens(recipe)
+    specs = program(recipe, RunFolder(tmp_path), ADDRESSES)
+    assert {spec.env["ASTRAFLOW_PRIVATE"] for spec in specs} == {str(tmp_path.resolve())}
+    assert not needs_tokens(make_recipe(workflow={**agent, "run": {"name": "use", "use": "my_agent:solve"}}))
 
 
 def test_with_a_certificate_all_speak_https_and_trust_it(tmp_path: Path) -> None:
