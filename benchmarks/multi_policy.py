@@ -205,7 +205,7 @@ def read(run_dir: Path, summary: Mapping[str, Any], scale: float) -> Measured:
 # --- showing --------------------------------------------------------------------------------------
 
 
-def draw(runs: Mapping[str, Measured], sigma: float) -> None:
+def draw(runs: Mapping[str, Measured], sigma: float, image: Path) -> None:
     """A panel a system: episodes that run at once, and below them the trainers' steps."""
     mpl.use("Agg")
     figure, panels = plt.subplots(len(runs), 1, figsize=(9, 1.9 * len(runs)), dpi=130, sharex=True)
@@ -224,11 +224,11 @@ def draw(runs: Mapping[str, Measured], sigma: float) -> None:
     title = f"Episodes that run at once, and the steps of both trainers below them (sigma {sigma:g})"
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
-    figure.savefig(IMAGE)
+    figure.savefig(image, format="png")
     plt.close(figure)
 
 
-def main(sigmas: Sequence[float], run: Settings) -> None:
+def main(sigmas: Sequence[float], run: Settings, image: Path) -> None:
     """Runs all systems for all sigmas, one after the other."""
     spec = load_spec(ROOT / "recipes" / "models" / "quickstart.yaml", ["warm_start.steps=0"])
     init_model(spec, run.model)  # its tokenizer is used, its weights are not
@@ -242,7 +242,7 @@ def main(sigmas: Sequence[float], run: Settings) -> None:
     header = ("sigma", "system", "emulated s", "speedup", "slots busy", "staleness", "max", "audit")
     show_table(f"{run.steps} steps of both policies, EMULATED at {run.scale:g} times the clock", header, rows)
     chosen = DRAWN_SIGMA if DRAWN_SIGMA in found else sigmas[0]
-    draw(found[chosen], chosen)
+    draw(found[chosen], chosen, image)
     runs = found[chosen]
     report(
         {
@@ -275,7 +275,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=50, help="of each policy")
     parser.add_argument("--scale", type=float, default=10.0, help="emulated seconds in one of the clock")
     parser.add_argument("--out", type=Path, help="run folders; finished ones are read, not made again")
+    parser.add_argument("--image", type=Path, default=IMAGE, help="where the picture goes")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="astraflow-multi-") as scratch:
         out = (given.out or Path(scratch)).resolve()
-        main(given.sigmas, Settings(given.steps, given.scale, out / "model", out))
+        main(given.sigmas, Settings(given.steps, given.scale, out / "model", out), given.image)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ from astraflow.types import (
     EpisodeResults,
     Failure,
     Fingerprints,
+    Heartbeat,
     LeaseRequest,
+    Load,
     RegisterWorker,
     ServedVersions,
 )
@@ -78,18 +81,19 @@ def test_a_service_that_fails_every_lease(quickstart_model: Path, tmp_path: Path
 
 async def _be_a_silent_peer(run: RunningRun) -> None:
     """Joins with a peer address that accepts connections and never answers."""
-    server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(3600), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, run.dataflow() as dataflow:
-        with contextlib.suppress(RefusedError, UnavailableError):
-            url = f"http://127.0.0.1:{port}"
-            worker_id = (await dataflow.register(_registration("mute", 1, peer_url=url))).worker_id
-            while True:
-                served = (ServedVersions(policy="actor", versions=()),)
-                await dataflow.leases(
-                    LeaseRequest(worker_id=worker_id, num_free=0, served=served, wait_s=2.0)
-                )
-                await asyncio.sleep(1.0)
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with run.dataflow() as dataflow:
+            with contextlib.suppress(RefusedError, UnavailableError):  # the run has ended
+                await _stay(dataflow, _registration("mute", 1, peer_url=url))
+
+
+async def _stay(dataflow: DataflowClient, registration: RegisterWorker) -> None:
+    """Keeps a service registered that takes no leases."""
+    worker_id = (await dataflow.register(registration)).worker_id
+    while True:
+        await dataflow.heartbeat(worker_id, Heartbeat(lease_ids=(), load=Load()))
+        await asyncio.sleep(1.0)
 
 
 def test_a_peer_that_never_answers(quickstart_model: Path, tmp_path: Path) -> None:
