@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,10 @@ from astraflow.errors import ConfigError, WireError
 from astraflow.types import Chunk, FileInfo, Manifest
 from astraflow.weights.manifest import check_policy_name, hash_bytes
 
-__all__ = ["ChunkStore"]
+__all__ = ["ChunkStore", "Fsync", "sync_folder", "write_durably"]
+
+Fsync = Callable[[int], None]
+"""Makes what an open file descriptor stands for durable."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +44,13 @@ class ChunkStore:
         store.add(manifest_of(chunks))                        # durable; the counts are now the manifest's
         store.retain("actor", needed=[3])                     # all but version 3 and the newest 4 go
 
+    `fsync` makes a file or folder durable; a test passes its own.
     Raises: ConfigError if another process holds the folder.
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int, fsync: Fsync = os.fsync) -> None:
         self._keep = keep
+        self._fsync = fsync
         self._chunks = folder / "chunks"
         self._manifests = folder / "manifests"
         self.incoming = folder / "incoming"
@@ -101,7 +106,7 @@ class ChunkStore:
             self._counts[chunk.hash] += 1
         try:
             if not self._holds(chunk):
-                _write_durably(self.path(chunk.hash), view)
+                write_durably(self.path(chunk.hash), view, self._fsync)
         except OSError:
             self.release((chunk,))
             raise
@@ -130,9 +135,11 @@ class ChunkStore:
         """
         folder = self._manifests / check_policy_name(manifest.policy)
         folder.mkdir(exist_ok=True)
-        _sync_folder(self._chunks)
-        _write_durably(folder / f"{manifest.version}.json", memoryview(wire.encode(manifest, wire.JSON)))
-        _sync_folder(folder)
+        sync_folder(self._manifests, self._fsync)
+        sync_folder(self._chunks, self._fsync)
+        encoded = memoryview(wire.encode(manifest, wire.JSON))
+        write_durably(folder / f"{manifest.version}.json", encoded, self._fsync)
+        sync_folder(folder, self._fsync)
         with self._mutex:
             known = self._known.setdefault(manifest.policy, {})
             replaced, known[manifest.version] = known.get(manifest.version), manifest
@@ -227,22 +234,24 @@ def _lock_folder(folder: Path) -> int:
     return fd
 
 
-def _write_durably(path: Path, view: memoryview) -> None:
+def write_durably(path: Path, view: memoryview, fsync: Fsync = os.fsync) -> None:
+    """Writes aside, syncs and renames; the new name is durable once its folder is synced."""
     aside = path.with_name(f"{path.name}.{threading.get_ident()}.tmp")
     try:
         with aside.open("wb") as file:
             file.write(view)
             file.flush()
-            os.fsync(file.fileno())
+            fsync(file.fileno())
         aside.replace(path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path, fsync: Fsync = os.fsync) -> None:
+    """Makes the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        fsync(fd)
     finally:
         os.close(fd)

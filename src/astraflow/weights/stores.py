@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from astraflow import wire
 from astraflow.errors import ConfigError, UnavailableError, WeightsError, WireError
 from astraflow.types import Chunk, Manifest, SourceLink
-from astraflow.weights.chunk_store import ChunkStore
+from astraflow.weights.chunk_store import ChunkStore, Fsync, sync_folder, write_durably
 
 __all__ = ["FolderStore", "KeepsFiles", "Mirror", "ObjectReader", "ObjectStore", "make_store"]
 
@@ -39,11 +39,11 @@ class KeepsFiles(Protocol):
 class FolderStore:
     """A folder that receivers see under the same path: a shared disk, or /dev/shm of one machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, fsync: Fsync = os.fsync) -> None:
+        self._folder, self._fsync = folder, fsync
 
     async def put(self, name: str, content: Path | bytes) -> None:
-        """Writes aside and renames."""
+        """Writes aside, syncs and renames; durable on return."""
         await asyncio.to_thread(self._put, self._folder / name, content)
 
     async def delete(self, name: str) -> None:
@@ -52,13 +52,12 @@ class FolderStore:
 
     def _put(self, path: Path, content: Path | bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         data = content if isinstance(content, bytes) else content.read_bytes()
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        write_durably(path, memoryview(data), self._fsync)
+        for folder in path.parents:  # a folder that is new here is a name in the one above it
+            sync_folder(folder, self._fsync)
+            if folder == self._folder:
+                break
 
 
 class ObjectStore:
