@@ -3,9 +3,10 @@
     fetch(parts) -> workers -> a part each -> ranges in parallel -> the part's view -> hash
 
 Ranges that arrived stay in a part when a source fails, when the caller's deadline passes, and from one call
-to the next. Publishers and stores are tried by measured speed, a failed one last; peers before them, as the
-`Swarm` says. Parts that are to come from peers have workers of their own, most of which wait. All tasks end
-with `fetch`, so that nobody writes into a view afterwards.
+to the next. Publishers and stores are tried by measured speed, one that just failed last; peers before
+them, as the `Swarm` says. A source that takes much longer than another would is left, and its range goes
+there. Parts that are to come from peers have workers of their own, most of which wait. All tasks end with
+`fetch`, so that nobody writes into a view afterwards.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from astraflow.protocols import ChunkReader
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.manifest import hash_bytes
 from astraflow.weights.readers import FillsBuffer
+from astraflow.weights.standing import TOO_SLOW, Standing
 from astraflow.weights.swarm import Swarm, is_peer
 from astraflow.weights.threads import off_loop
 
@@ -28,8 +30,8 @@ _NUM_WAITING = 32
 _NUM_OWN = 2
 """Parts that others wait for are fetched few at once, so that the first are soon whole and can go on."""
 
-_SPEED_MEMORY = 0.7
-"""Weight of the past in a source's measured speed."""
+_SPARE_S = 2.0
+"""A range may take so long at any source."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,10 @@ class Part:
         return self.chunk.num_bytes - sum(end - start for start, end in self.missing)
 
 
+class _WrongBytesError(WeightsError):
+    """A source gave other bytes than those of the chunk."""
+
+
 _Slots = Mapping[bool, asyncio.Semaphore]
 """Ranges that are read at once: from peers (True), from elsewhere (False)."""
 
@@ -64,6 +70,7 @@ class Downloads:
         readers: Mapping[str, ChunkReader],
         *,
         swarm: Swarm,
+        standing: Standing,
         num_parallel: int,
         range_bytes: int,
         clock: Callable[[], float],
@@ -75,7 +82,7 @@ class Downloads:
         self._clock = clock
         self._swarm = swarm
         self._arrived = arrived
-        self._speeds: dict[str, float] = {}
+        self._standing = standing
         self.peer_bytes = 0
         """Verified bytes that came from peers, since the start."""
 
@@ -117,8 +124,15 @@ class Downloads:
 
     def ranked(self, sources: Sequence[SourceLink]) -> list[SourceLink]:
         """Those that are no peers: fastest first, unmeasured before measured, failed last; ties as given."""
+        now_s = asyncio.get_running_loop().time()
         origins = [source for source in sources if not is_peer(source)]
-        return sorted(origins, key=lambda s: -self._speeds.get(s.url, math.inf))
+        return sorted(
+            origins,
+            key=lambda s: (
+                self._standing.is_paused(s.url, now_s),
+                -(self._standing.speed(s.url) or math.inf),
+            ),
+        )
 
     def _ranges(self, chunk: Chunk) -> list[tuple[int, int]]:
         step = self._range_bytes
@@ -139,9 +153,10 @@ class Downloads:
         for source in self.ranked(manifest.sources):
             try:
                 await self._fetch_from(source, part, slots)
+                self._standing.delivered(source.url)
                 return
             except (UnavailableError, WeightsError) as err:
-                self._speeds[source.url] = 0.0
+                self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
                 is_damaged = is_damaged or isinstance(err, WeightsError)
                 failures.append(f"{source.url}: {err}")
         if await self._fetch_from_peers(part, after, slots):
@@ -154,15 +169,17 @@ class Downloads:
     async def _fetch_from_peers(self, part: Part, peers: Sequence[SourceLink], slots: _Slots) -> bool:
         """True if a peer had the chunk, and its bytes were right."""
         origins = self.ranked(part.manifest.sources)
-        speed = max((self._speeds.get(source.url, 0.0) for source in origins), default=0.0)
+        speed = max((self._standing.speed(source.url) for source in origins), default=0.0)
         for peer in peers:
             if not await self._swarm.wait_for(peer, part.manifest, part.chunk, speed):
                 continue
             try:
                 await self._fetch_from(peer, part, slots)
             except (UnavailableError, WeightsError) as err:
-                self._swarm.blame(peer, part.manifest, f"failed: {err}")
+                is_lie = isinstance(err, _WrongBytesError)
+                self._swarm.blame(peer, part.manifest, f"failed: {err}", is_lie=is_lie)
                 continue
+            self._swarm.delivered(peer)
             self.peer_bytes += part.chunk.num_bytes
             return True
         return False
@@ -178,7 +195,7 @@ class Downloads:
         found = await _hash(part.view)
         if found != part.chunk.hash:
             part.missing = self._ranges(part.chunk)
-            raise WeightsError(f"the bytes hash to {found}")
+            raise _WrongBytesError(f"the bytes hash to {found}")
         part.is_verified = True
         await self._arrived(part)
 
@@ -190,9 +207,7 @@ class Downloads:
 
         async def read(start: int, end: int) -> None:
             async with slots[is_peer(source)]:
-                began_s = self._clock()
-                await _read_range(reader, source, part, start, end)
-                self._measure(source.url, end - start, self._clock() - began_s)
+                await self._read_in_time(reader, source, part, start, end)
             part.missing.remove((start, end))
 
         outcomes = await asyncio.gather(*(read(a, b) for a, b in part.missing), return_exceptions=True)
@@ -200,10 +215,35 @@ class Downloads:
             if outcome is not None:
                 raise outcome
 
-    def _measure(self, url: str, num_bytes: int, duration_s: float) -> None:
-        speed = num_bytes / max(duration_s, 1e-6)
-        past = self._speeds.get(url, 0.0) or speed
-        self._speeds[url] = _SPEED_MEMORY * past + (1 - _SPEED_MEMORY) * speed
+    async def _read_in_time(
+        self, reader: ChunkReader, source: SourceLink, part: Part, start: int, end: int
+    ) -> None:
+        """One range, or an error once the source is slow; a peer that fails is blamed before the next range
+        has its turn."""
+        if is_peer(source) and self._swarm.is_bad(source, part.manifest):
+            raise UnavailableError("it failed while this range waited for its turn")
+        began_s = self._clock()
+        limit_s = self._limit_s(source, part.manifest, end - start)
+        try:
+            async with asyncio.timeout(limit_s):
+                await _read_range(reader, source, part, start, end)
+        except (TimeoutError, UnavailableError) as err:
+            reason = (
+                f"{end - start} bytes took over {limit_s} s" if isinstance(err, TimeoutError) else str(err)
+            )
+            if is_peer(source):
+                self._swarm.blame(source, part.manifest, f"failed: {reason}")
+            raise UnavailableError(reason) from err
+        self._standing.measure(source.url, end - start, self._clock() - began_s)
+
+    def _limit_s(self, source: SourceLink, manifest: Manifest, num_bytes: int) -> float | None:
+        """How long a range may take at a source: several times what the fastest other publisher or store
+        would need. None if there is no other, or none was measured: the reader's own deadlines hold."""
+        now_s = asyncio.get_running_loop().time()
+        others = [s.url for s in manifest.sources if not is_peer(s) and s.url != source.url]
+        usable = (self._standing.speed(url) for url in others if not self._standing.is_paused(url, now_s))
+        fastest = max(usable, default=0.0)
+        return _SPARE_S + TOO_SLOW * num_bytes / fastest if fastest else None
 
 
 async def _read_range(reader: ChunkReader, source: SourceLink, part: Part, start: int, end: int) -> None:

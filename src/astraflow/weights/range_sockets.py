@@ -9,6 +9,8 @@ import contextlib
 import socket
 from urllib.parse import urlsplit
 
+from astraflow.errors import UnavailableError
+
 __all__ = ["RangeSockets"]
 
 _MAX_HEAD_BYTES = 65_536
@@ -19,26 +21,34 @@ _MAX_IDLE = 16
 class RangeSockets:
     """Connections to one source; `close` them. An answer that is cut leaves half of it in the buffer."""
 
-    def __init__(self, base_url: str, *, token: str = "") -> None:
+    def __init__(self, base_url: str, *, token: str = "", quiet_s: float = 10.0) -> None:
         parts = urlsplit(base_url)
         self._is_plain = parts.scheme == "http" and parts.hostname is not None
         self._address = (parts.hostname or "", parts.port or 80)
         self._prefix = parts.path.rstrip("/")
         authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         self._head = f"HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept-Encoding: identity\r\n{authorization}"
+        self._quiet_s = quiet_s
+        self._url = base_url
         self._idle: list[socket.socket] = []
 
     async def fill(self, path: str, view: memoryview, *, start: int, timeout_s: float = 60.0) -> bool:
-        """Fills `view` with the resource's bytes from `start`. False if that did not work, for any reason."""
+        """Fills `view` with the resource's bytes from `start`. False if that did not work, for any reason but
+        slowness. Raises: UnavailableError if it takes over `timeout_s`, or no byte comes for `quiet_s`.
+        """
         if not self._is_plain:
             return False
         connection: socket.socket | None = None
         is_done = False
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), asyncio.timeout(self._quiet_s) as quiet:
                 connection = self._idle.pop() if self._idle else await self._connect()
-                is_done = await self._get(connection, path, view, start)
-        except (OSError, TimeoutError, ValueError):
+                is_done = await self._get(connection, path, view, start, quiet)
+        except TimeoutError as err:
+            raise UnavailableError(
+                f"{self._url} gave no byte for {self._quiet_s:.0f} s, or not all in {timeout_s:.0f} s"
+            ) from err
+        except (OSError, ValueError):
             return False
         finally:
             if connection is not None and is_done and len(self._idle) < _MAX_IDLE:
@@ -67,7 +77,9 @@ class RangeSockets:
             raise
         return connection
 
-    async def _get(self, connection: socket.socket, path: str, view: memoryview, start: int) -> bool:
+    async def _get(
+        self, connection: socket.socket, path: str, view: memoryview, start: int, quiet: asyncio.Timeout
+    ) -> bool:
         """True if the answer was whole and the connection can be used again."""
         loop = asyncio.get_running_loop()
         range_line = f"Range: bytes={start}-{start + view.nbytes - 1}\r\n\r\n"
@@ -89,6 +101,7 @@ class RangeSockets:
             if num_bytes == 0:
                 return False
             filled += num_bytes
+            quiet.reschedule(loop.time() + self._quiet_s)
         return True
 
 

@@ -17,7 +17,7 @@ from astraflow.weights.range_sockets import RangeSockets
 
 __all__ = ["FileReader", "FillsBuffer", "FindsManifests", "HttpReader"]
 
-_ANSWER_S = 5.0
+_ANSWER_S = 2.0
 """A peer answers this long after its wait at the latest."""
 
 
@@ -42,15 +42,21 @@ class HttpReader:
     """Reads from publishers and peers over HTTP, one client a URL; `close` it.
 
     `connect` makes the client of a URL; its patience is how long one source is tried before the next.
-    `token` is for the direct way into a buffer, which is tried first.
+    `token` is for the direct way into a buffer, which is tried first; there a source that gives no byte for
+    `quiet_s` is left.
     """
 
     def __init__(
-        self, connect: Callable[[str], ServiceClient], *, token: str = "", range_timeout_s: float = 60.0
+        self,
+        connect: Callable[[str], ServiceClient],
+        *,
+        token: str = "",
+        range_timeout_s: float = 60.0,
+        quiet_s: float = 10.0,
     ) -> None:
         self._connect = connect
         self._token = token
-        self._range_timeout_s = range_timeout_s
+        self._range_timeout_s, self._quiet_s = range_timeout_s, quiet_s
         self._clients: dict[str, ServiceClient] = {}
         self._sockets: dict[str, RangeSockets] = {}
 
@@ -66,7 +72,7 @@ class HttpReader:
     async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
         """As `read`, straight into `view`."""
         if url not in self._sockets:
-            self._sockets[url] = RangeSockets(url, token=self._token)
+            self._sockets[url] = RangeSockets(url, token=self._token, quiet_s=self._quiet_s)
         path, timeout_s = f"/v1/chunks/{chunk_hash}", self._range_timeout_s
         if not await self._sockets[url].fill(path, view, start=start, timeout_s=timeout_s):
             view[:] = await self.read(url, chunk_hash, start=start, end=start + view.nbytes)

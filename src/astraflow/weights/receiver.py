@@ -37,6 +37,7 @@ from astraflow.weights.manifest import (
 )
 from astraflow.weights.peer import Spool, peer_ticket
 from astraflow.weights.readers import FileReader, FindsManifests, HttpReader
+from astraflow.weights.standing import Standing
 from astraflow.weights.stores import ObjectReader
 from astraflow.weights.swarm import Swarm
 from astraflow.weights.threads import off_loop
@@ -56,8 +57,10 @@ _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0
 """A source that does not answer for this long is passed over: a publisher restarts faster than this."""
-_PEER_RANGE_S = 20.0
+_PEER_RANGE_S = 10.0
 """A peer's turn is short: the publisher has what it does not give."""
+_PEER_QUIET_S, _QUIET_S = 3.0, 10.0
+"""So long a source may give no byte. A publisher with an upload limit lets many receivers take turns."""
 _NUM_REMEMBERED = 64
 """Manifests of a policy that need not be asked for again; a chain is shorter."""
 
@@ -91,17 +94,21 @@ class Receiver:
         self._cache_dir = cache_dir
         self._http = _http_reader(token, transport, _PATIENCE_S)
         self._peers = _http_reader(
-            peer_ticket(token), transport, peer_patience_s, range_timeout_s=_PEER_RANGE_S
+            peer_ticket(token),
+            transport,
+            peer_patience_s,
+            range_timeout_s=_PEER_RANGE_S,
+            quiet_s=_PEER_QUIET_S,
         )
         self._spool = spool
-        self._swarm = Swarm(
-            self._peers.state, lambda: spool.url if spool is not None else "", spare_s=2 * peer_patience_s
-        )
+        standing, spare_s = Standing(), 2 * peer_patience_s
+        self._swarm = Swarm(self._peers.state, self._own_url, standing=standing, spare_s=spare_s)
         files, objects = FileReader(), ObjectReader()
         self._finders = finders or {"http": self._http, "file": files, "s3": objects}
         self._downloads = Downloads(
             readers or {"http": self._http, "file": files, "s3": objects, "peer": self._peers},
             swarm=self._swarm,
+            standing=standing,
             num_parallel=num_parallel,
             range_bytes=range_bytes,
             clock=clock,
@@ -117,6 +124,9 @@ class Receiver:
         """Versions that a delta from the copy here did not give and that were fetched another way."""
         self.fetched_bytes = 0
         """Bytes of versions that arrived, since the start."""
+
+    def _own_url(self) -> str:
+        return self._spool.url if self._spool is not None else ""
 
     @property
     def peer_bytes(self) -> int:
@@ -377,9 +387,14 @@ class Receiver:
 
 
 def _http_reader(
-    token: str, transport: Callable[[str], Transport], patience_s: float, *, range_timeout_s: float = 60.0
+    token: str,
+    transport: Callable[[str], Transport],
+    patience_s: float,
+    *,
+    range_timeout_s: float = 60.0,
+    quiet_s: float = _QUIET_S,
 ) -> HttpReader:
     def connect(url: str) -> ServiceClient:
         return ServiceClient(url, token=token, patience_s=patience_s, transport=transport(url))
 
-    return HttpReader(connect, token=token, range_timeout_s=range_timeout_s)
+    return HttpReader(connect, token=token, range_timeout_s=range_timeout_s, quiet_s=quiet_s)

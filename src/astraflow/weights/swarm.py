@@ -5,7 +5,8 @@ tree: the k-th waits for the one at (k - 1) / 2, so that the first fetches from 
 a chunk to two others at most, and the uploads of a version are spread evenly. If the one above has the chunk
 neither now nor soon, the others that rank before are asked, and if none of them fetches it, this receiver
 does. Nobody waits for a peer that ranks after itself, so that waits form no circle, even while receivers
-know different peers. What a peer did wrong is held against it for the version at hand, not for ever.
+know different peers. What a peer did wrong is held against it for the version at hand, and after that for a
+while (`Standing`), so that it costs a run seconds, not seconds for each version.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import xxhash
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.peer import State
+from astraflow.weights.standing import Standing
 
 __all__ = ["AsksPeer", "Swarm", "is_peer"]
 
@@ -25,7 +27,7 @@ _log = logging.getLogger(__name__)
 AsksPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
 """Asks the peer at a URL for the state of a version's chunk, waiting up to so many seconds for a change."""
 
-_ASK_S = 5.0
+_ASK_S = 2.0
 _BLIND_S = 30.0
 """Patience with a peer while nothing tells how fast the publisher is."""
 
@@ -41,10 +43,15 @@ class Swarm:
     `own_url`: where this receiver serves; empty if it does not. A peer may be late by `spare_s` and more.
     """
 
-    def __init__(self, ask: AsksPeer, own_url: Callable[[], str], *, spare_s: float = 2.0) -> None:
+    def __init__(
+        self, ask: AsksPeer, own_url: Callable[[], str], *, standing: Standing, spare_s: float = 2.0
+    ) -> None:
         self._ask = ask
         self._spare_s = spare_s
         self._own_url = own_url
+        self._standing = standing
+        self._answered: set[str] = set()
+        """Peers that answer: only these are asked to hold their answer back until there is news."""
         self._bad: dict[str, tuple[int, set[str]]] = {}
         self._idle: set[str] = set()
         """Peers that do not fetch what this receiver does."""
@@ -87,15 +94,23 @@ class Swarm:
     async def wait_for(self, peer: SourceLink, manifest: Manifest, chunk: Chunk, speed: float) -> bool:
         """Whether the peer has the chunk, sooner or later. `speed`: of the publisher, bytes/s; 0: unknown."""
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         while peer.url not in self._idle and not self.is_bad(peer, manifest):
             left_s = self._patience_s(chunk, speed) - (loop.time() - self._began_s)
+            wait_s = min(max(left_s, 0.0), _ASK_S) if peer.url in self._answered else 0.0
             try:
-                state = await self._ask(peer.url, chunk, manifest, min(max(left_s, 0.0), _ASK_S))
+                state = await self._ask(peer.url, chunk, manifest, wait_s)
             except (UnavailableError, WeightsError) as err:
+                self._answered.discard(peer.url)
                 self.blame(peer, manifest, f"does not say whether it has a chunk: {err}")
                 return False
+            if state == "absent" and wait_s == 0.0 and peer.url not in self._answered:
+                self._answered.add(peer.url)
+                continue  # now that it is known to answer, it is asked whether the version is on its way
+            self._answered.add(peer.url)
             if state == "absent":
                 self._idle.add(peer.url)
+                self._charge(peer, manifest, began_s)
             if state != "coming":
                 return state == "here"
             if left_s <= 0:
@@ -114,9 +129,19 @@ class Swarm:
             return False
         return self._may_be_late
 
-    def blame(self, peer: SourceLink, manifest: Manifest, reason: str) -> None:
-        """The peer is not asked again for this version."""
-        if self.is_bad(peer, manifest):
+    def delivered(self, peer: SourceLink) -> None:
+        """The peer gave a chunk whose hash is right."""
+        self._standing.delivered(peer.url)
+
+    def _charge(self, peer: SourceLink, manifest: Manifest, began_s: float) -> None:
+        """The receiver waited for the peer in vain; it is blamed if that was long, or happens often."""
+        if self._standing.wasted(peer.url, began_s, asyncio.get_running_loop().time()):
+            self.blame(peer, manifest, "is waited for in vain again and again")
+
+    def blame(self, peer: SourceLink, manifest: Manifest, reason: str, *, is_lie: bool = False) -> None:
+        """The peer is not asked again for this version, nor for some time after it."""
+        self._standing.blame(peer.url, asyncio.get_running_loop().time(), is_lie=is_lie)
+        if self._failed_for(peer, manifest):
             return
         version, urls = self._bad.get(manifest.policy, (-1, set[str]()))
         if version != manifest.version:
@@ -127,7 +152,11 @@ class Swarm:
         _log.warning("%s version %d: peer %s %s", manifest.policy, manifest.version, name, reason)
 
     def is_bad(self, peer: SourceLink, manifest: Manifest) -> bool:
-        """Whether it failed for this version."""
+        """Whether it failed for this version, or not long ago."""
+        is_paused = self._standing.is_paused(peer.url, asyncio.get_running_loop().time())
+        return is_paused or self._failed_for(peer, manifest)
+
+    def _failed_for(self, peer: SourceLink, manifest: Manifest) -> bool:
         version, urls = self._bad.get(manifest.policy, (-1, set[str]()))
         return version == manifest.version and peer.url in urls
 
