@@ -14,6 +14,9 @@ import pytest
 from astraflow.errors import ConfigError, RolloutError, ServiceError, WeightsError
 from astraflow.rollout.config import AttachConfig
 from astraflow.rollout.engines.factory import make_engine
+from astraflow.rollout.engines.server_api import Address
+from astraflow.rollout.engines.sglang_api import SglangApi
+from astraflow.rollout.engines.vllm_api import VllmApi
 from server_driver import (
     PROMPT,
     STAND_INS,
@@ -127,6 +130,15 @@ async def test_a_server_that_never_starts_fails_for_good_with_its_last_lines(mod
     with pytest.raises(ServiceError):
         engine.capacity()
     await engine.close()
+
+
+async def test_no_secret_stands_in_the_command_of_a_server(model: TinyModel) -> None:
+    for api in (SglangApi(), VllmApi()):
+        address = Address(url="http://127.0.0.1:1", port=1, key="k3y", socket="s")
+        config = sglang_config(env={"HF_TOKEN": "s3cret"})
+        command = api.command(config, python="python", model=model.folder, address=address, label="x-0")
+        assert not any(secret in part for part in command.argv for secret in ("k3y", "s3cret"))
+        assert command.env["HF_TOKEN"] == "s3cret"
 
 
 async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:

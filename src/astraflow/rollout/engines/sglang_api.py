@@ -25,6 +25,14 @@ from astraflow.types import Sampling
 __all__ = ["SglangApi"]
 
 _SEED_BITS = 31
+_KEY_VARIABLE = "SGLANG_SERVER_KEY"
+_LAUNCH = f"""
+import os, runpy, sys
+sys.argv += ["--api-key", os.environ["{_KEY_VARIABLE}"]]
+runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+"""
+"""As `python -m sglang.launch_server`, with the key from the environment: everybody on the machine can read a
+command line."""
 _GAUGE = re.compile(r"^sglang:(num_running_reqs|num_queue_reqs|generation_tokens_total)\{.*\} (\S+)$")
 
 
@@ -40,12 +48,13 @@ class SglangApi:
     ) -> Command:
         """`sglang.launch_server` on a port of loopback, with a key of its own."""
         argv = (
-            python, "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1",
-            "--port", str(address.port), "--api-key", address.key, "--weight-version", label,
+            python, "-c", _LAUNCH, "--model-path", str(model), "--host", "127.0.0.1",
+            "--port", str(address.port), "--weight-version", label,
             "--dtype", config.dtype, "--max-running-requests", str(config.num_slots),
             "--context-length", str(config.max_context), "--enable-metrics", *config.args,
         )  # fmt: skip
-        return Command(argv, {"OMP_NUM_THREADS": str(config.num_threads), **config.env})
+        env = {"OMP_NUM_THREADS": str(config.num_threads), **config.env, _KEY_VARIABLE: address.key}
+        return Command(argv, env)
 
     async def check(self, http: ServerHttp) -> None:
         """Raises: ConfigError if it is too old to name its weights."""
