@@ -28,6 +28,8 @@ __all__ = ["make_app"]
 
 _Handler = Callable[[Request], Awaitable[Response]]
 _Entry = tuple[Route, _Handler]
+_MAX_NAME = 256
+"""Characters of a parameter in a path; no policy's or service's name is longer."""
 _PARAM = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
@@ -104,7 +106,7 @@ class _App:
         if method not in entries:
             allowed = " or ".join(entries) or "no method"
             raise RefusedError(
-                f"{method} {path}: there is {allowed} of this path; see GET /openapi.json",
+                f"{method} {path[:_MAX_NAME]}: there is {allowed} of this path; see GET /openapi.json",
                 code="method_not_allowed" if entries else "not_found",
                 status=405 if entries else 404,
             )
@@ -129,4 +131,5 @@ class _App:
 
 def _group(match: re.Match[str]) -> str:
     """The pattern of a path parameter."""
-    return f"(?P<{match[1]}>[0-9]{{1,18}})" if match[2] == "int" else f"(?P<{match[1]}>[^/]+)"
+    kind = "[0-9]{1,15}" if match[2] == "int" else f"[^/]{{1,{_MAX_NAME}}}"
+    return f"(?P<{match[1]}>{kind})"
