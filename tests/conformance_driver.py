@@ -306,6 +306,7 @@ class InProcessTrainer:
     """Our trainer as a candidate, in this process, with a backend that counts."""
 
     can_restart = True
+    keep_checkpoints = 2
 
     def __init__(
         self, rig: "TrainerParts", mutation: Callable[[], Mutation], backend: type[CountingBackend]
@@ -332,7 +333,7 @@ class InProcessTrainer:
             backend=self.backend(),
             link=DataflowClient(client),
             publisher=PublisherClient(publishing, self.rig.publisher.incoming),
-            checkpoints=CheckpointStore(self.folder, policy="actor", keep=2),
+            checkpoints=CheckpointStore(self.folder, policy="actor", keep=self.keep_checkpoints),
         )
         try:
             await run_trainer(trainer, self.stopping)

@@ -45,7 +45,9 @@ class MemoryDataflow:
         if self.is_over:
             raise RefusedError("the run is over: all steps are done", code="finished")
         if not self.released <= request.durable_step <= self.committed:
-            raise RefusedError(f"checkpoint of {request.durable_step} steps", code="checkpoint_ahead")
+            is_ahead = request.durable_step > self.committed
+            code = "checkpoint_ahead" if is_ahead else "batches_released"
+            raise RefusedError(f"checkpoint of {request.durable_step} steps", code=code)
         self.sessions.append(request)
         self.epoch += 1
         self.done = request.durable_step

@@ -157,6 +157,8 @@ class NeverLearns(CountingBackend):
 
 
 class LosesCheckpoints(InProcessTrainer):
+    keep_checkpoints = 1
+
     async def kill(self) -> None:
         await super().kill()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.errors import FencedError, RefusedError, TrainingError, UnavailableError
+from astraflow.errors import DataError, FencedError, RefusedError, TrainingError, UnavailableError
 from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import STOP_S, Trainer, TrainerPlan, run_trainer
@@ -70,7 +70,7 @@ async def test_a_whole_run_publishes_commits_and_releases_in_order(tmp_path: Pat
     assert dataflow.taken == [0, 1, 2, 3, 4]
     assert [(p.manifest.version, p.step) for p in dataflow.publications] == [(v, v) for v in range(6)]
     assert [(c.step, c.version) for c in dataflow.commits] == [(s, s + 1) for s in range(5)]
-    assert [(r.step, r.version) for r in dataflow.releases] == [(2, 2), (4, 4), (5, 5)]
+    assert [(r.step, r.version) for r in dataflow.releases] == [(2, 2), (4, 4)]
     assert bench.publisher.forgotten == [(v,) for v in range(1, 6)]
     latest = bench.store.latest()
     assert latest is not None
@@ -130,7 +130,7 @@ async def test_a_killed_trainer_repeats_the_steps_after_its_checkpoint(tmp_path:
     await bench.until_asked(5)
     first.cancel()
     await asyncio.wait({first})
-    assert bench.dataflow.released == 4
+    assert bench.dataflow.released == 2, "the checkpoint of 2 steps is kept, were that of 4 damaged"
     committed = bench.dataflow.committed
     await bench.dataflow.change(num_ready=6)
     bench.dataflow.taken.clear()
@@ -169,12 +169,89 @@ async def test_a_checkpoint_never_holds_more_steps_than_are_committed(tmp_path: 
 async def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
     bench = Bench(tmp_path, MemoryDataflow(num_steps=4), checkpoint_every=2)
     await bench.run()
-    torn = bench.store.latest()
-    assert torn is not None
-    (torn.path / "weight").write_text("")
-    bench.dataflow.released = 2
+    flip_a_bit(bench.store)
     await bench.run(CountingBackend())
     assert bench.dataflow.sessions[-1].durable_step == 2
+
+
+def flip_a_bit(store: CheckpointStore) -> Path:
+    """Damages the newest checkpoint; its folder."""
+    newest = store.latest()
+    assert newest is not None
+    data = bytearray((newest.path / "weight").read_bytes())
+    data[len(data) // 2] ^= 1
+    (newest.path / "weight").write_bytes(data)
+    return newest.path
+
+
+async def test_a_flipped_bit_in_the_newest_checkpoint_costs_the_steps_after_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=7))
+    first = bench.start()
+    await bench.until_asked(7)
+    first.cancel()
+    await asyncio.wait({first})
+    damaged = flip_a_bit(bench.store)
+    await bench.dataflow.change(num_ready=9)
+    second = CountingBackend()
+    await bench.run(second)
+    assert damaged.name == "step-00000006"
+    assert (bench.folder / "checkpoints" / "damaged-step-00000006" / "weight").is_file(), "kept for a person"
+    assert "is damaged and set aside as damaged-step-00000006: weight differ" in caplog.text
+    assert bench.dataflow.sessions[-1].durable_step == 4
+    straight = Bench(tmp_path_of(tmp_path, "straight"), MemoryDataflow(num_steps=9))
+    await straight.run()
+    assert second.weight == straight.backend.weight
+
+
+async def test_when_every_checkpoint_is_damaged_the_trainer_says_what_to_do(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=9, num_ready=7))
+    first = bench.start()
+    await bench.until_asked(7)
+    first.cancel()
+    await asyncio.wait({first})
+    for path in bench.store.folder.glob("step-*"):
+        (path / "weight").write_text("")
+    with pytest.raises(DataError) as refused:
+        await bench.run(CountingBackend())
+    for part in ("actor: checkpoints are damaged", "damaged-step-00000006", "none is whole", "from a copy"):
+        assert part in str(refused.value)
+
+
+async def test_a_first_checkpoint_that_is_damaged_begins_the_run_anew(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4, num_ready=3))
+    first = bench.start()
+    await bench.until_asked(3)
+    first.cancel()
+    await asyncio.wait({first})
+    flip_a_bit(bench.store)
+    await bench.dataflow.change(num_ready=4)
+    await bench.run(CountingBackend())
+    assert bench.dataflow.sessions[-1].durable_step == 0
+
+
+class Watched(MemoryDataflow):
+    """Notes what the publisher had been told to forget at each commit."""
+
+    publisher: MemoryPublisher
+
+    def __init__(self, **fields: int) -> None:
+        super().__init__(**fields)
+        self.forgotten: list[int] = []
+
+    async def commit(self, policy: str, commit: Commit) -> None:
+        self.forgotten.append(len(self.publisher.forgotten))
+        await super().commit(policy, commit)
+
+
+async def test_nothing_is_forgotten_before_the_commit_of_its_step(tmp_path: Path) -> None:
+    dataflow = Watched(num_steps=3)
+    bench = Bench(tmp_path, dataflow)
+    dataflow.publisher = bench.publisher
+    await bench.run()
+    assert dataflow.forgotten == [0, 1, 2]
+    assert len(bench.publisher.forgotten) == 3
 
 
 async def test_a_fenced_trainer_ends_with_the_reason(tmp_path: Path) -> None:
@@ -209,7 +286,9 @@ async def test_a_stop_while_waiting_saves_the_last_committed_step(tmp_path: Path
     bench.stop.set()
     async with asyncio.timeout(DEADLINE_S):
         await work
-    assert bench.dataflow.released == bench.dataflow.committed == 3
+    latest = bench.store.latest()
+    assert latest is not None
+    assert latest.step == bench.dataflow.committed == 3
     latest = bench.store.latest()
     assert latest is not None
     assert latest.step == 3

@@ -2,11 +2,14 @@
 
 A checkpoint is written in two moves. `stage` fills a hidden folder; `finish` makes its bytes durable, writes
 the record that names every file with its size and hash, and renames the folder into place. `latest` trusts
-only folders whose files fit their record; anything else is torn and skipped. One trainer writes at a time.
+only folders whose files fit their record; anything else is torn: it is set aside under another name, for a
+person to look at, and an older one is taken. One trainer writes at a time.
 
     folder/step-00000010/{model.safetensors, trainer.pt, config.json, ..., checkpoint.json}
+    folder/damaged-step-00000020/...
 """
 
+import itertools
 import logging
 import os
 import shutil
@@ -30,6 +33,7 @@ RECORD_FILE = "checkpoint.json"
 _PREFIX = "step-"
 _STAGED = ".staged-"
 _REPLACED = ".replaced-"
+_DAMAGED = "damaged-"
 _READ_BYTES = 16 * 1024 * 1024
 
 
@@ -83,12 +87,12 @@ class CheckpointStore:
         self, folder: Path, *, policy: str, keep: int, sync: Callable[[Path], None] = synced
     ) -> None:
         """`sync` makes a file or folder durable."""
-        self._folder, self._policy, self._keep, self._sync = folder, policy, keep, sync
+        self.folder, self._policy, self._keep, self._sync = folder, policy, keep, sync
 
     def stage(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
         """Calls `fill` with an empty hidden folder. Nothing is durable or visible before `finish`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{_STAGED}{step:08d}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{_STAGED}{step:08d}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
         fill(path)
@@ -106,33 +110,53 @@ class CheckpointStore:
         (staged.path / RECORD_FILE).write_bytes(wire.encode(record, wire.JSON))
         for path in (*files, staged.path / RECORD_FILE, staged.path):
             self._sync(path)
-        final = self._folder / f"{_PREFIX}{staged.step:08d}"
+        final = self.folder / f"{_PREFIX}{staged.step:08d}"
         if final.exists():
-            replaced = self._folder / f"{_REPLACED}{staged.step:08d}"
+            replaced = self.folder / f"{_REPLACED}{staged.step:08d}"
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         staged.path.rename(final)
-        self._sync(self._folder)
+        self._sync(self.folder)
         self._prune()
         return Checkpoint(final, staged.step)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint, or None. Torn ones are skipped with a warning.
+        """The newest whole checkpoint, or None. Damaged ones on the way are set aside with a warning.
 
         Raises: DataError if a checkpoint belongs to another policy.
         """
         for path in reversed(self._finished()):
             problem = self._problem(path)
             if not problem:
-                return Checkpoint(path, int(path.name.removeprefix(_PREFIX)))
-            _log.warning("checkpoint %s is skipped: %s", path, problem)
+                return Checkpoint(path, _step_of(path))
+            aside = self._set_aside(path)
+            _log.warning("checkpoint %s is damaged and set aside as %s: %s", path, aside.name, problem)
         return None
+
+    @property
+    def needed_step(self) -> int:
+        """Steps that every checkpoint holds which may still be asked for: what came before is never repeated.
+        0 until as many are there as are kept."""
+        finished = self._finished()
+        return _step_of(finished[-self._keep]) if len(finished) >= self._keep else 0
+
+    @property
+    def damaged(self) -> tuple[Path, ...]:
+        """Folders that were set aside."""
+        return tuple(sorted(self.folder.glob(f"{_DAMAGED}*"))) if self.folder.is_dir() else ()
+
+    def _set_aside(self, path: Path) -> Path:
+        numbers = itertools.count(1)
+        aside = path.with_name(f"{_DAMAGED}{path.name}")
+        while aside.exists():
+            aside = path.with_name(f"{_DAMAGED}{path.name}.{next(numbers)}")
+        return path.rename(aside)
 
     def _finished(self) -> list[Path]:
         """Folders by rising step."""
-        if not self._folder.is_dir():
+        if not self.folder.is_dir():
             return []
-        names = (p for p in self._folder.iterdir() if p.name.removeprefix(_PREFIX).isdigit())
+        names = (p for p in self.folder.iterdir() if p.name.removeprefix(_PREFIX).isdigit())
         return sorted(p for p in names if p.name.startswith(_PREFIX))
 
     def _problem(self, path: Path) -> str:
@@ -152,8 +176,12 @@ class CheckpointStore:
     def _prune(self) -> None:
         for path in self._finished()[: -self._keep]:
             shutil.rmtree(path)
-        for path in self._folder.glob(f"{_REPLACED}*"):
+        for path in self.folder.glob(f"{_REPLACED}*"):
             shutil.rmtree(path)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
 
 
 def _file_differs(path: Path, record: FileRecord) -> bool:

@@ -133,4 +133,5 @@ class TrainConfig(Config):
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints that stay on disk."""
+    """Newest checkpoints that stay on disk. With 2 or more, damage to the newest costs only the steps since
+    the one before it, whose batches are kept that long."""

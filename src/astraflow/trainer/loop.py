@@ -12,7 +12,8 @@
 While the publication of step s runs, `_work` takes and trains step s + 1. At most one publication is in
 flight, so versions and commits keep their order. A checkpoint is staged between two steps, in the train
 thread, and becomes visible only after its step is committed: a trainer never attaches with steps that the
-dataflow has not seen. Released is what is committed and durable.
+dataflow has not seen. Released is what no kept checkpoint needs: were the newest one damaged, the steps after
+the one before it are done again.
 
 Refuses to train for an epoch that is fenced: FencedError ends the process. A stop lets the running step and
 its publication end within `STOP_S`, saves, and leaves; what does not make it is repeated after the resume.
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from astraflow.errors import RefusedError, ServiceError, UnavailableError
+from astraflow.errors import DataError, RefusedError, ServiceError, UnavailableError
 from astraflow.protocols import HostTensor, Publishes, StepResult, TrainerBackend, TrainerLink
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore
 from astraflow.types import (
@@ -182,7 +183,12 @@ class Trainer:
             durable_step=durable_step,
             fingerprints=self._plan.fingerprints,
         )
-        session = await self._link.attach(self.policy, request)
+        try:
+            session = await self._link.attach(self.policy, request)
+        except RefusedError as err:
+            if err.code == "batches_released" and (damaged := self._checkpoints.damaged):
+                raise DataError(_nothing_to_go_on_with(self.policy, durable_step, damaged, err)) from err
+            raise
         if session.step != durable_step:
             raise ServiceError(
                 f"{self.policy}: the dataflow begins session {session.epoch} at step {session.step}, but the "
@@ -283,12 +289,14 @@ class Trainer:
         return await self._in_thread(lambda: self._checkpoints.stage(step, fill))
 
     async def _finish(self, session: Session, staged: Checkpoint) -> None:
-        """Makes a checkpoint of committed steps durable, then releases their batches."""
+        """Makes a checkpoint of committed steps durable, then releases the batches that none needs."""
         await asyncio.to_thread(self._checkpoints.finish, staged)
         self._durable = staged.step
-        version = session.next_version + staged.step - session.step
-        release = Release(epoch=session.epoch, step=staged.step, version=version)
-        await self._link.release(self.policy, release)
+        step = await asyncio.to_thread(lambda: self._checkpoints.needed_step)
+        if step < max(session.step, 1):
+            return  # Released by an earlier session, or nothing to release yet.
+        version = session.next_version + step - session.step
+        await self._link.release(self.policy, Release(epoch=session.epoch, step=step, version=version))
 
     # --- small parts ---
 
@@ -316,6 +324,15 @@ class _TrainedStep:
     metrics: tuple[MetricItem, ...]
     spans: tuple[BusySpan, ...]
     staged: Checkpoint | None
+
+
+def _nothing_to_go_on_with(policy: str, step: int, damaged: Sequence[Path], err: RefusedError) -> str:
+    has = f"the newest whole one holds {step} steps" if step else "none is whole"
+    return (
+        f"{policy}: checkpoints are damaged ({', '.join(map(str, damaged))}); {has}, and the dataflow has no "
+        f"earlier batches any more ({err}). Restore one of them from a copy, without 'damaged-' in its name, "
+        "and run again; or start a new run with another --run-dir"
+    )
 
 
 async def _discard(*tasks: "asyncio.Task[Any]") -> None:

@@ -105,7 +105,9 @@ def test_what_a_killed_trainer_staged_is_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["record gone", "file gone", "file cut", "file changed", "record cut"])
-def test_a_torn_checkpoint_is_skipped(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_checkpoint_is_set_aside(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = make_store(tmp_path)
     write(store, 1)
     torn = write(store, 2)
@@ -122,7 +124,8 @@ def test_a_torn_checkpoint_is_skipped(tmp_path: Path, damage: str, caplog: pytes
     latest = store.latest()
     assert latest is not None
     assert latest.step == 1
-    assert "step-00000002 is skipped" in caplog.text
+    assert "set aside as damaged-step-00000002" in caplog.text
+    assert not torn.exists()
 
 
 def test_a_torn_checkpoint_is_replaced_by_the_next_of_its_step(tmp_path: Path) -> None:
