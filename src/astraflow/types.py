@@ -913,9 +913,11 @@ class EvalRecord(Item, frozen=True, kw_only=True):
     eval_set: Label
     num_tasks: Count
     num_samples: Count
+    """Episodes that gave a score."""
     num_failed: Count
-    score_mean: Figure
-    """Mean over tasks of the mean over samples: pass@1 for 0/1 scores."""
+    """Episodes that gave none: they failed, or the deadline passed."""
+    score_mean: Figure | None
+    """Mean over tasks of the mean over samples: pass@1 for 0/1 scores. None if no episode gave a score."""
     score_stderr: Figure
     at_s: UnixSeconds
     metrics: Annotated[tuple[MetricItem, ...], Meta(max_length=8192)] = ()

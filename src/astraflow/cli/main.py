@@ -15,6 +15,7 @@ from astraflow.cli.models import models
 from astraflow.cli.runs import audit, run, status, try_task
 from astraflow.cli.services import join, publish, serve, train
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
+from astraflow.launch.shown import shown
 
 __all__ = ["app", "main"]
 
@@ -65,8 +66,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Error as err:
         if "--debug" in arguments:
             raise
-        print(f"error: {err}", file=sys.stderr)
+        print(f"error: {shown(str(err), keeps_lines=True)}", file=sys.stderr)
         sys.exit(2 if isinstance(err, ConfigError | DataError | VersionMismatchError) else 1)
+    except OSError as err:  # a folder that is read-only or not ours, a full disk
+        if "--debug" in arguments:
+            raise
+        print(f"error: {shown(str(err))}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _module_path() -> list[str]:

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import math
-import time
 from collections.abc import Callable, Generator, Hashable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -19,6 +18,7 @@ import msgspec
 from starlette.requests import Request
 
 from astraflow.dataflow.api import MAX_WAIT_S
+from astraflow.dataflow.clock import SteadyClock
 from astraflow.dataflow.core.commands import (
     Command,
     Decision,
@@ -51,10 +51,14 @@ _CHANCE_SLACK_S = 0.01
 class Dispatcher:
     """Core, journal and waiters of one run. `fatal` is set if the core itself failed: restart the process."""
 
-    def __init__(self, core: Core, journal: Journal, liveness: Liveness) -> None:
+    def __init__(
+        self, core: Core, journal: Journal, liveness: Liveness, *, clock: Callable[[], float] | None = None
+    ) -> None:
+        """`clock`: Unix time of records and deadlines; a `SteadyClock` without one."""
         self.core = core
         self.journal = journal
         self.liveness = liveness
+        self.clock = clock or SteadyClock(at_least_s=journal.newest_s)
         self.topics = Topics()
         self.line = Line()
         """Who waits for leases."""
@@ -83,7 +87,7 @@ class Dispatcher:
         Raises: JournalError while nothing can be written; nothing is applied then.
         """
         self.check()
-        now_s = time.time()
+        now_s = self.clock()
         decisions: list[Decision | RefusedError] = []
         applied: list[msgspec.Raw] = []
         events: list[tuple[Event, ...]] = []
@@ -168,7 +172,7 @@ class Dispatcher:
         """When the next evaluation round is overdue, by the loop's clock."""
         if not (deadlines := self.core.eval_deadlines()):
             return math.inf
-        to_loop_s = asyncio.get_running_loop().time() - time.time()
+        to_loop_s = asyncio.get_running_loop().time() - self.clock()
         return min(deadline_s for _, deadline_s in deadlines) + to_loop_s
 
     async def settled(self) -> None:
@@ -228,7 +232,7 @@ class Dispatcher:
 
     def _next_chance_s(self, worker_id: str) -> float:
         """When the service should look for leases again though nothing happened, by the loop's clock."""
-        now_s = time.time()
+        now_s = self.clock()
         chance_s = self.core.next_chance_s(worker_id, now_s)
         return asyncio.get_running_loop().time() + chance_s - now_s + _CHANCE_SLACK_S
 

@@ -189,6 +189,12 @@ class Journal:
         self._last_snapshot = after
         return core
 
+    @property
+    def newest_s(self) -> float:
+        """Time of the newest record in the tables; 0 if there is none."""
+        row = self._db.execute("SELECT at_s FROM records ORDER BY seq DESC LIMIT 1").fetchone()
+        return float(row[0]) if row else 0.0
+
     def reader(self) -> JournalReader:
         """What is durable now, to read."""
         return JournalReader(self.folder)

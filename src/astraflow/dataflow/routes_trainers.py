@@ -1,7 +1,6 @@
 """Handlers of trainers: session, batches, versions, commit, release."""
 
 import asyncio
-import time
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -52,7 +51,7 @@ class TrainerRoutes:
         check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
         command = AttachTrainer(policy=policy, trainer_id=body.trainer_id, durable_step=body.durable_step)
         session = self._dispatcher.apply(command).answer
-        self._dispatcher.shares.attached(policy, time.time())
+        self._dispatcher.shares.attached(policy, self._dispatcher.clock())
         await self._dispatcher.settled()
         return item_response(session, request)
 
@@ -60,7 +59,7 @@ class TrainerRoutes:
         """`GET /v1/policies/{policy}/batches/{step}`: long-poll."""
         policy, step = self._site.trained_policy(request), int(request.path_params["step"])
         epoch, rank = int_param(request, "epoch", None), int_param(request, "rank", 0)
-        world, since_s = int_param(request, "world", 1), time.time()
+        world, since_s = int_param(request, "world", 1), self._dispatcher.clock()
         if not 0 <= rank < world <= _MAX_WORLD:
             raise WireError(f"rank {rank} of world {world}: 0 <= rank < world <= {_MAX_WORLD} must hold")
 
@@ -117,7 +116,7 @@ class TrainerRoutes:
         self._dispatcher.apply(command)
         self._dispatcher.journal.note_spans(f"trainer {policy}", body.spans)
         waited_s = sum(span.end_s - span.start_s for span in body.spans if span.kind == "wait:dataflow")
-        self._dispatcher.shares.committed(policy, waited_s=max(0.0, waited_s), now_s=time.time())
+        self._dispatcher.shares.committed(policy, waited_s=max(0.0, waited_s), now_s=self._dispatcher.clock())
         await self._dispatcher.settled()
         return Response(status_code=204)
 

@@ -1,7 +1,6 @@
 """Handlers for those who look: run, versions, steps, evaluations, status, metrics; and `stop`."""
 
 import asyncio
-import time
 
 import msgspec
 from starlette.requests import Request
@@ -157,7 +156,7 @@ class ViewRoutes:
         )
 
     def _status(self) -> StatusReply:
-        to_unix_s = time.time() - asyncio.get_running_loop().time()
+        to_unix_s = self._dispatcher.clock() - asyncio.get_running_loop().time()
         workers = tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
         waits = self._core.waits()
         known = {wait.who for wait in waits}
@@ -168,14 +167,14 @@ class ViewRoutes:
             if wait.who == f"trainer {policy}" and wait.whom == "rollout"
         }
         scaling = self._dispatcher.shares.advice(
-            time.time(), waiting, [worker.id for worker in workers if not worker.is_draining]
+            self._dispatcher.clock(), waiting, [worker.id for worker in workers if not worker.is_draining]
         )
         parked = tuple(wait for wait in self._dispatcher.waits.current() if wait.who not in known)
         return StatusReply(
             name=self._site.run_info.name,
             state=self._core.state,
             reason=self._core.reason,
-            now_s=time.time(),
+            now_s=self._dispatcher.clock(),
             policies=self._core.policy_status(),
             workers=workers,
             waits=waits + parked,

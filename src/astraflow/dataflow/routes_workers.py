@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 import secrets
-import time
 from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
@@ -148,7 +147,7 @@ class WorkerRoutes:
         worker = self._known(body.worker_id)
         _check_served(body.served, body.worker_id)
         is_newest = self._reclaim_lost(body)
-        since_s = time.time()
+        since_s = self._dispatcher.clock()
         worker.served = body.served
 
         def served() -> tuple[ServedVersions, ...]:
@@ -250,7 +249,7 @@ class WorkerRoutes:
                 worker_id,
                 free_frac=max(0.0, 1 - load.num_running / load.num_slots),
                 is_held_back=self._core.why_no_lease(load.versions).startswith("trainer: "),
-                now_s=time.time(),
+                now_s=self._dispatcher.clock(),
             )
 
     def _note_end(self, worker_id: str) -> None:

@@ -6,7 +6,6 @@ import msgspec
 
 from astraflow.dataflow.core.commands import LeaseView, PayloadRef
 from astraflow.dataflow.core.core import Core
-from astraflow.dataflow.ingest import lease_kind
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.records import JournalReader, SampleRow
 from astraflow.dataflow.segments import SegmentReader
@@ -34,10 +33,10 @@ class SampleKeeper:
         Its lease must still be out: ask before the result is recorded.
         """
         episode = result.outcome
-        if isinstance(episode, Failure) or not episode.messages or not _is_to_be_read(result.lease_id):
+        if isinstance(episode, Failure) or not episode.messages:
             return None
         lease = self._core.lease(result.lease_id)
-        if lease is None:
+        if lease is None or not _is_to_be_read(lease):
             return None
         policy, version = _made_by(lease, episode)
         return SampleRow(
@@ -56,9 +55,8 @@ class SampleKeeper:
         self._journal.note_sample(msgspec.structs.replace(row, ref=ref))
 
 
-def _is_to_be_read(lease_id: str) -> bool:
-    group = lease_id.partition(".")[0]
-    return lease_kind(lease_id) == "eval" or (group.isdecimal() and int(group) % _EVERY_GROUP == 0)
+def _is_to_be_read(lease: LeaseView) -> bool:
+    return lease.kind == "eval" or lease.group_id % _EVERY_GROUP == 0
 
 
 def _made_by(lease: LeaseView, episode: Episode) -> tuple[str, int]:

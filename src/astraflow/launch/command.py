@@ -15,6 +15,7 @@ from astraflow.launch.folder import RunFolder, changes_between, refuse_changes
 from astraflow.launch.report import load_summary, summary_table, write_report
 from astraflow.launch.run import Run, launch
 from astraflow.launch.screen import LiveView, PlainView, ScreenState, View, render
+from astraflow.launch.shown import shown
 from astraflow.service import ServiceClient
 from astraflow.types import StatusReply
 
@@ -145,5 +146,5 @@ def show_audit(run_dir: Path) -> int:
     console = Console()
     console.print(report.table())
     for problem in report.problems:
-        console.print(f"problem: {problem}", style="red", highlight=False, markup=False)
+        console.print(shown(f"problem: {problem}"), style="red", highlight=False, markup=False)
     return 0 if report.ok else 1

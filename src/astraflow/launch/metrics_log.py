@@ -1,12 +1,15 @@
 """`metrics.jsonl`: one line a committed step or finished evaluation, each exactly once, across restarts."""
 
+import errno
 import json
-from collections import Counter
+import os
+from collections import Counter, deque
 from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
 
+from astraflow.errors import DataError
 from astraflow.launch.folder import write_atomic
 from astraflow.types import EvalRecord, StepRecord
 
@@ -17,39 +20,74 @@ class MetricsLog:
     """Appends records to the run's `metrics.jsonl`; `close` it.
 
     Opening reads what is there: `last_step` and `num_evals` say where to go on. A last line that a crash cut
-    short is dropped, to be written again.
+    short is dropped, to be written again. Raises: DataError if another one is none.
     """
 
     def __init__(self, path: Path) -> None:
         self.earlier_evals: list[EvalRecord] = []
         """Those that the file held when it was opened."""
         self.num_evals = 0
+        self._path = path
         self._last_steps: Counter[str] = Counter()
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < len(lines):
             write_atomic(path, b"".join(whole))
-        for line in whole:
-            fields = cast("dict[str, Any]", json.loads(line))
-            self._note(fields)
-            if fields["kind"] == "eval":
-                record = {key: value for key, value in fields.items() if key != "kind"}
-                self.earlier_evals.append(msgspec.convert(record, EvalRecord))
+        for number, line in enumerate(whole, start=1):
+            try:
+                self._take(cast("dict[str, Any]", json.loads(line)))
+            except (ValueError, TypeError, LookupError, msgspec.ValidationError) as err:
+                raise DataError(
+                    f"{path}: line {number} is no step or evaluation: {err}; delete the file, and it is "
+                    "written again from the journal"
+                ) from err
         self._file: IO[bytes] = path.open("ab", buffering=0)
+        self._end = self._file.tell()
+        """Up to here the file holds whole lines."""
+        self._unwritten: deque[bytes] = deque()
+        self.failure: OSError | None = None
+        """Why lines wait for the disk, if some do."""
+
+    def _take(self, fields: dict[str, Any]) -> None:
+        self._note(fields)
+        if fields["kind"] == "eval":
+            record = {key: value for key, value in fields.items() if key != "kind"}
+            self.earlier_evals.append(msgspec.convert(record, EvalRecord))
 
     def last_step(self, policy: str) -> int:
         """The newest step of a policy in the file; -1 if there is none."""
         return self._last_steps.get(policy, -1)
 
     def write(self, record: StepRecord | EvalRecord) -> None:
-        """Adds a line."""
+        """Adds a line. While the disk is full, lines wait in memory (`failure`) for the next call."""
         kind = "step" if isinstance(record, StepRecord) else "eval"
         fields = {"kind": kind, **msgspec.to_builtins(record)}
-        self._file.write(msgspec.json.encode(fields) + b"\n")
+        self._unwritten.append(msgspec.json.encode(fields) + b"\n")
         self._note(fields)
+        self.retry()
+
+    def retry(self) -> None:
+        """Writes what waits, as far as the disk takes it."""
+        try:
+            while self._unwritten:
+                self._write_line(self._unwritten[0])
+                self._unwritten.popleft()
+        except OSError as err:
+            self.failure = err
+        else:
+            self.failure = None
+
+    def _write_line(self, line: bytes) -> None:
+        written = self._file.write(line)
+        if written != len(line):
+            os.ftruncate(self._file.fileno(), self._end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._end += len(line)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Tries once more to write what waits, and closes the file. What is missing then is written when the
+        run is resumed."""
+        self.retry()
         self._file.close()
 
     def _note(self, fields: dict[str, Any]) -> None:

@@ -3,23 +3,29 @@
 Reads the journal and the summary; draws with matplotlib where it is installed.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from astraflow.dataflow.records import JournalReader, SampleRow
 from astraflow.dataflow.samples import load_samples
+from astraflow.errors import DataError
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, write_atomic
+from astraflow.launch.shown import shown
 from astraflow.launch.summary import Summary, summarize
 from astraflow.types import EvalRecord, Message, StepRecord
 
 __all__ = ["draw_curve", "episodes_text", "load_summary", "summary_table", "write_report"]
 
 _Sample = tuple[SampleRow, tuple[Message, ...]]
+_log = logging.getLogger(__name__)
 _NUM_EPISODES = 3
 _MOST_WAITS = 6
 
@@ -27,22 +33,42 @@ _MOST_WAITS = 6
 def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
     """Writes `summary.json`, `samples/episodes.md` and, with matplotlib, `learning_curve.png`.
 
+    What cannot be written (a full disk) is left out, and logged: it can be made again from the journal.
     Raises: JournalError if the journal cannot be read.
     """
     summary = summarize(folder, recipe)
     with JournalReader(folder.journal) as journal:
         steps, evals = journal.steps(), journal.evals()
-    write_atomic(folder.samples / "episodes.md", episodes_text(folder).encode())
-    draw_curve(folder.curve, steps, evals)
-    write_atomic(folder.summary, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+    text = episodes_text(folder).encode()
+    with _logged_if_full(folder.samples / "episodes.md") as path:
+        write_atomic(path, text)
+    with _logged_if_full(folder.curve) as path:
+        draw_curve(path, steps, evals)
+    with _logged_if_full(folder.summary) as path:
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(summary), indent=2))
     return summary
 
 
+@contextmanager
+def _logged_if_full(path: Path) -> Generator[Path]:
+    try:
+        yield path
+    except OSError as err:
+        _log.warning("%s cannot be written: %s", path, err)
+
+
 def load_summary(folder: RunFolder) -> Summary:
-    """The summary that `write_report` wrote, or is about to write for a run that has just ended."""
+    """The summary that `write_report` wrote, or is about to write for a run that has just ended.
+
+    Raises: DataError if it is no summary, JournalError."""
     if not folder.summary.is_file():
         return summarize(folder, folder.load_recipe())
-    return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
+    try:
+        return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
+    except (msgspec.DecodeError, OSError) as err:
+        raise DataError(
+            f"{folder.summary} cannot be read: {err}; delete it, and it is made again from the journal"
+        ) from err
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -50,7 +76,8 @@ def load_summary(folder: RunFolder) -> Summary:
 
 def summary_table(summary: Summary) -> Table:
     """The summary as a table of two columns."""
-    table = Table(title=f"{summary.name}: {summary.state}", show_header=False, title_justify="left")
+    title = Text(shown(f"{summary.name}: {summary.state}"))
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="dim")
     table.add_column()
     if summary.time_scale:
@@ -74,10 +101,10 @@ def summary_table(summary: Summary) -> Table:
     table.add_row("trained", _tokens(summary.trained_tokens, rl_s))
     table.add_row("generation and training overlap", f"{summary.overlap_frac:.0%} of the RL time")
     for wait in summary.waits[:_MOST_WAITS]:
-        table.add_row("waited", f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
-    table.add_row(
-        "audit", "holds" if summary.audit_ok else "[red]" + "; ".join(summary.audit_problems) + "[/red]"
-    )
+        text = shown(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
+        table.add_row("waited", Text(text))
+    problems = Text(shown("; ".join(summary.audit_problems)), style="red")
+    table.add_row("audit", "holds" if summary.audit_ok else problems)
     return table
 
 
@@ -117,8 +144,10 @@ def _episodes(samples: Sequence[_Sample], task_ids: Sequence[str], version: int)
     chosen = [by_task[task_id] for task_id in task_ids] or list(samples[:_NUM_EPISODES])
     lines: list[str] = []
     for row, messages in chosen:
-        lines.append(f"## {row.task_id}, {row.policy} version {version}, score {row.score:g}\n")
-        lines += [f"**{message.role}**: {message.content}\n" for message in messages]
+        lines.append(f"## {shown(row.task_id)}, {row.policy} version {version}, score {row.score:g}\n")
+        lines += [
+            f"**{shown(message.role)}**: {shown(message.content, keeps_lines=True)}\n" for message in messages
+        ]
     return lines
 
 
@@ -163,11 +192,12 @@ def _draw(
         rewards = [record.reward_mean for record in own]
         axis.plot([x_of(r) for r in own], rewards, alpha=0.4, linewidth=1, label=f"{policy}: training reward")
     for policy, eval_set in dict.fromkeys((record.policy, record.eval_set) for record in evals):
-        rounds = [r for r in evals if (r.policy, r.eval_set) == (policy, eval_set)]
+        own = [r for r in evals if (r.policy, r.eval_set) == (policy, eval_set)]
+        rounds = [(r, r.score_mean) for r in own if r.score_mean is not None]
         axis.errorbar(
-            [x_of(r) for r in rounds],
-            [r.score_mean for r in rounds],
-            yerr=[2 * r.score_stderr for r in rounds],
+            [x_of(r) for r, _ in rounds],
+            [score for _, score in rounds],
+            yerr=[2 * r.score_stderr for r, _ in rounds],
             marker="o",
             capsize=2,
             label=f"{policy}: held-out {eval_set}",

@@ -15,13 +15,13 @@ import asyncio
 import contextlib
 import itertools
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from astraflow.dataflow.client import DataflowClient
+from astraflow.dataflow.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import (
@@ -112,7 +112,10 @@ class Run:
         self._state: RunState = "running"
         self._ended = asyncio.Event()
         self._followers: list[asyncio.Task[None]] = []
-        self._begin_s = time.time()
+        self._save_failure: OSError | None = None
+        self._is_failure_told = False
+        self._clock = SteadyClock()
+        self._begin_s = self._clock()
         self._earlier = folder.load_record().active if folder.record.is_file() else ()
         self._supervisor: Supervisor | None = None
 
@@ -170,8 +173,9 @@ class Run:
             await self._supervisor.stop(grace_s=_STORES_GRACE_S)
         for feed in (*self._steps.values(), self._evals):
             feed.close()
-        self._save("stopped" if self._state == "running" else self._state)
+        self._try_to_save("stopped" if self._state == "running" else self._state)
         self._metrics.close()
+        self._tell_failure()
         await self._http.close()
         await self._quick_http.close()
 
@@ -182,8 +186,8 @@ class Run:
             url=self.url,
             state=state,
             launcher_pid=os.getpid(),
-            updated_s=time.time(),
-            active=(*self._earlier, (self._begin_s, time.time())),
+            updated_s=self._clock(),
+            active=(*self._earlier, (self._begin_s, self._clock())),
             services=tuple(
                 ServiceRecord(
                     name=service.name,
@@ -200,7 +204,29 @@ class Run:
     def note_change(self) -> None:
         """Writes run.json: a process started or ended, or time has passed."""
         if not self._ended.is_set():
-            self._save("running")
+            self._try_to_save("running")
+
+    def _try_to_save(self, state: str) -> None:
+        """A full disk ends no run: run.json is for display, and written again soon."""
+        try:
+            self._save(state)
+            self._save_failure = None
+        except OSError as err:
+            self._save_failure = err
+        self._metrics.retry()
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """Says once that the run folder cannot be written, and once that it can be again."""
+        failure = self._metrics.failure or self._save_failure
+        if failure is not None and not self._is_failure_told:
+            self._view.note(
+                f"{self.folder.path} cannot be written: {failure}; the run goes on, and writes what is "
+                "missing once there is room"
+            )
+        elif failure is None and self._is_failure_told:
+            self._view.note(f"{self.folder.path} can be written again")
+        self._is_failure_told = failure is not None
 
     # --- loops ---
 
@@ -226,6 +252,7 @@ class Run:
 
     def _take_step(self, record: StepRecord) -> None:
         self._metrics.write(record)
+        self._tell_failure()
         self._steps[record.policy].add(record)
         self._view.step(record)
         for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}"):
@@ -238,6 +265,7 @@ class Run:
             with contextlib.suppress(UnavailableError):
                 for record in await self._client.evals(self._metrics.num_evals, 0.0 if is_over else 25.0):
                     self._metrics.write(record)
+                    self._tell_failure()
                     self._evals.add(record)
                     self._view.evaluated(record)
         self._evals.close()

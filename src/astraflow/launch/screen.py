@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from astraflow.launch.shown import shown
 from astraflow.launch.supervisor import ServiceState
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 
@@ -120,7 +121,9 @@ class ScreenState:
         self.steps.setdefault(record.policy, deque(maxlen=_RATE_STEPS)).append(record)
 
     def add_eval(self, record: EvalRecord) -> None:
-        """Remembers an evaluation."""
+        """Remembers an evaluation, unless none of its episodes gave a score."""
+        if record.score_mean is None:
+            return
         key = (record.policy, record.eval_set)
         self.first_evals.setdefault(key, record)
         self.last_evals[key] = record
@@ -144,8 +147,8 @@ class ScreenState:
             if name != policy:
                 continue
             first = self.first_evals[name, eval_set]
-            text = f"{first.score_mean:.3f}"
-            parts.append(text if last is first else f"{text} -> {last.score_mean:.3f}")
+            text = f"{first.score_mean or 0.0:.3f}"
+            parts.append(text if last is first else f"{text} -> {last.score_mean or 0.0:.3f}")
         return ", ".join(parts) or "-"
 
 
@@ -156,8 +159,8 @@ def render(state: ScreenState, now_s: float) -> RenderableType:
     """The whole screen."""
     run_state = state.status.state if state.status else "starting"
     head = Text.assemble(
-        (f"astraflow {state.name}", "bold"),
-        f"  {run_state}  {_duration(now_s - state.started_s)}  {state.run_dir}  ",
+        (f"astraflow {shown(state.name)}", "bold"),
+        f"  {run_state}  {_duration(now_s - state.started_s)}  {shown(state.run_dir)}  ",
         (f"generating {state.generated_tokens_per_s():,.0f} tok/s", "cyan"),
     )
     parts: list[RenderableType] = [head, _policies_table(state), _workers_table(state)]
@@ -166,7 +169,7 @@ def render(state: ScreenState, now_s: float) -> RenderableType:
     if pushed.num_accepted or pushed.num_refused:
         counts = f"{pushed.num_accepted} taken, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
         parts.append(Text(f"pushed tasks: {counts}", style="dim"))
-    parts += [Text(note, style="yellow") for note in state.notes]
+    parts += [Text(shown(note), style="yellow") for note in state.notes]
     return Group(*parts)
 
 
@@ -177,10 +180,10 @@ def _policies_table(state: ScreenState) -> Table:
     for policy in state.status.policies if state.status else ():
         last = state.steps[policy.name][-1] if policy.name in state.steps else None
         table.add_row(
-            policy.name,
+            Text(shown(policy.name)),
             f"{policy.step}/{policy.num_steps}",
             f"{last.reward_mean:.3f}" if last else "-",
-            state.held_out(policy.name),
+            Text(state.held_out(policy.name)),
             f"{last.staleness_mean:.2f}, max {last.staleness_max} of {policy.staleness_bound}"
             if last
             else "-",
@@ -205,11 +208,11 @@ def _workers_table(state: ScreenState) -> Table:
     for worker in state.status.workers if state.status else ():
         versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
         table.add_row(
-            worker.name + (" (emulated)" if worker.engine == "paced" else ""),
+            Text(shown(worker.name) + (" (emulated)" if worker.engine == "paced" else "")),
             str(worker.num_leases),
             f"{worker.load.tokens_per_s:,.0f}",
-            versions or "-",
-            _waits_for(worker),
+            Text(shown(versions) or "-"),
+            Text(shown(_waits_for(worker))),
         )
     return table
 
@@ -226,7 +229,8 @@ def _waits_text(state: ScreenState, now_s: float) -> Text:
     now_s = state.status.now_s if state.status else now_s
     parts = [f"{w.who} waits for {w.whom} ({w.what}, {max(now_s - w.since_s, 0):.1f} s)" for w in waits[:6]]
     scaling = state.status.scaling.text if state.status else ""
-    return Text("; ".join(parts) or "nobody waits", style="dim").append(f"\n{scaling}" if scaling else "")
+    waiting = Text(shown("; ".join(parts)) or "nobody waits", style="dim")
+    return waiting.append(f"\n{shown(scaling)}" if scaling else "")
 
 
 def _services_text(state: ScreenState) -> Text:
@@ -307,9 +311,12 @@ def plain_step(state: ScreenState, record: StepRecord, now_s: float) -> str:
 def plain_eval(record: EvalRecord) -> str:
     """One line for one evaluation."""
     failed = f", {record.num_failed} failed" if record.num_failed else ""
+    at = f"{record.policy} version {record.version} on {record.eval_set}"
+    if record.score_mean is None:
+        return f"{at}: no score ({record.num_tasks} tasks{failed})"
     return (
-        f"{record.policy} version {record.version} on {record.eval_set}: {record.score_mean:.3f} +- "
-        f"{record.score_stderr:.3f} ({record.num_tasks} tasks, {record.num_samples} episodes{failed})"
+        f"{at}: {record.score_mean:.3f} +- {record.score_stderr:.3f} ({record.num_tasks} tasks, "
+        f"{record.num_samples} episodes{failed})"
     )
 
 
@@ -349,7 +356,7 @@ class PlainView:
     def note(self, text: str) -> None:
         """Prints it."""
         with contextlib.suppress(OSError):  # nobody reads any more; the run goes on
-            self._out.write(text + "\n")
+            self._out.write(shown(text) + "\n")
             self._out.flush()
 
     def close(self) -> None:

@@ -34,9 +34,9 @@ class PolicySummary(Item, frozen=True, kw_only=True):
     version: int
     """Newest one that a step published."""
     heldout_before: dict[str, float]
-    """Evaluation set -> score of the first evaluated version."""
+    """Evaluation set -> score of the first version that has one."""
     heldout_after: dict[str, float]
-    """Evaluation set -> score of the newest evaluated version."""
+    """Evaluation set -> score of the newest version that has one."""
     reward_first: float
     """Mean training reward of the first step; 0 without a step."""
     reward_last: float
@@ -123,13 +123,14 @@ def _policy(
 ) -> PolicySummary:
     own = [record for record in steps if record.policy == audited.name]
     rounds = sorted((r for r in evals if r.policy == audited.name), key=lambda r: r.version)
+    scores = [(r.eval_set, round(r.score_mean, 6)) for r in rounds if r.score_mean is not None]
     return PolicySummary(
         name=audited.name,
         steps=audited.steps,
         num_steps=recipe.policies[audited.name].train.steps,
         version=own[-1].version if own else 0,
-        heldout_before={r.eval_set: round(r.score_mean, 6) for r in reversed(rounds)},
-        heldout_after={r.eval_set: round(r.score_mean, 6) for r in rounds},
+        heldout_before=dict(reversed(scores)),
+        heldout_after=dict(scores),
         reward_first=own[0].reward_mean if own else 0.0,
         reward_last=own[-1].reward_mean if own else 0.0,
         staleness_mean=audited.staleness_mean,

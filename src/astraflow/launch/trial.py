@@ -10,6 +10,7 @@ from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import policy_info
 from astraflow.launch.preflight import check_recipe
+from astraflow.launch.shown import shown
 from astraflow.protocols import Engine, TaskSource, WeightSnapshot
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer
@@ -81,9 +82,10 @@ async def _engine(recipe: Recipe, policy: str, folder: Path) -> Engine:
 def episode_text(trial: Trial) -> str:
     """The episode as text: every message, and what each trajectory came to."""
     task, episode = trial.task, trial.episode
-    lines = [f"task {task.id} (answer: {task.answer or 'not given'})"]
+    lines = [f"task {shown(task.id)} (answer: {shown(task.answer) or 'not given'})"]
     for message in episode.messages:
-        lines += [f"--- {message.role}{f' ({message.name})' if message.name else ''}", message.content]
+        name = f" ({shown(message.name)})" if message.name else ""
+        lines += [f"--- {shown(message.role)}{name}", shown(message.content, keeps_lines=True)]
     lines.append(f"=== score {episode.score:g} in {episode.duration_s:.2f} s")
     for trajectory in episode.trajectories:
         num_sampled = sum(span.length for span in trajectory.versions)

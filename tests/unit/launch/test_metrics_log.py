@@ -1,8 +1,15 @@
 """metrics.jsonl: one line a record, each once, across restarts."""
 
 import json
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from astraflow.errors import DataError
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.types import EvalRecord, MetricItem, StepRecord
 
@@ -59,3 +66,43 @@ def test_a_line_says_what_it_is(tmp_path: Path) -> None:
     step, evaluated = (json.loads(line) for line in path.read_text().splitlines())
     assert (step["kind"], step["metrics"]) == ("step", [["loss", 0.25, "mean"]])
     assert (evaluated["kind"], evaluated["score_mean"]) == ("eval", 0.5)
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """The kernel lets no file grow beyond this: writes fail as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write(make_step(0))
+    size = path.stat().st_size
+    with largest_file(size + 10):
+        log.write(make_step(1))
+        log.write(make_eval())
+        assert log.failure is not None
+        assert path.stat().st_size == size
+    log.write(make_step(2))
+    assert log.failure is None
+    log.close()
+    kinds = [(fields["kind"], fields["step"]) for fields in map(json.loads, path.read_text().splitlines())]
+    assert kinds == [("step", 0), ("step", 1), ("eval", 0), ("step", 2)]
+
+
+@pytest.mark.parametrize(
+    "line", ["garbage", "[]", "{}", '{"kind": "eval"}', '{"kind": "step", "step": {}}', "\xff"]
+)
+def test_garbage_in_the_log_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl: line 1 is no step or evaluation"):
+        MetricsLog(path)

@@ -4,15 +4,14 @@ A round is one set at exact versions of all policies. It takes no ticket and dec
 have attempts as training episodes do, and a deadline after which it is reported with what it has.
 """
 
-import math
 from collections.abc import Sequence
 
 from astraflow.algorithms.pass_at_k import pass_estimates
-from astraflow.bounds import MAX_METRIC
 from astraflow.dataflow.core.commands import EpisodeFacts, EvalFinished, ExpireEval, LeaseView
 from astraflow.dataflow.core.conduct import is_left_to_others
 from astraflow.dataflow.core.context import Context, derived_seed
 from astraflow.dataflow.core.fates import check_finished
+from astraflow.dataflow.core.finite import bounded, finite_mean, standard_error
 from astraflow.dataflow.core.state import EvalRound, LeaseState, MetricSum, Slot, WorkerState
 from astraflow.types import EvalRecord, MetricItem, ServedVersions
 
@@ -160,7 +159,7 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
         at_s=ctx.now_s,
         metrics=(
             *(
-                MetricItem(name, _within(s.value / s.num if s.reduction == "mean" else s.value), s.reduction)
+                MetricItem(name, bounded(s.value / s.num if s.reduction == "mean" else s.value), s.reduction)
                 for name, s in round_.metrics.items()
             ),
             *_passes(round_.slots, round_.samples),
@@ -174,21 +173,17 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
     check_finished(ctx)
 
 
-def _scores(slots: Sequence[Slot], samples: int) -> tuple[float, float, int]:
+def _scores(slots: Sequence[Slot], samples: int) -> tuple[float | None, float, int]:
     """Mean over tasks of the mean over good samples, its standard error over tasks, and the good samples.
 
-    A task without a good sample is left out; without any, mean and error are 0 and the number says so.
+    A task without a good sample is left out; without any there is no score.
     """
     tasks = _scored_tasks(slots, samples)
     num_good = sum(len(scores) for scores in tasks)
-    means = [sum(scores) / len(scores) for scores in tasks]
+    means = [finite_mean(scores) for scores in tasks]
     if not means:
-        return 0.0, 0.0, 0
-    mean = sum(means) / len(means)
-    if len(means) == 1:
-        return mean, 0.0, num_good
-    variance = sum((m - mean) ** 2 for m in means) / (len(means) - 1)
-    return mean, math.sqrt(variance / len(means)), num_good
+        return None, 0.0, 0
+    return finite_mean(means), standard_error(means), num_good
 
 
 def _scored_tasks(slots: Sequence[Slot], samples: int) -> list[list[float]]:
@@ -206,11 +201,6 @@ def _passes(slots: Sequence[Slot], samples: int) -> tuple[MetricItem, ...]:
         for k, estimate in found.items()
         for end, value in (("", estimate.mean), ("_low", estimate.low), ("_high", estimate.high))
     )
-
-
-def _within(value: float) -> float:
-    """A sum of bounded figures, as far as its own bound allows."""
-    return max(-MAX_METRIC, min(MAX_METRIC, value))
 
 
 def _add_metrics(sums: dict[str, MetricSum], metrics: Sequence[MetricItem]) -> None:

@@ -26,7 +26,12 @@ from astraflow.types import EpisodeReceipt, Failure, PushTasksReply
 
 __all__ = ["draw", "drop_lease", "fail_attempt", "push_tasks", "record_result", "requeue"]
 
-_LEASE_ID = re.compile(r"(e?)(\d+)\.(\d+)\.(\d+)")
+_LEASE_ID = re.compile(r"(e?)(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})")
+"""Numbers as the core writes them, none longer than 64 bits hold: one lease has one id."""
+
+
+_SHOWN = 100
+"""Characters of an unknown lease id that are repeated."""
 
 
 class _LeaseRef(NamedTuple):
@@ -189,7 +194,8 @@ def _parsed(ctx: Context, lease_id: str) -> _LeaseRef:
 
 
 def _refuse_unknown(lease_id: str) -> NoReturn:
-    refuse("unknown_lease", f"lease {lease_id!r} was never issued by this run", 404)
+    shown = lease_id if len(lease_id) <= _SHOWN else f"{lease_id[:_SHOWN]}..."
+    refuse("unknown_lease", f"lease {shown!r} was never issued by this run", 404)
 
 
 def _slot(ctx: Context, ref: _LeaseRef) -> Slot | None:

@@ -8,12 +8,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
+
 from astraflow.algorithms.credit import Advantages, make_credit
 from astraflow.algorithms.filters import make_filter
 from astraflow.algorithms.shaping import make_shaping
 from astraflow.bounds import MAX_ADVANTAGE
+from astraflow.config import Use
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
+from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import GroupState, ReadyGroup
 from astraflow.errors import Error
 from astraflow.protocols import GroupFacts, Outcome, TrajectoryFacts, episode_weights
@@ -24,8 +28,16 @@ _Params = ParamSpec("_Params")
 _ResultT = TypeVar("_ResultT")
 
 
+_NOT_FINITE = "not_finite"
+"""Under this name groups are counted whose rewards the built-in functions cannot compare."""
+
+
 class ComponentError(Error):
     """A curator, filter or credit function failed or broke its contract."""
+
+
+class _NotFiniteError(ComponentError):
+    """A function gave a number that is not finite, or too large."""
 
 
 def called(
@@ -34,6 +46,8 @@ def called(
     """The function's result. Raises: ComponentError that names `what`, whatever the function raised."""
     try:
         return function(*args, **kwargs)
+    except OverflowError as err:
+        raise _NotFiniteError(f"{what} raised {type(err).__name__}: {err}") from err
     except Exception as err:  # the one place where the user's own functions may fail
         raise ComponentError(f"{what} raised {type(err).__name__}: {err}") from err
 
@@ -56,12 +70,26 @@ class Judge:
         self._shaping = tuple((config.name, make_shaping(config)) for config in table.shaping)
         self._filters = tuple((config.name, make_filter(config)) for config in table.filters)
         self._credit = make_credit(table.credit)
+        self._has_own = any(
+            isinstance(config, Use) for config in (*table.shaping, *table.filters, table.credit)
+        )
 
     def judge(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
         """The group as the policy trains on it; `unused` if the policy sampled no token, or `filtered`.
 
+        Finite rewards may be so large that their sums or squares are not. Where only built-in functions are
+        at work, such a group is filtered, and counted as `not_finite`: no reward ends a run.
         Raises: ComponentError.
         """
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._judged(policy, group)
+        except _NotFiniteError:
+            if self._has_own:
+                raise
+            return Discarded("filtered", _NOT_FINITE)
+
+    def _judged(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
         metas = _metas(policy, group)
         if not metas:
             return Discarded("unused")
@@ -90,8 +118,12 @@ class Judge:
 
 
 def _with_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
-    if len(rewards) != len(facts.trajectories) or not all(abs(r) <= MAX_ADVANTAGE for r in rewards):
+    if len(rewards) != len(facts.trajectories):
         raise ComponentError(f"{at}: shaping gave {rewards!r} for {len(facts.trajectories)} trajectories")
+    if not all(abs(r) <= MAX_ADVANTAGE for r in rewards):
+        raise _NotFiniteError(
+            f"{at}: shaping gave rewards that are not within +-{MAX_ADVANTAGE:g}: {rewards!r}"
+        )
     changed = zip(facts.trajectories, rewards, strict=True)
     shaped = tuple(dataclasses.replace(t, reward=float(r)) for t, r in changed)
     return dataclasses.replace(facts, trajectories=shaped)
@@ -180,8 +212,8 @@ def _credited(
         num_trained_tokens=sum(meta.num_trained_tokens for _, meta in metas),
         advantage_sum=total,
         advantage_square_sum=square_total,
-        reward_sum=sum(meta.reward for _, meta in metas),
-        episode_reward_sum=sum(w * meta.reward for w, (_, meta) in zip(shares, metas, strict=True)),
+        reward_sum=finite_sum(meta.reward for _, meta in metas),
+        episode_reward_sum=finite_sum(w * meta.reward for w, (_, meta) in zip(shares, metas, strict=True)),
         num_episodes=len(set(episodes)),
     )
 
@@ -198,7 +230,7 @@ def _spans(
     else:
         raise ComponentError(f"{what} gave {len(advantage)} advantages for {len(meta.turn_spans)} turns")
     if not all(abs(value) <= MAX_ADVANTAGE for _, _, value in spans):
-        raise ComponentError(
+        raise _NotFiniteError(
             f"{what} gave an advantage that is not finite, or not within +-{MAX_ADVANTAGE:g}: {advantage!r}"
         )
     return spans, weights

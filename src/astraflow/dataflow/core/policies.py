@@ -19,6 +19,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_finished, decide_fate
+from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, SessionState
 from astraflow.dataflow.core.tables import checked_session, trainer_version
 from astraflow.types import MetricItem, PublicationReply, Session, StepRecord, VersionsReply
@@ -210,8 +211,8 @@ def _record(ctx: Context, policy: PolicyState, batch: BatchState, command: Commi
 def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
     """Over episodes; over samples where an older version judged the groups, and did not count episodes."""
     if all(group.num_episodes for group in groups):
-        return sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
-    return sum(group.reward_sum for group in groups) / sum(len(group.samples) for group in groups)
+        return finite_sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
+    return finite_sum(group.reward_sum for group in groups) / sum(len(group.samples) for group in groups)
 
 
 def _dropped(policy: PolicyState) -> list[MetricItem]:

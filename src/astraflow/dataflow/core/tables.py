@@ -11,6 +11,7 @@ from astraflow.algorithms.replay import replayed
 from astraflow.dataflow.core.commands import BatchTaken, BatchView, TakeBatch
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import decide_fate, num_live
+from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.normalize import normalized
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, SessionState
 from astraflow.errors import FencedError
@@ -169,7 +170,7 @@ def _view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
         num_trained_tokens=sum(g.num_trained_tokens for g in groups),
         advantage_sum=sum(g.advantage_sum for g in groups),
         advantage_square_sum=sum(g.advantage_square_sum for g in groups),
-        reward_sum=sum(g.reward_sum for g in groups),
+        reward_sum=finite_sum(g.reward_sum for g in groups),
     )
     return BatchView(
         policy=name,

@@ -522,7 +522,7 @@ def test_a_round_of_one_task_has_no_error_and_a_round_without_any_says_so():
     one, two = driver.core.evals()
     assert (one.score_mean, one.score_stderr, one.num_failed) == (0.5, 0.0, 0)
     assert one.metrics[:2] == (MetricItem("turns", 2.5, "mean"), MetricItem("calls", 6.0, "sum"))
-    assert (two.score_mean, two.score_stderr, two.num_samples, two.num_failed) == (0.0, 0.0, 0, 2)
+    assert (two.score_mean, two.score_stderr, two.num_samples, two.num_failed) == (None, 0.0, 0, 2)
 
 
 def test_the_standard_error_is_over_tasks():

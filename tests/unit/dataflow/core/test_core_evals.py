@@ -129,7 +129,7 @@ def test_a_round_without_a_single_result_says_so():
     driver = started()
     driver.apply(ExpireEval(round_id=0))
     record = driver.core.evals()[0]
-    assert (record.num_samples, record.num_failed, record.score_mean) == (0, 4, 0.0)
+    assert (record.num_samples, record.num_failed, record.score_mean) == (0, 4, None)
 
 
 def test_metrics_of_episodes_are_reduced_as_they_ask():
@@ -228,3 +228,25 @@ def test_a_run_of_no_steps_evaluates_version_0_and_ends():
     drain(driver)
     assert evaluated(driver) == [("actor", 0, 0)]
     assert (driver.core.state, driver.fates().drawn) == ("finished", 0)
+
+
+def test_a_round_whose_episodes_all_failed_has_no_score():
+    driver = started()
+    for _ in range(3):
+        for lease in driver.lease(4):
+            if lease.kind == "eval":
+                driver.fail(lease, is_retryable=False)
+    (record,) = driver.core.evals()
+    assert (record.num_failed, record.num_samples, record.score_mean) == (4, 0, None)
+
+
+@pytest.mark.parametrize("values", [(1e200, -1e200, 3e200, 0.0), (1.7e308, 1.7e308, 1.7e308, -1.7e308)])
+def test_a_score_whose_square_overflows_ends_no_run(values: tuple[float, ...]):
+    driver = started()
+    for lease, value in zip(driver.lease(4), values, strict=True):
+        driver.result(lease.id, make_facts(score=value))
+    (record,) = driver.core.evals()
+    assert record.score_mean is not None
+    assert math.isfinite(record.score_mean)
+    assert math.isfinite(record.score_stderr)
+    assert record.score_stderr > 0
