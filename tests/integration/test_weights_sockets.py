@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from astraflow.errors import UnavailableError
 from astraflow.weights.range_sockets import RangeSockets
 
 BODY = bytes(range(200))
@@ -89,9 +90,13 @@ async def test_what_is_no_plain_server_is_left_to_the_general_client(url: str) -
     assert not await RangeSockets(url).fill("/c", memoryview(bytearray(2)), start=0, timeout_s=5)
 
 
-async def test_a_server_that_stalls_is_given_up() -> None:
-    async with answering(PART[:-1], b"") as (url, _):
-        sockets = RangeSockets(url)
-        stalled = sockets.fill("/c", memoryview(bytearray(200)), start=0, timeout_s=0.05)
-        assert not await stalled
+@pytest.mark.parametrize(("timeout_s", "quiet_s"), [(0.05, 5.0), (5.0, 0.05)])
+async def test_a_server_that_stalls_is_given_up_and_not_asked_another_way(
+    timeout_s: float, quiet_s: float
+) -> None:
+    async with answering(PART[:-1], b"") as (url, seen):
+        sockets = RangeSockets(url, quiet_s=quiet_s)
+        with pytest.raises(UnavailableError, match="gave no byte for"):
+            await sockets.fill("/c", memoryview(bytearray(200)), start=0, timeout_s=timeout_s)
+        assert len(seen) == 1
         sockets.close()
