@@ -301,6 +301,8 @@ class Run:
             for worker in status.workers if status else ():
                 if worker.load.generated_tokens > 0:
                     self._note_progress(worker.name)
+            if status is not None:
+                _note_done(status, supervisor)
             self._view.status(status, supervisor.states)
             if turn % _SAVE_EVERY == 0:
                 self.note_change()
@@ -339,6 +341,15 @@ async def launch(
                     await run.stop()
         except BaseExceptionGroup as err:
             raise _first(err) from None
+
+
+def _note_done(status: StatusReply, supervisor: Supervisor) -> None:
+    """Tells the supervisor which processes have no more to do."""
+    is_over = status.state in {"finished", "failed"}
+    trained = {f"trainer-{policy.name}" for policy in status.policies if policy.step >= policy.num_steps}
+    for state in supervisor.states:
+        if is_over or state.name in trained:
+            supervisor.note_done(state.name)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -30,6 +30,8 @@ USER_ERROR_CODE = 2
 
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
+_LATE_NEWS_S = 5.0
+"""The launcher asks twice a second whether the run is over, and its answer may take a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class Supervisor:
     """Runs processes until they end normally, are stopped, or fail for good.
 
     Example: `supervisor = Supervisor(launcher, specs); await supervisor.run()`; `await supervisor.stop()`
-    from
-    another task ends it. `first_backoff_s` is the delay before the first restart of a process.
+    from another task ends it. A process that ends with the run must be named by `note_done` first: one that
+    ends before has crashed, whatever its code. `first_backoff_s` is the delay before the first restart.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class Supervisor:
         *,
         on_change: Callable[[], None] = lambda: None,
         first_backoff_s: float = 0.5,
+        late_news_s: float = _LATE_NEWS_S,
     ) -> None:
+        self._late_news_s = late_news_s
         self._launcher = launcher
         self._specs = {spec.name: spec for spec in specs}
         self._on_change = on_change
@@ -90,6 +94,7 @@ class Supervisor:
         self._handles: dict[str, ProcessHandle] = {}
         self._has_worked: set[str] = set()
         self._stops = {spec.name: asyncio.Event() for spec in specs}
+        self._done = {spec.name: asyncio.Event() for spec in specs}
         self._ended = {spec.name: asyncio.Event() for spec in specs}
 
     @property
@@ -101,6 +106,10 @@ class Supervisor:
         """The process does its work: its earlier crashes are forgotten."""
         self._has_worked.add(name)
         self._backoffs[name].reset()
+
+    def note_done(self, name: str) -> None:
+        """The process has no more to do: exit code 0 is its normal end from now on."""
+        self._done[name].set()
 
     async def run(self) -> None:
         """Starts everything and watches until all have ended. Raises: ServiceError, Error of the launcher."""
@@ -148,13 +157,26 @@ class Supervisor:
                 code = await self._run_once(spec)
                 if stop.is_set():
                     self._set(spec.name, state="stopped", exit_code=code)
-                elif code == 0 and spec.ends_with_run:
+                elif code == 0 and spec.ends_with_run and await self._is_done(spec):
                     self._set(spec.name, state="ended", exit_code=code)
                     return
                 else:
                     await self._wait_for_restart(spec, code)
         finally:
             self._ended[spec.name].set()
+
+    async def _is_done(self, spec: ProcessSpec) -> bool:
+        """Whether a process that ended with code 0 had done its work: code of the user's may have ended it.
+
+        The process may know before the launcher does, so the news is waited for.
+        """
+        waits = [
+            asyncio.create_task(event.wait()) for event in (self._done[spec.name], self._stops[spec.name])
+        ]
+        await asyncio.wait(waits, timeout=self._late_news_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._done[spec.name].is_set() or self._stops[spec.name].is_set()
 
     async def _run_once(self, spec: ProcessSpec) -> int:
         handle = await self._launcher.start(spec)

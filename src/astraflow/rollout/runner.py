@@ -5,6 +5,7 @@ place, and an infrastructure failure is never a reward of 0. Cancellation passes
 has no result.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -112,7 +113,11 @@ class EpisodeRunner:
                 temperature=temperature,
                 may_propose=lease.kind == "train",
             )
-        except Exception as error:  # noqa: BLE001 - the one place where an episode's failure becomes data
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             failure = failure_of(error)
             is_bug = not isinstance(error, Error | OSError)
             _log.warning(
@@ -190,6 +195,12 @@ class _TimedTask(ScoredTask):
             return await super().score(text)
         finally:
             self.score_s += time.perf_counter() - started
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was asked to end; a workflow may also raise CancelledError by itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _check_rewards(rewards: object, dialogue: Dialogue) -> None:

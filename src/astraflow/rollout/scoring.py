@@ -7,13 +7,8 @@ hang. One with a `format` can: a pattern may take exponential time on the text o
 """
 
 import asyncio
-import ctypes
-import math
 import multiprocessing
-import signal
 import sys
-from dataclasses import dataclass
-from numbers import Real
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -21,6 +16,7 @@ from astraflow.envs.config import ExactReward, TasksConfig
 from astraflow.envs.scoring import make_reward
 from astraflow.errors import ConfigError, DeadlineError, RolloutError
 from astraflow.protocols import Reward
+from astraflow.rollout.scorer_process import Keeper, call_reward
 from astraflow.types import Task
 
 __all__ = ["ScoringPool"]
@@ -30,9 +26,6 @@ _CALLS_A_PROCESS = 100_000
 
 _START_S = 120.0
 """Importing a library of environments on a busy machine takes seconds, not minutes."""
-
-_PR_SET_PDEATHSIG = 1
-"""`prctl` option of Linux: the signal that a process gets when its parent dies."""
 
 
 class ScoringPool:
@@ -82,7 +75,7 @@ class ScoringPool:
         finite number.
         """
         if self._local is not None:
-            return _call(self._local, task, text)
+            return call_reward(self._local, task, text)
         assert self._pool is not None
         # shielded: a cancelled episode would end the worker that scores it
         future = self._pool.schedule(_score, args=[task, text], timeout=self._deadline_s)
@@ -109,49 +102,18 @@ class ScoringPool:
 
 # --- inside a worker process ----------------------------------------------------------------------
 
-
-@dataclass(slots=True)
-class _Worker:
-    """A worker's reward, or why there is none. One a process, filled by the pool's initializer."""
-
-    reward: Reward | None = None
-    problem: str = "the worker was not initialized"
-
-
-_worker = _Worker()
+_keeper: list[Keeper] = []
+"""The worker's keeper. One a process, made by the pool's initializer."""
 
 
 def _start_worker(tasks_json: str, path: tuple[str, ...]) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    sys.path[:] = path
-    try:
-        _worker.reward = make_reward(TasksConfig.model_validate_json(tasks_json))
-        _worker.problem = ""
-    except Exception as error:  # noqa: BLE001 - code of the user's; a worker that dies here is started for ever
-        _worker.problem = f"{type(error).__name__}: {error}"
+    _keeper[:] = [Keeper(tasks_json, path)]
+    _problem()  # builds the reward now, off the clock of the first call
 
 
 def _problem() -> str:
-    return _worker.problem
+    return _keeper[0].problem()
 
 
 def _score(task: Task, text: str) -> float:
-    if _worker.reward is None:
-        raise RolloutError(f"task {task.id}: {_worker.problem}", is_retryable=False)
-    return _call(_worker.reward, task, text)
-
-
-def _call(reward: Reward, task: Task, text: str) -> float:
-    try:
-        value: object = reward(task, text)
-    except Exception as error:
-        # the user's exception may not survive the way back, so ours goes instead
-        raise RolloutError(
-            f"task {task.id}: the reward raised {type(error).__name__}: {error}", is_retryable=False
-        ) from error
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise RolloutError(
-            f"task {task.id}: the reward returned {value!r}; expected a finite number", is_retryable=False
-        )
-    return float(value)
+    return _keeper[0].score(task, text)

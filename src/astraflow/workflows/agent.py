@@ -82,7 +82,7 @@ def function_run(function: Callable[..., Any]) -> AgentRun:
                 returned = await asyncio.to_thread(function, task, endpoint)
         except RolloutError:
             raise
-        except Exception as err:
+        except (Exception, SystemExit, KeyboardInterrupt) as err:
             if endpoint.is_full:
                 return AgentReport()
             raise RolloutError(f"the agent raised {type(err).__name__}: {err}") from err

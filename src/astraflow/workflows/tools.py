@@ -106,7 +106,7 @@ async def run_call(
         raise
     except TimeoutError:
         return ToolResult(f"error: the call took longer than {timeout_s:g} s", is_error=True)
-    except Exception as err:  # noqa: BLE001 - whatever a tool raises is told to the model
+    except (Exception, SystemExit, KeyboardInterrupt) as err:  # noqa: BLE001 - it is told to the model
         return ToolResult(_shortened(f"error: {type(err).__name__}: {err}", max_chars), is_error=True)
     return ToolResult(_shortened(_text(value), max_chars))
 

@@ -70,6 +70,7 @@ def make_spec(folder: Path, name: str = "worker", *, limit: int = 3, is_finite: 
 async def test_a_crashed_process_starts_again(tmp_path: Path) -> None:
     launcher = FakeLauncher({"worker": [-9, 1, 0]})
     supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0)
+    supervisor.note_done("worker")
     await supervisor.run()
     (state,) = supervisor.states
     assert (state.state, state.restarts, launcher.started) == ("ended", 2, ["worker"] * 3)
@@ -79,6 +80,7 @@ async def test_a_process_without_a_sign_of_life_is_killed_and_starts_again(tmp_p
     launcher = FakeLauncher()
     spec = dataclasses.replace(make_spec(tmp_path), longest_silence_s=1.0)
     supervisor = Supervisor(launcher, [spec], first_backoff_s=0.0)
+    supervisor.note_done("worker")
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
         await launcher.running.wait()
@@ -91,6 +93,7 @@ async def test_a_process_without_a_sign_of_life_is_killed_and_starts_again(tmp_p
 async def test_a_process_may_be_silent_for_ever_where_that_is_said(tmp_path: Path) -> None:
     launcher = FakeLauncher()
     supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0)
+    supervisor.note_done("worker")
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
         await launcher.running.wait()
@@ -98,6 +101,19 @@ async def test_a_process_may_be_silent_for_ever_where_that_is_said(tmp_path: Pat
         await asyncio.sleep(0)
         launcher.processes[0].end(0)
     assert launcher.started == ["worker"]
+
+
+async def test_a_process_that_ends_with_code_0_before_its_work_is_done_starts_again(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"worker": [0]})
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0, late_news_s=0.0)
+    running = asyncio.create_task(supervisor.run())
+    await launcher.running.wait()
+    assert launcher.started == ["worker"] * 2
+    supervisor.note_done("worker")
+    launcher.processes[-1].end(0)
+    await running
+    (state,) = supervisor.states
+    assert (state.state, state.restarts) == ("ended", 1)
 
 
 async def test_a_restart_names_the_last_line_of_the_log(tmp_path: Path) -> None:
@@ -110,6 +126,7 @@ async def test_a_restart_names_the_last_line_of_the_log(tmp_path: Path) -> None:
         on_change=lambda: lines.extend(s.last_line for s in supervisor.states if s.state == "restarting"),
         first_backoff_s=0.0,
     )
+    supervisor.note_done("worker")
     await supervisor.run()
     assert lines == ["ValueError: the reason", ""]
 
@@ -142,6 +159,7 @@ async def test_wrong_settings_are_not_tried_twice(tmp_path: Path) -> None:
 async def test_a_process_that_has_worked_is_tried_again_after_an_error_of_settings(tmp_path: Path) -> None:
     launcher = FakeLauncher({"worker": [USER_ERROR_CODE, 0]})
     supervisor = Supervisor(launcher, [make_spec(tmp_path)], first_backoff_s=0.0)
+    supervisor.note_done("worker")
     supervisor.note_progress("worker")
     await supervisor.run()
     assert launcher.started == ["worker", "worker"]

@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import sys
 import weakref
 
 import pytest
@@ -220,9 +221,29 @@ async def two_at_once(task: ScoredTask, policies: Policies) -> Rewards:
     return Rewards()
 
 
+async def leaves(task: ScoredTask, policies: Policies) -> Rewards:
+    raise SystemExit(0)
+
+
+async def leaves_in_a_thread(task: ScoredTask, policies: Policies) -> Rewards:
+    return await asyncio.to_thread(sys.exit)
+
+
+async def interrupts(task: ScoredTask, policies: Policies) -> Rewards:
+    raise KeyboardInterrupt
+
+
+async def gives_up(task: ScoredTask, policies: Policies) -> Rewards:
+    raise asyncio.CancelledError
+
+
 @pytest.mark.parametrize(
     ("workflow", "error_class", "message"),
     [
+        (leaves, "SystemExit", "0"),
+        (leaves_in_a_thread, "SystemExit", "SystemExit"),
+        (interrupts, "KeyboardInterrupt", "KeyboardInterrupt"),
+        (gives_up, "CancelledError", "CancelledError"),
         (no_rewards, "RolloutError", "returned NoneType"),
         (other_policy, "ConfigError", "'actress'; the run has actor"),
         (raises, "ZeroDivisionError", "by zero"),

@@ -1,6 +1,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -13,10 +14,24 @@ from rollout_fakes import make_task
 
 REWARDS = """
 import os
+import time
 
 class OddError(Exception):
     def __init__(self, a, b):
         super().__init__(a)
+
+def leave_a_child(path):
+    # in a session of its own, with a parent that is gone
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            with open(path, "w") as file:
+                file.write(str(os.getpid()))
+            while True:
+                time.sleep(60)
+        os._exit(0)
+    while not os.path.exists(path) or not os.path.getsize(path):
+        pass
 
 def moody(task, text):
     if text == "hang":
@@ -24,6 +39,18 @@ def moody(task, text):
             pass
     if text == "die":
         os._exit(7)
+    if text == "exit":
+        raise SystemExit(0)
+    if text == "interrupt":
+        raise KeyboardInterrupt
+    if text == "environment":
+        return float("ASTRAFLOW_TOKEN" in os.environ)
+    if text.startswith(("leave ", "fork and die ")):
+        leave_a_child(text.split()[-1])
+        if "die" in text:
+            os._exit(7)
+        while True:
+            pass
     if text == "odd":
         raise OddError(1, 2)
     if text == "nan":
@@ -82,7 +109,14 @@ async def test_a_scorer_that_dies_fails_one_call_and_is_replaced(pool: ScoringPo
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("odd", "OddError"), ("nan", "returned nan"), ("word", "'good'")]
+    ("text", "message"),
+    [
+        ("odd", "OddError"),
+        ("nan", "returned nan"),
+        ("word", "'good'"),
+        ("exit", "the reward raised SystemExit: 0"),
+        ("interrupt", "the reward raised KeyboardInterrupt"),
+    ],
 )
 async def test_a_reward_that_raises_or_returns_no_number_is_named(
     pool: ScoringPool, text: str, message: str
@@ -90,6 +124,37 @@ async def test_a_reward_that_raises_or_returns_no_number_is_named(
     with pytest.raises(RolloutError, match=message) as failure:
         await pool.score(make_task(), text)
     assert not failure.value.is_retryable
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("leave", "score_timeout_s"), ("fork and die", "process died")]
+)
+async def test_what_a_reward_started_ends_with_its_process(
+    pool: ScoringPool, tmp_path: Path, text: str, message: str
+) -> None:
+    trace = tmp_path / "pid"
+    with pytest.raises(RolloutError, match=message):
+        await pool.score(make_task(), f"{text} {trace}")
+    assert await pool.score(make_task(), "5") == 1.0
+    assert not is_running(int(trace.read_text()))
+
+
+async def test_a_reward_sees_no_token_of_the_service(
+    pool: ScoringPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_TOKEN", "secret")
+    for text in ("die", "hang"):  # a worker that starts now inherits the token
+        with pytest.raises(RolloutError):
+            await pool.score(make_task(), text)
+    assert await pool.score(make_task(), "environment") == 0.0
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
 async def test_an_episode_cancelled_while_scoring_leaves_the_worker_alone(pool: ScoringPool) -> None:
