@@ -7,6 +7,8 @@ import pytest
 from astraflow.algorithms.gigpo import gigpo
 from astraflow.algorithms.group_relative import group_relative
 from astraflow.algorithms.max_rl import max_rl
+from astraflow.algorithms.opo import opo
+from astraflow.algorithms.pass_at_k_credit import pass_at_k_credit
 from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
 from astraflow.algorithms.relative import group_mean
 from astraflow.algorithms.rloo import rloo
@@ -174,6 +176,27 @@ def test_a_role_in_a_single_episode_compares_its_trajectories():
     group = GroupFacts("actor", 0, (first, dataclasses.replace(second, episode_idx=0)))
     assert rloo(group) == pytest.approx((1.0, -1.0))
     assert group_relative(group, scale="none") == pytest.approx((0.5, -0.5))
+
+
+def test_pass_at_k_pays_for_what_a_set_of_answers_gains() -> None:
+    # Two of four right, sets of two: one in six has none right. m = 5/6, s = sqrt(5) / 6.
+    group = make_group(1.0, 1.0, 0.0, 0.0)
+    s = 5**0.5 / 6
+    wrong = (1 / 6 - 1 / 3) / s
+    expected = (1 / 6 / s, 1 / 6 / s, wrong, wrong)
+    assert pass_at_k_credit(group, k=2, epsilon=1e-12) == pytest.approx(expected)
+    # k = 1 is the distance from the pass rate over its deviation.
+    assert pass_at_k_credit(group, k=1, epsilon=1e-12) == pytest.approx((1.0, 1.0, -1.0, -1.0))
+    # Every set of three has a right one, and no set of five is there.
+    assert pass_at_k_credit(group, k=3) == pass_at_k_credit(group, k=5) == (0.0,) * 4
+    forked = make_forked(1.0, (1, 2, 5), 0.0, 0.0, 0.0)
+    assert pass_at_k_credit(forked, epsilon=1e-12) == pytest.approx((1.0,) * 3 + (-1 / 3,) * 3)
+
+
+def test_the_optimal_baseline_weighs_rewards_by_length() -> None:
+    group = make_lengths((1.0, 30), (0.0, 10))
+    assert opo(group) == pytest.approx((0.25, -0.75))
+    assert opo(make_lengths((1.0, 30))) == (0.0,)
 
 
 def test_balanced_roles_count_episodes_not_forks():

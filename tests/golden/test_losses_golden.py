@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from astraflow.errors import ConfigError, ShapeError
 from astraflow.losses.auxiliary import (
     corrected,
+    divergence_rejection,
+    geometric_rejection,
     masked_weights,
     truncated_weights,
     with_entropy_bonus,
@@ -32,6 +35,9 @@ from astraflow.losses.policy import (
     decoupled_ppo,
     decoupled_ppo_approx,
     distill,
+    dppo_kl,
+    dppo_tv,
+    gmpo,
     grpo,
     gspo,
     ppo,
@@ -298,6 +304,60 @@ def three_policies(staleness: list[float] | None = None) -> LossInputs:
         sequence_idx=torch.tensor([0, 0, 1]),
         staleness=None if staleness is None else torch.tensor(staleness),
     )  # fmt: skip
+
+
+PROBABILITIES = ([0.9, 0.52, 0.1, 0.7], [0.5] * 4, [1.0, 1.0, -1.0, -1.0])
+"""Current, behavior, advantages: too far, near, too far, and on its way back."""
+
+
+def of_probabilities() -> LossInputs:
+    now, behavior, advantages = (torch.tensor(column) for column in PROBABILITIES)
+    return LossInputs(
+        logprobs=now.log().requires_grad_(), proximal_logprobs=behavior.log(),
+        behavior_logprobs=behavior.log(), advantages=advantages,
+    )  # fmt: skip
+
+
+def test_dppo_leaves_out_tokens_that_would_leave_the_trust_region() -> None:
+    # Distances 0.4, 0.02, 0.4, 0.2; divergences 0.511, 0.001, 0.511, 0.087 nats.
+    expected = [0.0, -1.04, 0.0, 1.4]
+    for function in (partial(dppo_tv, max_distance=0.15), partial(dppo_kl, max_divergence=0.05)):
+        inputs = of_probabilities()
+        output = function(inputs, max_ratio=20.0)
+        assert output.metrics["clip_frac"].tolist() == [True, False, True, False]
+        assert gradient(inputs, output) == pytest.approx(expected, rel=1e-5)
+    inputs = of_probabilities()
+    wide = dppo_tv(inputs, max_distance=0.5, max_ratio=1.5)
+    assert gradient(inputs, wide) == pytest.approx([-1.5, -1.04, 0.2, 1.4], rel=1e-5)
+    wide = dppo_kl(of_probabilities(), max_divergence=0.52, max_ratio=20.0)
+    assert not wide.metrics["clip_frac"].any()
+    near = dppo_kl(of_probabilities(), max_divergence=0.5, max_ratio=20.0)
+    assert near.metrics["clip_frac"].tolist() == [True, False, True, False]
+
+
+def test_gmpo_clips_each_token_on_its_own_side() -> None:
+    inputs = make_inputs([0.6, -0.6, 0.6, -0.6], [1.0, 1.0, -1.0, -1.0])
+    inputs = replace(inputs, sequence_idx=torch.tensor([0, 0, 1, 1]))
+    output = gmpo(inputs, clip_low=0.4, clip_high=0.4)
+    # A > 0: 0.4 and -0.6; A < 0: 0.6 and -0.4.
+    low, high = math.exp(-0.1), math.exp(0.1)
+    assert output.per_token.tolist() == pytest.approx([-low, -low, high, high], rel=1e-5)
+    assert output.metrics["clip_frac"].tolist() == [True, False, False, True]
+    assert gradient(inputs, output) == pytest.approx([0.0, -low, high, 0.0], rel=1e-5)
+
+
+def test_sequences_are_rejected_by_their_geometric_mean_or_their_divergence() -> None:
+    # Log weights 0.2 and -0.2: geometric mean 1, k2 0.02, k3 0.0201. Then 0.1 and 0.1: e^0.1, 0.005, 0.0052.
+    inputs = stale_inputs([0.2, -0.2, 0.1, 0.1], [0.0] * 4)
+    inputs = replace(inputs, sequence_idx=torch.tensor([0, 0, 1, 1]))
+    assert geometric_rejection(inputs, min_weight=0.9, max_weight=1.1).tolist() == [1, 1, 0, 0]
+    assert geometric_rejection(inputs, min_weight=1.05, max_weight=1.11).tolist() == [0, 0, 1, 1]
+    for estimator in ("k2", "k3"):
+        kept = divergence_rejection(inputs, estimator=estimator, max_divergence=0.01)
+        assert kept.tolist() == [0, 0, 1, 1]
+    # k3 of 0.1 is 0.00517, k2 is 0.005.
+    assert divergence_rejection(inputs, estimator="k2", max_divergence=0.0051).tolist() == [0, 0, 1, 1]
+    assert divergence_rejection(inputs, estimator="k3", max_divergence=0.0051).tolist() == [0, 0, 0, 0]
 
 
 def test_decoupled_ppo_clips_by_one_ratio_and_weighs_by_the_other() -> None:

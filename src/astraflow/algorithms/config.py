@@ -28,7 +28,9 @@ __all__ = [
     "LengthRewardConfig",
     "MaxRlConfig",
     "OnPolicyConfig",
+    "OpoConfig",
     "OverlongConfig",
+    "PassAtKCreditConfig",
     "PriorityConfig",
     "ReinforcePlusPlusConfig",
     "RemoverConfig",
@@ -288,6 +290,25 @@ class MaxRlConfig(Config):
     """Added to the mean."""
 
 
+class OpoConfig(Config):
+    """Reward minus the mean reward weighed by length, by role (OPO, arXiv:2505.23585)."""
+
+    name: Literal["opo"] = "opo"
+
+
+class PassAtKCreditConfig(Config):
+    """How much an answer adds to the best of k answers (arXiv:2508.10751): for exploration, where one right
+    answer of several is enough."""
+
+    name: Literal["pass_at_k"] = "pass_at_k"
+    k: int = Field(default=2, ge=1)
+    """Answers of which one must be right; below `group_size`."""
+    right_above: float = 0.5
+    """Reward above which an answer is right."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the standard deviation."""
+
+
 class ReinforcePlusPlusConfig(Config):
     """Rewards, whitened over the batch (REINFORCE++, arXiv:2501.03262)."""
 
@@ -334,6 +355,8 @@ CreditConfig = Annotated[
     | RlooConfig
     | RoleBalancedConfig
     | MaxRlConfig
+    | OpoConfig
+    | PassAtKCreditConfig
     | ReinforcePlusPlusConfig
     | TurnDiscountConfig
     | GigpoConfig

@@ -8,6 +8,8 @@ from astraflow.algorithms.gae import gae
 from astraflow.algorithms.gigpo import gigpo
 from astraflow.algorithms.group_relative import group_relative
 from astraflow.algorithms.max_rl import max_rl
+from astraflow.algorithms.opo import opo
+from astraflow.algorithms.pass_at_k_credit import pass_at_k_credit
 from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
 from astraflow.algorithms.rloo import rloo
 from astraflow.algorithms.role_balanced import role_balanced
@@ -38,6 +40,8 @@ CREDIT: dict[str, Callable[..., Advantages]] = {
     "gigpo": gigpo,
     "group_relative": group_relative,
     "max_rl": max_rl,
+    "opo": opo,
+    "pass_at_k": pass_at_k_credit,
     "reinforce_plus_plus": reinforce_plus_plus,
     "rloo": rloo,
     "role_balanced": role_balanced,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from astraflow.losses.policy import LossInputs, LossOutput, needed
-from astraflow.losses.ratio import kl_k1, kl_k2, kl_k3, sequence_sums
+from astraflow.losses.ratio import kl_k1, kl_k2, kl_k3, sequence_means, sequence_sums
 
 __all__ = [
     "CORRECTIONS",
@@ -19,6 +19,8 @@ __all__ = [
     "Correction",
     "Level",
     "corrected",
+    "divergence_rejection",
+    "geometric_rejection",
     "masked_weights",
     "truncated_weights",
     "value_loss",
@@ -48,6 +50,32 @@ def masked_weights(inputs: LossInputs, *, level: Level, min_weight: float, max_w
     """
     weights = _weights(inputs, level)
     return torch.where((weights < min_weight) | (weights > max_weight), 0.0, weights)
+
+
+def geometric_rejection(inputs: LossInputs, *, min_weight: float, max_weight: float) -> Tensor:
+    """1 where min_weight <= exp(mean of log w over the token's sequence) <= max_weight, else 0, [T].
+
+    w as in `truncated_weights`. Unlike the product, the mean does not grow with the length.
+    Raises: ConfigError without `sequence_idx`. Source: as in public codes ("geometric", "seq_mean_k1"); no
+    paper was checked.
+    """
+    log_weights = (inputs.proximal_logprobs - inputs.behavior_logprobs).detach()
+    mean = torch.exp(sequence_means(log_weights, needed(inputs.sequence_idx, "sequence_idx")))
+    return ((mean >= min_weight) & (mean <= max_weight)).to(log_weights.dtype)
+
+
+def divergence_rejection(
+    inputs: LossInputs, *, estimator: Literal["k2", "k3"], max_divergence: float
+) -> Tensor:
+    """1 where the mean of the estimate over the token's sequence is at most `max_divergence`, else 0, [T].
+
+    k2: (log w)^2 / 2; k3: w - 1 - log w, whose mean is KL(behavior || proximal); w as in `truncated_weights`.
+    Raises: ConfigError without `sequence_idx`. Source: estimators: Schulman 2020; as a filter: public codes
+    ("seq_mean_k2", "seq_mean_k3"); no paper was checked.
+    """
+    estimate = KL_ESTIMATORS[estimator](inputs.behavior_logprobs, inputs.proximal_logprobs).detach()
+    mean = sequence_means(estimate, needed(inputs.sequence_idx, "sequence_idx"))
+    return (mean <= max_divergence).to(estimate.dtype)
 
 
 def _weights(inputs: LossInputs, level: Level) -> Tensor:
@@ -105,5 +133,10 @@ def value_loss(values: Tensor, stale_values: Tensor, returns: Tensor, *, clip: f
     return 0.5 * torch.max(plain, (near - returns).square())
 
 
-CORRECTIONS: dict[str, Callable[..., Tensor]] = {"truncated": truncated_weights, "masked": masked_weights}
+CORRECTIONS: dict[str, Callable[..., Tensor]] = {
+    "divergence": divergence_rejection,
+    "geometric": geometric_rejection,
+    "masked": masked_weights,
+    "truncated": truncated_weights,
+}
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}

@@ -15,7 +15,12 @@ __all__ = [
     "DecoupledPpoApproxLossConfig",
     "DecoupledPpoLossConfig",
     "DistillLossConfig",
+    "DivergenceCorrectionConfig",
+    "DppoKlLossConfig",
+    "DppoTvLossConfig",
     "DrGrpoLossConfig",
+    "GeometricCorrectionConfig",
+    "GmpoLossConfig",
     "GrpoLossConfig",
     "GspoLossConfig",
     "KlConfig",
@@ -96,6 +101,37 @@ class GspoLossConfig(Config):
     """The sequence's ratio, per token, is clipped below 1 minus this."""
     clip_high: float = Field(default=4e-4, ge=0)
     """It is clipped above 1 plus this."""
+
+
+class GmpoLossConfig(Config):
+    """Geometric mean of a sequence's clipped ratios (arXiv:2507.20673); use it with `denominator:
+    sequence_means`, or `episode_means` where histories fork."""
+
+    name: Literal["gmpo"] = "gmpo"
+    clip_low: float = Field(default=0.4, ge=0)
+    """The logarithm of a token's ratio is clipped below minus this."""
+    clip_high: float = Field(default=0.4, ge=0)
+    """It is clipped above this."""
+
+
+class DppoTvLossConfig(Config):
+    """Policy gradient within a total variation of the behavior policy (DPPO, arXiv:2602.04879)."""
+
+    name: Literal["dppo_tv"] = "dppo_tv"
+    max_distance: float = Field(default=0.15, gt=0, le=1)
+    """A token whose probability has moved further is left out, unless its update moves it back."""
+    max_ratio: float = Field(default=20.0, gt=0)
+    """Largest weight of a token."""
+
+
+class DppoKlLossConfig(Config):
+    """Policy gradient within a KL divergence of the behavior policy (DPPO, arXiv:2602.04879)."""
+
+    name: Literal["dppo_kl"] = "dppo_kl"
+    max_divergence: float = Field(default=0.05, gt=0)
+    """A token of a larger divergence is left out, unless its update moves it back; nats."""
+    max_ratio: float = Field(default=20.0, gt=0)
+    """Largest weight of a token."""
 
 
 class CispoLossConfig(Config):
@@ -188,6 +224,7 @@ LossConfig = Annotated[
     | DrGrpoLossConfig
     | PpoLossConfig
     | GspoLossConfig
+    | GmpoLossConfig
     | CispoLossConfig
     | SapoLossConfig
     | M2poLossConfig
@@ -196,6 +233,8 @@ LossConfig = Annotated[
     | M2poMaskProximalLossConfig
     | DecoupledPpoLossConfig
     | DecoupledPpoApproxLossConfig
+    | DppoTvLossConfig
+    | DppoKlLossConfig
     | DistillLossConfig
     | SftLossConfig
     | Use,
@@ -234,8 +273,34 @@ class MaskedCorrectionConfig(Config):
     """Tokens or sequences of a larger weight are left out."""
 
 
+class GeometricCorrectionConfig(Config):
+    """Rejects sequences by the geometric mean of their weights; the others have weight 1."""
+
+    name: Literal["geometric"] = "geometric"
+    min_weight: float = Field(default=0.999, ge=0)
+    """Sequences of a smaller mean are left out."""
+    max_weight: float = Field(default=1.001, gt=0)
+    """Sequences of a larger mean are left out."""
+
+
+class DivergenceCorrectionConfig(Config):
+    """Rejects sequences by the mean estimate of the divergence of behavior and proximal policy; the others
+    have weight 1."""
+
+    name: Literal["divergence"] = "divergence"
+    estimator: Literal["k2", "k3"] = "k3"
+    """Per-token estimate (Schulman 2020)."""
+    max_divergence: float = Field(default=0.01, gt=0)
+    """Sequences of a larger mean are left out; nats."""
+
+
 CorrectionConfig = Annotated[
-    NoCorrectionConfig | TruncatedCorrectionConfig | MaskedCorrectionConfig | Use,
+    NoCorrectionConfig
+    | TruncatedCorrectionConfig
+    | MaskedCorrectionConfig
+    | GeometricCorrectionConfig
+    | DivergenceCorrectionConfig
+    | Use,
     Field(discriminator="name"),
 ]
 

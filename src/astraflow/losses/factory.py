@@ -34,6 +34,9 @@ from astraflow.losses.policy import (
     decoupled_ppo,
     decoupled_ppo_approx,
     distill,
+    dppo_kl,
+    dppo_tv,
+    gmpo,
     grpo,
     gspo,
     ppo,
@@ -146,7 +149,10 @@ LOSSES: dict[str, Callable[..., LossOutput]] = {
     "decoupled_ppo": decoupled_ppo,
     "decoupled_ppo_approx": decoupled_ppo_approx,
     "distill": distill,
+    "dppo_kl": dppo_kl,
+    "dppo_tv": dppo_tv,
     "dr_grpo": grpo,
+    "gmpo": gmpo,
     "grpo": grpo,
     "gspo": gspo,
     "m2po": m2po,
@@ -167,12 +173,18 @@ STATISTICS: dict[str, Callable[..., Mapping[str, Tensor]]] = {
 """Statistics functions of the losses that need one; same keyword arguments as the loss."""
 
 AGAINST_BEHAVIOR = frozenset(
-    {"decoupled_ppo", "decoupled_ppo_approx", "m2po", "m2po_mask", "m2po_mask_proximal", "m2po_released"}
+    {
+        *("decoupled_ppo", "decoupled_ppo_approx", "dppo_kl", "dppo_tv"),
+        *("m2po", "m2po_mask", "m2po_mask_proximal", "m2po_released"),
+    }
 )
 """Losses whose weight starts from the behavior policy; a correction would count the gap twice."""
 
 _WITHOUT_PROXIMAL = frozenset(
-    {"decoupled_ppo_approx", "m2po", "m2po_mask", "m2po_released", "reinforce", "sft"}
+    {
+        *("decoupled_ppo_approx", "dppo_kl", "dppo_tv", "reinforce", "sft"),
+        *("m2po", "m2po_mask", "m2po_released"),
+    }
 )
 """Losses that never read `proximal_logprobs`, or make their own."""
 

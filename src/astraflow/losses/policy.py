@@ -28,6 +28,9 @@ __all__ = [
     "decoupled_ppo",
     "decoupled_ppo_approx",
     "distill",
+    "dppo_kl",
+    "dppo_tv",
+    "gmpo",
     "grpo",
     "gspo",
     "needed",
@@ -150,6 +153,27 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
 
 
+def gmpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
+    """The geometric mean of a sequence's ratios, each clipped by itself, in the logarithm.
+
+    d_t = logprobs_t - proximal_logprobs_t;  c_t = clip(d_t, -clip_low, clip_high)
+    e_t = min(d_t, c_t) where A_t > 0, max(d_t, c_t) where A_t < 0
+    loss_t = -A_t * exp(mean of e over the sequence)
+
+    With the denominator `sequence_means` and one advantage a sequence it is the loss of the paper.
+    Shapes: all [T]. Gradient: through the logprobs of all tokens of the sequence that are not clipped.
+    Raises: ConfigError without `sequence_idx`.
+    Source: Zhao et al. 2025 (arXiv:2507.20673); bounds: its (e^-0.4, e^0.4).
+    """
+    delta = inputs.logprobs - inputs.proximal_logprobs
+    sign = torch.sign(inputs.advantages)
+    clipped = delta.clamp(-clip_low, clip_high)
+    bounded = sign * torch.min(sign * delta, sign * clipped)
+    ratio = torch.exp(sequence_means(bounded, needed(inputs.sequence_idx, "sequence_idx")))
+    is_clipped = (sign * clipped).detach() < (sign * delta).detach()
+    return LossOutput(per_token=-inputs.advantages * ratio, metrics={"clip_frac": is_clipped})
+
+
 def cispo(inputs: LossInputs, *, max_ratio: float) -> LossOutput:
     """Policy gradient under a truncated importance weight: every token keeps a gradient.
 
@@ -179,6 +203,45 @@ def sapo(inputs: LossInputs, *, temperature_positive: float, temperature_negativ
 
 
 # --- data of an older policy ----------------------------------------------------------------------
+
+
+def dppo_tv(inputs: LossInputs, *, max_distance: float, max_ratio: float) -> LossOutput:
+    """Policy gradient without tokens that would move further from the behavior policy than a distance.
+
+    p_t = exp(logprobs_t), q_t = exp(behavior_logprobs_t), ratio_t = p_t / q_t
+    loss_t = -sg(min(ratio_t, max_ratio)) * A_t * logprobs_t,
+    0 where A_t > 0 and p_t - q_t > max_distance, or A_t <= 0 and q_t - p_t > max_distance
+
+    |p_t - q_t| is the total variation of the policies seen as "this token or another".
+    Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
+    Source: arXiv:2602.04879, the binary approximation; bounds as in public scripts of it.
+    """
+    rise = (inputs.logprobs.exp() - inputs.behavior_logprobs.exp()).detach()
+    is_far = torch.where(inputs.advantages > 0, rise > max_distance, rise < -max_distance)
+    return _within_trust_region(inputs, is_far, max_ratio)
+
+
+def dppo_kl(inputs: LossInputs, *, max_divergence: float, max_ratio: float) -> LossOutput:
+    """`dppo_tv` with a bound on the Kullback-Leibler divergence instead.
+
+    D_t = q_t log(q_t / p_t) + (1 - q_t) log((1 - q_t) / (1 - p_t)), 1e-8 added to both terms of the last
+    loss_t as in `dppo_tv`, 0 where D_t > max_divergence and p_t > q_t under A_t > 0, or p_t < q_t under
+    A_t <= 0
+
+    Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
+    Source: arXiv:2602.04879, the binary approximation; bounds as in public scripts of it.
+    """
+    now, behavior = inputs.logprobs.detach(), inputs.behavior_logprobs
+    p, q = now.exp(), behavior.exp()
+    divergence = q * (behavior - now) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    is_leaving = torch.where(inputs.advantages > 0, p > q, p < q)
+    return _within_trust_region(inputs, (divergence > max_divergence) & is_leaving, max_ratio)
+
+
+def _within_trust_region(inputs: LossInputs, is_far: Tensor, max_ratio: float) -> LossOutput:
+    weight = importance_ratio(inputs.logprobs, inputs.behavior_logprobs).detach().clamp(max=max_ratio)
+    per_token = -weight * inputs.advantages * inputs.logprobs
+    return LossOutput(per_token=torch.where(is_far, 0.0, per_token), metrics={"clip_frac": is_far})
 
 
 def decoupled_ppo(

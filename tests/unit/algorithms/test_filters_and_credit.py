@@ -86,6 +86,8 @@ def test_every_built_in_has_a_name_that_a_recipe_may_choose():
         "gigpo",
         "group_relative",
         "max_rl",
+        "opo",
+        "pass_at_k",
         "reinforce_plus_plus",
         "rloo",
         "role_balanced",
