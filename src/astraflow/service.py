@@ -24,8 +24,8 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, cast, overload
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar, cast, overload
 from urllib.parse import urlencode
 
 import aiohttp
@@ -49,6 +49,7 @@ from astraflow.errors import (
     WireError,
 )
 from astraflow.types import ErrorReply, Item
+from astraflow.web_guard import WebGuard, WebRules
 
 __all__ = [
     "LIFE_FD_VARIABLE",
@@ -65,9 +66,11 @@ __all__ = [
     "error_response",
     "is_loopback",
     "item_response",
+    "media_type_of",
     "read_item",
     "run_service",
     "settle_memory",
+    "unsupported_media_type",
 ]
 
 _log = logging.getLogger(__name__)
@@ -90,6 +93,7 @@ _MAX_KEPT_BUFFER_BYTES, _MAX_KEPT_BYTES = 32 * 1024 * 1024, 128 * 1024 * 1024
 _BODY_PATIENCE_S = 20.0
 _SLOWEST_BYTES_PER_S = 100_000
 """A link of 1 Mbit/s still carries a body."""
+_MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
 _NEVER_S = 86_400
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
@@ -403,10 +407,28 @@ async def read_item(
 
     A body must arrive within `patience_s`, plus the time that its bytes take at the slowest accepted rate: a
     client that sends byte by byte, or nothing, is refused.
-    Raises: WireError if the body is too large or does not fit the type; RefusedError if it comes too slowly.
+    Raises: WireError if the body is too large or does not fit the type; RefusedError if it comes too slowly,
+    or does not say that it is msgpack or JSON.
     """
+    media_type = media_type_of(request)
+    if media_type not in _MEDIA_TYPES:
+        raise unsupported_media_type(media_type, *_MEDIA_TYPES)
     body = await _read_body(request, item_type.__name__, limit, patience_s)
-    return wire.decode(body, item_type, _header(request, b"content-type") or wire.MSGPACK)
+    return wire.decode(body, item_type, media_type)
+
+
+def media_type_of(request: Request) -> str:
+    """The media type that a body is said to have, without its parameters; empty if none is named."""
+    return _header(request, b"content-type").partition(";")[0].strip().lower()
+
+
+def unsupported_media_type(given: str, *expected: str) -> RefusedError:
+    """What is raised for a body of another media type. One without any is refused as well: a web page may
+    send such bodies anywhere without being asked."""
+    choices = " or ".join(expected)
+    return RefusedError(
+        f"Content-Type {given!r}: {choices} is expected", code="unsupported_media_type", status=415
+    )
 
 
 async def _read_body(request: Request, name: str, limit: int, patience_s: float) -> bytes:
@@ -529,13 +551,17 @@ class HttpServer:
         name: str,
         tls: tuple[str, str] | None = None,
         limits: ConnectionLimits | None = None,
+        rules: WebRules | None = None,
     ) -> None:
+        """`rules`: what web pages, and callers by other names, may do; None: nothing."""
         self._host, self._port, self._name = host, port, name
         self._connections = Connections(limits or ConnectionLimits())
         self._scheme = "https" if tls else "http"
         self._tls = tls
+        rules = rules or WebRules()
+        rules = replace(rules, host_names=(*rules.host_names, host))
         config = uvicorn.Config(
-            app,
+            cast("Any", WebGuard(app, rules)),
             ssl_certfile=tls[0] if tls else None,
             ssl_keyfile=tls[1] if tls else None,
             http=self._connections.protocol,

@@ -22,7 +22,7 @@ from astraflow.algorithms.config import (
 )
 from astraflow.config import Config
 
-__all__ = ["DataflowConfig", "TableConfig", "TlsConfig"]
+__all__ = ["DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
 
 
 class TableConfig(Config):
@@ -128,6 +128,15 @@ class TlsConfig(Config):
         return self
 
 
+class WebConfig(Config):
+    """Names and web pages by which the dataflow may be called, besides its own."""
+
+    host_names: tuple[str, ...] = ()
+    """Host names that lead to it, such as a proxy's; only asked for where no token is needed."""
+    origins: tuple[str, ...] = ()
+    """Origins whose web pages may call it, such as `https://dashboard.example.org`."""
+
+
 class DataflowConfig(Config):
     """The dataflow service."""
 
@@ -137,6 +146,8 @@ class DataflowConfig(Config):
     """0 takes a free one."""
     tls: TlsConfig = TlsConfig()
     """HTTPS instead of HTTP, for the dataflow and the publishers."""
+    web: WebConfig = WebConfig()
+    """What web browsers may do; see "What a service checks" in the manual."""
     max_requests_per_s: float = Field(default=2000.0, gt=0)
     """Of one token at one address; more get 429. Not where no token is needed: on loopback."""
     lease_timeout_s: float = Field(default=20.0, gt=0)

@@ -15,6 +15,7 @@ from astraflow.launch.plan import run_info, run_plan
 from astraflow.launch.preflight import open_sources
 from astraflow.launch.program import needs_tokens
 from astraflow.service import HttpServer, TokenAuth, settle_memory
+from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import PeerRules
 
 __all__ = ["guarded", "run_dataflow", "tls_files", "tokens_of"]
@@ -38,12 +39,15 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
         peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
         resumes_failed=folder.is_asked_to_resume,
     )
+    tokens = tokens_of(recipe, folder)
+    web = config.web
     server = HttpServer(
-        guarded(service.app, tokens_of(recipe, folder), config.max_requests_per_s),
+        guarded(service.app, tokens, config.max_requests_per_s),
         host=config.host,
         port=port or config.port,
         name="dataflow",
         tls=tls_files(recipe),
+        rules=WebRules(host_names=web.host_names, origins=web.origins, needs_token=bool(tokens)),
     )
     await service.start()
     folder.resumed()

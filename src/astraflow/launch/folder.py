@@ -37,6 +37,7 @@ MAY_CHANGE = (
     "dataflow.host",
     "dataflow.port",
     "dataflow.tls",
+    "dataflow.web",
     "dataflow.max_requests_per_s",
     "dataflow.lease_timeout_s",
     "dataflow.heartbeat_s",

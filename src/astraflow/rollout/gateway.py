@@ -21,11 +21,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from astraflow import wire
 from astraflow.errors import Error, RefusedError, RolloutError
 from astraflow.rollout.dialogue import Dialogue
 from astraflow.rollout.gateway_episode import EpisodeEndpoint
 from astraflow.rollout.gateway_wire import ChatRequest, Completed, ErrorBody, ModelList
-from astraflow.service import HttpServer
+from astraflow.service import HttpServer, media_type_of, unsupported_media_type
+from astraflow.web_guard import WebRules
 from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import AgentReport
 
@@ -74,7 +76,8 @@ class Gateway:
     async def _started(self) -> str:
         async with self._starting:
             if self._server is None:
-                server = HttpServer(self._app, host="127.0.0.1", port=0, name="gateway")
+                rules = WebRules(needs_token=True)  # each episode has its key
+                server = HttpServer(self._app, host="127.0.0.1", port=0, name="gateway", rules=rules)
                 self._url = await server.start()
                 self._server = server
         return self._url
@@ -176,6 +179,8 @@ async def _result(endpoint: EpisodeEndpoint, request: Request) -> Response:
 
 
 async def _read(request: Request, kind: type[_ItemT]) -> _ItemT:
+    if (media_type := media_type_of(request)) != wire.JSON:
+        raise unsupported_media_type(media_type, wire.JSON)
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -28,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 from astraflow.errors import ConfigError, WireError
 from astraflow.service import HttpServer, TokenAuth, is_loopback, item_response
 from astraflow.types import Chunk, ChunkState
+from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import listens_everywhere
 from astraflow.weights.serving import UploadLimit, answers, chunk_response, require_role
 
@@ -177,7 +178,8 @@ async def served(
     if not token and not is_loopback(host):
         raise ConfigError(f"peer address {address!r} is open to other machines: a token is needed")
     app = PeerServer(spool, limit=UploadLimit(max_upload_mb_s * 1e6), ticket=peer_ticket(token))
-    server = HttpServer(app, host=host, port=port, name="peer")
+    rules = WebRules(needs_token=bool(token))
+    server = HttpServer(app, host=host, port=port, name="peer", rules=rules)
     spool.url = await server.start()
     try:
         yield app

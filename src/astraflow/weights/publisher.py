@@ -31,6 +31,7 @@ from astraflow.types import (
     ServedVersions,
     SourceLink,
 )
+from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import announced_host, url_host
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig
@@ -211,7 +212,8 @@ async def run_publisher(
     publisher = Publisher(folder, config, tokens=tokens)
     memory = folder / "port"
     remembered = int(memory.read_text()) if config.port == 0 and memory.exists() else config.port
-    server = HttpServer(publisher, host=config.host, port=remembered, name="publisher", tls=tls)
+    rules = WebRules(needs_token=bool(tokens))
+    server = HttpServer(publisher, host=config.host, port=remembered, name="publisher", tls=tls, rules=rules)
     try:
         try:
             url = await server.start()
@@ -219,7 +221,7 @@ async def run_publisher(
             if remembered == config.port:
                 raise
             _log.warning("port %d of the last time is taken; choosing another", remembered)
-            server = HttpServer(publisher, host=config.host, port=0, name="publisher", tls=tls)
+            server = HttpServer(publisher, host=config.host, port=0, name="publisher", tls=tls, rules=rules)
             url = await server.start()
         scheme, port = url.partition(":")[0], url.rpartition(":")[2]
         url = publisher.public_url = f"{scheme}://{url_host(host)}:{port}"

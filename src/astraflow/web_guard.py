@@ -1,0 +1,111 @@
+"""Keeps web pages away from a service.
+
+A browser sends a page's requests to loopback as readily as its owner's. A page of another site names that site
+in `Origin`, or the browser says so in `Sec-Fetch-Site`; a page whose name was made to lead here (DNS rebinding)
+names itself in `Host`. Programs send neither of the first two, and call the service by a name that it knows.
+Bodies without a supported Content-Type, which a page may send without asking, are refused where they are read
+(`service.read_item`).
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from astraflow import wire
+from astraflow.types import ErrorReply
+
+__all__ = ["WebGuard", "WebRules"]
+
+_MAX_KNOWN = 256
+"""Accepted `Host` values remembered, so that they are parsed once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebRules:
+    """What a service accepts besides its own name."""
+
+    host_names: tuple[str, ...] = ()
+    """Names by which callers reach it, e.g. that of a proxy."""
+    origins: tuple[str, ...] = ()
+    """Origins whose pages may call it, e.g. `https://dashboard.example.org`."""
+    needs_token: bool = False
+    """Whoever calls must show a token, which no page has: any name will do."""
+
+
+@dataclass(frozen=True)
+class WebGuard:
+    """ASGI middleware, outside everything else: answers 403 to what a web page sends."""
+
+    app: ASGIApp
+    rules: WebRules
+    _known_hosts: set[bytes] = field(default_factory=set[bytes])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = self._problem(scope) if scope["type"] == "http" else None
+        if problem is None:
+            await self.app(scope, receive, send)
+            return
+        code, message = problem
+        body = wire.encode(ErrorReply(code=code, message=message), wire.JSON)
+        headers = [(b"content-type", wire.JSON.encode()), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _problem(self, scope: Scope) -> tuple[str, str] | None:
+        """Code and message of what is wrong with a request's headers; None if nothing is."""
+        host, origin, site = b"", None, b""
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value
+                if value not in self._known_hosts and not self._accepts_host(value):
+                    return "unknown_host", (
+                        f"{value.decode('latin-1')!r} is not a name of this service; call it by its address, "
+                        "or list the name in dataflow.web.host_names"
+                    )
+            elif name == b"origin":
+                origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+        if origin is None and site not in {b"cross-site", b"same-site"}:
+            return None
+        given = (origin or b"").decode("latin-1").lower()
+        own = f"{scope['scheme']}://{host.decode('latin-1')}".lower()
+        if given in {own, *self.rules.origins}:
+            return None
+        page = repr(given) if origin is not None else "another site"
+        return "foreign_origin", (
+            f"a web page of {page} may not call this service; list its origin in dataflow.web.origins to let "
+            "it"
+        )
+
+    def _accepts_host(self, host: bytes) -> bool:
+        """Whether a `Host` may stand there. An address may: only a name can be made to lead elsewhere."""
+        if self.rules.needs_token:
+            return True
+        is_known = _host_name(host) in {"localhost", *_lower(self.rules.host_names)} or _is_address(host)
+        if is_known and len(self._known_hosts) < _MAX_KNOWN:
+            self._known_hosts.add(host)
+        return is_known
+
+
+def _host_name(host: bytes) -> str:
+    """The name without port, lower case; empty if it is none."""
+    try:
+        return (urlsplit(f"//{host.decode('ascii')}").hostname or "").rstrip(".")
+    except (UnicodeDecodeError, ValueError):
+        return ""
+
+
+def _is_address(host: bytes) -> bool:
+    try:
+        ipaddress.ip_address(_host_name(host))
+    except ValueError:
+        return False
+    return True
+
+
+def _lower(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.lower().rstrip(".") for name in names)
