@@ -13,7 +13,9 @@ import importlib
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -29,6 +31,7 @@ __all__ = [
     "dump_yaml",
     "load_attr",
     "load_mapping",
+    "module_file",
     "overridden",
     "parse_config",
 ]
@@ -330,6 +333,36 @@ def dump_yaml(config: Config) -> str:
 
 
 # --- components of the user's own -----------------------------------------------------------------
+
+
+def module_file(module: str) -> Path | None:
+    """The file of a module, found without running any code of it or of its parent packages.
+
+    `importlib.util.find_spec` imports the parents, so it must not see a name that came over the network. None
+    if the module is not installed, or has no file.
+    """
+    folders: Sequence[str] = sys.path
+    parent, name, spec = "", "", None
+    for part in module.split("."):
+        name = f"{parent}.{part}" if parent else part
+        spec = _find_spec(name, folders if parent else None)
+        if spec is not None and spec.origin is not None:
+            folders = [*(spec.submodule_search_locations or ())]
+        else:
+            # maybe a namespace package, which is all folders of its name
+            folders = [str(folder) for above in folders if (folder := Path(above) / part).is_dir()]
+        parent = name
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _find_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
+    try:
+        for finder in sys.meta_path:
+            if (spec := finder.find_spec(name, folders)) is not None:
+                return spec
+    except KeyError:
+        pass  # a namespace package inside another one, whose finder asks for the imported parent
+    return None
 
 
 def load_attr(use: str, *, where: str = "use") -> Any:

@@ -1,6 +1,5 @@
 """From a recipe to what the dataflow is told: sizes for its core, and what a joining service must know."""
 
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import xxhash
 
 import astraflow
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, module_file
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
@@ -107,16 +106,16 @@ def fingerprints(recipe: Recipe) -> Fingerprints:
 
 
 def code_fingerprint(recipe: Recipe) -> str:
-    """Of the package's version, the protocol's, and the sources of the recipe's own modules."""
+    """Digest of the package's version, the protocol's, and the sources of the recipe's own modules.
+
+    The recipe may come over the network: no module is imported. Raises: ConfigError if one is not installed.
+    """
     parts = [f"astraflow {astraflow.__version__}, protocol {PROTOCOL_VERSION}".encode()]
     for module in sorted({use.use.partition(":")[0] for use in uses(recipe)}):
-        try:
-            spec = importlib.util.find_spec(module)
-        except ImportError:
-            spec = None
-        if spec is None or not spec.origin:
-            raise ConfigError(f"module {module!r}, which the recipe names, is not installed here")
-        parts.append(Path(spec.origin).read_bytes())
+        file = module_file(module)
+        if file is None:
+            raise ConfigError(f"module {module!r}, which the recipe names, is not installed here as a file")
+        parts.append(file.read_bytes())
     return _digest(b"\0".join(parts))
 
 

@@ -121,8 +121,7 @@ def needs_tokens(recipe: Recipe) -> bool:
 def network_modules(recipe: Recipe) -> tuple[str, ...]:
     """What a rollout service runs of the recipe's own: modules that it imports, an agent's command, and the
     command of the engine's server."""
-    parts: list[Config] = [recipe.workflow, recipe.tasks.reward, recipe.rollout.engine]
-    parts += [*recipe.tasks.sources.values(), *(s.source for s in recipe.eval.sets.values())]
+    parts: list[Config] = [recipe.workflow, recipe.tasks.without_curators, recipe.rollout, recipe.eval]
     used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
     engine = recipe.rollout.engine
     if isinstance(engine, ServerEngineConfig) and not engine.attach.url:

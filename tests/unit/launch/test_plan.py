@@ -1,6 +1,7 @@
 """What the dataflow and joining services are told of a recipe."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,42 @@ def test_a_missing_module_is_named(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, workflow={"name": "use", "use": "no_such_module:solve", "args": {}})
     with pytest.raises(ConfigError, match="module 'no_such_module'"):
         code_fingerprint(recipe)
+
+
+@pytest.mark.parametrize("name", ["parent_pkg.part", "parent_pkg.inner.part", "space_pkg.inner.part"])
+def test_looking_at_the_code_of_a_recipe_imports_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path.joinpath("modules", *name.split(".")[:-1])
+    inner.mkdir(parents=True)
+    (inner / "part.py").write_text("raise AssertionError('imported')\nx = 1\n")
+    if name.startswith("parent_pkg"):
+        for folder in (inner, tmp_path / "modules" / "parent_pkg"):
+            (folder / "__init__.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    recipe = make_recipe(tmp_path, workflow={"name": "use", "use": f"{name}:x", "args": {}})
+    before = code_fingerprint(recipe)
+    (inner / "part.py").write_text("x = 2\n")
+    assert code_fingerprint(recipe) != before
+    assert name.partition(".")[0] not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["sys", "json.nothing", "json.decoder.nothing", "no_package.part"])
+def test_what_has_no_file_is_named(name: str, tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, workflow={"name": "use", "use": f"{name}:x", "args": {}})
+    with pytest.raises(ConfigError, match=f"module '{name}', which the recipe names, is not installed"):
+        code_fingerprint(recipe)
+
+
+def test_every_part_of_a_recipe_that_a_joiner_runs_must_be_allowed(tmp_path: Path) -> None:
+    use = {"name": "use", "args": {}}
+    tasks = {"sources": {"train": use | {"use": "a.b:c"}}, "reward": use | {"use": "d:e"}}
+    sets = {"held": {"source": use | {"use": "f:g"}}}
+    engine = use | {"use": "h.i:j"}
+    recipe = make_recipe(tmp_path, tasks=tasks, eval={"sets": sets}, rollout={"engine": engine})
+    with pytest.raises(ConfigError, match=r"imports a\.b, d, f, h\.i here"):
+        check_allowed(recipe, ("a", "h"))
+    check_allowed(recipe, ("a.b", "d", "f", "h.i"))
 
 
 def test_components_are_found_wherever_they_stand(tmp_path: Path) -> None:
