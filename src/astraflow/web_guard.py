@@ -48,23 +48,19 @@ class WebGuard:
         if problem is None:
             await self.app(scope, receive, send)
             return
-        code, message = problem
-        body = wire.encode(ErrorReply(code=code, message=message), wire.JSON)
+        body = wire.encode(problem, wire.JSON)
         headers = [(b"content-type", wire.JSON.encode()), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 403, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _problem(self, scope: Scope) -> tuple[str, str] | None:
-        """Code and message of what is wrong with a request's headers; None if nothing is."""
+    def _problem(self, scope: Scope) -> ErrorReply | None:
+        """What is wrong with a request's headers; None if nothing is."""
         host, origin, site = b"", None, b""
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value
                 if value not in self._known_hosts and not self._accepts_host(value):
-                    return "unknown_host", (
-                        f"{value.decode('latin-1')!r} is not a name of this service; call it by its address, "
-                        "or list the name in dataflow.web.host_names"
-                    )
+                    return _unknown_host(value)
             elif name == b"origin":
                 origin = value
             elif name == b"sec-fetch-site":
@@ -75,11 +71,7 @@ class WebGuard:
         own = f"{scope['scheme']}://{host.decode('latin-1')}".lower()
         if given in {own, *self.rules.origins}:
             return None
-        page = repr(given) if origin is not None else "another site"
-        return "foreign_origin", (
-            f"a web page of {page} may not call this service; list its origin in dataflow.web.origins to let "
-            "it"
-        )
+        return _foreign_origin(repr(given) if origin is not None else "another site")
 
     def _accepts_host(self, host: bytes) -> bool:
         """Whether a `Host` may stand there. An address may: only a name can be made to lead elsewhere."""
@@ -89,6 +81,22 @@ class WebGuard:
         if is_known and len(self._known_hosts) < _MAX_KNOWN:
             self._known_hosts.add(host)
         return is_known
+
+
+def _unknown_host(host: bytes) -> ErrorReply:
+    return ErrorReply(
+        code="unknown_host",
+        message=f"{host.decode('latin-1')!r} is not a name of this service; call it by its address, or list "
+        "the name in dataflow.web.host_names",
+    )
+
+
+def _foreign_origin(page: str) -> ErrorReply:
+    return ErrorReply(
+        code="foreign_origin",
+        message=f"a web page of {page} may not call this service; list its origin in dataflow.web.origins to "
+        "let it",
+    )
 
 
 def _host_name(host: bytes) -> str:

@@ -318,7 +318,7 @@ async def test_a_long_prompt_is_rendered_beside_the_event_loop() -> None:
 async def test_a_deeply_nested_request_is_refused() -> None:
     body = '{"model": "actor", "messages": [], "metadata": ' + "[" * 20_000 + "]" * 20_000 + "}"
     async with episode(letters(ScriptedEngine())) as open_:
-        headers = {"Authorization": f"Bearer {open_.endpoint.api_key}"}
+        headers = {"Authorization": f"Bearer {open_.endpoint.api_key}", "Content-Type": "application/json"}
         async with aiohttp.ClientSession(headers=headers) as client:
             reply = await client.post(f"{open_.endpoint.base_url}/chat/completions", data=body)
             assert (reply.status, (await reply.json())["error"]["code"]) == (400, "invalid_request")

@@ -480,7 +480,8 @@ async def test_an_oversized_body_is_refused_while_it_is_read(tmp_path: Path) -> 
 
     async with running(tmp_path, http=True) as run, aiohttp.ClientSession() as session:
         try:
-            async with session.post(run.url + "/v1/episodes", data=endless()) as answer:
+            headers = {"Content-Type": wire.MSGPACK}
+            async with session.post(run.url + "/v1/episodes", data=endless(), headers=headers) as answer:
                 assert answer.status == 413
         except aiohttp.ClientError:  # the server may answer and close before all is sent
             pass
