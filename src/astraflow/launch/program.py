@@ -21,6 +21,7 @@ from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import uses
 from astraflow.protocols import ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
+from astraflow.rollout.engines.server_process import OWN_ENV_PREFIX
 from astraflow.service import is_loopback
 from astraflow.trainer.config import OwnLoopBackendConfig
 from astraflow.workflows.config import AgentConfig, ProgramConfig
@@ -146,6 +147,7 @@ def program(
     """The processes of a run, in the order in which they are shown."""
     run_dir, base = str(folder.path), _environment(module_path)
     base[PRIVATE_VARIABLE] = str(folder.path.resolve())
+    own_env = _own_env(recipe)
     if recipe.dataflow.tls.is_on:
         base[CA_VARIABLE] = recipe.dataflow.tls.ca_file
     is_guarded = needs_tokens(recipe)
@@ -154,6 +156,7 @@ def program(
         name: str, *arguments: str, threads: int = 1, role: str = "", is_finite: bool = False
     ) -> ProcessSpec:
         token = {TOKEN_VARIABLE: folder.token(role)} if role and is_guarded else {}
+        token |= own_env if role else {}
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-P", "-m", "astraflow.cli.main", *arguments),
@@ -181,7 +184,8 @@ def program(
         specs.append(
             spec(f"publisher-{policy}", "publish", run_dir, "--policy", policy, *links, role="trainer")
         )
-    allowed = [part for module in network_modules(recipe) for part in ("--allow", module)]
+    shown = Recipe.model_validate_json(recipe.model_dump_json())  # as services get it: without secrets
+    allowed = [part for module in network_modules(shown) for part in ("--allow", module)]
     peer = ("--peer", recipe.peer_host) if recipe.weights.peers else ()
     for idx in range(recipe.rollout.services):
         name, threads = f"rollout-{idx}", num_threads(recipe.rollout.engine)
@@ -189,6 +193,14 @@ def program(
         join = ("join", addresses.url, "--name", name, *cache, *peer, *allowed)
         specs.append(spec(name, *join, threads=threads, role="worker", is_finite=True))
     return tuple(specs)
+
+
+def _own_env(recipe: Recipe) -> dict[str, str]:
+    """The values of `rollout.engine.env`, for those processes that may start the engine's server."""
+    engine = recipe.rollout.engine
+    if not isinstance(engine, ServerEngineConfig):
+        return {}
+    return {OWN_ENV_PREFIX + name: value for name, value in engine.own_env.items()}
 
 
 def num_threads(component: Config) -> int:

@@ -1,8 +1,9 @@
 """Rollout services and engines of a recipe."""
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, model_validator
 
 from astraflow.config import Config, Use
 
@@ -76,6 +77,10 @@ class AttachConfig(Config):
         return self
 
 
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A value that stands in the environment: `${HF_TOKEN}`."""
+
+
 class ServerEngineConfig(Config):
     """What the engines behind a server of its own have in common."""
 
@@ -84,7 +89,8 @@ class ServerEngineConfig(Config):
     args: tuple[str, ...] = ()
     """Further arguments of the server's command, as given."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Further environment variables of the server."""
+    """Further environment variables of the server. A value `${NAME}` is that of the rollout service's own
+    variable; any other stays on the machine of the run, and is such a reference wherever the recipe goes."""
     attach: AttachConfig = AttachConfig()
     """Servers to use instead of starting some."""
     num_slots: int = Field(default=128, ge=1)
@@ -99,6 +105,15 @@ class ServerEngineConfig(Config):
     """Longest time from a start, or restart, of the server until it serves."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Longest time that the server may take for one request, or one update of the weights."""
+
+    @property
+    def own_env(self) -> dict[str, str]:
+        """The variables whose values stand in the recipe itself."""
+        return {name: value for name, value in self.env.items() if not REFERENCE.fullmatch(value)}
+
+    @field_serializer("env")
+    def _env_without_values(self, env: dict[str, str]) -> dict[str, str]:
+        return {name: value if REFERENCE.fullmatch(value) else f"${{{name}}}" for name, value in env.items()}
 
 
 class VllmEngineConfig(ServerEngineConfig):

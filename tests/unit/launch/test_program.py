@@ -12,9 +12,10 @@ from starlette.types import Receive, Scope, Send
 from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
 from astraflow.launch.dataflow_process import guarded
-from astraflow.launch.folder import RunFolder
+from astraflow.launch.folder import RunFolder, changes_between
 from astraflow.launch.program import Addresses, choose_addresses, needs_tokens, network_modules, program
 from astraflow.launch.rollout_process import check_allowed
+from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service import MemoryTransport, is_loopback
 
 
@@ -234,6 +235,28 @@ def test_the_command_of_an_engines_server_must_be_allowed_where_a_service_joins(
     assert network_modules(recipe) == ("X=1 /opt/vllm/bin/python --seed 'a b'",)
     attached = make_recipe(rollout={"engine": {"name": "vllm", "attach": {"url": "http://10.0.0.5:8000"}}})
     assert network_modules(attached) == ()
+
+
+def test_values_of_an_engines_environment_go_by_environment_only(tmp_path: Path) -> None:
+    env = {"HF_TOKEN": "hf_s3cret", "CACHE": "${HOME}"}
+    recipe = make_recipe(rollout={"engine": {"name": "vllm", "env": env}})
+    folder = RunFolder(tmp_path)
+    folder.create()
+    folder.save_recipe(recipe)
+    other = make_recipe(rollout={"engine": {"name": "vllm", "env": env | {"HF_TOKEN": "hf_0ther"}}})
+    folder.note_changes(changes_between(recipe, other))
+    specs = program(recipe, folder, ADDRESSES)
+    shown = [recipe.model_dump_json(), str([spec.argv for spec in specs])]
+    shown += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [text for text in shown if "s3cret" in text or "0ther" in text]
+    assert {spec.env.get("ASTRAFLOW_ENV_HF_TOKEN") for spec in specs if spec.name.startswith("rollout")} == {
+        "hf_s3cret"
+    }
+    joined = folder.load_recipe()
+    assert isinstance(joined.rollout.engine, ServerEngineConfig)
+    assert joined.rollout.engine.env == {"HF_TOKEN": "${HF_TOKEN}", "CACHE": "${HOME}"}
+    argv = specs[-1].argv
+    check_allowed(joined, tuple(argv[idx + 1] for idx, part in enumerate(argv) if part == "--allow"))
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from astraflow.errors import ConfigError
+from astraflow.rollout.config import REFERENCE
 from astraflow.rollout.engines import keeper
 
-__all__ = ["ServerProcess", "server_environment"]
+__all__ = ["OWN_ENV_PREFIX", "ServerProcess", "server_environment"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +35,33 @@ _ERROR = re.compile(r"\b[A-Z]\w{0,99}: \S")
 _LOWER_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 """No error in a line of a lower level: vLLM warns of limits by naming the error that they may lead to."""
 _READ_BYTES = 1 << 16
+OWN_ENV_PREFIX = "ASTRAFLOW_ENV_"
+"""Before the names of `rollout.engine.env`, by which the launcher hands their values to its processes."""
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
 """Tokens of the run, and the way to our own packages, are none of the server's business."""
 
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without what is private to it, and `extra`."""
+    """This process's environment without what is private to it, and `extra`, references looked up.
+
+    Raises: ConfigError if a reference names a variable that is not set.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
-    return {**inherited, **extra}
+    return {**inherited, **{name: _looked_up(name, value) for name, value in extra.items()}}
+
+
+def _looked_up(name: str, value: str) -> str:
+    """The value itself, or that of the variable that it refers to: the launcher's, then the machine's."""
+    reference = REFERENCE.fullmatch(value)
+    if reference is None:
+        return value
+    for variable in (OWN_ENV_PREFIX + reference[1], reference[1]):
+        if variable in os.environ:
+            return os.environ[variable]
+    raise ConfigError(
+        f"rollout.engine.env.{name} = {value!r}: {reference[1]} is not set here; set it before the service "
+        "starts"
+    )
 
 
 class ServerProcess:

@@ -4,7 +4,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from astraflow.rollout.engines.server_process import ServerProcess
+import pytest
+
+from astraflow.errors import ConfigError
+from astraflow.rollout.engines.server_process import ServerProcess, server_environment
 
 WARNING = "WARNING 11-22 [system_utils.py:255] this can cause errors like `OSError: [Errno 24] Too many open`"
 
@@ -32,3 +35,14 @@ async def test_endless_lines_are_cut_and_searched_in_no_time(tmp_path: Path) -> 
         await server.stop()
         lines = server.tail().split("\n")
     assert [len(line) for line in lines] == [len("its last lines:"), 4096]
+
+
+def test_a_reference_is_the_launchers_value_or_else_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "of the machine")
+    assert server_environment({"HF_TOKEN": "${HF_TOKEN}", "X": "1"})["HF_TOKEN"] == "of the machine"
+    monkeypatch.setenv("ASTRAFLOW_ENV_HF_TOKEN", "of the recipe")
+    found = server_environment({"HF_TOKEN": "${HF_TOKEN}", "X": "1"})
+    assert (found["HF_TOKEN"], found["X"]) == ("of the recipe", "1")
+    assert not [name for name in found if name.startswith("ASTRAFLOW_")]
+    with pytest.raises(ConfigError, match=r"rollout\.engine\.env\.KEY = '\$\{NOT_SET\}': NOT_SET is not set"):
+        server_environment({"KEY": "${NOT_SET}"})
