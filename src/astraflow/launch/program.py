@@ -147,7 +147,6 @@ def program(
     """The processes of a run, in the order in which they are shown."""
     run_dir, base = str(folder.path), _environment(module_path)
     base[PRIVATE_VARIABLE] = str(folder.path.resolve())
-    own_env = _own_env(recipe)
     if recipe.dataflow.tls.is_on:
         base[CA_VARIABLE] = recipe.dataflow.tls.ca_file
     is_guarded = needs_tokens(recipe)
@@ -156,7 +155,7 @@ def program(
         name: str, *arguments: str, threads: int = 1, role: str = "", is_finite: bool = False
     ) -> ProcessSpec:
         token = {TOKEN_VARIABLE: folder.token(role)} if role and is_guarded else {}
-        token |= own_env if role else {}
+        token |= _own_env(recipe) if role else {}
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-P", "-m", "astraflow.cli.main", *arguments),
@@ -184,8 +183,7 @@ def program(
         specs.append(
             spec(f"publisher-{policy}", "publish", run_dir, "--policy", policy, *links, role="trainer")
         )
-    shown = Recipe.model_validate_json(recipe.model_dump_json())  # as services get it: without secrets
-    allowed = [part for module in network_modules(shown) for part in ("--allow", module)]
+    allowed = _allowed(recipe)
     peer = ("--peer", recipe.peer_host) if recipe.weights.peers else ()
     for idx in range(recipe.rollout.services):
         name, threads = f"rollout-{idx}", num_threads(recipe.rollout.engine)
@@ -193,6 +191,12 @@ def program(
         join = ("join", addresses.url, "--name", name, *cache, *peer, *allowed)
         specs.append(spec(name, *join, threads=threads, role="worker", is_finite=True))
     return tuple(specs)
+
+
+def _allowed(recipe: Recipe) -> list[str]:
+    """The options that let the run's own services run what the recipe names."""
+    shown = Recipe.model_validate_json(recipe.model_dump_json())  # as services get it: without secrets
+    return [part for module in network_modules(shown) for part in ("--allow", module)]
 
 
 def _own_env(recipe: Recipe) -> dict[str, str]:
