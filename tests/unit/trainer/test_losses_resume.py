@@ -30,10 +30,16 @@ def choices(config: Any, field: str) -> tuple[str, ...]:
     return get_args(config.model_fields[field].annotation)
 
 
+WIDE: dict[str, dict[str, Any]] = {
+    "geometric": {"min_weight": 0.0, "max_weight": 1e9},
+    "divergence": {"max_divergence": 1e9},
+}
+"""Random logprobs are far from the model's: with their defaults these would reject every sequence."""
+
 CASES: dict[str, dict[str, Any]] = {
     **{f"loss/{name}": {"loss": {"name": name}} for name in variants(LossConfig)},
     **{
-        f"correction/{name}": {"auxiliary": {"correction": {"name": name}}}
+        f"correction/{name}": {"auxiliary": {"correction": {"name": name, **WIDE.get(name, {})}}}
         for name in variants(CorrectionConfig)
     },
     **{
