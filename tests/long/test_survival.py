@@ -5,15 +5,20 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+import aiohttp
 import pytest
 
+from absurd_driver import bodies
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.types import (
@@ -99,6 +104,41 @@ async def _stay(dataflow: DataflowClient, registration: RegisterWorker) -> None:
 def test_a_peer_that_never_answers(quickstart_model: Path, tmp_path: Path) -> None:
     overrides = ("weights.peers=true",)
     survivor = survive(quickstart_model, tmp_path / "run", trouble=_be_a_silent_peer, overrides=overrides)
+    assert not survivor.problems, survivor.report()
+
+
+async def _send_absurd_values(run: RunningRun) -> None:
+    """Takes leases, and sends absurd and nearly right values in every field until the run ends."""
+    await run.until_step(_TROUBLED_FROM_STEP)
+    async with run.dataflow() as dataflow, aiohttp.ClientSession(run.url) as session:
+        with contextlib.suppress(RefusedError, UnavailableError, aiohttp.ClientError):  # the run has ended
+            worker_id = (await dataflow.register(_registration("absurd", 8))).worker_id
+            newest = (await dataflow.versions("actor", after=-1)).newest
+            served = (ServedVersions(policy="actor", versions=(newest,)),)
+            request = LeaseRequest(worker_id=worker_id, num_free=8, served=served, wait_s=2.0)
+            leases = (await dataflow.leases(request)).leases
+            lease_id = leases[0].id if leases else "0.0.0"
+            known = {"worker_id": worker_id, "lease_id": lease_id, "policy": "actor", "hosts": ["actor"]}
+            while True:
+                await _send_all_absurd(session, worker_id, known)
+
+
+async def _send_all_absurd(session: aiohttp.ClientSession, worker_id: str, known: dict[str, Any]) -> None:
+    routes = {
+        "/v1/workers": RegisterWorker,
+        f"/v1/workers/{quote(worker_id)}/heartbeat": Heartbeat,
+        "/v1/leases": LeaseRequest,
+        "/v1/episodes": EpisodeResults,
+    }
+    for path, item in routes.items():
+        for about, media_type, body in bodies(item, {**known, "wait_s": 0.0}):
+            headers = {"Content-Type": media_type}
+            async with session.post(path, data=io.BytesIO(body), headers=headers) as reply:
+                assert reply.status < 500 or reply.status == 503, f"{path}, {about}: {await reply.text()}"
+
+
+def test_a_service_that_sends_absurd_values(quickstart_model: Path, tmp_path: Path) -> None:
+    survivor = survive(quickstart_model, tmp_path / "run", trouble=_send_absurd_values)
     assert not survivor.problems, survivor.report()
 
 

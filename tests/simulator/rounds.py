@@ -91,7 +91,7 @@ class Rounds:
         for idx, score in good.items():
             by_task.setdefault(idx // size.samples, []).append(score)
         means = [sum(scores) / len(scores) for scores in by_task.values()]
-        if abs(record.score_mean - (sum(means) / len(means) if means else 0.0)) > 1e-9:
+        if not _are_equal(record.score_mean, sum(means) / len(means) if means else None):
             self._problem(f"{record}: the scores are {by_task}")
         if expired:
             if record.at_s < round_.opened_s + self._plan.eval.deadline_s:
@@ -103,3 +103,10 @@ class Rounds:
         """At the end of a whole run: all that was due was reported."""
         if self._due or any(not round_.is_over for round_ in self._rounds):
             self._problem(f"rounds are missing: {self._due}, {[r for r in self._rounds if not r.is_over]}")
+
+
+def _are_equal(score: float | None, expected: float | None) -> bool:
+    """None: no episode gave a score."""
+    if score is None or expected is None:
+        return score is expected
+    return abs(score - expected) <= 1e-9
