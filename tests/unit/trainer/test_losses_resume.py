@@ -42,11 +42,6 @@ CASES: dict[str, dict[str, Any]] = {
         f"correction/{name}": {"auxiliary": {"correction": {"name": name, **WIDE.get(name, {})}}}
         for name in variants(CorrectionConfig)
     },
-    # Their defaults reject every sequence of a random model, and no weight would move.
-    "correction/geometric": {
-        "auxiliary": {"correction": {"name": "geometric", "min_weight": 0.0, "max_weight": 1e6}}
-    },
-    "correction/divergence": {"auxiliary": {"correction": {"name": "divergence", "max_divergence": 1e6}}},
     **{
         f"kl/{estimator}/{place}": {
             "auxiliary": {"kl": {"coef": 0.1, "estimator": estimator, "place": place}}
