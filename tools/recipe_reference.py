@@ -1,11 +1,17 @@
-"""Writes docs/recipes.md, the reference of every recipe key, from the config classes themselves.
+"""Writes the recipe reference from the config classes: docs/recipes.md, and a page per section beside it.
 
-`--check` writes nothing and fails if the page is not up to date.
+Every config class that a recipe can reach has one place: the page of the section that it is found in first.
+`--check` writes nothing and fails if a page is missing, left over, or not up to date.
 """
 
+import inspect
+import re
 import sys
 import types
 import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -15,31 +21,130 @@ from astraflow.config import Config, Use
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import MAY_CHANGE
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
-HEAD = """# Recipe reference
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+INDEX = "recipes.md"
+GENERATED = "*Generated from the config classes by `make docs`; do not edit.*"
+HEAD = f"""# Recipe reference
 
-*Generated from the config classes by `make docs`; do not edit.*
+{GENERATED}
 
-A recipe is one YAML file. `extends: other.yaml` takes another recipe (path relative to this file) and lays
-this one's keys over it; within `policies`, `extends: NAME` does the same with another policy. On the command
-line, `a.b.c=value` overrides one key. Sections are laid over each other key by key, but an empty one
-(`eval.sets={}`) replaces what was there. An unknown key is an error that names the nearest valid one. Paths
-of models and data are relative to the folder that the command runs in.
-
-Where a section has several **variants**, `name` chooses one; `{use: "module:attr", args: {...}}` puts a
-component of your own in its place, whose arguments are checked against its signature.
-
-A run can be resumed with other values of [some keys](#keys-that-may-change) only.
+A recipe is one YAML file that describes a complete run. It has these sections; each has a page of its own.
 
 """
-TAIL = """
-## Keys that may change
+RULES = """
+## Writing a recipe
 
-`astraflow run` with the folder of an interrupted run resumes it. These keys, and all below them, may then
-have other values; the change is noted in the run folder's `recipe_changes.jsonl`. A change of any other key
-is refused, since the journal already holds data that the former value decided.
+- **Paths.** Paths of models and data are relative to the folder that the command runs in.
+- **Extending.** `extends: other.yaml` takes another recipe (path relative to this file) and lays this one's
+  keys over it. Within `policies`, `extends: NAME` does the same with another policy. Sections are merged key
+  by key, but an empty section (`eval.sets={}`) replaces what was there.
+- **Overrides.** On the command line, `a.b.c=value` overrides one key.
+- **Variants.** Where a section has several variants, `name` chooses one. `{use: "module:attr", args: {...}}`
+  puts a component of your own in its place; its arguments are checked against its signature.
+- **Mistakes.** An unknown key is an error that names the nearest valid one.
+- **Resuming.** An interrupted run can be resumed with other values of
+  [some keys](recipes/may_change.md) only.
 
 """
+MAY_CHANGE_HEAD = f"""# Recipe: keys that may change
+
+{GENERATED}
+
+`astraflow run` with the folder of an interrupted run resumes it. These keys, and all keys below them, may
+then have other values; the change is noted in `recipe_changes.jsonl` in the run folder. A change of any other
+key is refused, because the journal already holds data that the former value decided.
+
+"""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of the reference: the sections that start at its keys, up to the next page's keys."""
+
+    name: str
+    title: str
+    keys: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """Relative to docs/."""
+        return f"recipes/{self.name}.md" if self.name else INDEX
+
+
+OVERVIEW = Page("", "the whole", ("",))
+PAGES = (
+    Page("tasks", "tasks", ("tasks",)),
+    Page("curators", "curators", ("tasks.curators",)),
+    Page("workflow", "workflow", ("workflow",)),
+    Page("policies", "policies and sampling", ("policies",)),
+    Page("table", "tables", ("policies.table",)),
+    Page(
+        "credit",
+        "filters, shaping and credit",
+        ("policies.table.filters", "policies.table.shaping", "policies.table.credit"),
+    ),
+    Page("train", "training and backends", ("policies.train",)),
+    Page("losses", "losses", ("policies.train.loss",)),
+    Page("auxiliary", "corrections, KL, critic and other models", ("policies.train.auxiliary",)),
+    Page("rollout", "rollout and engines", ("rollout",)),
+    Page("eval", "evaluation", ("eval",)),
+    Page("dataflow", "dataflow", ("dataflow",)),
+    Page("weights", "weights", ("weights",)),
+    Page("supervision", "supervision", ("supervision",)),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a config class is described: the first key that can hold it, as `policies.train.loss`."""
+
+    config: type[Config]
+    key: str
+
+    @property
+    def page(self) -> Page:
+        """The page with the longest key that this one is at or below."""
+        if self.config is Use:
+            return OVERVIEW
+        fits = [
+            (len(key), page)
+            for page in (OVERVIEW, *PAGES)
+            for key in page.keys
+            if not key or f"{self.key}.".startswith(f"{key}.")
+        ]
+        return max(fits, key=lambda fit: fit[0])[1]
+
+    @property
+    def variant(self) -> str:
+        """The `name` that chooses it; empty if it is no variant."""
+        field = self.config.model_fields.get("name")
+        return field.default if field and get_origin(field.annotation) is typing.Literal else ""
+
+    @property
+    def title(self) -> str:
+        """E.g. `loss: grpo`, or `optimizer` for a section that has no variants."""
+        if self.config is Use:
+            return "Your own component"
+        last = self.key.rpartition(".")[2]
+        return f"{last}: {self.variant}" if self.variant else last
+
+    @property
+    def anchor(self) -> str:
+        """Of its heading, as GitHub and MyST make it."""
+        return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
+
+    def link_from(self, page: Page) -> str:
+        """Relative link to its heading."""
+        if page == self.page:
+            return f"#{self.anchor}"
+        return f"{relative(self.page.path, page)}#{self.anchor}"
+
+
+def relative(path: str, page: Page) -> str:
+    """A path below docs/ as a link from a page."""
+    if page == OVERVIEW:
+        return path
+    return path.removeprefix("recipes/") if path.startswith("recipes/") else f"../{path}"
 
 
 def configs_in(annotation: Any) -> list[type[Config]]:
@@ -49,23 +154,49 @@ def configs_in(annotation: Any) -> list[type[Config]]:
     return [c for arg in get_args(annotation) for c in configs_in(arg)]
 
 
-def type_text(annotation: Any) -> str:
+def fields_below(config: type[Config]) -> Iterator[tuple[str, type[Config]]]:
+    """(field name, config class) of everything that a class's fields can hold."""
+    for name, field in config.model_fields.items():
+        for annotation in (field.annotation, *field.metadata):
+            for inner in configs_in(annotation):
+                yield name, inner
+
+
+@cache
+def places() -> dict[type[Config], Place]:
+    """Every class that a recipe can reach, in the order of the keys."""
+    found: dict[type[Config], Place] = {}
+
+    def visit(config: type[Config], key: str) -> None:
+        if config in found:
+            return
+        found[config] = Place(config, key)
+        for name, inner in fields_below(config):
+            visit(inner, f"{key}.{name}".lstrip("."))
+
+    visit(Recipe, "")
+    return found
+
+
+def type_text(annotation: Any, page: Page) -> str:
     """A type as a reader of YAML sees it."""
     origin = get_origin(annotation)
     args = get_args(annotation)
     if origin is typing.Annotated:
-        return type_text(args[0])
+        return type_text(args[0], page)
     if origin is typing.Literal:
         return " \\| ".join(f"`{a}`" for a in args)
     if origin in (typing.Union, types.UnionType):
-        return " \\| ".join(dict.fromkeys(type_text(a) for a in args))
+        return " \\| ".join(dict.fromkeys(type_text(a, page) for a in args))
     if origin is tuple:
-        inner = [type_text(a) for a in args if a is not Ellipsis]
+        inner = [type_text(a, page) for a in args if a is not Ellipsis]
         return f"list of {inner[0]}" if Ellipsis in args else f"list [{', '.join(inner)}]"
     if origin is dict:
-        return f"mapping name → {type_text(args[1])}"
+        return f"mapping name → {type_text(args[1], page)}"
     if isinstance(annotation, type) and issubclass(annotation, Config):
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+        place = places()[annotation]
+        label = f"`{place.variant}`" if place.variant else place.title
+        return f"[{label}]({place.link_from(page)})"
     names = {str: "text", int: "integer", float: "number", bool: "true/false"}
     return names.get(annotation, "any value")
 
@@ -102,49 +233,134 @@ def meaning_text(config: type[Config], name: str) -> str:
     return " ".join(text.split())
 
 
-def section(config: type[Config]) -> str:
-    """One class as a table."""
-    rows = [
-        f"## {config.__name__}",
-        "",
-        (config.__doc__ or "").strip(),
-        "",
-        "| key | type | default | meaning |",
-    ]
-    rows.append("|---|---|---|---|")
+def dotted(config: type[Config]) -> str:
+    """A class as Python imports it."""
+    return f"{config.__module__}.{config.__name__}"
+
+
+def table(config: type[Config], page: Page) -> list[str]:
+    """The keys of one class."""
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in config.model_fields.items():
-        kind = type_text(field.annotation) + bounds_text(field.metadata)
-        meaning = meaning_text(config, name)
-        rows.append(
-            f"| `{name}` | {kind} | {default_text(field.default, field.default_factory)} | {meaning} |"
+        kind = type_text(field.annotation, page) + bounds_text(field.metadata)
+        default = default_text(field.default, field.default_factory)
+        rows.append(f"| `{name}` | {kind} | {default} | {meaning_text(config, name)} |")
+    return rows
+
+
+def section(place: Place) -> str:
+    """One class as a heading, its docstring and the table of its keys."""
+    config = place.config
+    # A mapping from names, such as `policies`, shows in a key as `*`.
+    key = re.sub(r"\b(policies|sources|sets)(?=\.|$)", r"\1.*", place.key)
+    where = f"Key `{key}`; in Python `{dotted(config)}`."
+    lines = [f"## {place.title}", "", inspect.cleandoc(config.__doc__ or ""), "", where, ""]
+    return "\n".join([*lines, *table(config, place.page)]) + "\n"
+
+
+def section_page(page: Page) -> str:
+    """One page below docs/recipes/."""
+    mine = [place for place in places().values() if place.page == page]
+    anchors = [place.anchor for place in mine]
+    if repeated := {anchor for anchor in anchors if anchors.count(anchor) > 1}:
+        raise ValueError(
+            f"{page.path}: two headings have the anchor {sorted(repeated)[0]!r}; give one a page"
         )
-    return "\n".join(rows) + "\n"
+    head = f"# Recipe: {page.title}\n\n{GENERATED} [All sections](../{INDEX}).\n\n"
+    return head + "\n".join(section(place) for place in mine)
 
 
-def page() -> str:
-    """The whole page: the recipe, then every class that it reaches, in order of appearance."""
-    found: dict[type[Config], None] = {Recipe: None}
-    queue = [Recipe]
-    while queue:
-        for field in queue.pop(0).model_fields.values():
-            for config in configs_in(field.annotation) + [c for m in field.metadata for c in configs_in(m)]:
-                if config not in found and config is not Use:
-                    found[config] = None
-                    queue.append(config)
-    may_change = "".join(f"- `{key}`\n" for key in MAY_CHANGE)
-    return HEAD + "\n".join(section(config) for config in [*found, Use]) + TAIL + may_change
+def summary(config: type[Config]) -> str:
+    """The first sentence of a class's docstring."""
+    text = " ".join((config.__doc__ or "").split())
+    return re.split(r"(?<=[.])\s+(?=[A-Z`])", text)[0]
+
+
+def index() -> str:
+    """The overview: the recipe's keys, the pages, and every variant by name."""
+    pages = ["## Pages", "", "| page | describes |", "|---|---|"]
+    for page in PAGES:
+        keys = ", ".join(f"`{re.sub(r'^policies[.]', 'policies.*.', key)}`" for key in page.keys)
+        pages.append(f"| [{page.title}]({page.path}) | {keys} |")
+    pages.append("| [keys that may change](recipes/may_change.md) | at a resume |")
+    variants = sorted(
+        (p for p in places().values() if p.variant and p.config is not Use), key=lambda p: (p.variant, p.key)
+    )
+    names = ["## Variants", "", "| name | of | summary |", "|---|---|---|"]
+    for place in variants:
+        link = f"[`{place.variant}`]({place.link_from(OVERVIEW)})"
+        names.append(f"| {link} | `{place.key.rpartition('.')[2]}` | {summary(place.config)} |")
+    use = [f"## {places()[Use].title}", "", inspect.cleandoc(Use.__doc__ or ""), "", *table(Use, OVERVIEW)]
+    tree = ["```{toctree}", ":hidden:", "", *(f"recipes/{page.name}" for page in PAGES), "recipes/may_change"]
+    whole = f"In Python, a recipe is `{dotted(Recipe)}`, and a component of your own is `{dotted(Use)}`."
+    parts = [
+        *recipe_table(),
+        "",
+        whole,
+        RULES.rstrip("\n"),
+        "",
+        *pages,
+        "",
+        *use,
+        "",
+        *names,
+        "",
+        *tree,
+        "```",
+    ]
+    return HEAD + "\n".join(parts) + "\n"
+
+
+def recipe_table() -> list[str]:
+    """The recipe's own keys; a section's type is a link to its page, not the list of its variants."""
+    rows: list[str] = []
+    links = {page.keys[0]: f"[{page.title}]({page.path})" for page in PAGES}
+    for row in table(Recipe, OVERVIEW):
+        cells = row.split(" | ")
+        key = cells[0].strip("| `")
+        rows.append(f"| `{key}` | {links[key]} | {' | '.join(cells[-2:])}" if key in links else row)
+    return rows
+
+
+def pages() -> dict[str, str]:
+    """The text of every page by its path below docs/."""
+    may_change = MAY_CHANGE_HEAD + "".join(f"- `{key}`\n" for key in MAY_CHANGE)
+    return {
+        INDEX: index(),
+        **{page.path: section_page(page) for page in PAGES},
+        "recipes/may_change.md": may_change,
+    }
+
+
+def out_of_date(wanted: dict[str, str]) -> list[str]:
+    """Pages that are missing, left over, or differ."""
+    there = {p.relative_to(DOCS).as_posix() for p in [DOCS / INDEX, *(DOCS / "recipes").glob("*.md")]}
+    left_over = there - set(wanted)
+    return sorted(
+        left_over | {path for path, text in wanted.items() if path not in there or read(path) != text}
+    )
+
+
+def read(path: str) -> str:
+    """A page as it is on disk."""
+    return (DOCS / path).read_text(encoding="utf-8") if (DOCS / path).exists() else ""
 
 
 def main() -> int:
-    """Writes or checks the page."""
-    text = page()
+    """Writes or checks the pages."""
+    wanted = pages()
+    stale = out_of_date(wanted)
     if "--check" in sys.argv[1:]:
-        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-            print(f"{PAGE.name} is not up to date with the config classes; run `make docs`")
-            return 1
-        return 0
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote {PAGE}")
+        if stale:
+            print(f"not up to date with the config classes: {', '.join(stale)} in docs/; run `make docs`")
+        return 1 if stale else 0
+    (DOCS / "recipes").mkdir(exist_ok=True)
+    for path in stale:
+        if path in wanted:
+            (DOCS / path).write_text(wanted[path], encoding="utf-8")
+        else:
+            (DOCS / path).unlink()
+    print(f"wrote {len(wanted)} pages of the recipe reference in {DOCS}, {len(stale)} of them changed")
     return 0
 
 

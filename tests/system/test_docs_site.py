@@ -21,6 +21,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
         "tutorial",
         "extend/workflow",
         "recipes",
+        "recipes/losses",
         "commands",
         "adr/001-commands-and-events",
     ):
