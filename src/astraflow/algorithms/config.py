@@ -1,7 +1,5 @@
-"""Data algorithms of a recipe: curators, filters, credit and samplers. One class a variant."""
-# size: a catalogue, a class a variant
-
-# size: a catalogue, one class a variant; splitting it by kind would hide that a recipe chooses from all of it
+"""Data algorithms of a recipe: curators, filters, credit and samplers. One class per variant."""
+# size: a catalogue, one class per variant; splitting it by kind would hide that it is one choice
 
 from typing import Annotated, Literal
 
@@ -53,13 +51,14 @@ __all__ = [
 
 
 class ShuffleConfig(Config):
-    """Every task once an epoch, in an order that depends on the run's seed and the epoch."""
+    """Draws every task once per epoch, in an order that depends on the run's seed and the epoch."""
 
     name: Literal["shuffle"] = "shuffle"
 
 
 class WeightedConfig(Config):
-    """Task sources in proportion to weights, whatever their sizes; within a source as `shuffle`."""
+    """Draws from the task sources in proportion to given weights, whatever their sizes; within a source as
+    `shuffle`."""
 
     name: Literal["weighted"] = "weighted"
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
@@ -67,95 +66,97 @@ class WeightedConfig(Config):
 
 
 class FollowingConfig(Config):
-    """Of curators that follow a policy's outcomes."""
+    """Base of the curators that follow the outcomes of a policy."""
 
     policy: str = ""
-    """Whose rewards count; empty: the episodes' scores."""
+    """Policy whose rewards count; empty: the scores of the episodes count."""
 
 
 class SolvedConfig(FollowingConfig):
-    """Passes over tasks that are solved nearly always."""
+    """Passes over tasks that are nearly always solved."""
 
     name: Literal["solved"] = "solved"
     threshold: float = Field(default=0.95, gt=0, le=1)
-    """Moving pass rate from which a task counts as solved."""
+    """Moving pass rate at or above which a task counts as solved."""
     min_visits: int = Field(default=2, ge=1)
-    """Groups that a task must have had."""
+    """Number of groups that a task must have had before it can count as solved."""
     weight: float = Field(default=0.5, gt=0, le=1)
-    """Of the newest group in the moving pass rate."""
+    """Weight of the newest group in the moving pass rate."""
     revisit: float = Field(default=0.05, ge=0, le=1)
-    """Chance that a solved task is drawn nevertheless, so that forgetting shows."""
+    """Probability that a solved task is drawn anyway, so that forgetting is noticed."""
 
 
 class CurriculumConfig(FollowingConfig):
-    """Tasks near a target difficulty that rises while the policy does well (after AdaRFT,
+    """Prefers tasks near a target difficulty, which rises while the policy does well (after AdaRFT,
     arXiv:2504.05520)."""
 
     name: Literal["curriculum"] = "curriculum"
     start: float = Field(default=0.0, ge=0, le=1)
-    """First target difficulty, 1 - pass rate."""
+    """Initial target difficulty, where difficulty is 1 - pass rate."""
     goal: float = Field(default=0.5, ge=0, le=1)
-    """Mean pass rate at which the target stays."""
+    """Mean pass rate at which the target stays where it is."""
     rate: float = Field(default=0.05, gt=0)
-    """Largest change of the target a version."""
+    """Largest change of the target per version."""
     sharpness: float = Field(default=2.0, gt=0)
-    """Of the target's response to the distance from the goal."""
+    """Steepness of the target's response to the distance from the goal."""
     width: float = Field(default=0.25, gt=0)
-    """Distance from the target at which a task is drawn with chance exp(-1/2)."""
+    """Distance from the target at which a task is drawn with probability exp(-1/2)."""
     floor: float = Field(default=0.05, gt=0, le=1)
-    """Least chance of any task."""
+    """Smallest probability with which any task is drawn."""
     weight: float = Field(default=0.5, gt=0, le=1)
-    """Of the newest group in the moving pass rate."""
+    """Weight of the newest group in the moving pass rate."""
 
 
 class PriorityConfig(FollowingConfig):
-    """Tasks in proportion to their learnability p (1 - p) (arXiv:2408.15099)."""
+    """Draws tasks in proportion to their learnability p (1 - p), where p is the pass rate
+    (arXiv:2408.15099)."""
 
     name: Literal["priority"] = "priority"
     exponent: float = Field(default=1.0, ge=0)
-    """0: all alike; larger: the most learnable ones only."""
+    """Power of the learnability: 0 treats all tasks alike; larger values prefer the most learnable ones."""
     floor: float = Field(default=0.1, gt=0, le=1)
-    """Least chance of any task."""
+    """Smallest probability with which any task is drawn."""
     weight: float = Field(default=0.5, gt=0, le=1)
-    """Of the newest group in the moving learnability."""
+    """Weight of the newest group in the moving learnability."""
 
 
 class GresoConfig(FollowingConfig):
-    """Passes over tasks whose last groups had no variance (GRESO, arXiv:2506.02177)."""
+    """Passes over tasks whose last groups had rewards without variance (GRESO, arXiv:2506.02177)."""
 
     name: Literal["greso"] = "greso"
     target_easy: float = Field(default=0.25 / 3, ge=0, le=1)
-    """Share of groups that are all right, below which easy tasks come more often."""
+    """Target share of groups with only right answers; below it, easy tasks are drawn more often."""
     target_hard: float = Field(default=0.5 / 3, ge=0, le=1)
-    """Share of groups that are all wrong, below which hard tasks come more often."""
+    """Target share of groups with only wrong answers; below it, hard tasks are drawn more often."""
     start_p: float = Field(default=0.5, gt=0, le=1)
-    """First base of the chance to be drawn, p^z, of easy and of hard tasks."""
+    """Initial value of p for easy and for hard tasks; a task is drawn with probability p^z after z groups in
+    a row without variance."""
     delta: float = Field(default=0.01, ge=0)
     """Change of p per version, from the second epoch on."""
     min_p: float = Field(default=0.05, gt=0, le=1)
-    """Least p."""
+    """Smallest value of p."""
     max_p: float = Field(default=0.95, gt=0, le=1)
-    """Greatest p."""
+    """Largest value of p."""
     floor_easy: float = Field(default=0.01, gt=0, le=1)
-    """Least chance of an easy task."""
+    """Smallest probability with which an easy task is drawn."""
     floor_hard: float = Field(default=0.01, gt=0, le=1)
-    """Least chance of a hard task."""
+    """Smallest probability with which a hard task is drawn."""
     easy_above: float = 0.5
-    """Mean reward above which a group without variance is easy."""
+    """Mean reward above which a group without variance counts as easy; otherwise it counts as hard."""
 
 
 class GresoFloorsConfig(GresoConfig):
-    """`greso` with the higher floors of the AstraFlow recipes."""
+    """The same as `greso`, with the higher floors of the AstraFlow recipes."""
 
     name: Literal["greso_floors"] = "greso_floors"  # pyright: ignore[reportIncompatibleVariableOverride] - tag
     target_easy: float = Field(default=0.083, ge=0, le=1)
-    """Share of groups that are all right, below which easy tasks come more often."""
+    """Target share of groups with only right answers; below it, easy tasks are drawn more often."""
     target_hard: float = Field(default=0.167, ge=0, le=1)
-    """Share of groups that are all wrong, below which hard tasks come more often."""
+    """Target share of groups with only wrong answers; below it, hard tasks are drawn more often."""
     floor_easy: float = Field(default=0.10, gt=0, le=1)
-    """Least chance of an easy task."""
+    """Smallest probability with which an easy task is drawn."""
     floor_hard: float = Field(default=0.40, gt=0, le=1)
-    """Least chance of a hard task."""
+    """Smallest probability with which a hard task is drawn."""
 
 
 CuratorConfig = Annotated[
@@ -172,55 +173,56 @@ CuratorConfig = Annotated[
 
 
 class ZeroVarianceConfig(Config):
-    """Drops groups whose rewards are all equal: they carry no gradient (dynamic sampling,
+    """Drops groups whose rewards are all equal, because they carry no gradient (dynamic sampling,
     arXiv:2503.14476)."""
 
     name: Literal["zero_variance"] = "zero_variance"
     epsilon: float = Field(default=1e-6, ge=0)
-    """Largest difference of rewards that counts as equal."""
+    """Largest difference between rewards that count as equal."""
 
 
 class LengthFilterConfig(Config):
-    """Drops groups in which many trajectories are too short or too long."""
+    """Drops groups in which too many trajectories are too short or too long."""
 
     name: Literal["length"] = "length"
     min_tokens: int = Field(default=1, ge=0)
-    """Least trained tokens of a trajectory."""
+    """Smallest number of trained tokens of a trajectory."""
     max_tokens: int = Field(default=1_000_000, ge=1)
-    """Most trained tokens of a trajectory."""
+    """Largest number of trained tokens of a trajectory."""
     max_frac: float = Field(default=0.5, ge=0, le=1)
-    """Share of the group that may be outside."""
+    """Largest share of the group that may be outside these bounds."""
 
 
 class TruncatedConfig(Config):
-    """Drops groups in which many trajectories hit the token limit, or gives just those no advantage."""
+    """Drops groups in which too many trajectories hit the token limit, or removes only those trajectories
+    from the comparison."""
 
     name: Literal["truncated"] = "truncated"
     action: Literal["drop", "mask"] = "drop"
-    """`mask`: truncated trajectories get advantage 0, and the others are compared without them (overlong
-    filtering, arXiv:2503.14476)."""
+    """`drop`: drop the group. `mask`: keep it, give truncated trajectories advantage 0, and compare the
+    others without them (overlong filtering, arXiv:2503.14476)."""
     max_frac: float = Field(default=0.5, ge=0, le=1)
-    """Share of the group that may be truncated, for `drop`."""
+    """With `drop`, largest share of the group that may be truncated."""
 
 
 class RepetitionConfig(Config):
-    """Drops groups in which many trajectories repeat themselves."""
+    """Drops groups in which too many trajectories repeat themselves."""
 
     name: Literal["repetition"] = "repetition"
     max_repeated: float = Field(default=0.5, ge=0, le=1)
-    """Share of a trajectory's 8-grams of sampled tokens that may have come before in it."""
+    """Largest share of a trajectory's 8-grams of sampled tokens that may have occurred earlier in it."""
     max_frac: float = Field(default=0.5, ge=0, le=1)
-    """Share of the group that may be above that."""
+    """Largest share of the group that may repeat itself more than that."""
 
 
 class RewardRangeConfig(Config):
-    """Keeps groups of a mean reward within bounds (arXiv:2504.03380)."""
+    """Keeps only groups whose mean reward lies within bounds (arXiv:2504.03380)."""
 
     name: Literal["reward_range"] = "reward_range"
     low: float = 0.1
-    """Least mean reward."""
+    """Smallest mean reward."""
     high: float = 0.9
-    """Greatest mean reward."""
+    """Largest mean reward."""
 
 
 FilterConfig = Annotated[
@@ -230,60 +232,62 @@ FilterConfig = Annotated[
 
 
 class OverlongConfig(Config):
-    """Soft punishment of the last tokens before the limit (DAPO, arXiv:2503.14476, eq. 13)."""
+    """Penalizes trajectories softly as they approach the token limit (DAPO, arXiv:2503.14476, eq. 13)."""
 
     name: Literal["overlong"] = "overlong"
     max_tokens: int = Field(default=20_480, ge=1)
-    """Trained tokens of a trajectory that are punished in full."""
+    """Number of trained tokens from which a trajectory gets the full penalty."""
     cache_tokens: int = Field(default=4_096, ge=1)
-    """Tokens below `max_tokens` over which the punishment grows."""
+    """Number of tokens below `max_tokens` over which the penalty grows from 0."""
     weight: float = Field(default=1.0, ge=0)
-    """Full punishment."""
+    """Size of the full penalty."""
 
 
 class LengthRewardConfig(Config):
-    """A bonus for the shorter ones of a group (Kimi k1.5, arXiv:2501.12599)."""
+    """Rewards the shorter trajectories of a group and penalizes the longer ones (Kimi k1.5,
+    arXiv:2501.12599)."""
 
     name: Literal["length"] = "length"
     weight: float = Field(default=0.1, ge=0)
-    """Of the bonus, which is within [-0.5, 0.5]."""
+    """Weight of the bonus, which lies within [-0.5, 0.5]."""
     right_above: float = 0.5
-    """Reward above which a trajectory is right; others get no bonus, only the malus."""
+    """Reward above which a trajectory counts as right; a wrong one can only be penalized."""
 
 
 ShapingConfig = Annotated[OverlongConfig | LengthRewardConfig | Use, Field(discriminator="name")]
 
 
 class GroupRelativeConfig(Config):
-    """Reward minus the group's mean, by role; optionally over its standard deviation (GRPO,
+    """Reward minus the mean of the group, per role; optionally divided by the standard deviation (GRPO,
     arXiv:2402.03300)."""
 
     name: Literal["group_relative"] = "group_relative"
     scale: Literal["std", "population_std", "none"] = "std"
-    """`std`: divide by the sample (n-1) standard deviation plus `epsilon`; `population_std`: with n; `none`:
-    Dr. GRPO (arXiv:2503.20783)."""
+    """`std`: divide by the sample standard deviation (n - 1) plus `epsilon`. `population_std`: the same with
+    n. `none`: do not divide (Dr. GRPO, arXiv:2503.20783)."""
     epsilon: float = Field(default=1e-6, gt=0)
     """Added to the standard deviation."""
 
 
 class RlooConfig(Config):
-    """Reward minus the mean of the others, by role (RLOO, arXiv:2402.14740)."""
+    """Reward minus the mean of the other members of the group, per role (RLOO, arXiv:2402.14740)."""
 
     name: Literal["rloo"] = "rloo"
 
 
 class RoleBalancedConfig(Config):
-    """Some roles compared with one another, each weighing as much as the others, however often it occurs: for
-    a verifier whose verdicts on right and on wrong answers are roles of their own."""
+    """Compares several roles with one another and gives each the same weight, however often it occurs. Made
+    for a verifier whose verdicts on right and on wrong answers are roles of their own."""
 
     name: Literal["role_balanced"] = "role_balanced"
     roles: tuple[str, ...] = Field(default=("verifier_of_right", "verifier_of_wrong"), min_length=2)
-    """Compared with one another; a group that lacks one of them gives no advantage. Others are compared with
-    themselves."""
+    """Roles that are compared with one another; a group that lacks one of them gives them no advantage. Every
+    other role is compared with itself only."""
 
 
 class MaxRlConfig(Config):
-    """Reward minus the mean, over the mean, by role (MaxRL, arXiv:2602.02710): hard tasks weigh more."""
+    """Reward minus the mean of the group, divided by that mean, per role (MaxRL, arXiv:2602.02710); hard
+    tasks weigh more."""
 
     name: Literal["max_rl"] = "max_rl"
     epsilon: float = Field(default=1e-6, gt=0)
@@ -291,61 +295,61 @@ class MaxRlConfig(Config):
 
 
 class OpoConfig(Config):
-    """Reward minus the mean reward weighed by length, by role (OPO, arXiv:2505.23585)."""
+    """Reward minus the mean reward weighted by length, per role (OPO, arXiv:2505.23585)."""
 
     name: Literal["opo"] = "opo"
 
 
 class PassAtKCreditConfig(Config):
-    """How much an answer adds to the best of k answers (arXiv:2508.10751): for exploration, where one right
-    answer of several is enough."""
+    """How much an answer adds to the best of k answers (arXiv:2508.10751). Made for exploration, where one
+    right answer out of several is enough."""
 
     name: Literal["pass_at_k"] = "pass_at_k"
     k: int = Field(default=2, ge=1)
-    """Answers of which one must be right; below `group_size`."""
+    """Number of answers of which one must be right; less than `group_size`."""
     right_above: float = 0.5
-    """Reward above which an answer is right."""
+    """Reward above which an answer counts as right."""
     epsilon: float = Field(default=1e-6, gt=0)
     """Added to the standard deviation."""
 
 
 class ReinforcePlusPlusConfig(Config):
-    """Rewards, whitened over the batch (REINFORCE++, arXiv:2501.03262)."""
+    """The reward itself, whitened over the batch (REINFORCE++, arXiv:2501.03262)."""
 
     name: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     baseline: Literal["none", "group"] = "none"
-    """`group`: subtract the group's mean first (REINFORCE++-baseline)."""
+    """`group`: subtract the mean of the group first (REINFORCE++-baseline)."""
 
 
 class TurnDiscountConfig(Config):
-    """Each turn by its discounted return, relative to all turns of its role in the group."""
+    """The discounted return of each turn, relative to all turns of its role in the group."""
 
     name: Literal["turn_discount"] = "turn_discount"
     discount: float = Field(default=0.95, gt=0, le=1)
-    """Of a reward, for each turn that it comes later."""
+    """Factor on a reward per turn of delay."""
     scale: Literal["std", "population_std", "none"] = "std"
-    """As for `group_relative`."""
+    """The same choices as in `group_relative`."""
     epsilon: float = Field(default=1e-6, gt=0)
     """Added to the standard deviation."""
 
 
 class GigpoConfig(Config):
-    """Episodes compared, and turns that saw the same state (GiGPO, arXiv:2505.10978)."""
+    """Compares whole episodes, and turns that saw the same state (GiGPO, arXiv:2505.10978)."""
 
     name: Literal["gigpo"] = "gigpo"
     step_weight: float = Field(default=1.0, ge=0)
-    """Of the comparison of turns."""
+    """Weight of the comparison between turns."""
     discount: float = Field(default=0.95, gt=0, le=1)
-    """Of a reward, for each turn that it comes later."""
+    """Factor on a reward per turn of delay."""
     scale: Literal["std", "population_std", "none"] = "std"
-    """As for `group_relative`, of both comparisons."""
+    """The same choices as in `group_relative`, applied to both comparisons."""
     epsilon: float = Field(default=1e-6, gt=0)
     """Added to the standard deviation."""
 
 
 class GaeConfig(Config):
-    """Rewards of turns as they are; the critic of `train.auxiliary.critic` makes advantages of them (GAE,
-    arXiv:1506.02438)."""
+    """Passes the rewards of turns on unchanged; the critic of `train.auxiliary.critic` turns them into
+    advantages (GAE, arXiv:1506.02438)."""
 
     name: Literal["gae"] = "gae"
 
@@ -367,36 +371,38 @@ CreditConfig = Annotated[
 
 
 class FifoConfig(Config):
-    """Groups in the order in which they were drawn; worst staleness `tickets / groups_per_batch - 1 + L`."""
+    """Takes groups in the order in which they were drawn; worst staleness is `tickets / groups_per_batch - 1
+    + L`."""
 
     name: Literal["fifo"] = "fifo"
 
 
 class SweepConfig(Config):
-    """Groups in the order in which they completed; those over `max_staleness` at take are dropped as
-    stale."""
+    """Takes groups in the order in which they completed; groups over `max_staleness` at the take are dropped
+    as stale."""
 
     name: Literal["sweep"] = "sweep"
 
 
 class EdfConfig(Config):
-    """Completed groups with the oldest tokens first; those over `max_staleness` at take are dropped as
-    stale."""
+    """Takes completed groups with the oldest tokens first; groups over `max_staleness` at the take are
+    dropped as stale."""
 
     name: Literal["edf"] = "edf"
 
 
 class WindowConfig(Config):
-    """As `fifo`, but a slow group is passed over by those drawn soon after it; worst staleness `(tickets +
-    span - 2) // groups_per_batch + L`, at most `max_staleness`."""
+    """The same as `fifo`, except that groups drawn soon after a slow group may overtake it; worst staleness
+    is `(tickets + span - 2) // groups_per_batch + L`, and must not exceed `max_staleness`."""
 
     name: Literal["window"] = "window"
     span: int = Field(default=128, ge=1)
-    """Draws, counted from the oldest group that waits, among which a batch is found."""
+    """Number of draws, counted from the oldest waiting group, among which a batch is chosen."""
 
 
 class OnPolicyConfig(Config):
-    """Only groups of the very version that is updated; needs `max_staleness: 0`."""
+    """Takes only groups that were generated entirely by the version that is updated; needs `max_staleness:
+    0`."""
 
     name: Literal["on_policy"] = "on_policy"
 
@@ -407,35 +413,39 @@ SamplerConfig = Annotated[
 
 
 class KeepConfig(Config):
-    """Evicts nothing: the tickets bound how many groups wait."""
+    """Evicts nothing; the number of tickets bounds how many groups wait."""
 
     name: Literal["keep"] = "keep"
 
 
 class CapacityConfig(Config):
-    """Evicts completed groups above a number; rollout goes on, and batches are of the freshest groups."""
+    """Evicts completed groups above a given number; rollout goes on, and batches consist of the freshest
+    groups."""
 
     name: Literal["capacity"] = "capacity"
     num_groups: int = Field(default=128, ge=1)
-    """Completed groups that may wait; at least `groups_per_batch`."""
+    """Number of completed groups that may wait; at least `groups_per_batch`."""
     evict: Literal["oldest", "stalest"] = "stalest"
-    """First drawn first, or oldest token first."""
+    """`oldest`: the group that was drawn first goes first. `stalest`: the group with the oldest token goes
+    first."""
 
 
 RemoverConfig = Annotated[KeepConfig | CapacityConfig, Field(discriminator="name")]
 
 
 class ReplayConfig(Config):
-    """Groups that were trained on come again in later batches, beside the fresh ones; never above
+    """Adds groups that were already trained on to later batches, beside the fresh groups and never above
     `max_staleness`."""
 
     ratio: float = Field(default=0.0, ge=0)
-    """Replayed groups for each fresh one of a batch, at most; 0: no replay."""
+    """Largest number of replayed groups per fresh group of a batch; 0: no replay."""
     size: int = Field(default=256, ge=1)
-    """Groups that are kept for it, the latest."""
+    """Number of trained groups that are kept for replay, the latest ones."""
     select: Literal["latest", "uniform", "priority"] = "uniform"
-    """Newest tokens first, at random, or at random in proportion to the size of the advantages."""
+    """`latest`: the newest tokens first. `uniform`: at random. `priority`: at random, in proportion to the
+    size of the advantages."""
     max_uses: int = Field(default=2, ge=2)
-    """Steps that may train on one group, the first included."""
+    """Largest number of steps that may train on the same group, including the first."""
     reserve: int = Field(default=0, ge=0)
-    """Versions of `max_staleness` that fresh groups leave to replayed ones, by fewer tickets."""
+    """Number of versions of `max_staleness` that are reserved for replayed groups; fresh groups get
+    correspondingly fewer tickets."""

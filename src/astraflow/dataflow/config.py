@@ -26,33 +26,35 @@ __all__ = ["DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
 
 
 class TableConfig(Config):
-    """How one policy's groups are admitted, judged and taken."""
+    """How the groups of one policy are admitted, filtered, credited and taken."""
 
     group_size: int = Field(default=8, ge=1)
-    """Episodes of one task draw. The same for all policies of a recipe."""
+    """Number of episodes per task draw; the same for all policies of a recipe."""
     groups_per_batch: int = Field(default=64, ge=1)
-    """Groups that the trainer takes at once, in one step."""
+    """Number of groups that the trainer takes per step."""
     max_staleness: int = Field(default=2, ge=0)
-    """Trainer version at take minus the oldest version among a group's trained tokens; inclusive."""
+    """Largest staleness of a group, inclusive: the trainer's version at the take minus the oldest version
+    among the group's trained tokens."""
     engine_lag: int = Field(default=1, ge=0)
-    """L: versions that an engine may be behind the newest and still lease; at most `max_staleness`."""
+    """L: number of versions that an engine may be behind the newest one and still get leases; at most
+    `max_staleness`."""
     max_failed: int = Field(default=0, ge=0)
-    """Episodes that a group may lose and still be trained."""
+    """Number of episodes that a group may lose and still be trained on."""
     filters: tuple[FilterConfig, ...] = ()
-    """Which complete groups are worth training on; all must agree."""
+    """Decide which complete groups are worth training on; a group must pass all of them."""
     shaping: tuple[ShapingConfig, ...] = ()
-    """Changes the rewards that credit sees, one after the other."""
+    """Change the rewards before credit sees them, one after the other."""
     credit: CreditConfig = GroupRelativeConfig()
-    """From rewards to advantages."""
+    """Turns rewards into advantages."""
     normalize: Literal["none", "scale", "whiten"] = "none"
-    """Over the trained tokens of a batch: `scale` divides advantages by their root mean square, `whiten` by
-    their standard deviation after subtracting their mean."""
+    """Normalizes advantages over the trained tokens of a batch: `scale` divides by their root mean square;
+    `whiten` subtracts their mean and divides by their standard deviation."""
     sampler: SamplerConfig = FifoConfig()
-    """Which complete groups a batch takes."""
+    """Chooses which complete groups go into a batch."""
     remover: RemoverConfig = KeepConfig()
-    """Which complete groups go when too many wait."""
+    """Chooses which complete groups are evicted when too many wait."""
     replay: ReplayConfig = ReplayConfig()
-    """Training on a group in more than one step."""
+    """Trains on a group in more than one step."""
 
     @property
     def max_tickets(self) -> int:
@@ -102,14 +104,14 @@ class TableConfig(Config):
 
 
 class TlsConfig(Config):
-    """Certificate of the services that listen; both files or none."""
+    """Certificate of the services that listen. Set both `cert` and `key`, or neither."""
 
     cert: str = ""
-    """PEM file with the certificate, and those between it and its authority."""
+    """PEM file with the certificate and the chain up to its authority."""
     key: str = ""
-    """PEM file with its private key, which is read here only."""
+    """PEM file with the private key; it is read on this machine only."""
     ca: str = ""
-    """PEM file by which this machine's own processes check it; empty: the certificate itself."""
+    """PEM file with which processes on this machine check the certificate; empty: the certificate itself."""
 
     @property
     def is_on(self) -> bool:
@@ -138,33 +140,36 @@ class WebConfig(Config):
 
 
 class DataflowConfig(Config):
-    """The dataflow service."""
+    """The dataflow service: its address, limits and journal."""
 
     host: str = "127.0.0.1"
-    """Address to bind; anything beyond loopback needs a token."""
+    """Address to bind; any address beyond loopback requires a token."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0 takes a free one."""
+    """Port to bind; 0 chooses a free one."""
     tls: TlsConfig = TlsConfig()
     """HTTPS instead of HTTP, for the dataflow and the publishers."""
     web: WebConfig = WebConfig()
     """What web browsers may do; see "What a service checks" in the manual."""
     max_requests_per_s: float = Field(default=2000.0, gt=0)
-    """Of one token at one address; more get 429. Not where no token is needed: on loopback."""
+    """Largest number of requests per second from one token at one address; further requests get status 429.
+    It does not apply where no token is needed (on loopback)."""
     lease_timeout_s: float = Field(default=20.0, gt=0)
-    """A lease without heartbeats for this long goes out again."""
+    """Seconds without a heartbeat after which a lease is handed out again."""
     heartbeat_s: float = Field(default=2.0, gt=0)
-    """Seconds between the heartbeats of a rollout service."""
+    """Seconds between two heartbeats of a rollout service."""
     max_attempts: int = Field(default=3, ge=1)
-    """Tries of one episode before it counts as failed."""
+    """Number of attempts at an episode before it counts as failed."""
     max_pushed: int = Field(default=10_000, ge=0)
-    """Tasks that workflows and callers from outside may push into the run, in all; more are refused."""
+    """Total number of tasks that workflows and outside callers may push into a run; further tasks are
+    refused."""
     max_waiting_pushed: int = Field(default=1_000, ge=0)
-    """Pushed tasks that may wait to be drawn; more are refused."""
+    """Number of pushed tasks that may wait to be drawn; further tasks are refused."""
     snapshot_every: int = Field(default=80_000, ge=1)
-    """Commands (a result, a request for leases, a commit) between snapshots; the journal is compacted after
-    each."""
+    """Number of commands (a result, a request for leases, a commit) between two snapshots; the journal is
+    compacted after each snapshot."""
     retain: Literal["all"] | Annotated[int, Field(ge=0)] = 16
-    """Newest committed steps whose trajectories are kept on disk, besides all that may be trained yet."""
+    """Number of newest committed steps whose trajectories stay on disk, besides everything that may still be
+    trained on; `all` keeps everything."""
 
     @property
     def retained_steps(self) -> int:

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class ReasoningGymConfig(Config):
-    """Generated, verifiable tasks of the `reasoning-gym` library."""
+    """Generated tasks with verifiable answers from the `reasoning-gym` library."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str
@@ -31,29 +31,31 @@ class ReasoningGymConfig(Config):
     size: int = Field(default=10_000, ge=1)
     """Number of tasks."""
     seed: int = 0
-    """Different seeds give different tasks, but not disjoint ones: see `split`."""
+    """Seed of the data set. Different seeds give different tasks that may overlap; use `split` for disjoint
+    sets."""
     split: Literal["all", "train", "heldout"] = "all"
-    """Side of the hash of the prompt that tasks are from; `train` and `heldout` never share a prompt."""
+    """Which tasks to use, decided by a hash of the prompt; `train` and `heldout` never share a prompt."""
     heldout_frac: float = Field(default=0.1, gt=0, lt=1)
-    """Share of prompts on the held-out side; the same in training, evaluation and the model's spec."""
+    """Share of prompts that are held out; use the same value in training, in evaluation and in the model's
+    spec."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the data set, e.g. `{min_terms: 3, max_digits: 2}`."""
     system: str = ""
-    """A system message before each prompt; empty for none."""
+    """System message before each prompt; empty: none."""
 
 
 class JsonlSourceConfig(Config):
-    """A JSONL file with one task a line."""
+    """A JSONL file with one task per line."""
 
     name: Literal["jsonl"] = "jsonl"
     path: str
-    """File, relative to the folder that the command runs in."""
+    """Path of the file, relative to the folder that the command runs in."""
     prompt_key: str = "prompt"
-    """Key of the prompt in a row."""
+    """Key of the prompt in a line."""
     answer_key: str = "answer"
-    """Key of the reference answer in a row."""
+    """Key of the reference answer in a line."""
     system: str = ""
-    """A system message before each prompt; empty for none."""
+    """System message before each prompt; empty: none."""
 
 
 class HubSourceConfig(Config):
@@ -63,15 +65,15 @@ class HubSourceConfig(Config):
     path: str
     """Local path, or name on the hub."""
     subset: str = ""
-    """Configuration name; empty for the default."""
+    """Name of the data set's configuration; empty: the default one."""
     split: str = "train"
-    """Which split of the data set."""
+    """Name of the data set's split."""
     prompt_key: str = "prompt"
     """Key of the prompt in a row."""
     answer_key: str = "answer"
     """Key of the reference answer in a row."""
     system: str = ""
-    """A system message before each prompt; empty for none."""
+    """System message before each prompt; empty: none."""
 
 
 TaskSourceConfig = Annotated[
@@ -80,21 +82,22 @@ TaskSourceConfig = Annotated[
 
 
 class SourceReward(Config):
-    """The task source's own scorer: reasoning-gym's, or `math_verify` for prompt/answer data."""
+    """The task source's own scorer: that of reasoning-gym, or `math_verify` for prompt/answer data."""
 
     name: Literal["source"] = "source"
     allow: tuple[str, ...] = ()
-    """Data sets of reasoning-gym whose scorers run a completion as Python, and are used nevertheless."""
+    """Data sets of reasoning-gym to allow although their scorers run a completion as Python."""
 
 
 class MathVerifyReward(Config):
-    """1 if the final answer of the text is the task's, compared as mathematics by `math-verify`; else 0."""
+    """1 if the final answer of the text equals the task's answer, compared as mathematics by `math-verify`;
+    else 0."""
 
     name: Literal["math_verify"] = "math_verify"
 
 
 class ExactReward(Config):
-    """1 if the text, stripped, equals the task's answer, else 0."""
+    """1 if the stripped text equals the task's answer; else 0."""
 
     name: Literal["exact"] = "exact"
 
@@ -103,20 +106,22 @@ RewardConfig = Annotated[SourceReward | MathVerifyReward | ExactReward | Use, Fi
 
 
 class TasksConfig(Config):
-    """What is trained on and how it is scored."""
+    """The tasks that are trained on, and how they are scored."""
 
     sources: dict[str, TaskSourceConfig] = Field(min_length=1)
-    """Named task sources, drawn from in proportion to their size."""
+    """Named task sources; tasks are drawn from them in proportion to their sizes."""
     reward: RewardConfig = SourceReward()
-    """What scores a completion."""
+    """Scores a completion."""
     score_timeout_s: float = Field(default=10.0, gt=0)
-    """Hard deadline of one scoring call; its process is ended and the episode fails."""
+    """Hard deadline of one scoring call, in seconds; after it, the scoring process is ended and the episode
+    fails."""
     extract: Literal["whole", "last_line", "after_equals", "answer_tag", "boxed"] = "whole"
-    """Which part of the completion is the answer that is scored."""
+    """Which part of the completion is scored as the answer."""
     format: str = ""
-    """Regular expression that the whole completion should match (`.` matches line breaks); empty: none."""
+    """Regular expression that the whole completion should match (`.` also matches line breaks); empty:
+    none."""
     format_weight: float = Field(default=0.1, ge=0, le=1)
-    """With `format`, its share of the score: (1 - weight) * reward + weight * matches."""
+    """Share of `format` in the score: (1 - weight) * reward + weight * matches."""
 
     @field_validator("format")
     @classmethod
@@ -132,20 +137,21 @@ class EvalSetConfig(Config):
     """One set of held-out tasks."""
 
     source: TaskSourceConfig
-    """Where the tasks come from; not one of `tasks.sources`."""
+    """Task source of this set; it is separate from `tasks.sources`."""
     num_tasks: int = Field(default=256, ge=1)
-    """The first tasks of the source."""
+    """Number of tasks; the first ones of the source are used."""
     samples: int = Field(default=1, ge=1)
-    """Episodes a task."""
+    """Number of episodes per task."""
 
 
 class EvalConfig(Config):
-    """Evaluation while training, at pinned versions, without pausing anything."""
+    """Evaluation during training, at pinned versions and without pausing anything."""
 
     sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
+    """Named sets of held-out tasks; empty: no evaluation."""
     every: int = Field(default=10, ge=1)
-    """Steps between evaluations; version 0 and the last version are always evaluated."""
+    """Number of steps between evaluations; version 0 and the last version are always evaluated."""
     temperature: float = Field(default=1.0, ge=0)
-    """Of sampling in evaluation; 0 is greedy."""
+    """Sampling temperature in evaluation; 0 is greedy."""
     deadline_s: float = Field(default=300.0, gt=0)
-    """A round that is not done after this long is reported with what it has."""
+    """Seconds after which an unfinished round is reported with the episodes that it has."""

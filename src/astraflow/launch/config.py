@@ -34,31 +34,33 @@ __all__ = [
 
 
 class SamplingConfig(Config):
-    """How the policy samples in training. Training refuses a support below the full vocabulary."""
+    """How the policy samples in training. A trained policy must sample from the full vocabulary."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Of sampling in training; the trainer divides its logits by the same."""
+    """Sampling temperature in training; the trainer divides its logits by the same value."""
     max_tokens: int = Field(default=256, ge=1)
-    """Longest completion; longer ones are truncated data, not failures."""
+    """Largest number of tokens per completion; a longer one is cut and counts as truncated, not as failed."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion, besides the tokenizer's end token."""
+    """Texts that end a completion, in addition to the tokenizer's end token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Must be 1 for a trained policy."""
+    """Nucleus sampling; must be 1 for a trained policy."""
     top_k: int = Field(default=0, ge=0)
-    """0 keeps the whole vocabulary; must be 0 for a trained policy."""
+    """Number of most likely tokens to sample from; 0 means the whole vocabulary, and is required for a
+    trained policy."""
 
 
 class PolicyConfig(Config):
     """One named model of the run."""
 
     model: str
-    """Hugging Face folder, or a name on the hub."""
+    """Folder of a Hugging Face model, or its name on the hub."""
     role: Literal["trained", "frozen", "follower"] = "trained"
-    """`trained`: has a trainer. `frozen`: keeps its weights. `follower`: serves older versions of another."""
+    """`trained`: has a trainer. `frozen`: keeps its weights. `follower`: serves older versions of another
+    policy."""
     follows: str = ""
-    """Of a follower: the trained policy whose versions it serves; `model` is that policy's."""
+    """For a follower: the trained policy whose versions it serves; `model` must be that policy's."""
     lag: int = Field(default=0, ge=0)
-    """Of a follower: versions behind the newest; early in a run, the oldest there is."""
+    """For a follower: number of versions behind the newest; early in a run, the oldest version there is."""
     sampling: SamplingConfig = SamplingConfig()
     table: TableConfig = TableConfig()
     train: TrainConfig = TrainConfig()
@@ -107,19 +109,19 @@ class PolicyConfig(Config):
 
 
 class SupervisionConfig(Config):
-    """How the launcher watches over the processes of a run."""
+    """How the launcher watches the processes of a run."""
 
     longest_silence_s: float = Field(default=120.0, ge=0)
-    """A process whose event loop has shown no sign of life for so many seconds is restarted, with the stacks
-    of its threads in its log; 0: never."""
+    """Seconds without a sign of life from a process's event loop after which the process is restarted, with
+    the stacks of its threads in its log; 0: never."""
 
 
 class RecipeTasksConfig(TasksConfig):
-    """What is trained on, how it is scored, and in which order it is drawn."""
+    """The tasks that are trained on, how they are scored, and in which order they are drawn."""
 
     curators: tuple[CuratorConfig, ...] = (ShuffleConfig(),)
-    """Decide which task is drawn next: `shuffle`, `weighted` or one of your own proposes tasks, the others
-    pass over some of them, in this order."""
+    """Decide which task is drawn next: `shuffle`, `weighted` or one of your own proposes tasks, and the
+    others, in this order, may pass over them."""
 
     @model_validator(mode="after")
     def _curators_fit(self) -> "RecipeTasksConfig":
@@ -141,13 +143,14 @@ class Recipe(Config):
     """A complete run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    """Lower-case letters, digits, `-` and `_`; names the run folder."""
+    """Name of the run, which also names its folder: lower-case letters, digits, `-` and `_`."""
     seed: int = 0
-    """Of the order of the tasks, of sampling, and of whatever else is random in the run."""
+    """Seed of the order of the tasks, of sampling, and of everything else that is random in the run."""
     tasks: RecipeTasksConfig
     workflow: WorkflowConfig = SingleTurnConfig()
-    """How the policies and a task talk."""
+    """How the policies and a task interact."""
     policies: dict[str, PolicyConfig] = Field(min_length=1)
+    """The models of the run, by name."""
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
     dataflow: DataflowConfig = DataflowConfig()

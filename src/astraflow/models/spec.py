@@ -32,13 +32,19 @@ class ArchitectureConfig(Config):
     """Sizes of a Qwen3-shaped decoder with untied embeddings."""
 
     hidden_size: int = Field(default=64, ge=8)
+    """Width of the residual stream; an even multiple of `num_heads`."""
     num_layers: int = Field(default=2, ge=1)
+    """Number of layers."""
     num_heads: int = Field(default=4, ge=1)
+    """Number of attention heads; a multiple of `num_kv_heads`."""
     num_kv_heads: int = Field(default=2, ge=1)
+    """Number of key and value heads."""
     mlp_size: int = Field(default=128, ge=8)
+    """Width of the hidden layer of each MLP."""
     max_positions: int = Field(default=256, ge=8)
-    """Longest sequence, prompt and completion together."""
+    """Length of the longest sequence in tokens, prompt and completion together."""
     rope_theta: float = Field(default=10_000.0, gt=0)
+    """Base of the rotary position embedding."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ArchitectureConfig":
@@ -51,11 +57,13 @@ class ArchitectureConfig(Config):
 
 
 class TokenizerConfig(Config):
-    """One token a character, and one for each of a few longer words that keep prompts short."""
+    """One token per character, and one per longer word from a short list that keeps prompts short."""
 
     characters: str = Field(min_length=1)
+    """All characters of the vocabulary, without repetition."""
     words: tuple[str, ...] = ()
-    """Texts of several characters that are one token, e.g. `"Calculate "`; longest match first."""
+    """Texts of several characters that become one token, e.g. `"Calculate "`; the longest match is used
+    first."""
 
     @field_validator("characters")
     @classmethod
@@ -77,60 +85,64 @@ class AdditionConfig(Config):
     max_digits: int = Field(default=3, ge=1)
     """Numbers are drawn from 0 to 10 to this power, inclusive."""
     careful_frac: tuple[Share, Share] = (0.6, 0.1)
-    """Share of demonstrations with carries, at the first and at the last one; linear between. Falling, it
-    teaches the method well and its use rarely."""
+    """Share of demonstrations with carries, at the first and at the last demonstration; linear in between. A
+    falling share teaches the method well and its use rarely."""
     mixed_frac: float = Field(default=0.5, ge=0, le=1)
-    """Share of numbers whose length is drawn uniformly: short numbers are else too rare to be learned."""
+    """Share of numbers whose length is drawn uniformly; otherwise short numbers would be too rare to be
+    learned."""
     heldout_frac: float = Field(default=0.0, ge=0, lt=1)
-    """Prompts that `splits.is_heldout` keeps for evaluation are never shown."""
+    """Share of prompts that `splits.is_heldout` keeps for evaluation; they are never shown."""
     preamble: str = ""
-    """What an agent puts before each prompt, e.g. its instructions."""
+    """Text that an agent puts before each prompt, e.g. its instructions."""
 
 
 class AdditionCheckConfig(Config):
-    """Checks of such a working: the prompt is problem and working, the reply works each column out again and
-    compares, then gives the verdict: `Calculate 378 + 937.15,10,12=1205?` is answered `15y11n13n=n`."""
+    """Checks of such a working. The prompt is a problem and its working; the reply works each column out
+    again, compares, and then gives the verdict: `Calculate 378 + 937.15,10,12=1205?` is answered
+    `15y11n13n=n`."""
 
     name: Literal["addition_check"] = "addition_check"
     max_digits: int = Field(default=3, ge=1)
+    """Numbers are drawn from 0 to 10 to this power, inclusive."""
     right_frac: float = Field(default=0.5, ge=0, le=1)
     """Share of workings that are right."""
     solve_frac: float = Field(default=0.0, ge=0, le=1)
     """Share of demonstrations that solve the problem instead, with nothing to copy."""
     careful_frac: tuple[Share, Share] = (1.0, 1.0)
-    """Share of checks that work the columns out, at the first and at the last one; linear between. The others
-    copy what is shown and approve it."""
+    """Share of checks that work the columns out, at the first and at the last demonstration; linear in
+    between. The other checks copy what is shown and approve it."""
     flawed_frac: float = Field(default=0.1, ge=0, le=1)
     """Share of verdicts that are drawn at random."""
     mixed_frac: float = Field(default=0.5, ge=0, le=1)
     """Share of numbers whose length is drawn uniformly."""
     heldout_frac: float = Field(default=0.0, ge=0, lt=1)
-    """Problems that `splits.is_heldout` keeps for evaluation are never shown."""
+    """Share of problems that `splits.is_heldout` keeps for evaluation; they are never shown."""
 
 
 DemonstrationConfig = Annotated[AdditionConfig | AdditionCheckConfig | Use, Field(discriminator="name")]
 
 
 class WarmStartConfig(Config):
-    """Supervised learning on the demonstrations, each seen once: Muon for matrices, AdamW for the rest."""
+    """Supervised learning on the demonstrations, each of which is seen once; Muon for matrices, AdamW for the
+    rest."""
 
     steps: int = Field(default=600, ge=0)
-    """Optimizer steps; 0 leaves the random weights."""
+    """Number of optimizer steps; 0 leaves the random weights."""
     batch_size: int = Field(default=64, ge=1)
-    """Demonstrations a step."""
+    """Number of demonstrations per step."""
     lr: float = Field(default=1.5e-2, gt=0)
-    """Peak; rises over a twentieth of the steps and falls linearly to 0."""
+    """Peak learning rate; it rises over the first twentieth of the steps and then falls linearly to 0."""
     num_threads: int = Field(default=1, ge=1)
-    """CPU threads; part of the spec because sums depend on it in their last bits."""
+    """Number of CPU threads; part of the spec because sums depend on it in their last bits."""
 
 
 class ModelSpec(Config):
     """Everything that determines a tiny model."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    """Lower-case letters, digits, `-` and `_`."""
+    """Name of the model: lower-case letters, digits, `-` and `_`."""
     seed: int = Field(default=0, ge=0)
-    """Of the random weights and of the demonstrations."""
+    """Seed of the random weights and of the demonstrations."""
     architecture: ArchitectureConfig = ArchitectureConfig()
     tokenizer: TokenizerConfig
     demonstrations: DemonstrationConfig

@@ -20,55 +20,60 @@ __all__ = [
 
 
 class TorchEngineConfig(Config):
-    """Embedded engine for Hugging Face causal language models: continuous batching on a CPU or one GPU."""
+    """Embedded engine for Hugging Face causal language models, with continuous batching on a CPU or one
+    GPU."""
 
     name: Literal["torch"] = "torch"
     num_slots: int = Field(default=128, ge=1)
-    """Requests that run at once."""
+    """Number of requests that run at the same time."""
     max_context: int = Field(default=256, ge=2)
-    """Tokens of prompt and completion together."""
+    """Largest number of tokens of a prompt and its completion together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights, KV cache and computation."""
+    """Data type of weights, KV cache and computation."""
     device: str = "cpu"
-    """`cpu` or `cuda:0`."""
+    """Device, e.g. `cpu` or `cuda:0`."""
     num_threads: int = Field(default=1, ge=1)
-    """CPU threads of the service; keep the sum over all processes within the machine's cores."""
+    """Number of CPU threads of the service; keep the sum over all processes within the machine's cores."""
 
 
 class PacedEngineConfig(Config):
-    """No model: emulates the speed of a GPU for benchmarks of the system; random tokens, nothing to learn."""
+    """Emulates the speed of a GPU without a model, for benchmarks of the system; tokens are random and
+    nothing can be learned."""
 
     name: Literal["paced"] = "paced"
     num_slots: int = Field(default=256, ge=1)
-    """Requests that run at once, of all policies of the service together; further ones wait."""
+    """Number of requests that run at the same time, over all policies of the service; further requests
+    wait."""
     max_context: int = Field(default=32_768, ge=2)
-    """Tokens of prompt and completion together."""
+    """Largest number of tokens of a prompt and its completion together."""
     tokens_per_s: float = Field(default=80.0, gt=0)
-    """Of a request that runs alone, in emulated seconds, as all times here."""
+    """Tokens per emulated second of a request that runs alone. All times of this section are emulated."""
     max_tokens_per_s: float = Field(default=0.0, ge=0)
-    """Bound of all together: with n requests each gets 1 / (1 / tokens_per_s + n / max_tokens_per_s); 0: no
-    bound, each gets tokens_per_s."""
+    """Bound on the tokens per second of all requests together: with n requests, each gets 1 / (1 /
+    tokens_per_s + n / max_tokens_per_s). 0: no bound, each gets tokens_per_s."""
     mean_tokens: float = Field(default=500.0, ge=1)
-    """Mean length of a completion before `sampling.max_tokens` cuts it; log-normal."""
+    """Mean length of a completion in tokens before `sampling.max_tokens` cuts it; lengths are log-normal."""
     sigma: float = Field(default=1.0, ge=0)
-    """Of the logarithm of the length; 0: all are equally long."""
+    """Standard deviation of log(length); 0 makes all completions equally long."""
     prefill_cost: float = Field(default=0.0, ge=0)
-    """Time of a prompt's token, as a share of a generated one's."""
+    """Time per prompt token, as a share of the time per generated token."""
     update_s: float = Field(default=0.0, ge=0)
-    """Seconds that a policy's requests stand still for a new version."""
+    """Seconds for which the requests of a policy pause while a new version is loaded."""
     time_scale: float = Field(default=1.0, gt=0)
-    """Emulated seconds in a second of the wall clock; the same everywhere in a recipe."""
+    """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
 
 
 class AttachConfig(Config):
-    """Servers that run already, for one policy and one rollout service; empty: the engine starts its own."""
+    """Servers that already run, for one policy and one rollout service; if `url` is empty, the engine starts
+    its own."""
 
     url: str = ""
-    """Of the server, e.g. `http://127.0.0.1:8000`."""
+    """Address of the server, e.g. `http://127.0.0.1:8000`."""
     pinned_url: str = ""
-    """Of a second server, which serves the versions that `eval.sets` are evaluated with."""
+    """Address of a second server, which serves the pinned versions that evaluation uses."""
     weights_dir: str = ""
-    """Where new weights are written for the server to read; empty: `/dev/shm`, else the temporary folder."""
+    """Folder in which new weights are written for the server to read; empty: `/dev/shm` if it exists, else
+    the temporary folder."""
 
     @model_validator(mode="after")
     def _needs_url(self) -> Self:
@@ -82,29 +87,30 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class ServerEngineConfig(Config):
-    """What the engines behind a server of its own have in common."""
+    """What the engines that drive a separate server have in common."""
 
     python: str
-    """The Python that has the server installed; a path is relative to the folder that the command runs in."""
+    """Python interpreter that has the server installed; a path is relative to the folder that the command
+    runs in."""
     args: tuple[str, ...] = ()
-    """Further arguments of the server's command, as given."""
+    """Further arguments of the server's command, passed on unchanged."""
     env: dict[str, str] = Field(default_factory=dict)
     """Further environment variables of the server. A value `${NAME}` is that of the rollout service's own
     variable; any other stays on the machine of the run, and is such a reference wherever the recipe goes."""
     attach: AttachConfig = AttachConfig()
-    """Servers to use instead of starting some."""
+    """Servers to use instead of starting new ones."""
     num_slots: int = Field(default=128, ge=1)
-    """Requests that the server runs at once."""
+    """Number of requests that the server runs at the same time."""
     max_context: int = Field(default=256, ge=2)
-    """Tokens of prompt and completion together."""
+    """Largest number of tokens of a prompt and its completion together."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of weights and computation; GPU attention kernels need a 16-bit one."""
+    """Data type of weights and computation; attention kernels on a GPU need a 16-bit type."""
     num_threads: int = Field(default=1, ge=1)
-    """CPU threads of the server; keep the sum over all processes within the machine's cores."""
+    """Number of CPU threads of the server; keep the sum over all processes within the machine's cores."""
     start_timeout_s: float = Field(default=900.0, gt=0)
-    """Longest time from a start, or restart, of the server until it serves."""
+    """Largest time, in seconds, from the start or restart of the server until it serves."""
     request_timeout_s: float = Field(default=600.0, gt=0)
-    """Longest time that the server may take for one request, or one update of the weights."""
+    """Largest time, in seconds, for one request or one update of the weights."""
 
     @property
     def own_env(self) -> dict[str, str]:
@@ -117,19 +123,21 @@ class ServerEngineConfig(Config):
 
 
 class VllmEngineConfig(ServerEngineConfig):
-    """A vLLM server for each policy, started and supervised by the rollout service."""
+    """A vLLM server per policy, started and supervised by the rollout service."""
 
     name: Literal["vllm"] = "vllm"
     python: str = ".venv-vllm/bin/python"
-    """The Python that has vLLM installed; a path is relative to the folder that the command runs in."""
+    """Python interpreter that has vLLM installed; a path is relative to the folder that the command runs
+    in."""
 
 
 class SglangEngineConfig(ServerEngineConfig):
-    """An SGLang server for each policy, started and supervised by the rollout service."""
+    """An SGLang server per policy, started and supervised by the rollout service."""
 
     name: Literal["sglang"] = "sglang"
     python: str = ".venv-sglang/bin/python"
-    """The Python that has SGLang installed; a path is relative to the folder that the command runs in."""
+    """Python interpreter that has SGLang installed; a path is relative to the folder that the command runs
+    in."""
 
 
 EngineConfig = Annotated[
@@ -142,16 +150,16 @@ class RolloutConfig(Config):
     """The rollout services that `astraflow run` starts itself; others may join."""
 
     services: int = Field(default=2, ge=0)
-    """Number of services; 0 leaves all generation to those that join."""
+    """Number of services; 0 leaves all generation to services that join."""
     engine: EngineConfig = TorchEngineConfig()
-    """What generates."""
+    """Generates the completions."""
     max_episodes: int = Field(default=128, ge=1)
-    """Episodes that one service runs at once."""
+    """Number of episodes that one service runs at the same time."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
-    """Longest time of one episode; a longer one fails."""
+    """Largest duration of an episode, in seconds; a longer one fails."""
     max_proposals: int = Field(default=8, ge=0)
-    """New tasks that the workflow of one episode may propose; more are refused."""
+    """Number of new tasks that the workflow of one episode may propose; further ones are refused."""
     scorers: int = Field(default=1, ge=1)
-    """Processes of the scoring pool, a service."""
+    """Number of scoring processes per service."""
     outage_s: float = Field(default=900.0, gt=0)
-    """A service that the dataflow has not answered for this long leaves with an error."""
+    """Seconds without an answer from the dataflow after which a service exits with an error."""

@@ -20,40 +20,42 @@ __all__ = [
 
 
 class OptimizerConfig(Config):
-    """AdamW with a warm-up and a schedule over the run's optimizer steps."""
+    """AdamW with a warm-up and a schedule over the optimizer steps of the run."""
 
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the running averages of gradient and squared gradient."""
+    """Decay rates of the moving averages of the gradient and of the squared gradient."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the squared gradient's average."""
+    """Added to the square root of the average squared gradient."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled from the gradient."""
+    """Weight decay, decoupled from the gradient."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Largest norm of the gradient; larger gradients are scaled down to it."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps over which the learning rate rises from 0."""
+    """Number of optimizer steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up, down to 0 (`linear`) or to a tenth (`cosine`) at the run's end."""
+    """Learning rate after the warm-up: `constant`, or down to 0 (`linear`) or to a tenth (`cosine`) at the
+    end of the run."""
     split_groups: bool = False
-    """Draw minibatches among all samples of the batch instead of among its groups: each holds some of every
-    group, so their gradients differ less, but a prefix that a group shares is computed in each."""
+    """Draw minibatches from all samples of the batch instead of from its groups. Each minibatch then holds
+    samples of every group, so that their gradients differ less, but a prefix that a group shares is computed
+    in each minibatch."""
 
 
 class LoraConfig(Config):
     """Low-rank adapters: the model is frozen, and small factors beside its projections are trained."""
 
     rank: int = Field(default=0, ge=0)
-    """Of the factors; 0 trains all parameters instead."""
+    """Rank of the factors; 0 trains all parameters instead."""
     alpha: float = Field(default=16.0, gt=0)
-    """What the factors add is scaled by `alpha / rank`."""
+    """The contribution of the factors is scaled by `alpha / rank`."""
     targets: tuple[str, ...] = (
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
     )
     """Last names of the projections that get factors."""
     publish: Literal["merged", "adapters"] = "merged"
-    """`merged`: plain weights. `adapters`: the frozen weights, and the factors beside them, for who serves to
-    add up: with `weights.delta` only the factors then travel."""
+    """`merged`: publish plain weights. `adapters`: publish the frozen weights and, beside them, the factors,
+    which the receiver adds up; with `weights.delta`, only the factors then travel."""
 
 
 class TorchBackendConfig(Config):
@@ -61,42 +63,44 @@ class TorchBackendConfig(Config):
 
     name: Literal["torch"] = "torch"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward and backward pass; weights and optimizer state stay float32."""
+    """Data type of the forward and the backward pass; weights and optimizer state stay float32."""
     device: str = "cpu"
-    """`cpu` or `cuda:0`."""
+    """Device, e.g. `cpu` or `cuda:0`."""
     num_threads: int = Field(default=1, ge=1)
-    """CPU threads; keep the sum over all processes within the machine's cores."""
+    """Number of CPU threads; keep the sum over all processes within the machine's cores."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the published weights; adapters, and what they were merged into, stay float32."""
+    """Data type of the published weights; adapters, and the weights that they were merged into, stay
+    float32."""
     lora: LoraConfig = LoraConfig()
     """Trains adapters instead of all parameters."""
 
 
 class PacedBackendConfig(Config):
-    """No model: emulates the time of a training step for benchmarks of the system; nothing is learnt."""
+    """Emulates the duration of a training step without a model, for benchmarks of the system; nothing is
+    learned."""
 
     name: Literal["paced"] = "paced"
     step_s: float = Field(default=10.0, ge=0)
-    """Emulated seconds of a step, whatever its batch holds."""
+    """Emulated seconds per step, whatever its batch holds."""
     million_tokens_s: float = Field(default=0.0, ge=0)
-    """Further emulated seconds for each million tokens of the batch, prompts included."""
+    """Additional emulated seconds per million tokens of the batch, prompts included."""
     weights_bytes: int = Field(default=65_536, ge=2)
-    """Size of a published version."""
+    """Size of a published version in bytes."""
     changed_frac: float = Field(default=0.01, ge=0, le=1)
-    """Share of its elements (2 bytes each) that a step changes."""
+    """Share of the elements (2 bytes each) that a step changes."""
     time_scale: float = Field(default=1.0, gt=0)
-    """Emulated seconds in a second of the wall clock; the same everywhere in a recipe."""
+    """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
 
 
 class OwnLoopBackendConfig(Config):
-    """A training loop of your own in the verbs of the Tinker API; `train.loss`, `lr`, `denominator`,
-    `minibatches` and `optimizer` are its own affair, and not read."""
+    """A training loop of your own, written in the verbs of the Tinker API. It decides on `train.loss`, `lr`,
+    `denominator`, `minibatches` and `optimizer` itself; these keys are not read."""
 
     name: Literal["own_loop"] = "own_loop"
     loop: Use
-    """A function that is called with a training client, and with its arguments."""
+    """A function that is called with a training client and with its own arguments."""
     torch: TorchBackendConfig = TorchBackendConfig()
-    """What computes the verbs, and where."""
+    """Device and precision that the verbs are computed with."""
 
 
 BackendConfig = Annotated[
@@ -108,30 +112,31 @@ Denominator = Literal["tokens", "sequences", "sequence_means", "episodes", "epis
 
 
 class TrainConfig(Config):
-    """How one policy learns."""
+    """How one policy is trained."""
 
     steps: int = Field(default=100, ge=0)
-    """Batches; the policy's run ends after this many."""
+    """Number of batches after which the policy's training ends."""
     lr: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
     loss: LossConfig = GrpoLossConfig()
-    """What is minimised."""
+    """The policy loss to minimize."""
     auxiliary: AuxiliaryConfig = AuxiliaryConfig()
     """Corrections, penalties and bonuses beside the loss, a critic, and frozen models."""
     denominator: Denominator = "tokens"
-    """What the summed loss of a minibatch is divided by; `sequence_means` divides each sequence's by its
-    tokens, then by the sequences; `episode_means` each episode's by its tokens, then by the episodes."""
+    """What the summed loss of a minibatch is divided by. `sequence_means` divides each sequence's loss by its
+    tokens, then the sum by the number of sequences; `episode_means` does the same with episodes."""
     fixed_denominator: float = Field(default=1.0, gt=0)
-    """Used with `denominator: fixed`."""
+    """The divisor with `denominator: fixed`."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps a batch."""
+    """Number of optimizer steps per batch."""
     token_budget: int = Field(default=16_384, ge=1)
-    """Padded tokens of one microbatch."""
+    """Largest number of tokens per microbatch, padding included."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW with a warm-up and a schedule over the optimizer steps of the run."""
     backend: BackendConfig = TorchBackendConfig()
-    """What computes it, and where."""
+    """Computes the training steps."""
     checkpoint_every: int = Field(default=10, ge=1)
-    """Steps between checkpoints."""
+    """Number of steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints that stay on disk. With 2 or more, damage to the newest costs only the steps since
-    the one before it, whose batches are kept that long."""
+    """Number of newest checkpoints that stay on disk. With 2 or more, damage to the newest one costs only the
+    steps since the one before it; the batches of these steps are kept that long."""

@@ -10,36 +10,37 @@ __all__ = ["WeightsConfig"]
 
 
 class WeightsConfig(Config):
-    """The publisher."""
+    """The publisher of weights, and how versions travel to the rollout services."""
 
     host: str = "127.0.0.1"
-    """Address that the publisher binds, and announces unless `advertise` names another."""
+    """Address that the publisher binds; it also announces this address unless `advertise` names another."""
     advertise: str = ""
-    """Address of the publisher that others are told to call; empty: `host`, or, if that listens everywhere
-    (`0.0.0.0`), the dataflow's."""
+    """Address at which others are told to call the publisher; empty: `host`, or the dataflow's address if
+    `host` listens everywhere (`0.0.0.0`)."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0 takes a free one."""
+    """Port to bind; 0 chooses a free one."""
     chunk_bytes: int = Field(default=16 * 1024 * 1024, ge=4096, le=1024 * 1024 * 1024)
-    """Size of a chunk; the last one of a version may be smaller."""
+    """Size of a chunk in bytes; the last chunk of a version may be smaller."""
     keep: int = Field(default=4, ge=1)
-    """Newest versions that stay downloadable; those that evaluation needs stay as well."""
+    """Number of newest versions that stay downloadable; versions that evaluation needs stay as well."""
     delta: bool = False
-    """Publish what changed since the version before, lossless; pays where few elements change (bf16)."""
+    """Publish only what changed since the previous version, without loss; this pays where few elements change
+    (bf16)."""
     full_every: int = Field(default=16, ge=1)
-    """With `delta`: every so many versions one is published in full as well, for who joins or lost its
-    copy; at least as many versions are kept, for who is behind."""
+    """With `delta`: number of versions between two that are also published in full, for services that join or
+    have lost their copy. At least as many versions are kept, for services that are behind."""
     max_upload_mb_s: float = Field(default=0.0, ge=0)
-    """Megabytes a second that the publisher sends at most, and as many each peer; 0: no limit."""
+    """Largest upload rate of the publisher, and of each peer, in megabytes per second; 0: no limit."""
     store: str = ""
-    """Also put versions into `file:///shared/folder` or `s3://bucket/prefix`; empty: nowhere."""
+    """Also put versions into `file:///shared/folder` or `s3://bucket/prefix`; empty: no store."""
     is_store_only: bool = False
-    """Manifests name only the store: nobody else can reach the publisher, for example behind NAT."""
+    """Let manifests name only the store, where others cannot reach the publisher, for example behind NAT."""
     peers: bool = False
-    """Rollout services may serve the chunks that they have to other services: those that `astraflow run`
-    starts do, and one that joins with `--peer HOST`. Off: no service is told of another."""
+    """Let rollout services serve their chunks to other services. The services that `astraflow run` starts do
+    so, and a service that joins does so with `--peer HOST`. If false, no service is told of another."""
     peer_networks: tuple[str, ...] = ()
-    """Networks, as `10.0.0.0/8`, in which a peer's address must lie; empty: it is the one that the service
-    calls the dataflow from."""
+    """Networks, such as `10.0.0.0/8`, in which a peer's address must lie; empty: the address must be the one
+    from which the service calls the dataflow."""
 
     @field_validator("peer_networks")
     @classmethod

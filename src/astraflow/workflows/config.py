@@ -65,7 +65,7 @@ def _check_differ(first: str, second: str) -> None:
 
 
 class PolicyRoles(Config):
-    """Base of the patterns: which policy plays which role."""
+    """Base of the patterns: decides which policy plays which role."""
 
     roles: ClassVar[tuple[str, ...]] = ("policy",)
     """Fields that name policies, by their places."""
@@ -80,70 +80,71 @@ class SingleTurnConfig(PolicyRoles):
 
     name: Literal["single_turn"] = "single_turn"
     policy: str = ""
-    """Which policy answers; empty for the recipe's first."""
+    """Policy that answers; empty: the recipe's first policy."""
 
 
 class MultiTurnConfig(PolicyRoles):
-    """A wrong answer gets feedback and another try, in the same conversation."""
+    """A wrong answer gets feedback and another try in the same conversation."""
 
     name: Literal["multi_turn"] = "multi_turn"
     policy: str = ""
-    """Which policy answers; empty for the recipe's first."""
+    """Policy that answers; empty: the recipe's first policy."""
     turns: int = Field(default=3, ge=1)
-    """Most answers in an episode."""
+    """Largest number of answers per episode."""
     feedback: Annotated[str, _template("score")] = FEEDBACK
-    """What a wrong answer is told; `{score}` is its score."""
+    """What the model is told after a wrong answer; `{score}` is the score of that answer."""
     rewards_each_turn: bool = False
-    """Reward each turn with its own score instead of the conversation with the last one."""
+    """Reward each turn with its own score, instead of the whole conversation with the last score."""
 
 
 class ToolUseConfig(PolicyRoles):
-    """A model calls functions, shown by its own chat template, until it answers."""
+    """The model may call functions, which its own chat template presents to it, until it answers."""
 
     name: Literal["tool_use"] = "tool_use"
     tools: tuple[Use, ...] = Field(min_length=1)
-    """Plain functions with annotated parameters and a docstring; `args` are bound and not shown."""
+    """Plain functions with annotated parameters and a docstring; parameters that `args` sets are not shown to
+    the model."""
     policy: str = ""
-    """Which policy answers; empty for the recipe's first."""
+    """Policy that answers; empty: the recipe's first policy."""
     parser: Literal["tagged", "bare_json"] | Use = "tagged"
     """How calls are written: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or a function of
     your own from a text to calls."""
     max_calls: int = Field(default=8, ge=1)
-    """Most calls in an episode."""
+    """Largest number of calls per episode."""
     call_timeout_s: float = Field(default=10.0, gt=0)
-    """After this long the model is told that the call took too long."""
+    """Seconds after which a call is given up and the model is told that it took too long."""
     max_result_chars: int = Field(default=4096, ge=1)
-    """Characters of a result that the model is told."""
+    """Largest number of characters of a result that the model is shown."""
     error_cost: float = Field(default=0.0, ge=0)
-    """Taken off the reward for each call that could not be done."""
+    """Subtracted from the reward per call that failed."""
 
 
 class SolveAndVerifyConfig(PolicyRoles):
-    """A verifier approves or rejects; what is rejected is solved again with the critique."""
+    """A verifier approves or rejects an answer; a rejected task is solved again with the critique."""
 
     roles: ClassVar[tuple[str, ...]] = ("solver", "verifier")
     name: Literal["solve_and_verify"] = "solve_and_verify"
     solver: str = ""
-    """Empty for the recipe's first policy."""
+    """Policy that solves; empty: the recipe's first policy."""
     verifier: str = ""
-    """Empty for the recipe's second policy."""
+    """Policy that verifies; empty: the recipe's second policy."""
     rounds: int = Field(default=2, ge=1)
-    """Most attempts."""
+    """Largest number of attempts."""
     verify_prompt: Annotated[str, _template("prompt", "answer")] = VERIFY_PROMPT
-    """What the verifier is asked; `{prompt}`, `{answer}`."""
+    """Prompt of the verifier, with `{prompt}` and `{answer}`."""
     retry_prompt: Annotated[str, _template("prompt", "answer", "critique")] = RETRY_PROMPT
-    """What the solver is told after a rejection; `{prompt}`, `{answer}`, `{critique}`."""
+    """Prompt of the solver after a rejection, with `{prompt}`, `{answer}` and `{critique}`."""
     approve: str = Field(default="yes", min_length=1)
-    """The text that approves; of this and `reject`, the one that comes last counts."""
+    """Text that approves; if both this and `reject` occur, the last one counts."""
     reject: str = Field(default="no", min_length=1)
-    """The text that rejects."""
+    """Text that rejects."""
     keeps_history: bool = True
-    """One growing conversation; false starts a new one for each attempt."""
+    """Keep one growing conversation; if false, each attempt starts a new one."""
     splits_verdicts: bool = False
-    """Record the verifier as `verifier_of_right` or `verifier_of_wrong`, by the answer that it judges, for
-    credit `role_balanced`."""
+    """Record the verifier as `verifier_of_right` or `verifier_of_wrong`, depending on the answer that it
+    judges, for credit `role_balanced`."""
     team_share: Share = 0.0
-    """Part of each reward that is the episode's score: 0 individual, 1 shared, between mixed."""
+    """Share of the episode's score in each reward: 0 is individual, 1 is shared."""
 
     @model_validator(mode="after")
     def _choices_differ(self) -> "SolveAndVerifyConfig":
@@ -157,49 +158,49 @@ class SolveAndCheckConfig(PolicyRoles):
     roles: ClassVar[tuple[str, ...]] = ("solver", "checker")
     name: Literal["solve_and_check"] = "solve_and_check"
     solver: str = ""
-    """Empty for the recipe's first policy."""
+    """Policy that solves; empty: the recipe's first policy."""
     checker: str = ""
-    """Empty for the recipe's second policy."""
+    """Policy that checks; empty: the recipe's second policy."""
     check_prompt: Annotated[str, _template("prompt", "answer")] = CHECK_PROMPT
-    """What the checker is asked; `{prompt}`, `{answer}`."""
+    """Prompt of the checker, with `{prompt}` and `{answer}`."""
     team_share: Share = 0.0
-    """Part of the solver's reward that is the final answer's score."""
+    """Share of the final answer's score in the solver's reward."""
 
 
 class PlanAndSolveConfig(PolicyRoles):
-    """A planner writes a plan, solvers follow it."""
+    """A planner writes a plan, and solvers follow it."""
 
     roles: ClassVar[tuple[str, ...]] = ("planner", "solver")
     name: Literal["plan_and_solve"] = "plan_and_solve"
     planner: str = ""
-    """Empty for the recipe's first policy."""
+    """Policy that plans; empty: the recipe's first policy."""
     solver: str = ""
-    """Empty for the recipe's second policy."""
+    """Policy that solves; empty: the recipe's second policy."""
     num_solvers: int = Field(default=1, ge=1)
-    """Answers that follow the plan, in parallel."""
+    """Number of answers that follow the plan, in parallel."""
     plan_prompt: Annotated[str, _template("prompt")] = PLAN_PROMPT
-    """What the planner is asked; `{prompt}`."""
+    """Prompt of the planner, with `{prompt}`."""
     follow_prompt: Annotated[str, _template("prompt", "plan")] = FOLLOW_PROMPT
-    """What a solver is asked; `{prompt}`, `{plan}`."""
+    """Prompt of a solver, with `{prompt}` and `{plan}`."""
     team_share: Share = 0.0
-    """Part of a solver's reward that is the mean over the solvers."""
+    """Share of the solvers' mean score in a solver's reward."""
 
 
 class ProposeAndSelectConfig(PolicyRoles):
-    """Several proposals in parallel, and a selector that picks one."""
+    """A proposer makes several proposals in parallel, and a selector picks one."""
 
     roles: ClassVar[tuple[str, ...]] = ("proposer", "selector")
     name: Literal["propose_and_select"] = "propose_and_select"
     proposer: str = ""
-    """Empty for the recipe's first policy."""
+    """Policy that proposes; empty: the recipe's first policy."""
     selector: str = ""
-    """Empty for the recipe's second policy."""
+    """Policy that selects; empty: the recipe's second policy."""
     num_proposals: int = Field(default=4, ge=2)
-    """Answers to choose from."""
+    """Number of proposals to choose from."""
     select_prompt: Annotated[str, _template("prompt", "proposals", "count")] = SELECT_PROMPT
-    """What the selector is asked; `{prompt}`, `{proposals}` (numbered from 1), `{count}`."""
+    """Prompt of the selector, with `{prompt}`, `{proposals}` (numbered from 1) and `{count}`."""
     team_share: Share = 0.0
-    """Part of a proposal's reward that is the picked one's score."""
+    """Share of the picked proposal's score in the reward of each proposal."""
 
 
 class RouteConfig(PolicyRoles):
@@ -208,19 +209,19 @@ class RouteConfig(PolicyRoles):
     roles: ClassVar[tuple[str, ...]] = ("router", "small", "large")
     name: Literal["route"] = "route"
     router: str = ""
-    """Empty for the recipe's first policy."""
+    """Policy that routes; empty: the recipe's first policy."""
     small: str = ""
-    """Empty for the recipe's second policy."""
+    """The small model; empty: the recipe's second policy."""
     large: str = ""
-    """Empty for the recipe's third policy."""
+    """The large model; empty: the recipe's third policy."""
     large_cost: float = Field(default=0.2, ge=0)
-    """Taken off the router's reward when the large model is asked."""
+    """Subtracted from the router's reward when it chooses the large model."""
     route_prompt: Annotated[str, _template("prompt")] = ROUTE_PROMPT
-    """What the router is asked; `{prompt}`."""
+    """Prompt of the router, with `{prompt}`."""
     small_choice: str = Field(default="small", min_length=1)
-    """The text that asks the small model; of this and `large_choice`, the one that comes last counts."""
+    """Text that chooses the small model; if both this and `large_choice` occur, the last one counts."""
     large_choice: str = Field(default="large", min_length=1)
-    """The text that asks the large model."""
+    """Text that chooses the large model."""
 
     @model_validator(mode="after")
     def _choices_differ(self) -> "RouteConfig":
@@ -229,19 +230,19 @@ class RouteConfig(PolicyRoles):
 
 
 class DebateConfig(PolicyRoles):
-    """Several debaters answer, read each other, answer again, and vote."""
+    """Several debaters answer, read each other's answers, answer again, and vote."""
 
     name: Literal["debate"] = "debate"
     debaters: tuple[str, ...] = ()
-    """Policies that take the seats in turn; empty for all of the recipe's."""
+    """Policies that take the seats in turn; empty: all policies of the recipe."""
     num_debaters: int = Field(default=2, ge=2)
-    """Seats."""
+    """Number of seats."""
     rounds: int = Field(default=2, ge=1)
-    """Answers of each debater."""
+    """Number of answers per debater."""
     debate_prompt: Annotated[str, _template("prompt", "answers")] = DEBATE_PROMPT
-    """What starts a further round; `{prompt}`, `{answers}` of the others."""
+    """Prompt of each further round, with `{prompt}` and the other debaters' `{answers}`."""
     team_share: Share = 0.0
-    """Part of each reward that is the score of the vote."""
+    """Share of the vote's score in each reward."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
         """Seat -> policy."""
@@ -250,40 +251,41 @@ class DebateConfig(PolicyRoles):
 
 
 class SpawnConfig(PolicyRoles):
-    """An agent that may split its problem and start sub-agents in parallel, down to a depth."""
+    """An agent may split its problem and start sub-agents in parallel, down to a given depth."""
 
     roles: ClassVar[tuple[str, ...]] = ("agent", "helper")
     name: Literal["spawn"] = "spawn"
     agent: str = ""
-    """Empty for the recipe's first policy."""
+    """Policy that gets the task; empty: the recipe's first policy."""
     helper: str = ""
-    """Who solves the parts; empty for the recipe's second policy."""
+    """Policy that solves the parts; empty: the recipe's second policy."""
     depth: int = Field(default=1, ge=1)
-    """Levels of helpers."""
+    """Number of levels of helpers."""
     max_parts: int = Field(default=4, ge=1)
-    """Most helpers of one agent."""
+    """Largest number of helpers per agent."""
     max_helpers: int = Field(default=16, ge=1)
-    """Most helpers in an episode."""
+    """Largest number of helpers per episode."""
     helper_cost: float = Field(default=0.0, ge=0)
-    """Taken off the root agent's reward for each helper."""
+    """Subtracted from the root agent's reward per helper."""
     split_prompt: Annotated[str, _template("prompt")] = SPLIT_PROMPT
-    """What an agent that may split is asked; `{prompt}`. Parts stand between `<task>` and `</task>`."""
+    """Prompt of an agent that may split, with `{prompt}`; parts stand between `<task>` and `</task>`."""
     results_prompt: Annotated[str, _template("prompt", "results")] = RESULTS_PROMPT
-    """What it is told when its parts are done; `{prompt}`, `{results}`."""
+    """Prompt of an agent whose parts are solved, with `{prompt}` and `{results}`."""
 
 
 class PacedConfig(PolicyRoles):
-    """For benchmarks: every policy speaks in turn, and an environment takes an emulated time to answer."""
+    """For benchmarks of the system: every policy speaks in turn, and an environment takes an emulated time to
+    answer."""
 
     name: Literal["paced"] = "paced"
     turns: int = Field(default=1, ge=1)
-    """Completions of each policy."""
+    """Number of completions per policy."""
     env_s: float = Field(default=0.0, ge=0)
-    """Median of the environment's time after a completion, in emulated seconds; log-normal."""
+    """Median time of the environment after a completion, in emulated seconds; times are log-normal."""
     env_sigma: float = Field(default=1.0, ge=0)
-    """Of the logarithm of that time."""
+    """Standard deviation of log(time); 0 makes all times equal."""
     time_scale: float = Field(default=1.0, gt=0)
-    """Emulated seconds in a second of the wall clock; the same everywhere in a recipe."""
+    """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
         """All of them."""
@@ -295,16 +297,19 @@ class ProgramConfig(Config):
 
     name: Literal["program"] = "program"
     command: tuple[str, ...] = Field(min_length=1)
-    """Program and arguments, started where the rollout service was, e.g. `[python, my_agent.py]`."""
+    """Program and arguments, e.g. `[python, my_agent.py]`; it is started in the folder in which the rollout
+    service was started."""
     model: str = ""
-    """The policy that `ASTRAFLOW_MODEL` names; empty for the recipe's first."""
+    """Policy that `ASTRAFLOW_MODEL` names; empty: the recipe's first policy."""
     timeout_s: float = Field(default=240.0, gt=0)
-    """A program that takes longer is killed, with all that it started, and its episode fails."""
+    """Seconds after which the program is killed, with all processes that it started, and its episode
+    fails."""
     box: Literal["required", "preferred", "none"] = "preferred"
-    """Whether it runs in a box that hides the run's secrets and other episodes' keys. Where the machine has
-    none, `preferred` goes without, with a warning and the metric `unboxed`, and `required` refuses."""
+    """Whether the program runs in a box that hides the run's secrets and the keys of other episodes. On a
+    machine that cannot make a box, `preferred` runs without one, with a warning and the metric `unboxed`, and
+    `required` refuses to run."""
     keeps_env: tuple[str, ...] = ()
-    """Further variables of the service's environment that the program gets, e.g. the key of a search tool."""
+    """Further environment variables of the service that the program gets, e.g. the key of a search tool."""
 
     @field_validator("keeps_env")
     @classmethod
