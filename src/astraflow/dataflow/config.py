@@ -131,12 +131,13 @@ class TlsConfig(Config):
 
 
 class WebConfig(Config):
-    """Names and web pages by which the dataflow may be called, besides its own."""
+    """Further names and web pages by which the dataflow may be called, in addition to its own."""
 
     host_names: tuple[str, ...] = ()
-    """Host names that lead to it, such as a proxy's; only asked for where no token is needed."""
+    """Host names that lead to the dataflow, such as that of a proxy; they are checked only where no token is
+    needed."""
     origins: tuple[str, ...] = ()
-    """Origins whose web pages may call it, such as `https://dashboard.example.org`."""
+    """Origins whose web pages may call the dataflow, such as `https://dashboard.example.org`."""
 
 
 class DataflowConfig(Config):
