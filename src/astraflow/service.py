@@ -50,6 +50,7 @@ from astraflow.errors import (
 )
 from astraflow.types import ErrorReply, Item
 from astraflow.web_guard import WebGuard, WebRules
+from astraflow.worker_ids import shown_target
 
 __all__ = [
     "LIFE_FD_VARIABLE",
@@ -363,7 +364,7 @@ class ServiceClient:
             if loop.time() + max(backoff_s, wait_s) > give_up_at:
                 if reply is not None and reply.status == 429 and problem is not None:
                     raise problem
-                where = f"{method} {self.base_url}{target.partition('?')[0]}"
+                where = f"{method} {self.base_url}{shown_target(target)}"
                 reason = str(problem) or type(problem).__name__
                 raise UnavailableError(
                     f"{where}: no answer after {tries} tries in {self._patience_s:.0f} s; last: {reason}. "

@@ -12,9 +12,11 @@ from astraflow import wire
 from astraflow.conformance.dataflow_kit import check_dataflow
 from astraflow.conformance.report import Report
 from astraflow.dataflow.config import DataflowConfig
+from astraflow.errors import WireError
 from astraflow.service import MemoryTransport, Reply, TokenAuth, Transport
 from astraflow.types import (
     BatchReply,
+    EpisodeResults,
     LeaseReply,
     LeaseRequest,
     Publication,
@@ -238,6 +240,32 @@ class LeasesToLaggards(Mutation):
         return path, body
 
 
+class AnswersForAll(Mutation):
+    """Takes a lease's result from every service."""
+
+    def __init__(self) -> None:
+        self.holders: dict[str, str] = {}
+        self.asked = ""
+
+    async def request(self, method: str, path: str, body: bytes) -> tuple[str, bytes] | Reply:
+        if path == "/v1/leases":
+            self.asked = wire.decode(body, LeaseRequest).worker_id
+        if path == "/v1/episodes":
+            try:
+                sent = wire.decode(body, EpisodeResults)
+            except WireError:  # a result beyond its bounds
+                return path, body
+            holders = {self.holders.get(result.lease_id, sent.worker_id) for result in sent.results}
+            body = wire.encode(replace(sent, worker_id=holders.pop() if holders else sent.worker_id))
+        return path, body
+
+    async def answer(self, method: str, path: str, body: bytes, reply: Reply) -> Reply:
+        if path == "/v1/leases" and reply.status == 200:
+            for lease in wire.decode(reply.body, LeaseReply).leases:
+                self.holders[lease.id] = self.asked
+        return reply
+
+
 def newest_first(reply: VersionsReply) -> VersionsReply:
     return replace(reply, manifests=reply.manifests[::-1])
 
@@ -321,6 +349,7 @@ MUTANTS: dict[str, tuple[str, Callable[[], Mutation]]] = {
         lambda: Forgives("released", "/batches/", BatchReply(batch=None, state="running")),
     ),
     "loses count": ("D30", lambda: ChangesAnswer("/v1/status", StatusReply, miscounted)),
+    "takes results from every service": ("D33", AnswersForAll),
     "never ends": ("D32", lambda: ChangesAnswer("/batches/", BatchReply, never_ends)),
 }
 
@@ -347,7 +376,7 @@ async def test_a_dataflow_that_accepts_every_attempt_fails_on_the_rule_about_lat
 ) -> None:
     accepts = ChangesAnswer("/v1/episodes", Receipts, each_receipt("dropped", "accepted"))
     report = await judged(tmp_path, accepts, waits=True)
-    assert report.broken == ("D16",)
+    assert report.broken == ("D16", "D33")  # the other service's result is a late one as well
 
 
 async def test_a_dataflow_that_reads_no_token_fails_on_the_rule_about_tokens(tmp_path: Path) -> None:

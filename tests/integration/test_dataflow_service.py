@@ -282,8 +282,9 @@ async def test_silent_leases_and_services_expire_and_go_out_again(tmp_path: Path
             got += (await run.client.leases(request)).leases
         retry = next(lease for lease in got if lease.attempt)
         assert (retry.group_id, retry.episode_idx) == (lost.group_id, lost.episode_idx)
-        late = await other.send(EpisodeResult(lease_id=lost.id, outcome=make_episode(make_trajectory())))
-        assert late.receipts[0].status == "accepted"
+        result = EpisodeResult(lease_id=lost.id, outcome=make_episode(make_trajectory()))
+        assert (await other.send(result)).receipts[0].status == "dropped"
+        assert (await silent.send(result)).receipts[0].status == "accepted"
         async with asyncio.timeout(3):
             while len((await run.client.status()).workers) > 1:
                 await other.beat()

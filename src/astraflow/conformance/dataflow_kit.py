@@ -31,6 +31,7 @@ _SCENARIOS: tuple[tuple[_Scenario, str], ...] = (
     (workers.unsound, "D13"),
     (workers.drain, "D17"),
     (workers.lost_answer, "D18"),
+    (workers.strangers, "D33"),
     (trainers.fencing, "D20"),
     (trainers.batches, "D24"),
     (trainers.commits, "D27"),

@@ -11,11 +11,14 @@ from astraflow.conformance.stage import VOCAB_SIZE, PlayedWorker, Stage
 from astraflow.types import (
     Episode,
     EpisodeResult,
+    EpisodeResults,
+    Failure,
     Fingerprints,
     Heartbeat,
     Lease,
     LeaseRequest,
     Load,
+    Receipts,
     RegisterWorker,
     RunInfo,
     ServedVersions,
@@ -24,7 +27,18 @@ from astraflow.types import (
     VersionSpan,
 )
 
-__all__ = ["drain", "expiry", "failures", "joining", "lag", "lost_answer", "pinned", "results", "unsound"]
+__all__ = [
+    "drain",
+    "expiry",
+    "failures",
+    "joining",
+    "lag",
+    "lost_answer",
+    "pinned",
+    "results",
+    "strangers",
+    "unsound",
+]
 
 _EXPIRY_SLACK = 3.0
 """A lease must be out again after this many timeouts."""
@@ -274,6 +288,23 @@ async def drain(stage: Stage) -> None:
     stage.checks.that("D17", reply.is_draining, "its heartbeat's answer does not say is_draining")
     statuses = [receipt.status for receipt in await worker.send(leases)]
     stage.checks.that("D17", statuses == ["accepted"] * 2, f"its results got {statuses}")
+
+
+async def strangers(stage: Stage) -> None:
+    """D33: a second service answers a lease of the first, well and badly."""
+    holder, stranger = await stage.worker(), await stage.worker()
+    (lease,) = await holder.take(1)
+    result = stage.result(lease)
+    failure = Failure(error_class="Conformance", message="sent by another service")
+    for outcome in (result.outcome, failure):
+        answer = EpisodeResult(lease_id=lease.id, outcome=outcome)
+        body = EpisodeResults(worker_id=stranger.id, results=(answer,))
+        (receipt,) = (await stage.desk.ask("POST", "/v1/episodes", Receipts, body)).receipts
+        stage.checks.that("D33", receipt.status == "dropped", f"{lease.id}, of another service: {receipt}")
+    revoked = (await holder.beat([lease.id])).revoked
+    stage.checks.that("D33", not revoked, f"{lease.id} was revoked though only another service answered it")
+    (receipt,) = await holder.send((lease,))
+    stage.checks.that("D33", receipt.status == "accepted", f"{lease.id}, of its own service: {receipt}")
 
 
 async def lost_answer(stage: Stage) -> None:

@@ -86,6 +86,7 @@ _DATAFLOW = {
     "D31": "If the run has tokens, a request without a valid one is refused with 401 `unauthorized`.",
     "D32": "Once the run is over, requests that wait are answered with its state, and no lease or batch goes "
     "out.",
+    "D33": "A lease is answered by the service that it was granted to; another one's result is `dropped`.",
 }
 
 _ROLLOUT = {

@@ -22,6 +22,7 @@ from astraflow.dataflow.clock import SteadyClock
 from astraflow.dataflow.core.commands import (
     Command,
     Decision,
+    DropWorker,
     Event,
     IssueLeases,
     LeaseIssued,
@@ -118,6 +119,14 @@ class Dispatcher:
         if "leases" in wakes:
             self.line.wake()
         return decisions
+
+    def drop_worker(self, worker_id: str, reason: str) -> None:
+        """A rollout service is gone; what is known of it goes too. Raises: JournalError."""
+        leases = self.core.worker_leases(worker_id)
+        self.apply(DropWorker(worker_id=worker_id, reason=reason))
+        self.liveness.end(leases)
+        self.liveness.drop(worker_id)
+        self.shares.forget(worker_id)
 
     def check(self) -> None:
         """Raises: JournalError if no command can be accepted now."""

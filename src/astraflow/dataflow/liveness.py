@@ -14,11 +14,15 @@ __all__ = ["Liveness", "WorkerLife"]
 
 _WORKER_GRACE = 1.5
 """A service is dropped after this many lease timeouts of silence; its leases are overdue before."""
+MAX_WORKERS = 10_000
+"""Services at a time: a token must not fill the memory by registering."""
+_MAX_LEFT = 10_000
+"""Services that drained and are remembered."""
 
 
 @dataclass(slots=True)
 class WorkerLife:
-    """What is known of one rollout service between two heartbeats."""
+    """What is known of one rollout service between two heartbeats. Its `id` is the handle of its id."""
 
     id: str
     name: str
@@ -33,17 +37,21 @@ class WorkerLife:
     is_draining: bool = False
     was_told_the_end: bool = False
     """It got an answer that says that the run is over."""
+    newest_ask: object | None = None
+    """Its newest request for leases."""
 
 
 class Liveness:
     """Deadlines of leases and services, by the loop's clock."""
 
-    def __init__(self, lease_timeout_s: float) -> None:
+    def __init__(self, lease_timeout_s: float, *, max_workers: int = MAX_WORKERS) -> None:
+        self.max_workers = max_workers
         self.timeout_s = lease_timeout_s
         self._workers: dict[str, WorkerLife] = {}
         self._leases: dict[str, float] = {}
         """Lease -> deadline."""
-        self._left: set[str] = set()
+        self._left: dict[str, None] = {}
+        """Services that drained, those that left last."""
         self.farewells_moved = asyncio.Event()
         """Set when `all_know_the_end` may have changed."""
 
@@ -57,7 +65,9 @@ class Liveness:
         """A service vanished or left. One that drained is remembered, to answer its last heartbeats."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None and worker.is_draining:
-            self._left.add(worker_id)
+            self._left[worker_id] = None
+        if len(self._left) > _MAX_LEFT:
+            del self._left[next(iter(self._left))]
         self.farewells_moved.set()
 
     def worker(self, worker_id: str) -> WorkerLife | None:
@@ -67,6 +77,15 @@ class Liveness:
     def has_left(self, worker_id: str) -> bool:
         """Whether a service of this id drained and left since the last restart."""
         return worker_id in self._left
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more service may only join in the place of another."""
+        return len(self._workers) >= self.max_workers
+
+    def most_silent(self) -> WorkerLife:
+        """The service that was heard of longest ago."""
+        return min(self._workers.values(), key=lambda worker: worker.last_seen_s)
 
     def workers(self) -> tuple[WorkerLife, ...]:
         """All services, in the order in which they joined."""

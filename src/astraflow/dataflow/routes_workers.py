@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import secrets
 from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
@@ -14,7 +13,6 @@ from astraflow import wire
 from astraflow.bounds import MAX_REASON
 from astraflow.dataflow.core.commands import (
     AddWorker,
-    DropWorker,
     EpisodeFacts,
     ExpireLeases,
     IssueLeases,
@@ -52,6 +50,7 @@ from astraflow.types import (
     ServedVersions,
     Wait,
 )
+from astraflow.worker_ids import handle_of, is_key_of, new_worker_id
 
 __all__ = ["WorkerRoutes"]
 
@@ -59,6 +58,8 @@ _log = logging.getLogger(__name__)
 _PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
 _MAX_SERVED = 1024
 """Versions that a service names, of all its policies: each status repeats them."""
+_MAX_MISSED_BEATS = 2
+"""A service that missed so many heartbeats may have to make room."""
 _SLICE_BYTES = 4 * 1024 * 1024
 _SLICE_RESULTS = 256
 """Results are decoded and recorded so many at a time, and the event loop goes on between two slices."""
@@ -74,8 +75,6 @@ class WorkerRoutes:
         self._liveness = site.dispatcher.liveness
         self._keeper = SampleKeeper(site.dispatcher.core, site.dispatcher.journal, site.lookup)
         self._vocab_sizes: dict[str, int] = {}
-        self._newest_ask: dict[str, object] = {}
-        """Rollout service -> its newest request for leases."""
 
     async def register(self, request: Request) -> Response:
         """`POST /v1/workers`."""
@@ -90,30 +89,36 @@ class WorkerRoutes:
             )
         check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
         peer_url = self._checked_peer_url(body.peer_url, who, request)
-        worker_id = f"{body.name}.{secrets.token_hex(3)}"
-        self._dispatcher.apply(AddWorker(worker_id=worker_id, name=body.name, hosts=body.hosts))
+        self._make_room()
+        id_ = new_worker_id(body.name)
+        while self._core.worker_key(id_.handle):
+            id_ = new_worker_id(body.name)
+        self._dispatcher.apply(AddWorker(worker_id=id_.handle, name=body.name, hosts=body.hosts, key=id_.key))
         now_s = asyncio.get_running_loop().time()
-        life = WorkerLife(worker_id, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=peer_url)
+        life = WorkerLife(
+            id_.handle, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=peer_url
+        )
         self._liveness.add(life)
         self._dispatcher.watch()
         await self._dispatcher.settled()
         config = self._site.config
         reply = Registration(
-            worker_id=worker_id, heartbeat_s=config.heartbeat_s, lease_timeout_s=config.lease_timeout_s
+            worker_id=id_.worker_id, heartbeat_s=config.heartbeat_s, lease_timeout_s=config.lease_timeout_s
         )
         return item_response(reply, request)
 
     async def heartbeat(self, request: Request) -> Response:
         """`POST /v1/workers/{worker_id}/heartbeat`: soft state only, nothing is journaled but spans."""
-        worker_id = str(request.path_params["worker_id"])
+        secret_id = str(request.path_params["worker_id"])
         beat = await read_body(request, Heartbeat)
         state = self._core.state
         if state != "running":
             await self._dispatcher.settled()  # Who hears of the end leaves; it must outlive a crash.
-        if self._liveness.has_left(worker_id):
+        if self._liveness.has_left(self._sender(secret_id)):
             reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
             return item_response(reply, request)
-        worker = self._known(worker_id)
+        worker = self._known(secret_id)
+        worker_id = worker.id
         _check_served(beat.load.versions, worker_id)
         if beat.peer_url and beat.peer_url != worker.peer_url:
             self._note_peer_url(worker, beat.peer_url, request)
@@ -133,11 +138,12 @@ class WorkerRoutes:
 
     async def drain(self, request: Request) -> Response:
         """`POST /v1/workers/{worker_id}/drain`."""
-        worker_id = str(request.path_params["worker_id"])
-        if not self._liveness.has_left(worker_id):
-            self._known(worker_id).is_draining = True
-            self._dispatcher.line.stir(worker_id)
-            self._drop_if_drained(worker_id)
+        secret_id = str(request.path_params["worker_id"])
+        if not self._liveness.has_left(self._sender(secret_id)):
+            worker = self._known(secret_id)
+            worker.is_draining = True
+            self._dispatcher.line.stir(worker.id)
+            self._drop_if_drained(worker.id)
         await self._dispatcher.settled()
         return Response(status_code=204)
 
@@ -145,8 +151,8 @@ class WorkerRoutes:
         """`POST /v1/leases`: long-poll."""
         body = await read_body(request, LeaseRequest)
         worker = self._known(body.worker_id)
-        _check_served(body.served, body.worker_id)
-        is_newest = self._reclaim_lost(body)
+        _check_served(body.served, worker.id)
+        is_newest = self._reclaim_lost(worker, body.held)
         since_s = self._dispatcher.clock()
         worker.served = body.served
 
@@ -187,7 +193,8 @@ class WorkerRoutes:
         """`POST /v1/episodes`: each result is checked, its payloads stored, then recorded."""
         body = await read_item(request, EpisodeResults)
         media_type = request.headers.get("content-type", wire.MSGPACK)
-        self._liveness.seen(body.worker_id, asyncio.get_running_loop().time())
+        sender = self._sender(body.worker_id)
+        self._liveness.seen(sender, asyncio.get_running_loop().time())
         # All are decoded before the first is recorded: a malformed one refuses the request whole.
         decoded: list[DecodedResults] = []
         for raws in sliced(body.results, max_bytes=_SLICE_BYTES, max_num=_SLICE_RESULTS):
@@ -198,8 +205,8 @@ class WorkerRoutes:
         for results in decoded:
             if receipts:
                 await asyncio.sleep(0)
-            receipts += self._record(body.worker_id, results)
-        self._drop_if_drained(body.worker_id)
+            receipts += self._record(sender, results)
+        self._drop_if_drained(sender)
         await self._dispatcher.settled()
         return item_response(Receipts(receipts=tuple(receipts)), request)
 
@@ -212,35 +219,55 @@ class WorkerRoutes:
 
     # --- parts ---
 
-    def _known(self, worker_id: str) -> WorkerLife:
+    def _sender(self, secret_id: str) -> str:
+        """The handle of the service that was given this id; empty if none was, or too long ago."""
+        handle = handle_of(secret_id)
+        return handle if is_key_of(secret_id, self._core.worker_key(handle)) else ""
+
+    def _known(self, secret_id: str) -> WorkerLife:
         """The service, seen now. Raises: RefusedError if it must register (again)."""
-        worker = self._liveness.worker(worker_id)
+        worker = self._liveness.worker(self._sender(secret_id))
         if worker is None:
             raise RefusedError(
-                f"rollout service {worker_id!r} is not known here: it never joined, left, or was silent for "
-                "too long; register again",
+                f"rollout service {handle_of(secret_id)!r} is not known here under this id: it never joined, "
+                "left, or was silent for too long; register again",
                 code="unknown_worker",
                 status=404,
             )
-        self._liveness.seen(worker_id, asyncio.get_running_loop().time())
+        self._liveness.seen(worker.id, asyncio.get_running_loop().time())
         return worker
 
-    def _reclaim_lost(self, body: LeaseRequest) -> Callable[[], bool]:
+    def _make_room(self) -> None:
+        """One more service may join. Raises: RefusedError if too many are here and none of them is silent."""
+        if not self._liveness.is_full:
+            return
+        silent = self._liveness.most_silent()
+        grace_s = _MAX_MISSED_BEATS * self._site.config.heartbeat_s
+        if silent.last_seen_s + grace_s > asyncio.get_running_loop().time():
+            raise RefusedError(
+                f"{self._liveness.max_workers} rollout services are here, as many as may be, and none is "
+                "silent; join later",
+                code="unavailable",
+                status=503,
+            )
+        self._dispatcher.drop_worker(silent.id, "silent, and others need the room")
+
+    def _reclaim_lost(self, worker: WorkerLife, held_ids: Sequence[str] | None) -> Callable[[], bool]:
         """Leases whose answer never reached the service (it asks without holding them) go out again.
 
         Returns whether this is still the service's newest request: one that it gave up must grant nothing
         more, even if its hang-up has not been noticed yet.
         """
-        if body.held is None:
+        if held_ids is None:
             return lambda: True
-        me = self._newest_ask[body.worker_id] = object()
-        held = set(body.held)
-        lost = tuple(id_ for id_ in self._core.worker_leases(body.worker_id) if id_ not in held)
+        me = worker.newest_ask = object()
+        held = set(held_ids)
+        lost = tuple(id_ for id_ in self._core.worker_leases(worker.id) if id_ not in held)
         if lost:
-            _log.info("%s never got %d leases; they go out again", body.worker_id, len(lost))
+            _log.info("%s never got %d leases; they go out again", worker.id, len(lost))
             self._dispatcher.apply(ExpireLeases(lease_ids=lost, never_arrived=True))
             self._liveness.end(lost)
-        return lambda: self._newest_ask.get(body.worker_id) is me
+        return lambda: worker.newest_ask is me
 
     def _note_share(self, worker_id: str, load: Load) -> None:
         """How much of the service is idle, and whether a trainer keeps it so."""
@@ -260,8 +287,7 @@ class WorkerRoutes:
     def _drop_if_drained(self, worker_id: str) -> None:
         worker = self._liveness.worker(worker_id)
         if worker is not None and worker.is_draining and not self._core.worker_leases(worker_id):
-            self._dispatcher.apply(DropWorker(worker_id=worker_id, reason="drained"))
-            self._liveness.drop(worker_id)
+            self._dispatcher.drop_worker(worker_id, "drained")
 
     def _limits(self) -> dict[str, PolicyLimits]:
         """What trajectories must keep to now."""
@@ -309,8 +335,9 @@ class WorkerRoutes:
             if isinstance(decision, RefusedError):
                 receipts.append(_invalid(result, decision))
                 continue
-            self._liveness.end((result.lease_id,))
             receipt: EpisodeReceipt = decision.answer
+            if receipt.status == "accepted":
+                self._liveness.end((result.lease_id,))
             receipts.append(_invalid(result, broken[idx]) if idx in broken else receipt)
             row, episode = rows[idx], result.outcome
             if row and receipt.status == "accepted" and isinstance(episode, Episode) and idx not in broken:

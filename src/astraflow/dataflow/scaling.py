@@ -84,6 +84,11 @@ class WaitShares:
         share = self._services.setdefault(service, _Share())
         share.add(now_s, length_s, free_frac if is_held_back else 0.0)
 
+    def forget(self, service: str) -> None:
+        """A rollout service is gone."""
+        self._services.pop(service, None)
+        self._last_beat_s.pop(service, None)
+
     def advice(
         self, now_s: float, waiting_since_s: Mapping[str, float], services: Collection[str]
     ) -> ScalingAdvice:

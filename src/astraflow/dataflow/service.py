@@ -21,7 +21,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.core.commands import DropWorker, ExpireEval, ExpireLeases, ResumeRun
+from astraflow.dataflow.core.commands import ExpireEval, ExpireLeases, ResumeRun
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.dispatcher import Dispatcher
@@ -180,10 +180,7 @@ class DataflowService:
         try:
             for worker_id in self._liveness.overdue_workers(now_s):
                 _log.warning("rollout service %s is silent; its leases go out again", worker_id)
-                leases = core.worker_leases(worker_id)
-                self._dispatcher.apply(DropWorker(worker_id=worker_id, reason="heartbeats stopped"))
-                self._liveness.end(leases)
-                self._liveness.drop(worker_id)
+                self._dispatcher.drop_worker(worker_id, "heartbeats stopped")
             overdue = self._liveness.overdue_leases(now_s)
             live = tuple(lease_id for lease_id in overdue if core.lease(lease_id) is not None)
             if live:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from astraflow.errors import RefusedError
 from astraflow.protocols import WorkerLink
 from astraflow.types import RegisterWorker, Registration
+from astraflow.worker_ids import handle_of
 
 __all__ = ["Membership"]
 
@@ -49,7 +50,7 @@ class Membership:
         async with self._lock:
             if self._registration is None:
                 self._registration = await self._link.register(self._request)
-                _log.info("registered as %s", self._registration.worker_id)
+                _log.info("registered as %s", handle_of(self._registration.worker_id))
             return self._registration
 
     async def call(self, request: Callable[[str], Awaitable[_T]]) -> _T:
@@ -62,7 +63,7 @@ class Membership:
         except RefusedError as err:
             if err.code != _UNKNOWN:
                 raise
-        _log.warning("the dataflow does not know %s; registering again", registration.worker_id)
+        _log.warning("the dataflow does not know %s; registering again", handle_of(registration.worker_id))
         if self._registration is registration:
             self._registration = None
         return await request((await self.join()).worker_id)

@@ -28,7 +28,7 @@ _LIMITED_BLOCK_BYTES = 64 * 1024
 """The same under an upload limit: small, so that the rate is smooth and receivers share it evenly."""
 _SMOOTH_S = 0.02
 """A send that may go within this time goes at once: timers are not finer."""
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 
 
 class UploadLimit:

@@ -90,11 +90,16 @@ class EpisodeFacts(Item, frozen=True, kw_only=True, tag="episode", gc=False):
 
 
 class AddWorker(Stored, frozen=True, kw_only=True, tag=True):
-    """A rollout service joins; its id is chosen by the service layer."""
+    """A rollout service joins; its id is chosen by the service layer.
+
+    Here, and wherever the core speaks of a service, `worker_id` is the id's handle: see `worker_ids`.
+    """
 
     worker_id: str
     name: str
     hosts: tuple[str, ...]
+    key: str = ""
+    """Digest of the id's secret. Empty, as in old journals: its leases may be answered by anybody."""
 
 
 class DropWorker(Stored, frozen=True, kw_only=True, tag=True):

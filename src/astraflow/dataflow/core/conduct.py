@@ -21,6 +21,7 @@ __all__ = [
     "is_set_aside",
     "next_chance_s",
     "note_failure",
+    "note_holder",
     "note_success",
     "num_allowed",
     "remember",
@@ -46,6 +47,8 @@ _AT_WORK_S = 10.0
 """A service without leases counts as at work for this long after its latest one."""
 _MAX_ABSENT = 1000
 """Services that are gone and whose strikes are remembered."""
+_MAX_GONE_KEYS = 10_000
+"""Services that are gone and whose late results still count."""
 _MAX_TOLD = 300
 """Characters of an error message in events and reasons."""
 
@@ -59,13 +62,25 @@ def starts_with(ctx: Context, name: str) -> Conduct:
 
 
 def remember(ctx: Context, worker: WorkerState) -> None:
-    """Keeps the strikes of a service that is gone, for the day when one of its name joins."""
+    """Keeps the strikes of a service that is gone, for the day when one of its name joins; and its key, since
+    its results may still come."""
     absent = ctx.state.absent
     absent.pop(worker.name, None)
     if worker.conduct.strikes:
         absent[worker.name] = worker.conduct
     if len(absent) > _MAX_ABSENT:
         del absent[next(iter(absent))]
+    gone_keys = ctx.state.gone_keys
+    gone_keys[worker.id] = worker.key
+    if len(gone_keys) > _MAX_GONE_KEYS:
+        del gone_keys[next(iter(gone_keys))]
+
+
+def note_holder(slot: Slot, worker: WorkerState) -> None:
+    """The episode's present attempt is granted to a service: nobody else may answer it."""
+    earlier = slot.holders[: slot.attempt]
+    unknown = ("",) * (slot.attempt - len(earlier))  # Granted before holders were noted.
+    slot.holders = (*earlier, *unknown, worker.id if worker.key else "")
 
 
 def note_failure(ctx: Context, lease: LeaseState, failure: Failure) -> None:

@@ -171,10 +171,15 @@ class Core:
         """A lease that is out now, as it was issued; None for any other."""
         return leases.view_of(self._ctx, lease_id)
 
+    def worker_key(self, worker_id: str) -> str:
+        """The key of a service that is here, or left lately; empty for any other."""
+        worker = self._ctx.state.workers.get(worker_id)
+        return worker.key if worker else self._ctx.state.gone_keys.get(worker_id, "")
+
     def workers(self) -> tuple[AddWorker, ...]:
         """The rollout services that joined and were not dropped, as they joined."""
         known = self._ctx.state.workers.values()
-        return tuple(AddWorker(worker_id=w.id, name=w.name, hosts=w.hosts) for w in known)
+        return tuple(AddWorker(worker_id=w.id, name=w.name, hosts=w.hosts, key=w.key) for w in known)
 
     def worker_leases(self, worker_id: str) -> tuple[str, ...]:
         """Ids of the leases that a worker holds now."""

@@ -149,13 +149,18 @@ def _next_task(ctx: Context) -> tuple[int, str, str, int]:
 
 
 def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
-    """Takes the result of a lease, expired or not, if its episode is still open. Idempotent by lease."""
+    """Takes the result of a lease, expired or not, if its episode is still open. Idempotent by lease.
+
+    Lease ids are no secret: only the service that the lease was granted to may answer it.
+    """
     ref = _parsed(ctx, command.lease_id)
     slot = _slot(ctx, ref)
     if slot is None:
         return _dropped(ctx, command, "its group is complete or was given up")
     if ref.attempt > slot.attempt or (ref.attempt == slot.attempt and slot.status == "pending"):
         _refuse_unknown(command.lease_id)
+    if (holder := _holder(slot, ref.attempt)) and holder != command.worker_id:
+        return _dropped(ctx, command, "the lease was granted to another service")
     if slot.status == "good" and slot.winner == ref.attempt:
         return EpisodeReceipt(lease_id=command.lease_id, status="accepted", reason="recorded before")
     if slot.status == "good":
@@ -206,6 +211,11 @@ def _slot(ctx: Context, ref: _LeaseRef) -> Slot | None:
     if ref.episode_idx >= len(owner.slots):
         _refuse_unknown(f"e{ref.group_id}.{ref.episode_idx}.{ref.attempt}")
     return owner.slots[ref.episode_idx]
+
+
+def _holder(slot: Slot, attempt: int) -> str:
+    """The service that alone may answer an attempt; empty if anybody may."""
+    return slot.holders[attempt] if attempt < len(slot.holders) else ""
 
 
 def _dropped(ctx: Context, command: RecordResult, reason: str) -> EpisodeReceipt:

@@ -40,6 +40,7 @@ def add_worker(ctx: Context, command: AddWorker) -> None:
         leases=worker.leases if worker else {},
         conduct=worker.conduct if worker else conduct.starts_with(ctx, command.name),
         active_s=worker.active_s if worker else -math.inf,
+        key=command.key,
     )
 
 
@@ -107,6 +108,7 @@ def _leases(ctx: Context, worker: WorkerState, served: _Served, num_free: int) -
                 break
             slot = round_.slots[episode_idx]
             slot.status = "running"
+            conduct.note_holder(slot, worker)
             num_left -= 1
             lease_id = f"e{round_.id}.{episode_idx}.{slot.attempt}"
             yield LeaseState(lease_id, "eval", worker.id, round_.id, episode_idx, slot.attempt)
@@ -151,6 +153,7 @@ def _pending(ctx: Context, group: GroupState, worker: WorkerState, limit: int) -
             continue
         limit -= 1
         slot.status = "running"
+        conduct.note_holder(slot, worker)
         lease_id = f"{group.id}.{episode_idx}.{slot.attempt}"
         yield LeaseState(lease_id, "train", worker.id, group.id, episode_idx, slot.attempt)
 

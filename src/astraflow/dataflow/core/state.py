@@ -49,6 +49,8 @@ class Slot(msgspec.Struct, gc=False):
     """Services whose attempts failed."""
     failed_s: float = 0.0
     """When the latest of them did."""
+    holders: tuple[str, ...] = ()
+    """The service that each attempt was granted to; empty or missing where anybody may answer."""
 
 
 class LeaseState(msgspec.Struct, gc=False):
@@ -87,6 +89,8 @@ class WorkerState(msgspec.Struct, gc=False):
     conduct: Conduct = msgspec.field(default_factory=Conduct)
     active_s: float = -math.inf
     """When it last got a lease or ended one."""
+    key: str = ""
+    """Digest of the secret in its id."""
 
 
 class GroupState(msgspec.Struct, gc=False):
@@ -262,4 +266,6 @@ class RunStateData(msgspec.Struct, gc=False):
     last_good_s: float = 0.0
     absent: dict[str, Conduct] = {}
     """By name: services that are gone and had strikes."""
+    gone_keys: dict[str, str] = {}
+    """By id: the keys of the services that left last, whose results may still come."""
     changed_s: float = 0.0

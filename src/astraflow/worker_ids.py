@@ -1,0 +1,54 @@
+"""A rollout service's id: `NAME.NUMBER.SECRET`, which only that service is given.
+
+Whoever knows the id acts as the service, so nobody else ever reads it. Everything that others can read (the
+status, logs, metrics, the journal) has the *handle*, `NAME.NUMBER`. The dataflow keeps a digest of the
+secret.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from typing import NamedTuple
+
+__all__ = ["NewId", "handle_of", "is_key_of", "new_worker_id", "shown_target"]
+
+_NUM_HANDLE_BYTES = 3
+_NUM_SECRET_BYTES = 16
+"""128 bits: nobody guesses it."""
+_IN_TARGET = re.compile(r"(?<=/v1/workers/)[^/?]+")
+
+
+class NewId(NamedTuple):
+    """A fresh id, its handle, and the key by which it is known again."""
+
+    worker_id: str
+    handle: str
+    key: str
+
+
+def new_worker_id(name: str) -> NewId:
+    """An id for a service of this name."""
+    handle = f"{name}.{secrets.token_hex(_NUM_HANDLE_BYTES)}"
+    secret = secrets.token_hex(_NUM_SECRET_BYTES)
+    return NewId(f"{handle}.{secret}", handle, _digest(secret))
+
+
+def handle_of(worker_id: str) -> str:
+    """What may be shown of an id, and is no secret: all but its last part."""
+    return worker_id.rpartition(".")[0]
+
+
+def is_key_of(worker_id: str, key: str) -> bool:
+    """Whether the id holds the secret of the key; an empty key has none."""
+    secret = worker_id.rpartition(".")[2]
+    return bool(key) and hmac.compare_digest(_digest(secret), key)
+
+
+def shown_target(target: str) -> str:
+    """The target of a request without its query and the secret of the service in it."""
+    return _IN_TARGET.sub(lambda match: handle_of(match[0]) or match[0], target.partition("?")[0])
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
