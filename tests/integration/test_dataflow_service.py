@@ -561,3 +561,22 @@ async def test_a_request_after_the_stop_is_told_to_come_back(tmp_path: Path) -> 
     calls = ServiceClient("http://memory", patience_s=0.0, transport=MemoryTransport(app))
     with pytest.raises(UnavailableError, match="stopping or restarts"):
         await ScriptedTrainer(DataflowClient(calls)).attach()
+
+
+async def test_a_batch_that_is_too_large_to_be_sent_is_named_and_waits_for_a_person(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
+        await trainer.attach()
+        await worker.register()
+        await worker.send(*[await worker.answer(lease) for lease in await worker.lease(num_free=64)])
+        dispatcher = run.service._dispatcher
+        dispatcher.max_batch_bytes = 100
+        for _ in range(2):
+            with pytest.raises(WireError, match=r"at most 100 can be sent.*groups_per_batch"):
+                await run.client.batch("actor", 0, epoch=trainer.session.epoch)
+        (wait, *_) = (await run.client.status()).waits
+        assert (wait.who, wait.whom) == ("trainer actor", "a person")
+        assert "at most 100 can be sent" in wait.what
+        dispatcher.max_batch_bytes = 10**6
+        assert await run.client.batch("actor", 0, epoch=trainer.session.epoch) is not None
+        assert "a person" not in {wait.whom for wait in (await run.client.status()).waits}

@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from astraflow import wire
 from astraflow.dataflow.api import MAX_WAIT_S
 from astraflow.dataflow.clock import SteadyClock
 from astraflow.dataflow.core.commands import (
@@ -65,6 +66,11 @@ class Dispatcher:
         """Who waits for leases."""
         self.waits = WaitList()
         self.shares = WaitShares()
+        self.max_batch_bytes = wire.MAX_BODY_BYTES
+        """A slice of a batch is one body."""
+        self.oversized: dict[str, Wait] = {}
+        """By policy: the batch that is too large to be sent, as those see it who ask what the trainer waits
+        for."""
         self.fatal = asyncio.Event()
         journal.on_broken = self.fatal.set
         self.deadline_moved = asyncio.Event()

@@ -25,7 +25,7 @@ from astraflow.dataflow.site import (
     int_param,
     read_body,
 )
-from astraflow.errors import WireError
+from astraflow.errors import RefusedError, WireError
 from astraflow.service import item_response
 from astraflow.types import BatchReply, Commit, Publication, Release, SessionRequest, Wait
 
@@ -89,7 +89,25 @@ class TrainerRoutes:
             state=state,
             media_type=media_type,
         )
+        self._check_size(policy, step, len(content), world)
         return Response(content, media_type=media_type)
+
+    def _check_size(self, policy: str, step: int, num_bytes: int, world: int) -> None:
+        """Raises: RefusedError if a slice is too large for one body; the status then says so as well."""
+        limit = self._dispatcher.max_batch_bytes
+        if num_bytes <= limit:
+            self._dispatcher.oversized.pop(policy, None)
+            return
+        problem = (
+            f"the batch of step {step} of policy {policy!r} has {num_bytes} bytes for each of {world} ranks, "
+            f"and at most {limit} can be sent; it stays that of its step until it is dropped. Lower "
+            f"policies.{policy}.table.groups_per_batch, its group_size or its sampling.max_tokens, or use "
+            "more ranks"
+        )
+        since_s = self._dispatcher.clock()
+        wait = Wait(who=f"trainer {policy}", whom="a person", what=problem, since_s=since_s)
+        self._dispatcher.oversized.setdefault(policy, wait)
+        raise RefusedError(problem, code="too_large", status=413)
 
     async def publish(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/versions`; a frozen policy has no session, and its `epoch` is 0."""

@@ -177,7 +177,7 @@ class ViewRoutes:
             now_s=self._dispatcher.clock(),
             policies=self._core.policy_status(),
             workers=workers,
-            waits=waits + parked,
+            waits=tuple(self._dispatcher.oversized.values()) + waits + parked,
             curation=self._core.curation(),
             pushed=self._core.pushed,
             scaling=scaling,

@@ -4,6 +4,8 @@ Reads and checks only; nothing is written, downloaded or started.
 """
 
 import json
+import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +20,21 @@ from astraflow.launch.plan import uses
 from astraflow.protocols import TaskSource
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.offline import offline_files
-from astraflow.workflows.config import AgentConfig
+from astraflow.wire import MAX_BODY_BYTES
+from astraflow.workflows.config import (
+    AgentConfig,
+    MultiTurnConfig,
+    PacedConfig,
+    SingleTurnConfig,
+    ToolUseConfig,
+)
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
+
+_log = logging.getLogger(__name__)
+_BYTES_PER_TOKEN = 9
+"""Of a trajectory: id, mask and logprob. What the streams of a teacher or of routing add is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
         load_attr(use.use, where="use")
     _check_workflow(recipe)
     _check_lengths(recipe)
+    _check_batches(recipe)
     _check_attached(recipe)
     sources = open_sources(recipe)
     _check_sizes(recipe, sources)
@@ -131,6 +145,45 @@ def _check_lengths(recipe: Recipe) -> None:
                 "prompt "
                 f"in rollout.engine.max_context = {engine.max_context}"
             )
+
+
+def _check_batches(recipe: Recipe) -> None:
+    """A batch is one body. Where the workflow bounds an episode's length, the largest must fit; elsewhere one
+    that may not fit is logged."""
+    engine = recipe.rollout.engine
+    max_context = (
+        engine.max_context if isinstance(engine, TorchEngineConfig | ServerEngineConfig) else sys.maxsize
+    )
+    turns = _most_turns(recipe.workflow)
+    for name, policy in recipe.trained.items():
+        table = policy.table
+        num_episodes = table.group_size * (table.groups_per_batch + table.max_replayed)
+        longest = min(policy.sampling.max_tokens * max(turns, 1), max_context)
+        num_bytes = num_episodes * longest * _BYTES_PER_TOKEN
+        if num_bytes <= MAX_BODY_BYTES:
+            continue
+        problem = (
+            f"policies.{name}.table: a batch of {num_episodes} episodes (group_size * groups_per_batch, and "
+            f"what is replayed) of up to {longest} tokens has {num_bytes / 2**20:.0f} MiB, and at most "
+            f"{MAX_BODY_BYTES / 2**20:.0f} MiB can be sent; lower groups_per_batch, group_size or "
+            "sampling.max_tokens"
+        )
+        if turns:
+            raise ConfigError(problem)
+        _log.warning("%s, unless most episodes are shorter", problem)
+
+
+def _most_turns(workflow: object) -> int:
+    """Completions of a policy in an episode; 0 if only the workflow's own code knows."""
+    match workflow:
+        case SingleTurnConfig():
+            return 1
+        case MultiTurnConfig() | PacedConfig():
+            return workflow.turns
+        case ToolUseConfig():
+            return workflow.max_calls + 1
+        case _:
+            return 0
 
 
 def _check_attached(recipe: Recipe) -> None:
