@@ -139,6 +139,28 @@ def test_a_part_that_cannot_work_names_its_log_and_why(runs: Runs) -> None:
     assert json.loads((run.run_dir / "run.json").read_text())["state"] == "failed"
 
 
+def test_a_run_that_failed_goes_on_once_the_cause_is_mended(runs: Runs) -> None:
+    (runs.folder / "own_credit.py").write_text(
+        "from pathlib import Path\n\n"
+        "from astraflow.algorithms.rloo import rloo\n\n\n"
+        "def picky(facts):\n"
+        "    if not Path(__file__).with_name('mended').exists():\n"
+        "        raise ValueError('this credit is broken')\n"
+        "    return rloo(facts)\n"
+    )
+    recipe = runs.recipe()
+    credit = "policies.actor.table.credit={use: 'own_credit:picky'}"
+    failed = runs.start(recipe, credit)
+    assert failed.finish() == 1, failed.report()
+    assert wait_gone(failed.pids(), timeout_s=5) == []
+    assert "this credit is broken" in "".join(failed.lines)
+    again = runs.start(recipe, credit)
+    assert again.finish() == 1, again.report()
+    assert "this credit is broken" in "".join(again.lines), "it went on, and met the same again"
+    (runs.folder / "mended").touch()
+    check_finished(runs.start(recipe, credit), {"actor": 5})
+
+
 def test_a_foreign_worker_joins_and_its_episodes_are_trained_on(runs: Runs) -> None:
     run = runs.start(runs.recipe(services=0))
     record = run.run_dir / "run.json"

@@ -115,6 +115,10 @@ class Dispatcher:
         if applied:
             with self._fatal_if_raised("a record could not be appended to the journal"):
                 self.journal.append(applied, events, at_s=now_s)
+            if _has_failed(events):
+                # A component of the user's own may have ended the run: mended, it would not do so again, and
+                # its records could not be replayed.
+                self.journal.snapshot(self.core)
             self.journal.snapshot_if_due(self.core)
             self._follow(events)
         self.topics.wake(wakes)
@@ -269,6 +273,11 @@ class Dispatcher:
 def clamped_wait_s(wait_s: float) -> float:
     """A long-poll's length within 0 and the maximum; nonsense is the maximum."""
     return wait_s if 0 <= wait_s <= MAX_WAIT_S else MAX_WAIT_S
+
+
+def _has_failed(events: Iterable[tuple[Event, ...]]) -> bool:
+    """Whether the run ended with a failure just now."""
+    return any(isinstance(e, RunEnded) and e.is_failure for e in itertools.chain.from_iterable(events))
 
 
 def _encoded(command: Command) -> msgspec.Raw | RefusedError:
