@@ -22,6 +22,8 @@ PLAIN: dict[type, Any] = {
     INFO.BytesType: bytes(4),
     INFO.BoolType: False,
     INFO.NoneType: None,
+    INFO.AnyType: None,
+    INFO.CustomType: None,
 }
 
 INTEGERS = (-1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, 10**20, 10**30, -(2**63), 1.5, "1", True, None, [], {})
@@ -29,6 +31,27 @@ FLOATS = (-1.0, 1e39, 1e200, 1.6e308, -1.6e308, math.nan, math.inf, -math.inf, 1
 TEXTS = (
     "", "\x00", "\x1b[2J", "[/x]", "a\n", "\u0663.\u0663.\u0663", "\ud800", "9" * 5000, "9" * 400 + ".0.0",
     "-1.-1.-1", "e0.0.0", "../../etc/passwd", "actor", 7, None, [],
+)  # fmt: skip
+NAMES = (
+    "",
+    "actor",
+    "x",
+    "0",
+    "-1",
+    "\u0663",
+    "1e9",
+    "nan",
+    "..",
+    "%00",
+    "\x00",
+    "a" * 5000,
+    "9" * 5000,
+    "[/x]",
+)
+NUMBERS = (
+    "", "0", "-1", "1", "3",
+    "4096", "4097", "nan", "inf", "-inf", "1e400", "1_0", "\u0663", " 1", "+1", "0x10",
+    "1.5", str(2**31), str(2**63), str(2**64), str(10**30), "9" * 5000, "1,2,3", "\x00", "[/x]",
 )  # fmt: skip
 BYTES = (b"", b"\0", b"\1" * 9, bytes(4), "!!!", 5, None)
 MAX_COPIES = 100_000

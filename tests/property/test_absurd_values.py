@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
-from absurd_driver import bodies
+from absurd_driver import NAMES, NUMBERS, bodies
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.audit import audit
@@ -39,27 +39,6 @@ PLAN = dataclasses.replace(
     make_plan(num_steps=4, group_size=2, groups_per_batch=2, eval_tasks=2, max_attempts=1000),
     frozen=("judge",),
 )
-NAMES = (
-    "",
-    "actor",
-    "x",
-    "0",
-    "-1",
-    "\u0663",
-    "1e9",
-    "nan",
-    "..",
-    "%00",
-    "\x00",
-    "a" * 5000,
-    "9" * 5000,
-    "[/x]",
-)
-NUMBERS = (
-    "", "0", "-1", "1", "3",
-    "4096", "4097", "nan", "inf", "-inf", "1e400", "1_0", "\u0663", " 1", "+1", "0x10",
-    "1.5", str(2**31), str(2**63), str(2**64), str(10**30), "9" * 5000, "1,2,3", "\x00", "[/x]",
-)  # fmt: skip
 
 
 class Arena:

@@ -7,10 +7,12 @@ for a task's episodes must differ.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from astraflow.bounds import Id, JsonText, Label, Position, StopText, Temperature, Text, TopP, Word
 from astraflow.errors import RefusedError
 from astraflow.types import Message, ToolSpec
 from astraflow.workflows.calls import ToolCall
@@ -44,34 +46,42 @@ def bad_request(message: str, code: str = "invalid_value") -> RefusedError:
 
 # --- requests -------------------------------------------------------------------------------------
 
+_MAX_MESSAGES = 16_384
+_MAX_PARTS = 1024
+"""Parts, calls and tools of one message or request."""
+_Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
+_Biases = Annotated[dict[Label, _Penalty], Meta(max_length=1024)]
+_Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
+_Stops = Annotated[tuple[StopText, ...], Meta(max_length=32)]
+
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
 class _Part(msgspec.Struct, frozen=True):
-    type: str
-    text: str = ""
+    type: Label
+    text: Text = ""
 
 
 class _Called(msgspec.Struct, frozen=True):
-    name: str
-    arguments: str = "{}"
+    name: Label
+    arguments: JsonText = "{}"
 
 
 class _Call(msgspec.Struct, frozen=True):
     function: _Called
-    id: str = ""
+    id: Id = ""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message; what clients add to their own copies of replies is ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | tuple[_Part, ...] | None = None
-    name: str | None = None
-    tool_calls: tuple[_Call, ...] | None = None
-    tool_call_id: str | None = None
+    content: Text | Annotated[tuple[_Part, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    name: Label | None = None
+    tool_calls: Annotated[tuple[_Call, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    tool_call_id: Id | None = None
 
     @property
     def text(self) -> str:
@@ -101,9 +111,9 @@ def _normal(arguments: str) -> str:
 
 
 class _Function(msgspec.Struct, frozen=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, object] | None = None
+    name: Label
+    description: Text | None = None
+    parameters: _Schema | None = None
 
 
 class ChatTool(msgspec.Struct, frozen=True):
@@ -118,29 +128,30 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class _Format(msgspec.Struct, frozen=True):
-    type: str
+    type: Label
 
 
 class ChatRequest(_Strict, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    model: str
-    messages: tuple[ChatMessage, ...]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    stop: str | tuple[str, ...] | None = None
+    model: Label
+    messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=_MAX_MESSAGES)]
+    max_tokens: Position | None = None
+    max_completion_tokens: Position | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    n: Position | None = None
+    stop: StopText | _Stops | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    tools: tuple[ChatTool, ...] | None = None
-    tool_choice: str | dict[str, object] | None = None
+    tools: Annotated[tuple[ChatTool, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    tool_choice: Word | _Schema | None = None
+    """A `Word`: msgspec 0.22 corrupts memory over a union of a text with a pattern and a collection."""
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    top_logprobs: Position | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    logit_bias: _Biases | None = None
     response_format: _Format | None = None
     seed: object = None
     user: object = None

@@ -231,9 +231,14 @@ def _mapped(incoming: Path, hand_over: HandOver, path: str) -> Generator[NDArray
 def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tuple[int, int]]:
     """A handed-over file, which must lie inside `incoming`, and its bytes."""
     root = incoming.resolve()
-    path = (root / name).resolve()
-    if not path.is_relative_to(root) or not path.is_file():
-        raise WireError(f"{_name(hand_over)}: {name!r} is no file inside the incoming folder")
+    path = root
+    try:
+        path = (root / name).resolve()
+        is_inside = path.is_relative_to(root) and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long a name, a zero byte, a loop of links
+        is_inside = False
+    if not is_inside:
+        raise WireError(f"{_name(hand_over)}: {name[:200]!r} is no file inside the incoming folder")
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         yield fd, os.fstat(fd).st_size

@@ -30,7 +30,7 @@ from astraflow.service import HttpServer, TokenAuth, is_loopback, item_response
 from astraflow.types import Chunk, ChunkState
 from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import listens_everywhere
-from astraflow.weights.serving import UploadLimit, answers, chunk_response, require_role
+from astraflow.weights.serving import UploadLimit, answers, chunk_response, parse_version, require_role
 
 __all__ = ["PeerServer", "Spool", "State", "parse_address", "peer_ticket", "served"]
 
@@ -155,11 +155,12 @@ class PeerServer:
     async def _state(self, request: Request) -> Response:
         require_role(request, "peer")
         query = request.query_params
-        try:
-            version, wait_s = int(query["version"]), min(float(query["wait_s"]), _MAX_WAIT_S)
-            policy = query["policy"]
-        except (KeyError, ValueError) as err:
-            raise WireError("a chunk's state is asked with policy, version and wait_s") from err
+        policy, version = query.get("policy"), parse_version(query.get("version", ""))
+        wait_s = _parse_wait(query.get("wait_s", ""))
+        if policy is None or version is None or wait_s is None:
+            raise WireError(
+                "a chunk's state is asked with policy, version (0 or more) and wait_s (seconds, 0 or more)"
+            )
         state = await self._spool.state(str(request.path_params["hash"]), policy, version, wait_s)
         return item_response(ChunkState(state=state), request)
 
@@ -201,6 +202,15 @@ def parse_address(address: str) -> tuple[str, int]:
             "other services can call"
         )
     return host, port
+
+
+def _parse_wait(text: str) -> float | None:
+    """Seconds, `_MAX_WAIT_S` at most; None if it is no time. NaN would be waited for without end."""
+    try:
+        wait_s = float(text)
+    except ValueError:
+        return None
+    return min(wait_s, _MAX_WAIT_S) if wait_s >= 0.0 else None
 
 
 async def _in_numbers(host: str) -> str:

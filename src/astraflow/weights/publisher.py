@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.errors import ConfigError, RefusedError, UnavailableError, WireError
 from astraflow.service import HttpServer, TokenAuth, item_response, read_item
 from astraflow.types import (
     Forget,
@@ -37,7 +37,7 @@ from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.intake import is_same, take_over
 from astraflow.weights.manifest import check_policy_name
-from astraflow.weights.serving import UploadLimit, answers, chunk_response, require_role
+from astraflow.weights.serving import UploadLimit, answers, chunk_response, parse_version, require_role
 from astraflow.weights.stores import Mirror
 
 __all__ = ["Publisher", "run_publisher"]
@@ -77,7 +77,7 @@ class Publisher:
         routes = [
             Route("/v1/health", answers(self._health), methods=["GET"]),
             Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
-            Route("/v1/manifests/{policy}/{version:int}", answers(self._manifest), methods=["GET"]),
+            Route("/v1/manifests/{policy}/{version}", answers(self._manifest), methods=["GET"]),
             Route("/v1/publish", answers(self._publish), methods=["POST"]),
             Route("/v1/forget", answers(self._forget), methods=["POST"]),
         ]
@@ -96,6 +96,10 @@ class Publisher:
     def sent_bytes(self) -> int:
         """Chunk bytes given out since the start."""
         return self._limit.sent_bytes
+
+    def versions(self) -> dict[str, tuple[int, ...]]:
+        """The versions that are here, by policy, oldest first."""
+        return self._store.versions()
 
     def close(self) -> None:
         """Gives the folder free."""
@@ -116,12 +120,13 @@ class Publisher:
 
     async def _manifest(self, request: Request) -> Response:
         require_role(request, "worker", "trainer")
-        policy, version = str(request.path_params["policy"]), int(request.path_params["version"])
-        manifest = self._store.manifest(policy, version)
+        policy, named = str(request.path_params["policy"]), str(request.path_params["version"])
+        version = parse_version(named)
+        manifest = self._store.manifest(policy, version) if version is not None else None
         if manifest is None:
             known = self._store.versions().get(policy, ())
             raise RefusedError(
-                f"{policy!r} version {version} is not here; versions: {list(known)}",
+                f"{policy[:80]!r} version {named[:80]} is not here; versions: {list(known)}",
                 code="unknown_version",
                 status=404,
             )
@@ -138,6 +143,8 @@ class Publisher:
         require_role(request, "trainer")
         hand_over = await read_item(request, HandOver, limit=_MAX_CONTROL_BYTES)
         check_policy_name(hand_over.policy)
+        if hand_over.version < 0:
+            raise WireError(f"{hand_over.policy!r} version {hand_over.version}: versions count from 0")
         async with self._turns.setdefault(hand_over.policy, asyncio.Lock()):
             known = self._store.manifest(hand_over.policy, hand_over.version)
             is_other = known is not None and not is_same(known, hand_over)

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from astraflow.errors import Error, RefusedError, WeightsError
 from astraflow.service import error_response
 
-__all__ = ["Handler", "UploadLimit", "answers", "chunk_response", "require_role"]
+__all__ = ["Handler", "UploadLimit", "answers", "chunk_response", "parse_version", "require_role"]
 
 Handler = Callable[[Request], Awaitable[Response]]
 """What a route calls."""
@@ -28,7 +28,11 @@ _LIMITED_BLOCK_BYTES = 64 * 1024
 """The same under an upload limit: small, so that the rate is smooth and receivers share it evenly."""
 _SMOOTH_S = 0.02
 """A send that may go within this time goes at once: timers are not finer."""
-_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
+_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
+_VERSION = re.compile(r"[0-9]{1,15}")
+"""ASCII digits alone: `int` takes those of every script, and fails at thousands of them."""
+_MAX_SHOWN = 80
+"""Characters of a request that a message repeats."""
 
 
 class UploadLimit:
@@ -73,9 +77,14 @@ def require_role(request: Request, *roles: str) -> None:
         raise RefusedError(message, code="forbidden", status=403)
 
 
+def parse_version(text: str) -> int | None:
+    """The version that a request names; None if the text is no version's number."""
+    return int(text) if _VERSION.fullmatch(text) else None
+
+
 async def chunk_response(request: Request, path: Path, size: int | None, limit: UploadLimit) -> Response:
     """The chunk file, or the range of it that is asked for. `size` None: it is not here."""
-    name = path.name
+    name = path.name[:_MAX_SHOWN]
     if size is None:
         message = f"chunk {name!r} is not here; its version may have been forgotten"
         raise RefusedError(message, code="unknown_chunk", status=404)
@@ -157,6 +166,8 @@ def _parse_range(header: str, size: int) -> tuple[int, int]:
     elif last:
         start, end = max(size - int(last), 0), size
     if start >= end:
-        message = f"range {header!r} of {size} bytes cannot be served; one range bytes=A-B is expected"
+        message = (
+            f"range {header[:_MAX_SHOWN]!r} of {size} bytes cannot be served; one range bytes=A-B is expected"
+        )
         raise RefusedError(message, code="bad_range", status=416)
     return start, end

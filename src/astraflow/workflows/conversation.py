@@ -22,10 +22,12 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from astraflow.bounds import Label, Reward, Text
 from astraflow.errors import RolloutError
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Task, ToolSpec
 from astraflow.workflows.calls import CallParser, tagged_calls
@@ -117,11 +119,13 @@ class Policy(Protocol):
 class AgentReport(Item, frozen=True, kw_only=True):
     """What an agent program says about its episode. Example: `{"reward": 1.0}`, or `{"text": "42"}`."""
 
-    text: str | None = None
+    text: Text | None = None
     """Its answer, which the recipe's reward then scores."""
-    reward: float | None = None
+    reward: Reward | None = None
     """What the episode was worth, instead of a score of `text`."""
-    rewards: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    rewards: Annotated[dict[Label, Reward], Meta(max_length=1024)] = msgspec.field(
+        default_factory=dict[str, float]
+    )
     """The reward of single policies, where it differs from the episode's."""
 
 
