@@ -21,7 +21,6 @@ from checked_engine import CheckedEngine
 from system_driver import ROOT, environment
 from transfer_driver import BadLink
 
-MODEL = ROOT / "models" / "quickstart"
 STEPS = int(os.environ.get("BAD_LINK_STEPS", "100"))
 
 
@@ -47,9 +46,8 @@ def free_ports() -> tuple[int, int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.skipif(not MODEL.is_dir(), reason="make quickstart makes the model")
 async def test_a_quickstart_run_over_a_bad_link_still_learns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quickstart_model: Path
 ) -> None:
     dataflow_port, publisher_port = free_ports()
     settings = {
@@ -57,6 +55,7 @@ async def test_a_quickstart_run_over_a_bad_link_still_learns(
         "weights.port": publisher_port,
         "weights.delta": "true",
         "rollout.services": 0,
+        "policies.actor.model": quickstart_model,
         "policies.actor.train.steps": STEPS,
         "policies.actor.train.backend": "{name: torch, publish_dtype: bfloat16}",
         "policies.actor.table.engine_lag": 2,
