@@ -151,6 +151,22 @@ async def test_a_version_that_cannot_be_fetched_or_installed_leaves_the_old_one_
     await rig.dataflow.until(lambda: rig.dataflow.beats[-1].load.waits_for == "")
 
 
+async def test_a_version_for_which_there_is_no_memory_leaves_the_old_one_serving(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    rig.weights.errors = [MemoryError()]
+    rig.engine.load_errors = [MemoryError()]
+    await rig.dataflow.publish("actor", 1)
+    await rig.dataflow.until(lambda: any("no memory" in beat.load.waits_for for beat in rig.dataflow.beats))
+    await rig.dataflow.offer(make_lease("1"))
+    await rig.dataflow.until(lambda: "1" in rig.dataflow.results)
+    outcome = rig.dataflow.results["1"].outcome
+    assert isinstance(outcome, Episode)
+    assert outcome.trajectories[0].versions[0].version == 0
+    await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})
+
+
 async def test_eval_leases_generate_at_the_pinned_version_while_live_moves_on(start: Start) -> None:
     rig = start()
     await rig.dataflow.publish("actor", 0, pinned=(0,))

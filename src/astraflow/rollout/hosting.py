@@ -122,10 +122,11 @@ class PolicyHost:
                 if not reply.manifests:
                     await asyncio.sleep(_PAUSE_S)
                 self.problem, backoff_s = "", _FIRST_BACKOFF_S
-            except (UnavailableError, WeightsError, DeadlineError, OSError) as err:
+            except (UnavailableError, WeightsError, DeadlineError, OSError, MemoryError) as err:
                 self._slots.kept()
-                self.problem = f"a version of {self.info.name}: {err}"
-                _log.warning("policy %s stays at version %d: %s", self.info.name, self._slots.live, err)
+                reason = str(err) or "there is no memory for it on this machine"
+                self.problem = f"a version of {self.info.name}: {reason}"
+                _log.warning("policy %s stays at version %d: %s", self.info.name, self._slots.live, reason)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
             self._changed()

@@ -13,8 +13,9 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from astraflow.errors import UnavailableError, WeightsError
+from astraflow.errors import Error, UnavailableError, WeightsError
 from astraflow.protocols import ChunkReader
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.manifest import hash_bytes
@@ -25,6 +26,8 @@ from astraflow.weights.threads import off_loop
 
 __all__ = ["Downloads", "Part"]
 
+_T = TypeVar("_T")
+
 _NUM_WAITING = 32
 """Parts that wait for peers at once."""
 _NUM_OWN = 2
@@ -32,6 +35,8 @@ _NUM_OWN = 2
 
 _SPARE_S = 2.0
 """A range may take so long at any source."""
+_UNKNOWN_S = 5.0
+"""The same while no speed is known, and another source has not been tried yet."""
 
 
 @dataclass(slots=True)
@@ -52,6 +57,10 @@ class Part:
 
 class _WrongBytesError(WeightsError):
     """A source gave other bytes than those of the chunk."""
+
+
+class _LeftError(UnavailableError):
+    """A source was left because another may be faster, not because its own time was over."""
 
 
 _Slots = Mapping[bool, asyncio.Semaphore]
@@ -134,6 +143,19 @@ class Downloads:
             ),
         )
 
+    async def in_turn(self, source: SourceLink, manifest: Manifest, asking: Awaitable[_T]) -> _T:
+        """The answer of a publisher or store to a small question. Raises: UnavailableError if it takes long
+        while there is another to ask, or as the question does; the source is then asked last."""
+        limit_s = _UNKNOWN_S if self._others(source, manifest) else None
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asking
+        except (TimeoutError, UnavailableError, WeightsError) as err:
+            self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
+            if isinstance(err, UnavailableError | WeightsError):
+                raise
+            raise UnavailableError(f"{source.url} gave no answer in {limit_s} s") from err
+
     def _ranges(self, chunk: Chunk) -> list[tuple[int, int]]:
         step = self._range_bytes
         return [(a, min(a + step, chunk.num_bytes)) for a in range(0, chunk.num_bytes, step)]
@@ -148,23 +170,35 @@ class Downloads:
             and await self._fetch_from_peers(part, after[:1], slots)
         ):
             return
-        failures: list[str] = []
-        is_damaged = False
-        for source in self.ranked(manifest.sources):
-            try:
-                await self._fetch_from(source, part, slots)
-                self._standing.delivered(source.url)
-                return
-            except (UnavailableError, WeightsError) as err:
-                self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
-                is_damaged = is_damaged or isinstance(err, WeightsError)
-                failures.append(f"{source.url}: {err}")
-        if await self._fetch_from_peers(part, after, slots):
+        failures = await self._fetch_from_origins(part, self.ranked(manifest.sources), slots)
+        if failures is None or await self._fetch_from_peers(part, after, slots):
             return
+        left = [source for source, err in failures if isinstance(err, _LeftError)]
+        if left:  # the others are no faster: each has as long as it takes now
+            again = await self._fetch_from_origins(part, left, slots, is_patient=True)
+            if again is None:
+                return
+            failures = [*((s, err) for s, err in failures if s not in left), *again]
         message = (
             f"policy {manifest.policy!r} version {manifest.version}: {part.label}, hash {part.chunk.hash}: "
-        ) + ("; ".join(failures) or "the manifest names no source")
+        ) + ("; ".join(f"{source.url}: {err}" for source, err in failures) or "the manifest names no source")
+        is_damaged = any(isinstance(err, WeightsError) for _, err in failures)
         raise WeightsError(message) if is_damaged else UnavailableError(message)
+
+    async def _fetch_from_origins(
+        self, part: Part, sources: Sequence[SourceLink], slots: _Slots, *, is_patient: bool = False
+    ) -> list[tuple[SourceLink, Error]] | None:
+        """Completes a chunk from the first publisher or store that can; None, or why none of them did."""
+        failures: list[tuple[SourceLink, Error]] = []
+        for source in sources:
+            try:
+                await self._fetch_from(source, part, slots, is_patient=is_patient)
+                self._standing.delivered(source.url)
+                return None
+            except (UnavailableError, WeightsError) as err:
+                self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
+                failures.append((source, err))
+        return failures
 
     async def _fetch_from_peers(self, part: Part, peers: Sequence[SourceLink], slots: _Slots) -> bool:
         """True if a peer had the chunk, and its bytes were right."""
@@ -184,14 +218,16 @@ class Downloads:
             return True
         return False
 
-    async def _fetch_from(self, source: SourceLink, part: Part, slots: _Slots) -> None:
+    async def _fetch_from(
+        self, source: SourceLink, part: Part, slots: _Slots, *, is_patient: bool = False
+    ) -> None:
         """Completes a chunk from one source. Ranges kept from elsewhere may be the damaged ones, so that
         a wrong hash counts against this source only if all bytes are its own."""
         is_mixed = part.missing != self._ranges(part.chunk)
-        await self._read_missing(source, part, slots)
+        await self._read_missing(source, part, slots, is_patient=is_patient)
         if is_mixed and await _hash(part.view) != part.chunk.hash:
             part.missing = self._ranges(part.chunk)
-            await self._read_missing(source, part, slots)
+            await self._read_missing(source, part, slots, is_patient=is_patient)
         found = await _hash(part.view)
         if found != part.chunk.hash:
             part.missing = self._ranges(part.chunk)
@@ -199,15 +235,28 @@ class Downloads:
         part.is_verified = True
         await self._arrived(part)
 
-    async def _read_missing(self, source: SourceLink, part: Part, slots: _Slots) -> None:
-        """The missing ranges in parallel; those that arrive stay, whatever happens to the others."""
+    async def _read_missing(self, source: SourceLink, part: Part, slots: _Slots, *, is_patient: bool) -> None:
+        """The missing ranges in parallel; those that arrive stay, whatever happens to the others. Once one
+        has failed, those that wait for their turn are not asked for here any more."""
         reader = self._readers.get("peer" if is_peer(source) else source.kind)
         if reader is None:
             raise UnavailableError(f"sources of kind {source.kind!r} cannot be read here")
 
+        failure: UnavailableError | None = None
+
         async def read(start: int, end: int) -> None:
+            nonlocal failure
             async with slots[is_peer(source)]:
-                await self._read_in_time(reader, source, part, start, end)
+                if failure is not None:
+                    raise failure
+                self._check_usable(source, part.manifest, is_patient=is_patient)
+                limit_s = None if is_patient else self._limit_s(source, part.manifest, end - start)
+                try:
+                    await self._read_in_time(reader, source, part, (start, end), limit_s)
+                except UnavailableError as err:
+                    failure = err
+                    self._blame(source, part.manifest, err)
+                    raise
             part.missing.remove((start, end))
 
         outcomes = await asyncio.gather(*(read(a, b) for a, b in part.missing), return_exceptions=True)
@@ -216,34 +265,58 @@ class Downloads:
                 raise outcome
 
     async def _read_in_time(
-        self, reader: ChunkReader, source: SourceLink, part: Part, start: int, end: int
+        self,
+        reader: ChunkReader,
+        source: SourceLink,
+        part: Part,
+        span: tuple[int, int],
+        limit_s: float | None,
     ) -> None:
-        """One range, or an error once the source is slow; a peer that fails is blamed before the next range
-        has its turn."""
-        if is_peer(source) and self._swarm.is_bad(source, part.manifest):
-            raise UnavailableError("it failed while this range waited for its turn")
+        """One range, or an error once the source is slow."""
+        start, end = span
         began_s = self._clock()
-        limit_s = self._limit_s(source, part.manifest, end - start)
         try:
             async with asyncio.timeout(limit_s):
                 await _read_range(reader, source, part, start, end)
-        except (TimeoutError, UnavailableError) as err:
-            reason = (
-                f"{end - start} bytes took over {limit_s} s" if isinstance(err, TimeoutError) else str(err)
-            )
-            if is_peer(source):
-                self._swarm.blame(source, part.manifest, f"failed: {reason}")
-            raise UnavailableError(reason) from err
+        except TimeoutError as err:
+            raise _LeftError(f"{end - start} bytes took over {limit_s} s") from err
         self._standing.measure(source.url, end - start, self._clock() - began_s)
+
+    def _blame(self, source: SourceLink, manifest: Manifest, error: UnavailableError) -> None:
+        """A source failed: others that wait for their turn at it go elsewhere."""
+        if is_peer(source):
+            self._swarm.blame(source, manifest, f"failed: {error}")
+        else:
+            self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
+
+    def _check_usable(self, source: SourceLink, manifest: Manifest, *, is_patient: bool) -> None:
+        """Raises: UnavailableError if the source failed meanwhile, and there is another one to ask."""
+        if is_peer(source):
+            if self._swarm.is_bad(source, manifest):
+                raise UnavailableError("it failed while this range waited for its turn")
+            return
+        now_s = asyncio.get_running_loop().time()
+        if not is_patient and self._standing.is_paused(source.url, now_s) and self._others(source, manifest):
+            raise _LeftError("it failed while this range waited for its turn")
+
+    def _others(self, source: SourceLink, manifest: Manifest) -> list[str]:
+        """Other publishers and stores that did not fail just now."""
+        now_s = asyncio.get_running_loop().time()
+        others = [s.url for s in manifest.sources if not is_peer(s) and s.url != source.url]
+        return [url for url in others if not self._standing.is_paused(url, now_s)]
 
     def _limit_s(self, source: SourceLink, manifest: Manifest, num_bytes: int) -> float | None:
         """How long a range may take at a source: several times what the fastest other publisher or store
-        would need. None if there is no other, or none was measured: the reader's own deadlines hold."""
-        now_s = asyncio.get_running_loop().time()
-        others = [s.url for s in manifest.sources if not is_peer(s) and s.url != source.url]
-        usable = (self._standing.speed(url) for url in others if not self._standing.is_paused(url, now_s))
-        fastest = max(usable, default=0.0)
-        return _SPARE_S + TOO_SLOW * num_bytes / fastest if fastest else None
+        would need, or it itself needed before if no other was measured. None if there is no other: the
+        reader's own deadlines hold."""
+        others = self._others(source, manifest)
+        if not others:
+            return None
+        known = max(map(self._standing.speed, others))
+        if not known and is_peer(source):
+            return None  # peers share what they can send, and have deadlines of their own
+        known = known or self._standing.speed(source.url)
+        return _SPARE_S + TOO_SLOW * num_bytes / known if known else _UNKNOWN_S
 
 
 async def _read_range(reader: ChunkReader, source: SourceLink, part: Part, start: int, end: int) -> None:

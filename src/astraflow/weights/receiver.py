@@ -147,6 +147,12 @@ class Receiver:
         """
         check_encoding(manifest)
         check_manifest(manifest)
+        try:
+            return await self._fetch(manifest)
+        except MemoryError as err:
+            raise WeightsError(f"{name_of(manifest)}: there is no memory for it on this machine") from err
+
+    async def _fetch(self, manifest: Manifest) -> WeightSnapshot:
         policy = manifest.policy
         async with self._turns.setdefault(policy, asyncio.Lock()):
             held = self._held.get(policy)
@@ -213,7 +219,9 @@ class Receiver:
             if finder is None:
                 continue
             try:
-                found = await finder.manifest(source.url, manifest.policy, version)
+                found = await self._downloads.in_turn(
+                    source, manifest, finder.manifest(source.url, manifest.policy, version)
+                )
             except (UnavailableError, WeightsError) as err:
                 failure = err
                 continue
@@ -241,25 +249,27 @@ class Receiver:
                 f"{name_of(target)}: {arrived} of {sum(m.num_bytes for m in path)} bytes arrived in "
                 f"{self._deadline_s:.0f} s; they are kept, fetch again to resume"
             ) from err
+        base = self._held.get(policy) if transfer.copy is None else None
+        if base is not None and not base.copy.is_free:
+            base = Held(base.manifest, await asyncio.to_thread(base.copy.duplicate))
         del self._transfers[policy]
         self.fetched_bytes += sum(part.chunk.num_bytes for part in transfer.all_parts)
         # From here the copy belongs to the thread: if this task is cancelled, nobody else may touch it.
-        held = self._held.pop(policy, None) if transfer.copy is None else None
-        copy, changes = await off_loop(span_bytes(target.tensors), build, transfer, held)
+        if base is not None:
+            del self._held[policy]
+        copy, changes = await off_loop(span_bytes(target.tensors), build, transfer, base)
         model_dir = await self._installed_files(transfer)
         return self._keep(Held(target, copy), model_dir, changes)
 
     def _begin(self, path: tuple[Manifest, ...]) -> Transfer:
-        """A transfer with memory for all that the path names. Raises: WeightsError if there is none."""
+        """A transfer with memory for all that the path names. Raises: WeightsError or MemoryError if there is
+        none."""
         policy = path[-1].policy
         held, unfinished = self._held.get(policy), self._transfers.get(policy)
         copies = [owner.copy for owner in (held, unfinished) if owner is not None and owner.copy is not None]
         kept_bytes = sum(copy.data.nbytes for copy in copies)
         check_fits(path, self._cache_dir, self._memory_bytes(), kept_bytes=kept_bytes)
-        try:
-            return self._transfer(path)
-        except MemoryError as err:
-            raise WeightsError(f"{name_of(path[-1])}: there is no memory for it on this machine") from err
+        return self._transfer(path)
 
     async def _download(self, transfer: Transfer) -> None:
         chunks = [part.chunk for part in transfer.all_parts]

@@ -48,7 +48,8 @@ class Transfer:
 
 
 def build(transfer: Transfer, held: Held | None) -> tuple[HostCopy, WeightChanges | None]:
-    """The target version in a host copy that nobody looks at, and where it differs from the held one. Blocks.
+    """The target version in a host copy, and where it differs from the held one, whose copy, which nobody may
+    look at, is patched. Blocks.
 
     Raises: WeightsError; a copy that was patched is then lost.
     """
@@ -59,7 +60,7 @@ def build(transfer: Transfer, held: Held | None) -> tuple[HostCopy, WeightChange
             check_digest(base, copy)
     else:
         assert held is not None
-        base, copy = held.manifest, held.copy if held.copy.is_free else held.copy.duplicate()
+        base, copy = held.manifest, held.copy
     applied: list[Delta] = []
     for manifest, data in zip(deltas, transfer.deltas, strict=True):
         try:

@@ -128,6 +128,25 @@ async def test_a_delta_of_an_unknown_encoding_is_refused(tmp_path: Path) -> None
             await rig.receiver.fetch(delta)
 
 
+async def test_a_version_for_which_there_is_no_memory_is_refused_and_the_one_here_stays(
+    tmp_path: Path,
+) -> None:
+    def without_memory(url: str, count: int, data: bytes) -> bytes:
+        raise MemoryError
+
+    async with weight_rig(tmp_path) as rig:
+        first = await rig.client.publish("actor", 0, make_weights(), rig.model_files())
+        held = await rig.receiver.fetch(first)
+        before = [tensor.data.tobytes() for tensor in held.tensors]
+        sound, rig.reader.script = rig.reader.script, without_memory
+        second = await rig.client.publish("actor", 1, make_weights(seed=1), {})
+        with pytest.raises(WeightsError, match="'actor' version 1: there is no memory"):
+            await rig.receiver.fetch(second)
+        assert [tensor.data.tobytes() for tensor in held.tensors] == before
+        rig.reader.script = sound
+        assert (await rig.receiver.fetch(second)).version == 1
+
+
 async def test_a_second_source_takes_over_and_what_arrived_is_kept(tmp_path: Path) -> None:
     async with weight_rig(tmp_path) as rig:
         manifest = with_sources(await publish(rig), URL, OTHER)

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -184,11 +184,13 @@ class TorchEngine:
     async def _load(self, snapshot: WeightSnapshot, name: SlotName) -> None:
         slot = self._slots.slot(name)
         if slot is None:
-            built = await asyncio.to_thread(self._slots.build, snapshot)
+            with _memory_for(snapshot):
+                built = await asyncio.to_thread(self._slots.build, snapshot)
             await self._call(partial(self._slots.pin, built), slot=name)
         elif slot.lane.version != snapshot.version:
             num_bytes = sum(tensor.data.nbytes for tensor in snapshot.tensors)
-            weights = await off_loop(num_bytes, _fit, slot, snapshot)
+            with _memory_for(snapshot):
+                weights = await off_loop(num_bytes, _fit, slot, snapshot)
             self.num_patched += weights.is_partial
             await self._call(partial(slot.lane.replace, weights, snapshot.version), slot=name)
 
@@ -337,6 +339,24 @@ class TorchEngine:
             if isinstance(item, _Command):
                 self._answer(item.future, RolloutError(end))
         self._deliver()
+
+
+@contextlib.contextmanager
+def _memory_for(snapshot: WeightSnapshot) -> Generator[None]:
+    """Work before a slot is touched. Raises: WeightsError if the host's or the device's memory ends."""
+    try:
+        yield
+    except RuntimeError as err:  # on the CPU torch raises no class of its own
+        if not isinstance(err, torch.OutOfMemoryError) and "allocate memory" not in str(err):
+            raise
+        raise WeightsError(_no_memory(snapshot, err)) from err
+    except MemoryError as err:
+        raise WeightsError(_no_memory(snapshot, err)) from err
+
+
+def _no_memory(snapshot: WeightSnapshot, error: Exception) -> str:
+    name = f"version {snapshot.version} of policy {snapshot.policy!r}"
+    return f"{name}: there is no memory to install it: {error}"
 
 
 def _fit(slot: Slot, snapshot: WeightSnapshot) -> FittedTensors:
