@@ -26,6 +26,7 @@ from astraflow.dataflow.records import (
     decode_events,
     encode_events,
 )
+from astraflow.types import BusySpan
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
 
@@ -75,6 +76,29 @@ async def test_a_clean_run_holds_and_its_figures_add_up(tmp_path: Path) -> None:
     assert figures.overlap_frac == 0.0
 
 
+async def test_spans_that_overlap_count_once(tmp_path: Path) -> None:
+    async with running(tmp_path, make_plan(num_steps=2)) as run:
+        await play(run)
+        await run.journal.flushed()
+        report = audit(tmp_path)
+        begin_s, wall_s = report.first_lease_s, report.last_commit_s - report.first_lease_s
+
+        def span(kind: str, start: float, end: float) -> BusySpan:
+            return BusySpan(kind, begin_s + start * wall_s, begin_s + end * wall_s)
+
+        run.journal.note_spans("rollout-0", (span("generate", 0.0, 0.5), span("generate", 0.1, 0.4)))
+        run.journal.note_spans("rollout-1", (span("generate", 0.2, 0.6), span("wait:trainer", 0.5, 0.9)))
+        run.journal.note_spans("rollout-1", (span("wait:trainer", 0.6, 0.8),))
+        run.journal.note_spans("trainer actor", (span("train", 0.4, 0.9), span("train", 0.5, 2.0)))
+        run.journal.note_spans("trainer critic", (span("train", 0.4, 1.0),))
+        await run.journal.flushed()
+    figures = run_figures(tmp_path, audit(tmp_path))
+    assert figures.generate_s == pytest.approx(0.6 * wall_s, abs=1e-5)
+    assert figures.train_s == pytest.approx(0.6 * wall_s, abs=1e-5)
+    assert figures.overlap_frac * wall_s == pytest.approx(0.2 * wall_s, abs=1e-5)
+    assert figures.waits_s["rollout-1 wait:trainer"] == pytest.approx(0.4 * wall_s, abs=1e-5)
+
+
 async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:
     async with running(tmp_path, make_plan(num_steps=2)) as run:
         assert audit(tmp_path).ok
@@ -120,6 +144,15 @@ def lie_about_staleness(event: Event) -> tuple[Event, ...]:
     return (msgspec.structs.replace(event, staleness=tuple(s + 1 for s in event.staleness)),)
 
 
+def age_a_batch(event: Event) -> tuple[Event, ...]:
+    """All its figures agree; it is only older than any batch may be."""
+    if not isinstance(event, BatchTaken) or event.step != 1:
+        return (event,)
+    older = event.trainer_version + 10
+    staleness = tuple(s + 10 for s in event.staleness)
+    return (msgspec.structs.replace(event, trainer_version=older, staleness=staleness),)
+
+
 def shrink_a_batch(event: Event) -> tuple[Event, ...]:
     if not isinstance(event, BatchTaken):
         return (event,)
@@ -142,6 +175,7 @@ def skip_a_commit(event: Event) -> tuple[Event, ...]:
         (drop_one_fate, "1 groups have no fate, e.g. 2"),
         (double_a_fate, "group 2 is trained and then trained"),
         (lie_about_staleness, "its oldest version is"),
+        (age_a_batch, "over 2"),
         (shrink_a_batch, "holds 3 groups, not 4"),
         (repeat_a_batch, "group 0 is in the batches of 0 and 1"),
         (skip_a_commit, "step 2 is committed where 1 is next"),

@@ -189,6 +189,23 @@ async def test_commit_release_and_the_steps_wait_for_their_records(tmp_path: Pat
                 await asyncio.gather(*calls)
 
 
+async def test_a_finished_evaluation_is_shown_once_its_record_is_on_disk(tmp_path: Path) -> None:
+    async with running(tmp_path, make_plan(eval_tasks=1)) as run:
+        trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
+        await trainer.attach()
+        await worker.register()
+        (lease,) = [lease for lease in await worker.lease(8) if lease.kind == "eval"]
+        result = await worker.answer(lease)
+        with held():
+            calls = [asyncio.ensure_future(worker.send(result))]
+            assert not await answered(*calls)
+            shown = asyncio.ensure_future(run.client.evals(0, 0.0))
+            assert not await answered(*calls, shown), "a round that a crash could take back was shown"
+        async with asyncio.timeout(15):
+            await asyncio.gather(*calls)
+            assert len(await shown) == 1
+
+
 async def answered(*calls: "asyncio.Future[object]") -> bool:
     done, _ = await asyncio.wait(calls, timeout=_LOOK_S)
     return bool(done)
