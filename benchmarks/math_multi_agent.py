@@ -87,7 +87,7 @@ def curve_of(run_dir: Path, policy: str) -> list[tuple[float, int, Skills]]:
             skills_of(r["score_mean"], {name: value for name, value, *_ in r["metrics"]}),
         )
         for r in evals
-        if r["policy"] == policy
+        if r["policy"] == policy and r["score_mean"] is not None
     ]
 
 

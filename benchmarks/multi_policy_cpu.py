@@ -93,14 +93,14 @@ def read(run_dir: Path) -> Outcome:
     summary = json.loads((run_dir / "summary.json").read_text())
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evals = [r for r in records if r["kind"] == "eval" and r["policy"] == POLICIES[0]]
-    points = [(r["at_s"] - evals[0]["at_s"], r["score_mean"]) for r in evals]
+    points = [(r["at_s"] - evals[0]["at_s"], r["score_mean"]) for r in evals if r["score_mean"] is not None]
     hits = [b[0] for a, b in itertools.pairwise(points) if min(a[1], b[1]) >= TARGET]
     return Outcome(
         reached_s=hits[0] if hits else math.inf,
-        wall_s=points[-1][0],
+        wall_s=evals[-1]["at_s"] - evals[0]["at_s"],
         staleness_mean=statistics.fmean(p["staleness_mean"] for p in summary["policies"]),
         staleness_max=max(p["staleness_max"] for p in summary["policies"]),
-        score=points[-1][1],
+        score=points[-1][1] if points else math.nan,
         audit_ok=summary["audit_ok"],
     )
 

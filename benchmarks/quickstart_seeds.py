@@ -8,10 +8,11 @@ cut into minibatches. Prints a row a seed and draws the held-out accuracy over t
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,16 @@ def curve_of(run_dir: Path) -> list[tuple[float, float]]:
     """(seconds since the evaluation of version 0, held-out accuracy)."""
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     evals = [record for record in records if record["kind"] == "eval"]
-    return [(record["at_s"] - evals[0]["at_s"], record["score_mean"]) for record in evals]
+    return [
+        (record["at_s"] - evals[0]["at_s"], record["score_mean"])
+        for record in evals
+        if record["score_mean"] is not None
+    ]
+
+
+def figure_of(summary: Mapping[str, Any], key: str) -> float:
+    """A figure of a summary; not a number where no episode of the evaluation gave a score."""
+    return math.nan if summary[key] is None else float(summary[key])
 
 
 def draw(curves: dict[int, list[tuple[float, float]]]) -> None:
@@ -69,19 +79,27 @@ def main(seeds: Sequence[int], out: Path) -> None:
     draw({seed: curve_of(out / str(seed)) for seed in seeds})
     keys = ("heldout_before", "heldout_after", "wall_s", "rl_wall_s", "overlap_frac", "staleness_mean")
     rows = [
-        (seed, *(float(s[key]) for key in keys), s["staleness_max"], "holds" if s["audit_ok"] else "BROKEN")
+        (
+            seed,
+            *(figure_of(s, key) for key in keys),
+            s["staleness_max"],
+            "holds" if s["audit_ok"] else "BROKEN",
+        )
         for seed, s in summaries.items()
     ]
     show_table("quickstart", COLUMNS, rows)
     good = [
-        s["heldout_after"] >= TARGET and s["rl_wall_s"] < RL_LIMIT_S and s["audit_ok"]
+        figure_of(s, "heldout_after") >= TARGET and s["rl_wall_s"] < RL_LIMIT_S and s["audit_ok"]
         for s in summaries.values()
     ]
     report(
         {
             "num_seeds": len(good),
             "num_good": sum(good),
-            "heldout_after_min": min(s["heldout_after"] for s in summaries.values()),
+            "heldout_after_min": min(
+                (s["heldout_after"] for s in summaries.values() if s["heldout_after"] is not None),
+                default=None,
+            ),
             "rl_wall_s_max": max(s["rl_wall_s"] for s in summaries.values()),
             "overlap_frac_min": min(s["overlap_frac"] for s in summaries.values()),
         }
