@@ -11,6 +11,7 @@ from astraflow.dataflow.core.commands import (
     Command,
     CommitStep,
     Decision,
+    DropBatch,
     DropWorker,
     EpisodeFacts,
     Event,
@@ -29,6 +30,7 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.types import (
     Chunk,
+    DropReply,
     EpisodeReceipt,
     Failure,
     FateCounts,
@@ -271,6 +273,14 @@ class Driver:
     def release(self, step: int, policy: str = "actor") -> None:
         """A checkpoint of `step` steps is durable."""
         self.apply(ReleaseSteps(policy=policy, epoch=self.sessions[policy].epoch, step=step))
+
+    def drop_batch(self, policy: str = "actor", step: int | None = None) -> DropReply:
+        """A person drops the batch of the oldest step that is not committed."""
+        status = self.status(policy)
+        step = status.step if step is None else step
+        return self.apply(
+            DropBatch(policy=policy, epoch=status.epoch, step=step, reason="it does not fit")
+        ).answer
 
     # --- both ---
 

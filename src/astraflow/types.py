@@ -938,6 +938,27 @@ class EvalsReply(Item, frozen=True, kw_only=True):
     state: RunState
 
 
+class DropRequest(Item, frozen=True, kw_only=True):
+    """A person gives up the batch of the oldest step of a policy that is not committed.
+
+    Example: `DropRequest(step=7, epoch=3, reason="out of memory")` after the status said `step` 7, `epoch` 3.
+    """
+
+    step: Count
+    epoch: Count
+    """The policy's newest session, as the status says: a request that is repeated is refused as fenced."""
+    reason: Reason = ""
+
+
+class DropReply(Item, frozen=True, kw_only=True):
+    """What was dropped. The steps get other batches once the policy's trainer has attached again."""
+
+    steps: Annotated[tuple[Count, ...], Meta(max_length=65_536)]
+    """The step that was asked for, and those whose batches were taken ahead of it."""
+    num_groups: Count
+    """Their groups, all `evicted` now."""
+
+
 class StopRequest(Item, frozen=True, kw_only=True):
     """Ends the run early: live groups are cancelled."""
 

@@ -10,6 +10,7 @@ import pytest
 from astraflow.algorithms.config import GresoConfig, ReplayConfig, SolvedConfig
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.dataflow.core.commands import (
+    BatchDropped,
     BatchTaken,
     EpisodeFacts,
     Event,
@@ -26,7 +27,7 @@ from astraflow.dataflow.records import (
     decode_events,
     encode_events,
 )
-from astraflow.types import BusySpan
+from astraflow.types import BusySpan, DropRequest
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
 
@@ -185,6 +186,45 @@ async def test_a_forged_history_is_found(
     tmp_path: Path, change: Callable[[Event], tuple[Event, ...]], problem: str
 ) -> None:
     await finished_run(tmp_path)
+    report = rewritten(tmp_path, change)
+    assert any(problem in text for text in report.problems), report.problems
+
+
+def hide_the_drop(event: Event) -> tuple[Event, ...]:
+    return () if isinstance(event, BatchDropped) else (event,)
+
+
+def drop_a_trained_step(event: Event) -> tuple[Event, ...]:
+    if isinstance(event, StepCommitted) and event.record.step == 1:
+        return (event, BatchDropped(policy="actor", steps=(1,), reason=""))
+    return (event,)
+
+
+def call_the_dropped_stale(event: Event) -> tuple[Event, ...]:
+    is_dropped = isinstance(event, FateDecided) and event.fate == "evicted"
+    return (msgspec.structs.replace(event, fate="stale"),) if is_dropped else (event,)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (hide_the_drop, "step 0 gets a second batch"),
+        (drop_a_trained_step, "the batches of steps [1] are dropped; those of"),
+        (call_the_dropped_stale, "group 0 of the dropped batch of step 0 is stale"),
+    ],
+)
+async def test_a_forged_drop_is_found(
+    tmp_path: Path, change: Callable[[Event], tuple[Event, ...]], problem: str
+) -> None:
+    async with running(tmp_path, make_plan(num_steps=3)) as run:
+        trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
+        await trainer.attach()
+        await worker.register()
+        await worker.send(*[await worker.answer(lease) for lease in await worker.lease(8)])
+        await run.client.batch("actor", 0, epoch=trainer.session.epoch)
+        await run.client.drop_batch("actor", DropRequest(step=0, epoch=trainer.session.epoch))
+        await play(run)
+    assert audit(tmp_path).problems == ()
     report = rewritten(tmp_path, change)
     assert any(problem in text for text in report.problems), report.problems
 

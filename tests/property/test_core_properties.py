@@ -22,7 +22,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
-from astraflow.errors import RefusedError
+from astraflow.errors import FencedError, RefusedError
 from astraflow.types import FateCounts, ServedVersions
 from core_driver import Driver, make_facts, make_meta, make_plan, make_table
 from simulator.history import History
@@ -279,6 +279,26 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def trainer_dies(self, data: st.DataObject) -> None:
         self.trainers[data.draw(st.sampled_from(self.policies))].kill()
+
+    @rule(data=st.data())
+    def drop_a_batch(self, data: st.DataObject) -> None:
+        """A person gives up what no trainer can train; whoever holds it is fenced."""
+        policy = data.draw(st.sampled_from(self.policies))
+        status = self.driver.status(policy)
+        before = self.driver.core.snapshot()
+        try:
+            steps = self.driver.drop_batch(policy).steps
+        except RefusedError:
+            assert self.driver.core.snapshot() == before
+            return
+        assert steps[0] == status.step
+        trainer = self.trainers[policy]
+        for step in steps:
+            trainer.views.pop(step, None)
+        if trainer.is_alive:
+            with pytest.raises(FencedError):
+                self.driver.take(steps[0], policy)
+        trainer.kill()
 
     @rule()
     def restart(self) -> None:

@@ -16,10 +16,12 @@ from astraflow.dataflow.core.commands import (
     AddWorker,
     AttachTrainer,
     AttemptFailed,
+    BatchDropped,
     BatchTaken,
     BatchView,
     Command,
     CommitStep,
+    DropBatch,
     DropWorker,
     EpisodeFacts,
     EvalFinished,
@@ -110,6 +112,7 @@ class _Policy:
     base_step: int = 0
     base_version: int = 0
     done: int = 0
+    has_session: bool = True
 
 
 class History:
@@ -223,6 +226,7 @@ class History:
             policy.epoch += 1
             policy.base_step = policy.done = command.durable_step
             policy.base_version = policy.newest + 1
+            policy.has_session = True
         elif isinstance(command, RecordResult) and isinstance(command.outcome, EpisodeFacts):
             is_dropped = any(isinstance(event, ResultDropped) for event in events)
             if not is_dropped:
@@ -278,7 +282,7 @@ class History:
         return (
             len(policy.waiting) < num_needed
             and num_live < plan.table.max_tickets
-            and least_staleness <= plan.table.max_staleness
+            and (least_staleness <= plan.table.max_staleness or not policy.has_session)
         )
 
     def _lag(self, name: str, served: Mapping[str, tuple[int, ...]]) -> int:
@@ -505,7 +509,8 @@ class History:
             if batch is None or group_id not in batch.group_ids or event.step != policy.num_committed:
                 self._problem(f"{event} is not in the batch of the step that is committed: {batch}")
         elif event.fate == "evicted":
-            if group_id not in policy.ready or self._plan.policies[name].table.remover.name != "capacity":
+            is_full = group_id in policy.ready and self._plan.policies[name].table.remover.name == "capacity"
+            if not is_full and not self._is_dropped(command, name, group_id):
                 self._problem(f"{event}: nothing evicts it")
         elif event.fate != "cancelled":
             self._problem(f"{event}: nothing leads to this fate")
@@ -517,7 +522,29 @@ class History:
         if event.fate in _LOST:
             policy.failed_in_a_row = policy.failed_in_a_row + 1 if event.fate == "failed" else 0
 
+    def _is_dropped(self, command: Command, name: str, group_id: int) -> bool:
+        """Whether it is in a batch of the policy that the command drops."""
+        policy = self._policies[name]
+        own = [b for step, b in policy.batches.items() if step >= policy.num_committed]
+        return (
+            isinstance(command, DropBatch)
+            and command.policy == name
+            and any(group_id in batch.group_ids for batch in own)
+        )
+
     # --- trainers ---
+
+    def _batch_dropped(self, event: BatchDropped, command: Command) -> None:
+        assert isinstance(command, DropBatch)
+        policy = self._policies[event.policy]
+        steps = tuple(step for step in policy.batches if step >= policy.num_committed)
+        if event.steps != steps or command.step != steps[0] or command.epoch != policy.epoch:
+            self._problem(f"{event} at {command}; {steps} are not committed, {policy.epoch} is the session")
+        for step in steps:
+            if any(policy.fates[g].fate != "evicted" for g in policy.batches.pop(step).group_ids):
+                self._problem(f"{event}: not all groups of step {step} are evicted")
+        policy.epoch += 1
+        policy.has_session = False
 
     def _next_version(self, policy: _Policy) -> int:
         return policy.base_version + len(policy.batches) - policy.base_step
@@ -630,6 +657,7 @@ _BOOKINGS: dict[type[Any], Callable[[History, Any, Command], None]] = {
     ResultDropped: History._dropped,
     FateDecided: History._decided,
     BatchTaken: History._taken,
+    BatchDropped: History._batch_dropped,
     VersionPublished: History._published,
     StepCommitted: History._step_committed,
     StepRedone: History._redone,

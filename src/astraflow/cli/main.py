@@ -12,7 +12,7 @@ from astraflow.cli.conformance import conformance
 from astraflow.cli.doctor import doctor
 from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.models import models
-from astraflow.cli.runs import audit, run, status, try_task
+from astraflow.cli.runs import audit, drop_batch, run, status, try_task
 from astraflow.cli.services import join, publish, serve, train
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.launch.shown import shown
@@ -46,6 +46,7 @@ app.command("run")(run)
 app.command("try")(try_task)
 app.command("status")(status)
 app.command("audit")(audit)
+app.command("drop-batch")(drop_batch)
 app.command("doctor")(doctor)
 app.command("eval")(evaluate)
 app.command("export")(export)

@@ -1,4 +1,4 @@
-"""Commands about whole runs: `run`, `try`, `status`, `audit`."""
+"""Commands about whole runs: `run`, `try`, `status`, `audit`, `drop-batch`."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from astraflow.errors import ConfigError
 if TYPE_CHECKING:
     from astraflow.launch.config import Recipe as LoadedRecipe
 
-__all__ = ["audit", "run", "status", "try_task"]
+__all__ = ["audit", "drop_batch", "run", "status", "try_task"]
 
 Recipe = Annotated[Path, typer.Argument(help="Recipe file (YAML).", metavar="RECIPE")]
 Overrides = Annotated[
@@ -136,3 +136,34 @@ def audit(
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir} is no run folder; pass the folder of a run, e.g. runs/quickstart")
     raise typer.Exit(show_audit(run_dir))
+
+
+def drop_batch(
+    where: Annotated[str, typer.Argument(help="Run folder, or URL of a dataflow.", metavar="RUN_DIR|URL")],
+    policy: Annotated[str, typer.Argument(help="Trained policy.", metavar="POLICY")],
+    *,
+    step: Annotated[
+        int,
+        typer.Option(
+            "--step",
+            help="Only if this step is the oldest that is not committed. Default: whichever is.",
+            min=-1,
+        ),
+    ] = -1,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why; the journal keeps it.")
+    ] = "it cannot be trained",
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="File with the admin token. Default: the run folder's own."),
+    ] = None,
+    ca_file: CaFile = None,
+) -> None:
+    """Give up the batch at which a trainer fails again and again, of a run that goes on or has stopped.
+
+    Its groups, and those of a batch taken ahead of it, are evicted; the step gets other groups.
+    """
+    from astraflow.launch.command import drop_and_tell
+
+    trust(ca_file)
+    raise typer.Exit(drop_and_tell(where, policy, step=step, reason=reason, token_file=token_file))

@@ -8,6 +8,8 @@ from astraflow import wire
 from astraflow.types import (
     BatchReply,
     Commit,
+    DropReply,
+    DropRequest,
     EpisodeResults,
     EvalsReply,
     Health,
@@ -149,6 +151,11 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "release", "POST", "/v1/policies/{policy}/release", "A checkpoint of the first steps is durable.",
         _TRAINER, body=Release,
+    ),
+    Route(
+        "drop_batch", "POST", "/v1/policies/{policy}/drop",
+        "Gives up the batch of the oldest step that is not committed; sessions are fenced.", _ADMIN,
+        body=DropRequest, reply=DropReply,
     ),
     Route(
         "steps", "GET", "/v1/policies/{policy}/steps", "Committed steps above `after`.", _ALL,

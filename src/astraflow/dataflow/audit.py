@@ -47,6 +47,8 @@ class PolicyAudit:
     fates: FateCounts
     steps: int
     redone_steps: int
+    dropped_batches: int
+    """Given up by a person; their groups are evicted."""
     replayed: int
     """Groups in batches beside the fresh ones."""
     staleness_mean: float
@@ -97,6 +99,7 @@ class AuditReport:
             *((fate, *(f"{getattr(p.fates, fate):,}" for p in self.policies)) for fate in _FATE_ROWS),
             ("steps", *(f"{p.steps:,}" for p in self.policies)),
             ("redone steps", *(f"{p.redone_steps:,}" for p in self.policies)),
+            ("dropped batches", *(f"{p.dropped_batches:,}" for p in self.policies)),
             ("replayed", *(f"{p.replayed:,}" for p in self.policies)),
             ("staleness mean", *(f"{p.staleness_mean:.2f}" for p in self.policies)),
             ("staleness max / bound", *(f"{p.staleness_max} / {p.staleness_bound}" for p in self.policies)),
@@ -343,6 +346,7 @@ def _policy_audit(name: str, ledger: Ledger, closed: _Closed) -> PolicyAudit:
         fates=FateCounts(drawn=closed.fates.num + len(drawn), live=len(ledger.live(name)), **counts),
         steps=books.num_committed,
         redone_steps=books.num_redone,
+        dropped_batches=books.num_dropped,
         replayed=len(replayed),
         staleness_mean=sum(staleness) / len(staleness) if staleness else 0.0,
         staleness_max=max([*staleness, *replayed], default=0),

@@ -94,6 +94,8 @@ class PolicyBooks(msgspec.Struct):
     """Steps whose batches no trainer will ask for again."""
     newest_version: int = -1
     num_redone: int = 0
+    num_dropped: int = 0
+    """Batches that a person gave up."""
     closed: ClosedFates = msgspec.field(default_factory=ClosedFates)
     num_closed_steps: int = 0
     replayed: dict[int, Replayed] = {}

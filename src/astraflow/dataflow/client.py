@@ -6,6 +6,8 @@ from astraflow.types import (
     Batch,
     BatchReply,
     Commit,
+    DropReply,
+    DropRequest,
     EpisodeResults,
     EvalRecord,
     EvalsReply,
@@ -160,6 +162,11 @@ class DataflowClient:
     async def status(self) -> StatusReply:
         """Who waits for whom, since when."""
         return await self._client.call("GET", "/v1/status", StatusReply)
+
+    async def drop_batch(self, policy: str, request: DropRequest) -> DropReply:
+        """Gives up the batch of a step that is not committed. Raises: FencedError if `request.epoch` is not
+        the policy's newest session."""
+        return await self._client.call("POST", f"/v1/policies/{policy}/drop", DropReply, body=request)
 
     async def stop(self, reason: str, is_failure: bool = False) -> None:
         """Ends the run: live groups are cancelled."""

@@ -21,6 +21,7 @@ from astraflow import wire
 from astraflow.dataflow.api import MAX_WAIT_S
 from astraflow.dataflow.clock import SteadyClock
 from astraflow.dataflow.core.commands import (
+    BatchDropped,
     Command,
     Decision,
     DropWorker,
@@ -335,6 +336,10 @@ def _tell(event: Event) -> None:
         )  # fmt: skip
     elif isinstance(event, ServiceRestored):
         _log.info("rollout service %s (%s) works again", event.name, event.worker_id)
+    elif isinstance(event, BatchDropped):
+        _log.warning(
+            "policy %s: the batches of steps %s were dropped: %s", event.policy, event.steps, event.reason
+        )
     elif isinstance(event, RunResumed):
         _log.info("the run, which had failed, goes on")
     elif isinstance(event, RunEnded):

@@ -14,6 +14,7 @@ from typing import Any
 from astraflow.dataflow.books import Books, Brought, EpisodeBooks, GroupBooks, PolicyBooks, TakenBatch
 from astraflow.dataflow.core.commands import (
     AttemptFailed,
+    BatchDropped,
     BatchTaken,
     Command,
     EpisodeFacts,
@@ -67,6 +68,7 @@ class Ledger:
             ResultDropped: self._count_dropped,
             FateDecided: self._decide,
             BatchTaken: self._take,
+            BatchDropped: self._drop,
             VersionPublished: self._publish,
             StepCommitted: self._commit,
             StepRedone: self._redo,
@@ -200,6 +202,27 @@ class Ledger:
             return
         books.batches[event.step] = TakenBatch(event, record.seq)
         self._use(event, record)
+
+    def _drop(self, event: BatchDropped, _: Record) -> None:
+        """The batches leave the books: their steps get others. None of their groups was, or will be, trained
+        on; a replayed one keeps the fate of its first step."""
+        name, books = event.policy, self._books(event.policy)
+        open_steps = tuple(sorted(step for step in books.batches if step >= books.num_committed))
+        if event.steps != open_steps or not open_steps:
+            self._problem(
+                f"{name}: the batches of steps {list(event.steps)} are dropped; those of {list(open_steps)} "
+                "are not committed"
+            )
+        for step in open_steps:
+            taken = books.batches.pop(step)
+            for idx in taken.event.group_ids:
+                fate = self.group(idx).fates.get(name)
+                if fate is None or fate.fate != "evicted":
+                    said = fate.fate if fate else "undecided"
+                    self._problem(f"{name}: group {idx} of the dropped batch of step {step} is {said}")
+            for idx in taken.all_ids:
+                self.group(idx).of(name).num_uses -= 1
+        books.num_dropped += len(open_steps)
 
     def _use(self, event: BatchTaken, record: Record) -> None:
         """Books the uses of a batch's groups: a fresh one is in its first, a replayed one in one more."""

@@ -63,6 +63,7 @@ def make_app(
         "versions": views.versions,
         "commit": trainers.commit,
         "release": trainers.release,
+        "drop_batch": trainers.drop_batch,
         "steps": views.steps,
         "evals": views.evals,
         "status": views.status,

@@ -1,4 +1,4 @@
-"""Handlers of trainers: session, batches, versions, commit, release."""
+"""Handlers of trainers: session, batches, versions, commit, release; and for a person, `drop`."""
 
 import asyncio
 
@@ -11,6 +11,7 @@ from astraflow.dataflow.core.commands import (
     AttachTrainer,
     BatchView,
     CommitStep,
+    DropBatch,
     PublishFrozen,
     PublishVersion,
     ReleaseSteps,
@@ -27,7 +28,7 @@ from astraflow.dataflow.site import (
 )
 from astraflow.errors import RefusedError, WireError
 from astraflow.service import item_response
-from astraflow.types import BatchReply, Commit, Publication, Release, SessionRequest, Wait
+from astraflow.types import BatchReply, Commit, DropRequest, Publication, Release, SessionRequest, Wait
 
 __all__ = ["TrainerRoutes"]
 
@@ -145,3 +146,12 @@ class TrainerRoutes:
         self._dispatcher.apply(ReleaseSteps(policy=policy, epoch=body.epoch, step=body.step))
         await self._dispatcher.settled()
         return Response(status_code=204)
+
+    async def drop_batch(self, request: Request) -> Response:
+        """`POST /v1/policies/{policy}/drop`."""
+        policy = self._site.trained_policy(request)
+        body = await read_body(request, DropRequest)
+        command = DropBatch(policy=policy, epoch=body.epoch, step=body.step, reason=body.reason)
+        reply = self._dispatcher.apply(command).answer
+        await self._dispatcher.settled()
+        return item_response(reply, request)

@@ -11,6 +11,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import DataError, UnavailableError
 from astraflow.launch.config import Recipe
+from astraflow.launch.drop_batch import drop_batch
 from astraflow.launch.folder import RunFolder, changes_between, refuse_changes
 from astraflow.launch.report import load_summary, summary_table, write_report
 from astraflow.launch.run import Run, launch
@@ -19,7 +20,7 @@ from astraflow.launch.shown import shown
 from astraflow.service import ServiceClient
 from astraflow.types import StatusReply
 
-__all__ = ["run_recipe", "show_audit", "show_status"]
+__all__ = ["drop_and_tell", "run_recipe", "show_audit", "show_status"]
 
 _INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
@@ -148,3 +149,26 @@ def show_audit(run_dir: Path) -> int:
     for problem in report.problems:
         console.print(shown(f"problem: {problem}"), style="red", highlight=False, markup=False)
     return 0 if report.ok else 1
+
+
+# --- drop-batch -----------------------------------------------------------------------------------
+
+
+def drop_and_tell(where: str, policy: str, *, step: int, reason: str, token_file: Path | None) -> int:
+    """Drops a batch that cannot be trained, and prints what became of it."""
+    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+    dropped = asyncio.run(drop_batch(where, policy, step=step, reason=reason, token=token))
+    steps = ", ".join(map(str, dropped.steps))
+    then = (
+        "its trainer starts again from its checkpoint"
+        if dropped.is_live
+        else "`astraflow run` with the same recipe goes on"
+    )
+    Console().print(
+        shown(
+            f"policy {policy}: the batch of step {steps} is dropped ({dropped.num_groups} groups are "
+            f"evicted); {then}, and takes other groups"
+        ),
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
+    return 0

@@ -18,7 +18,7 @@ from astraflow.service import HttpServer, TokenAuth, settle_memory
 from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import PeerRules
 
-__all__ = ["guarded", "run_dataflow", "tls_files", "tokens_of"]
+__all__ = ["guarded", "make_service", "run_dataflow", "tls_files", "tokens_of"]
 
 
 async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
@@ -28,17 +28,8 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
-    sources = open_sources(recipe)
-    sizes = {name: len(source) for name, source in sources.train.items()}
     config = recipe.dataflow
-    journal = Journal(
-        folder.journal, snapshot_every=config.snapshot_every, retained_steps=config.retained_steps
-    )
-    service = DataflowService(
-        *(run_plan(recipe, sizes), sources.train, sources.eval, run_info(recipe), config, journal),
-        peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
-        resumes_failed=folder.is_asked_to_resume,
-    )
+    service = make_service(folder, recipe)
     tokens = tokens_of(recipe, folder)
     web = config.web
     server = HttpServer(
@@ -60,6 +51,21 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
         await service.stop()
         await server.stop()
     return 1 if service.fatal.is_set() else 0
+
+
+def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
+    """The dataflow over a folder's journal, which it locks. Raises: ConfigError, DataError, JournalError."""
+    sources = open_sources(recipe)
+    sizes = {name: len(source) for name, source in sources.train.items()}
+    config = recipe.dataflow
+    journal = Journal(
+        folder.journal, snapshot_every=config.snapshot_every, retained_steps=config.retained_steps
+    )
+    return DataflowService(
+        *(run_plan(recipe, sizes), sources.train, sources.eval, run_info(recipe), config, journal),
+        peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
+        resumes_failed=folder.is_asked_to_resume,
+    )
 
 
 def guarded(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:

@@ -33,7 +33,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     for command in (
-        *("run", "try", "status", "audit", "doctor", "eval", "export", "model"),
+        *("run", "try", "status", "audit", "drop-batch", "doctor", "eval", "export", "model"),
         *("join", "serve", "publish", "train"),
     ):
         assert f" {command} " in text
@@ -42,7 +42,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *[("run",), ("try",), ("status",), ("audit",), ("doctor",), ("eval",), ("export",)],
+        *[("run",), ("try",), ("status",), ("audit",), ("drop-batch",), ("doctor",), ("eval",), ("export",)],
         *[("model", "init"), ("join",), ("serve",)],
     ],
 )

@@ -26,8 +26,8 @@ from astraflow.types import (
 )  # fmt: skip
 
 __all__ = [
-    "AddWorker", "AttachTrainer", "AttemptFailed", "BatchTaken", "BatchView", "Command", "CommitStep",
-    "Decision",
+    "AddWorker", "AttachTrainer", "AttemptFailed", "BatchDropped", "BatchTaken", "BatchView",
+    "Command", "CommitStep", "Decision", "DropBatch",
     "DropWorker", "EpisodeFacts", "EvalFinished", "Event", "ExpireEval", "ExpireLeases", "FateDecided",
     "GroupDrawn",
     "IssueLeases", "LeaseIssued", "LeaseView", "PayloadRef", "PublishFrozen",
@@ -190,6 +190,15 @@ class ReleaseSteps(Stored, frozen=True, kw_only=True, tag=True):
     step: int
 
 
+class DropBatch(Stored, frozen=True, kw_only=True, tag=True):
+    """A person gives up the batch of step `step`, which no trainer can train."""
+
+    policy: str
+    epoch: int
+    step: int
+    reason: str
+
+
 class ExpireEval(Stored, frozen=True, kw_only=True, tag=True):
     """An evaluation round passed its deadline and is reported with what it has."""
 
@@ -210,7 +219,8 @@ class ResumeRun(Stored, frozen=True, kw_only=True, tag=True):
 Command = (
     AddWorker | DropWorker | IssueLeases | ExpireLeases | RecordResult | PushTaskIds | AttachTrainer |
     TakeBatch
-    | PublishFrozen | PublishVersion | CommitStep | ReleaseSteps | ExpireEval | StopRun | ResumeRun
+    | PublishFrozen | PublishVersion | CommitStep | ReleaseSteps | DropBatch | ExpireEval | StopRun
+    | ResumeRun
 )  # fmt: skip
 
 
@@ -301,6 +311,14 @@ class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
     replayed_staleness: tuple[int, ...] = ()
 
 
+class BatchDropped(Stored, frozen=True, kw_only=True, tag=True):
+    """Steps that were not committed lost their batches, whose groups are `evicted`; they get others."""
+
+    policy: str
+    steps: tuple[int, ...]
+    reason: str
+
+
 class VersionPublished(Stored, frozen=True, kw_only=True, tag=True):
     """A version became the newest."""
 
@@ -345,6 +363,7 @@ Event = (
     TasksPushed
     | ServiceSetAside | ServiceRestored | RunResumed
     | GroupDrawn | LeaseIssued | AttemptFailed | ResultDropped | FateDecided | BatchTaken | VersionPublished
+    | BatchDropped
     | StepCommitted | StepRedone | EvalFinished | RunEnded
 )  # fmt: skip
 

@@ -8,13 +8,14 @@ decisions, so the journal's commands rebuild it. A refused command raises and ch
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from astraflow.dataflow.core import conduct, evals, groups, leases, policies, snapshot, status, tables
+from astraflow.dataflow.core import conduct, drops, evals, groups, leases, policies, snapshot, status, tables
 from astraflow.dataflow.core.commands import (
     AddWorker,
     AttachTrainer,
     Command,
     CommitStep,
     Decision,
+    DropBatch,
     DropWorker,
     ExpireEval,
     ExpireLeases,
@@ -71,7 +72,7 @@ class Core:
 
         Answers: IssueLeases -> tuple[LeaseView, ...]; RecordResult -> EpisodeReceipt; PushTaskIds ->
         PushTasksReply; AttachTrainer -> Session; TakeBatch -> BatchView | None (not there yet);
-        PublishVersion -> PublicationReply; all others -> None.
+        PublishVersion -> PublicationReply; DropBatch -> DropReply; all others -> None.
 
         IssueLeases and TakeBatch change state only if the decision has events; every other accepted command
         must be journaled always.
@@ -236,6 +237,7 @@ _HANDLERS: dict[type[Any], Callable[[Context, Any], Any]] = {
     PublishVersion: policies.publish,
     CommitStep: policies.commit,
     ReleaseSteps: policies.release,
+    DropBatch: drops.drop_batch,
     ExpireEval: evals.expire,
     StopRun: _stop,
     ResumeRun: resume_run,

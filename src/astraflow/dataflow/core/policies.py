@@ -216,8 +216,11 @@ def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
 
 
 def _dropped(policy: PolicyState) -> list[MetricItem]:
-    """Groups that each filter dropped since the run's start."""
-    return [MetricItem(f"filtered/{by}", float(num), "last") for by, num in policy.filtered_by.items()]
+    """Groups that each filter dropped, and batches that a person dropped, since the run's start."""
+    items = [MetricItem(f"filtered/{by}", float(num), "last") for by, num in policy.filtered_by.items()]
+    if policy.num_dropped_batches:
+        items.append(MetricItem("dropped_batches", float(policy.num_dropped_batches), "last"))
+    return items
 
 
 def release(ctx: Context, command: ReleaseSteps) -> None:

@@ -188,6 +188,8 @@ class PolicyState(msgspec.Struct, gc=False):
     committed: int = 0
     released: int = 0
     redone: int = 0
+    num_dropped_batches: int = 0
+    """That a person gave up."""
     epoch: int = 0
     session: SessionState | None = None
     newest: int = -1

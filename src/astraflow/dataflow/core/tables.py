@@ -1,7 +1,8 @@
 """The tables: may a group be charged to a policy (limiter), which groups are next (sampler), what is too old
 (remover).
 
-A step has one batch for ever: it is kept until the step is released, and served again as it was.
+A step has one batch for ever: it is kept until the step is released, and served again as it was. Only a
+person can give it up (`drops`).
 """
 
 from collections.abc import Sequence
