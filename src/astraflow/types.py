@@ -69,6 +69,8 @@ __all__ = [
     "ChunkState",
     "Commit",
     "DeltaFile",
+    "DropReply",
+    "DropRequest",
     "Episode",
     "EpisodeReceipt",
     "EpisodeResult",
