@@ -9,14 +9,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from statistics import fmean
 
 import msgspec
 
 from astraflow import wire
 from astraflow.errors import DeadlineError, Error, RolloutError
+from astraflow.protocols import episode_weights
 from astraflow.rollout.deadlines import Deadlines
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
+from astraflow.rollout.exits import guarded_tasks
 from astraflow.rollout.gateway import Gateway
 from astraflow.rollout.proposals import Proposals, Proposing
 from astraflow.types import (
@@ -157,8 +158,9 @@ class EpisodeRunner:
         scored = _TimedTask(task, self._score, proposals.propose)
         timeout = self._deadlines.begin()
         try:
-            async with timeout:
-                rewards = await self._workflow(scored, dialogue.policies)
+            with guarded_tasks():
+                async with timeout:
+                    rewards = await self._workflow(scored, dialogue.policies)
         except TimeoutError as err:
             if not timeout.expired():
                 raise
@@ -220,14 +222,25 @@ def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Traje
         return rewards.score
     if task.scores:
         return task.scores[-1]
-    first = [t.reward for t in trajectories if t.policy == trajectories[0].policy]
-    return fmean(first) if first else 0.0
+    return _mean_reward(trajectories)
+
+
+def _mean_reward(trajectories: tuple[Trajectory, ...]) -> float:
+    """Of the first policy, over its roles: a history that forks counts no more than one that does not."""
+    own = [t for t in trajectories if t.policy == trajectories[0].policy]
+    weights = episode_weights([t.role for t in own], [_num_sampled(t) for t in own])
+    total = sum(weight * t.reward for weight, t in zip(weights, own, strict=True))
+    return total / sum(weights) if own else 0.0
+
+
+def _num_sampled(trajectory: Trajectory) -> int:
+    return sum(span.length for span in trajectory.versions)
 
 
 def _metrics(
     dialogue: Dialogue, task: _TimedTask, trajectories: tuple[Trajectory, ...]
 ) -> tuple[MetricItem, ...]:
-    num_sampled = sum(span.length for t in trajectories for span in t.versions)
+    num_sampled = sum(_num_sampled(t) for t in trajectories)
     num_truncated = sum(t.finish_reason == "length" for t in trajectories)
     return (
         MetricItem("turns", float(dialogue.recorder.num_completions)),

@@ -291,7 +291,8 @@ class Rewards:
     def set_score(self, score: float) -> None:
         """The episode's own score, which evaluation reports.
 
-        Without it: the last result of `task.score`, else the mean reward of the first policy that acted.
+        Without it: the last result of `task.score`, else the mean reward of the first policy that acted: over
+        its roles, each the mean of its conversations, weighed by what was sampled in them.
         """
         self._score = _finite(score, "score")
 

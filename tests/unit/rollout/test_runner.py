@@ -307,6 +307,26 @@ async def test_the_score_is_the_workflows_or_the_mean_reward(workflow, score: fl
     assert ("length", 2.0) in [(m.name, m.value) for m in episode.metrics]
 
 
+async def forks_and_asks(task: ScoredTask, policies: Policies) -> Rewards:
+    chat, checker = policies["actor"].conversation(), policies["actor"].conversation(role="checker")
+    for text in ("a", "b", "c"):
+        await chat.say(text)
+    await checker.say("right?")
+    rewards = Rewards()
+    rewards.add(chat, 1.0)
+    rewards.add(checker, 0.0)
+    return rewards
+
+
+@pytest.mark.parametrize("strips", [False, True])
+async def test_a_history_that_forks_moves_no_mean_reward(strips: bool) -> None:
+    engine = ScriptedEngine("<think>hm</think>7")
+    hosted = make_hosted("actor", engine, renderer=CharRenderer(strips=strips))
+    episode = await EpisodeRunner({"actor": hosted}, forks_and_asks, exact).episode(make_task(), seed=1)
+    assert len(episode.trajectories) == (4 if strips else 2)
+    assert episode.score == 0.5
+
+
 async def huge_reward(task: ScoredTask, policies: Policies) -> Rewards:
     rewards = Rewards()
     rewards.add(await policies["actor"].chat("hi"), 1e39)
