@@ -18,6 +18,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from astraflow.vital import vital
+
 __all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "most_connections", "raise_file_limit"]
 
 _MOST = 16_384
@@ -98,13 +100,14 @@ class Connections:
     def open(self) -> None:
         """Begins to look at the connections."""
         self._watch = asyncio.create_task(self._look(), name="connections")
+        vital(self._watch, "the watch over connections", may_end=lambda: self._watch is None)
 
     async def close(self) -> None:
         """Ends looking."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait({self._watch})
-            self._watch = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait({watch})
 
     def admit(self, newcomer: "GuardedConnection") -> bool:
         """Counts a connection, and closes idle ones for it if there are too many. False: there is no room."""

@@ -49,6 +49,7 @@ from astraflow.errors import (
     WireError,
 )
 from astraflow.types import ErrorReply, Item
+from astraflow.vital import taking_ends, vital
 from astraflow.web_guard import WebGuard, WebRules
 from astraflow.worker_ids import shown_target
 
@@ -96,6 +97,8 @@ _SLOWEST_BYTES_PER_S = 100_000
 """A link of 1 Mbit/s still carries a body."""
 _MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
 _NEVER_S = 86_400
+_LAST_MOMENT_S = 10.0
+"""A service that has lost its launcher, or a task that it needs, has this long to end in order."""
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 
@@ -601,6 +604,7 @@ class HttpServer:
         port = cast("tuple[str, int]", listener.getsockname())[1]
         self._connections.open()
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http:{self._name}")
+        vital(self._task, f"the HTTP server of {self._name}", may_end=lambda: self._server.should_exit)
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{self._scheme}://{host}:{port}"
 
@@ -610,7 +614,7 @@ class HttpServer:
             return
         self._server.config.timeout_graceful_shutdown = grace_s  # pyright: ignore[reportAttributeAccessIssue] (seconds)
         self._server.should_exit = True
-        await self._task
+        await asyncio.wait({self._task})  # had it failed, the service would know
         await self._connections.close()
         self._task = None
 
@@ -638,7 +642,8 @@ class _QuietServer(uvicorn.Server):
 
 
 def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name: str) -> int:
-    """Runs `main(stop)` until it returns; `stop` is set by SIGTERM, SIGINT, or the launcher's death.
+    """Runs `main(stop)` until it returns; `stop` is set by SIGTERM, SIGINT, the launcher's death, or when a
+    `vital` task has ended.
 
     Returns the process's exit code: 0, what `main` returned, or 1 after an error of ours, which is logged.
     """
@@ -685,11 +690,23 @@ async def _guarded(main: Callable[[asyncio.Event], Awaitable[int | None]], name:
         loop.add_signal_handler(number, stop.set)
     _watch_parent(loop, stop, name)
     _show_life(loop)
-    return await main(stop) or 0
+    failures: list[Error] = []
+
+    def end(error: Error) -> None:
+        _log.critical("%s", error)
+        failures.append(error)
+        stop.set()
+        loop.call_later(_LAST_MOMENT_S, os._exit, 1)
+
+    with taking_ends(end):
+        code = await main(stop) or 0
+    if failures:
+        raise failures[0]
+    return code
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: str) -> None:
-    """Sets `stop` when the launcher's end of the pipe closes; 10 s later the process ends in any case."""
+    """Sets `stop` when the launcher's end of the pipe closes; `_LAST_MOMENT_S` later the process ends."""
     text = os.environ.get(PARENT_FD_VARIABLE, "")
     if not text:
         return
@@ -699,7 +716,7 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: st
         loop.remove_reader(fd)
         _log.warning("%s: the launcher is gone; stopping", name)
         stop.set()
-        loop.call_later(10.0, os._exit, 1)
+        loop.call_later(_LAST_MOMENT_S, os._exit, 1)
 
     loop.add_reader(fd, parent_died)
 

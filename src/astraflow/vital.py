@@ -1,0 +1,58 @@
+"""Background tasks without which a service is of no use: if one ends early, the service ends, and says why.
+
+Nobody awaits such a task while the service works, so nobody would see that it died: a service whose HTTP
+server is gone would stay there, deaf. `run_service` takes such ends; elsewhere, as in tests, they are logged.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from typing import Any
+
+from astraflow.errors import ServiceError
+
+__all__ = ["taking_ends", "vital"]
+
+_log = logging.getLogger(__name__)
+_take: ContextVar[Callable[[ServiceError], None] | None] = ContextVar("astraflow_take_end", default=None)
+
+
+@contextlib.contextmanager
+def taking_ends(take: Callable[[ServiceError], None]) -> Generator[None]:
+    """`take` gets each early end of a vital task that is made within, in the event loop of that task."""
+    is_over = False
+
+    def take_unless_over(error: ServiceError) -> None:
+        if not is_over:
+            take(error)
+
+    token = _take.set(take_unless_over)
+    try:
+        yield
+    finally:
+        is_over = True
+        _take.reset(token)
+
+
+def vital(task: "asyncio.Task[Any]", what: str, *, may_end: Callable[[], bool]) -> None:
+    """Watches over a task: that it ends while it may not, in whatever way, ends the service.
+
+    Example: `vital(task, "the HTTP server of the dataflow", may_end=lambda: self._is_stopping)`.
+    """
+    take = _take.get()
+
+    def ended(task: "asyncio.Task[Any]") -> None:
+        if may_end():
+            return
+        cause = None if task.cancelled() else task.exception()
+        how = "was cancelled" if task.cancelled() else f"failed: {cause!r}" if cause else "returned"
+        error = ServiceError(f"{what} {how}, though the service had not ended it; start the service again")
+        error.__cause__ = cause
+        if take is not None:
+            take(error)
+        elif cause is not None:
+            _log.critical("%s", error, exc_info=cause)
+
+    task.add_done_callback(ended)
