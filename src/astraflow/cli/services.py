@@ -44,6 +44,7 @@ def serve(
     from astraflow.launch.dataflow_process import run_dataflow
     from astraflow.launch.folder import RunFolder
 
+    token_of(None)  # the dataflow knows the tokens from the run folder; one that was inherited goes
     if resume:
         RunFolder(run_dir).ask_to_resume()
     _run("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
@@ -192,12 +193,31 @@ def trust(ca_file: Path | None) -> None:
 
 
 def token_of(token_file: Path | None) -> str:
-    """The token of a file, or of the environment; never an argument, which others could read."""
+    """The token of a file, or of the environment; never an argument, which others could read.
+
+    It is then no longer in the environment: nothing that this process starts inherits it.
+    """
     from astraflow.launch.program import TOKEN_VARIABLE
 
+    token = _taken_from_environment(TOKEN_VARIABLE)
     if token_file is None:
-        return os.environ.get(TOKEN_VARIABLE, "")
+        return token
     try:
         return token_file.read_text(encoding="utf-8").strip()
     except OSError as err:
         raise ConfigError(f"--token-file {token_file} cannot be read: {err.strerror}") from err
+
+
+def _taken_from_environment(name: str) -> str:
+    """The value of a variable, which is removed; on Linux it is wiped from `/proc/PID/environ` as well, which
+    shows a process's first environment to all other processes of its user."""
+    value = os.environ.get(name, "")
+    if value and sys.platform == "linux":
+        find = ctypes.CDLL(None).getenv
+        find.argtypes, find.restype = [ctypes.c_char_p], ctypes.c_void_p
+        # The kernel shows the memory that getenv points into, whatever is unset later.
+        address = find(name.encode())
+        if address:
+            ctypes.memset(address, 0, len(os.fsencode(value)))
+    os.environ.pop(name, None)
+    return value
