@@ -3,9 +3,11 @@
 A failing seed names the command that shows it, message by message: `python tests/simulation.py SEED`.
 """
 
+import dataclasses
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,7 @@ from astraflow.dataflow.core.commands import (
     StepCommitted,
     VersionPublished,
 )
+from astraflow.dataflow.core.plan import RunPlan
 from simulation import check_seeds, simulate
 from simulator.history import History
 from simulator.referee import BrokenRuleError
@@ -110,6 +113,93 @@ def test_a_batch_whose_staleness_is_understated_shows():
                 with pytest.raises(BrokenRuleError):
                     _judged(lying, seed)
                 return
+
+
+def _replayed_twice(event: BatchTaken) -> BatchTaken:
+    ids, staleness = event.replayed_ids, event.replayed_staleness
+    return msgspec.structs.replace(
+        event, replayed_ids=(*ids, ids[0]), replayed_staleness=(*staleness, staleness[0])
+    )
+
+
+def _replayed_at_once(event: BatchTaken) -> BatchTaken:
+    """A batch that replays a group that it also has fresh, as if it were an earlier one's."""
+    ids = (event.group_ids[0], *event.replayed_ids[1:])
+    return msgspec.structs.replace(event, replayed_ids=ids)
+
+
+def _replayed_fresher(event: BatchTaken) -> BatchTaken:
+    return msgspec.structs.replace(
+        event, replayed_staleness=tuple(staleness - 1 for staleness in event.replayed_staleness)
+    )
+
+
+def _nothing_replayed(event: BatchTaken) -> BatchTaken:
+    return msgspec.structs.replace(event, replayed_ids=(), replayed_staleness=())
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [_replayed_twice, _replayed_at_once, _replayed_fresher, _nothing_replayed],
+    ids=lambda f: f.__name__,
+)
+def test_a_replay_against_the_rules_shows(lie: Callable[[BatchTaken], BatchTaken]):
+    seed, records, at, position = _replaying_run()
+    command, now_s, events = records[at]
+    event = events[position]
+    assert isinstance(event, BatchTaken)
+    lying = (*events[:position], lie(event), *events[position + 1 :])
+    with pytest.raises(BrokenRuleError, match="replay"):
+        _judged([*records[:at], (command, now_s, lying), *records[at + 1 :]], seed)
+
+
+def test_a_core_that_forgets_how_often_a_group_was_used_shows():
+    """Each seed alone is a run of the rules; with twice the uses that the plan allows, some are not."""
+    num_broken = 0
+    for seed in range(100):
+        plan = make_scenario(seed).plan
+        if not any(policy.table.max_replayed for policy in plan.policies.values()):
+            continue
+        history = History(_with_fewer_uses(plan), _raise)
+        try:
+            for command, now_s, events in run_of(seed).records:
+                history.book(command, events, now_s)
+        except BrokenRuleError as broken:
+            num_broken += "replays group" in str(broken)
+    assert num_broken >= 5
+
+
+def _raise(text: str) -> None:
+    raise BrokenRuleError(text)
+
+
+def _with_fewer_uses(plan: RunPlan) -> RunPlan:
+    """The plan, with one use a group less than its core allows."""
+    policies = {
+        name: dataclasses.replace(
+            policy,
+            table=policy.table.model_copy(
+                update={
+                    "replay": policy.table.replay.model_copy(
+                        update={"max_uses": policy.table.replay.max_uses - 1}
+                    )
+                }
+            ),
+        )
+        for name, policy in plan.policies.items()
+    }
+    return dataclasses.replace(plan, policies=policies)
+
+
+def _replaying_run() -> tuple[int, list[Record], int, int]:
+    """A run's seed and records, and where in them a batch with replayed groups is taken."""
+    for seed in range(60):
+        records = run_of(seed).records
+        for at, (_, _, events) in enumerate(records):
+            for position, event in enumerate(events):
+                if isinstance(event, BatchTaken) and event.replayed_ids:
+                    return seed, records, at, position
+    raise AssertionError("no run replays a group")
 
 
 def _run_with(kind: type[Event]) -> tuple[int, list[Record]]:

@@ -102,6 +102,8 @@ class _Policy:
     """In the order of completion."""
     fates: dict[int, FateDecided] = field(default_factory=dict[int, FateDecided])
     batches: dict[int, BatchTaken] = field(default_factory=dict[int, BatchTaken])
+    kept: dict[int, int] = field(default_factory=dict[int, int])
+    """Groups that may be replayed, in the order in which they were first taken, with the steps of each."""
     num_drawn: int = 0
     num_committed: int = 0
     num_discarded: int = 0
@@ -572,6 +574,7 @@ class History:
             policy.waiting.pop(group_id, None)
             policy.ready.pop(group_id, None)
         policy.batches[event.step] = event
+        self._keep(policy, event, table)
 
     def _replayed(self, event: BatchTaken, table: TableConfig) -> None:
         """Replayed groups are of earlier batches, fresh enough, and in none too many of them."""
@@ -588,6 +591,32 @@ class History:
             found = event.trainer_version - self._oldest(event.policy, group_id)
             if staleness != found or found > table.max_staleness:
                 self._problem(f"{event}: replayed group {group_id} has staleness {found}")
+        self._all_replayed(event, table)
+
+    def _all_replayed(self, event: BatchTaken, table: TableConfig) -> None:
+        """As many are replayed as there may be; with `latest`, those with the newest tokens."""
+        name, kept = event.policy, self._policies[event.policy].kept
+        for group_id in tuple(kept):
+            if event.trainer_version - self._oldest(name, group_id) > table.max_staleness:
+                del kept[group_id]
+        num = min(table.max_replayed, len(kept))
+        if len(event.replayed_ids) != num or not kept.keys() >= set(event.replayed_ids):
+            self._problem(f"{event}: {num} of {kept} are to be replayed")
+        if table.replay.select == "latest":
+            newest = sorted((self._oldest(name, group_id) for group_id in kept), reverse=True)[:num]
+            if sorted((self._oldest(name, g) for g in event.replayed_ids), reverse=True) != newest:
+                self._problem(f"{event}: not the newest of {kept} are replayed")
+
+    def _keep(self, policy: _Policy, event: BatchTaken, table: TableConfig) -> None:
+        """Books the uses of what was replayed, and keeps the fresh groups for later batches."""
+        for group_id in event.replayed_ids:
+            policy.kept[group_id] += 1
+            if policy.kept[group_id] >= table.replay.max_uses:
+                del policy.kept[group_id]
+        if table.max_replayed:
+            policy.kept.update(dict.fromkeys(event.group_ids, 1))
+        for group_id in tuple(policy.kept)[: max(0, len(policy.kept) - table.replay.size)]:
+            del policy.kept[group_id]
 
     def _published(self, event: VersionPublished, command: Command) -> None:
         policy = self._policies[event.policy]

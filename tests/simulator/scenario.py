@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
+from astraflow.algorithms.config import ReplayConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from core_driver import make_table
@@ -44,7 +45,8 @@ class Scenario:
     def __str__(self) -> str:
         tables = ", ".join(
             f"{name}: {p.num_steps} steps x {p.table.groups_per_batch} groups, {p.table.sampler.name}, "
-            f"staleness {p.table.max_staleness}, lag {p.table.engine_lag}, {p.table.max_failed} may fail"
+            f"staleness {p.table.max_staleness}, lag {p.table.engine_lag}, {p.table.max_failed} may fail, "
+            f"replay of {p.table.max_replayed} ({p.table.replay})"
             for name, p in self.plan.policies.items()
         )
         return (
@@ -59,16 +61,39 @@ class Scenario:
 
 @cache
 def _table(
-    group_size: int, groups: int, lag: int, slack: int, max_failed: int, sampler: str, *, is_filtered: bool
+    group_size: int,
+    groups: int,
+    lag: int,
+    slack: int,
+    max_failed: int,
+    sampler: str,
+    replay: ReplayConfig,
+    *,
+    is_filtered: bool,
 ) -> TableConfig:
     return make_table(
         group_size=group_size,
         groups_per_batch=groups,
-        max_staleness=lag + slack,
+        max_staleness=lag + slack + replay.reserve,
         engine_lag=lag,
         max_failed=max_failed,
         sampler={"name": sampler},
         filters=[{"name": "zero_variance"}] if is_filtered else [],
+        replay=replay.model_dump(),
+    )
+
+
+def _replay(seed: int, name: str) -> ReplayConfig:
+    """Replay of a policy, in half of the tables; of its own chance, so that a seed keeps its other traits."""
+    rng = random.Random(f"replay {seed} {name}")
+    if rng.random() < 0.5:
+        return ReplayConfig()
+    return ReplayConfig(
+        ratio=rng.choice((0.5, 1.0, 2.0)),
+        size=rng.choice((1, 2, 4, 256)),
+        select=rng.choice(("latest", "uniform", "priority")),
+        max_uses=rng.choice((2, 2, 3)),
+        reserve=rng.randint(1, 4),
     )
 
 
@@ -87,6 +112,7 @@ def make_scenario(seed: int) -> Scenario:
                 rng.randint(0, 2),
                 rng.randint(0, group_size - 1),
                 rng.choice(("fifo", "sweep")),
+                _replay(seed, name),
                 is_filtered=is_filtered,
             ),
             num_steps=rng.randint(2, 5),
