@@ -15,6 +15,7 @@ from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunP
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.service import DataflowService
 from astraflow.errors import RefusedError
+from astraflow.protocols import TaskSource
 from astraflow.service import HttpServer, MemoryTransport, ServiceClient
 from astraflow.types import (
     BusySpan,
@@ -134,8 +135,10 @@ async def running(
     segment_bytes: int = 256 * 1024 * 1024,
     peer_rules: PeerRules | None = None,
     resumes_failed: bool = False,
+    train: TaskSource | None = None,
 ) -> AsyncIterator[Run]:
-    """A dataflow service over a journal in `folder`; in memory, or on a real port."""
+    """A dataflow service over a journal in `folder`; in memory, or on a real port. `train`: its first source
+    of tasks."""
     plan = plan or make_plan()
     config = config or DataflowConfig()
     journal = Journal(
@@ -144,7 +147,9 @@ async def running(
         segment_bytes=segment_bytes,
         retained_steps=config.retained_steps,
     )
-    sources = {name: ListSource(name, size) for name, size in plan.sources.items()}
+    sources: dict[str, TaskSource] = {name: ListSource(name, size) for name, size in plan.sources.items()}
+    if train is not None:
+        sources[next(iter(sources))] = train
     eval_sources = {"heldout": ListSource("heldout", 50)}
     try:
         service = DataflowService(

@@ -375,6 +375,11 @@ def load_attr(use: str, *, where: str = "use") -> Any:
         module = importlib.import_module(module_name)
     except ImportError as err:
         raise ConfigError(f"{where} = {use!r}: module {module_name!r} does not import here: {err}") from err
+    except SystemExit as err:
+        raise ConfigError(
+            f"{where} = {use!r}: module {module_name!r} calls exit() when it is imported; keep what only a "
+            'script shall do under `if __name__ == "__main__":`'
+        ) from err
     try:
         return getattr(module, attr)
     except AttributeError as err:

@@ -137,6 +137,15 @@ def test_load_attr_names_the_nearest_attribute() -> None:
         load_attr("no_such_module_here:x")
 
 
+def test_a_module_that_calls_exit_when_it_is_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_script.py").write_text("import sys\n\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="'a_script' calls exit"):
+        load_attr("a_script:reward")
+
+
 def test_check_args_names_the_nearest_argument() -> None:
     def component(*, clip_low: float, clip_high: float = 0.2) -> None: ...
 

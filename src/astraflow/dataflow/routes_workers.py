@@ -19,6 +19,7 @@ from astraflow.dataflow.core.commands import (
     LeaseView,
     PushTaskIds,
     RecordResult,
+    StopRun,
 )
 from astraflow.dataflow.ingest import (
     PolicyLimits,
@@ -31,7 +32,7 @@ from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.results import DecodedResults, EpisodeResults, decode_results, sliced
 from astraflow.dataflow.samples import SampleKeeper
 from astraflow.dataflow.site import Site, caller, check_fingerprints, check_protocol, read_body
-from astraflow.errors import Error, RefusedError, WireError
+from astraflow.errors import DataError, Error, RefusedError, WireError
 from astraflow.service import item_response, read_item
 from astraflow.types import (
     Episode,
@@ -40,6 +41,7 @@ from astraflow.types import (
     Failure,
     Heartbeat,
     HeartbeatReply,
+    Lease,
     LeaseReply,
     LeaseRequest,
     Load,
@@ -182,7 +184,7 @@ class WorkerRoutes:
         views = await self._dispatcher.poll_leases(
             look, worker_id=worker.id, kind=kind, wait_s=body.wait_s, wait=wait, request=request
         )
-        leases = tuple(self._site.lookup.lease(view) for view in views or ())
+        leases = self._completed(views or ())
         waits_for = "" if leases else self._core.why_no_lease(served(), worker.id)
         reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)
         await self._dispatcher.settled()
@@ -218,6 +220,16 @@ class WorkerRoutes:
         return item_response(reply, request)
 
     # --- parts ---
+
+    def _completed(self, views: Sequence[LeaseView]) -> tuple[Lease, ...]:
+        """The leases with their tasks. A source that fails ends the run, which can be resumed once the source
+        is mended: no service could run the episodes."""
+        try:
+            return tuple(self._site.lookup.lease(view) for view in views)
+        except DataError as err:
+            _log.error("the run ends: %s", err, exc_info=err)
+            self._dispatcher.apply(StopRun(reason=str(err)[:MAX_REASON], is_failure=True))
+            return ()
 
     def _sender(self, secret_id: str) -> str:
         """The handle of the service that was given this id; empty if none was, or too long ago."""

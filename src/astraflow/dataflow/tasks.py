@@ -1,9 +1,11 @@
 """From the core's indices to the tasks themselves: sources and evaluation sets stay outside the core."""
 
 from collections.abc import Mapping
+from typing import cast
 
 from astraflow.dataflow.core.commands import LeaseView
 from astraflow.dataflow.core.core import Core
+from astraflow.errors import DataError, UnavailableError
 from astraflow.protocols import TaskSource
 from astraflow.types import Lease, Task
 
@@ -21,12 +23,17 @@ class TaskLookup:
         self._eval_sources = eval_sources
 
     def task(self, view: LeaseView) -> Task:
-        """The task of a lease that is out."""
+        """The task of a lease that is out.
+
+        Raises: DataError if its source fails, whatever it raised, and also for `exit()`; UnavailableError if
+        it could not read a file this time.
+        """
         if view.kind == "eval":
-            return self._eval_sources[view.eval_set].task(view.task_idx)
+            source = self._eval_sources[view.eval_set]
+            return _task_of(source, view.task_idx, f"eval.sets.{view.eval_set}.source")
         if not view.source:
             return self._core.pushed_task(view.task_idx)
-        return self._sources[view.source].task(view.task_idx)
+        return _task_of(self._sources[view.source], view.task_idx, f"tasks.sources.{view.source}")
 
     def lease(self, view: LeaseView) -> Lease:
         """The lease as it goes out."""
@@ -41,3 +48,15 @@ class TaskLookup:
             pinned=view.pinned,
             eval_set=view.eval_set,
         )
+
+
+def _task_of(source: TaskSource, idx: int, where: str) -> Task:
+    try:
+        task = cast("object", source.task(idx))
+    except OSError as err:
+        raise UnavailableError(f"{where}: task {idx} cannot be read now: {err}") from err
+    except BaseException as err:  # a source may be the user's own
+        raise DataError(f"{where}: task {idx} raised {type(err).__name__}: {err}") from err
+    if not isinstance(task, Task):
+        raise DataError(f"{where}: task {idx} is a {type(task).__name__}; a Task was expected")
+    return task

@@ -186,7 +186,10 @@ def _shortened(text: str) -> str:
 def _user_source(config: Use) -> TaskSource:
     maker = cast("Callable[..., object]", load_attr(config.use, where="source.use"))
     check_args(maker, config.args, where="source.args")
-    source = maker(**config.args)
+    try:
+        source = maker(**config.args)
+    except SystemExit as err:
+        raise DataError(f"source.use = {config.use!r} called exit({err}) instead of making a source") from err
     if not (hasattr(source, "__len__") and callable(getattr(source, "task", None))):
         raise ConfigError(
             f"source.use = {config.use!r} made a {type(source).__name__}; expected an object with __len__() "

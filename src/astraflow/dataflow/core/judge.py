@@ -43,12 +43,15 @@ class _NotFiniteError(ComponentError):
 def called(
     what: str, function: Callable[_Params, _ResultT], *args: _Params.args, **kwargs: _Params.kwargs
 ) -> _ResultT:
-    """The function's result. Raises: ComponentError that names `what`, whatever the function raised."""
+    """The function's result. Raises: ComponentError that names `what`, whatever the function raised.
+
+    Also for `exit()`, which would end the dataflow: restarted, it would call the same function again.
+    """
     try:
         return function(*args, **kwargs)
     except OverflowError as err:
         raise _NotFiniteError(f"{what} raised {type(err).__name__}: {err}") from err
-    except Exception as err:  # the one place where the user's own functions may fail
+    except BaseException as err:  # the one place where the user's own functions may fail
         raise ComponentError(f"{what} raised {type(err).__name__}: {err}") from err
 
 

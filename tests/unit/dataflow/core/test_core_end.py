@@ -1,5 +1,7 @@
 """How a run ends, what starves it, who waits for whom, and snapshots."""
 
+import sys
+
 import msgspec
 import pytest
 
@@ -149,6 +151,34 @@ def test_a_curator_that_points_nowhere_ends_the_run():
         "failed",
         "curator.next() gave 100; there are 100 tasks",
     )
+
+
+class Leaving(Lost):
+    """Calls `exit()` instead of drawing a task, or of taking note of an outcome."""
+
+    def __init__(self, *, num_tasks: int, seed: int, draws: bool) -> None:
+        super().__init__(num_tasks)
+        self._draws = draws
+
+    def next(self) -> int:
+        return 0 if self._draws else sys.exit("no more tasks")
+
+    def observe(self, outcome: object) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("draws", "reason"),
+    [
+        (False, "curator.next() raised SystemExit: no more tasks"),
+        (True, "curator.observe() raised KeyboardInterrupt: "),
+    ],
+)
+def test_a_curator_that_calls_exit_ends_the_run_and_not_the_process(draws: bool, reason: str):
+    driver = started(curators=(Use(use=f"{__name__}:Leaving", args={"draws": draws}),))
+    for lease_id in driver.lease(4):
+        driver.finish(lease_id)
+    assert (driver.core.state, driver.core.reason) == ("failed", reason)
 
 
 def test_two_curators_that_propose_tasks_are_refused():
