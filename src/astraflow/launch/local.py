@@ -34,10 +34,13 @@ class _SignsOfLife:
         self._last_s = -1.0
         """When the newest sign was read, by the loop's clock; negative before the first."""
         self._first_seen = asyncio.Event()
+        self._is_closed = False
         os.set_blocking(read_fd, False)
         self._loop.add_reader(read_fd, self._read)
 
     def _read(self) -> None:
+        if self._is_closed:
+            return
         try:
             signs = os.read(self._fd, 4096)
         except BlockingIOError:
@@ -49,13 +52,19 @@ class _SignsOfLife:
         self._first_seen.set()
 
     async def silence(self, longest_s: float) -> None:
-        """Returns once the newest sign is `longest_s` old."""
+        """Returns once the newest sign is `longest_s` old; never after `close`."""
         await self._first_seen.wait()
         while (left_s := self._last_s + longest_s - self._loop.time()) > 0:
             await asyncio.sleep(left_s)
             self._read()  # this process may be the one that slept
+        if self._is_closed:
+            await self._loop.create_future()
 
     def close(self) -> None:
+        """Safe to repeat: several may wait for the end of one process."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 

@@ -157,3 +157,10 @@ async def test_a_process_that_shows_no_signs_is_never_silent(tmp_path: Path) -> 
                 await handle.silence(0.1)
         handle.kill()
         await handle.wait()
+
+
+async def test_several_may_wait_for_the_end_of_one_process(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(make_spec(tmp_path, "import sys; sys.exit(4)"))
+        assert await asyncio.gather(handle.wait(), handle.wait()) == [4, 4]
+        assert await handle.wait() == 4
