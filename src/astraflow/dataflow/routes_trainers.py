@@ -101,7 +101,8 @@ class TrainerRoutes:
             return
         problem = (
             f"the batch of step {step} of policy {policy!r} has {num_bytes} bytes for each of {world} ranks, "
-            f"and at most {limit} can be sent; it stays that of its step until it is dropped. Lower "
+            f"and at most {limit} can be sent; it stays that of its step until it is dropped "
+            "(`astraflow drop-batch`). Lower "
             f"policies.{policy}.table.groups_per_batch, its group_size or its sampling.max_tokens, or use "
             "more ranks"
         )

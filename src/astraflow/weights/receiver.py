@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -65,6 +64,11 @@ _NUM_REMEMBERED = 64
 """Manifests of a policy that need not be asked for again; a chain is shorter."""
 
 
+def _loop_time() -> float:
+    """The clock of the running loop, by which deadlines are kept as well."""
+    return asyncio.get_running_loop().time()
+
+
 class Receiver:
     """Fetches versions of any number of policies; `close` it.
 
@@ -88,7 +92,7 @@ class Receiver:
         range_bytes: int = 4 * 1024 * 1024,
         deadline_s: float = 600.0,
         peer_patience_s: float = 1.0,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = _loop_time,
         memory_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         self._cache_dir = cache_dir
