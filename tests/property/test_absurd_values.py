@@ -56,6 +56,10 @@ class Arena:
             step = self.trainer.session.step
             await batch_taken(self.trainer, self.worker, step)
             await self.trainer.publish(self.trainer.version + 1, step + 1)
+        step = self.trainer.session.step
+        if route.name == "drop_batch":  # only that of the oldest step that is not committed
+            step = (await self.run.client.status()).policies[0].step
+            await batch_taken(self.trainer, self.worker, step)
         sample = make_trajectory()
         known: dict[str, Any] = {
             "policy": "actor", "role": "actor", "hosts": ["actor"], "kind": "full", "protocol": 1,
@@ -63,7 +67,7 @@ class Arena:
             "worker_id": self.worker.id, "peer_url": "", "token_ids": sample.token_ids, "mask": sample.mask,
             "behavior_logprobs": sample.behavior_logprobs, "data": bytes(28), "temperature": 1.0,
             "turns": [{"start": 3, "end": 7, "reward": 1.0, "state_key": ""}], "num_slots": 4,
-            "step": self.trainer.session.step, "version": self.trainer.version, "durable_step": 0,
+            "step": step, "version": self.trainer.version, "durable_step": 0,
         }  # fmt: skip
         if route.name == "publish":  # of a frozen policy: each publication takes the place of the one before
             known |= {"policy": "judge", "version": 0, "shape": [32, 8], "num_bytes": 512, "hash": "0" * 32}
