@@ -53,7 +53,7 @@ def make_service(folder: Path, *, groups_per_batch: int, max_staleness: int) -> 
         eval=EvalPlan(sets={}, every=1, deadline_s=60.0),
         max_attempts=3,
     )
-    policy = PolicyInfo(name="actor", is_trained=True, sampling=Sampling(), max_lag=1)
+    policy = PolicyInfo(name="actor", is_trained=True, sampling=Sampling(max_tokens=32_768), max_lag=1)
     run_info = RunInfo(
         name="benchmark",
         run_id="",
