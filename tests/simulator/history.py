@@ -543,8 +543,11 @@ class History:
         if event.steps != steps or command.step != steps[0] or command.epoch != policy.epoch:
             self._problem(f"{event} at {command}; {steps} are not committed, {policy.epoch} is the session")
         for step in steps:
-            if any(policy.fates[g].fate != "evicted" for g in policy.batches.pop(step).group_ids):
+            group_ids = policy.batches.pop(step).group_ids
+            if any(policy.fates[group_id].fate != "evicted" for group_id in group_ids):
                 self._problem(f"{event}: not all groups of step {step} are evicted")
+            for group_id in group_ids:
+                policy.kept.pop(group_id, None)  # no step was trained on it
         policy.epoch += 1
         policy.has_session = False
 
