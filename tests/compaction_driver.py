@@ -47,7 +47,7 @@ def compact(
     plan = CompactionPlan(seq, iter(()), rounds, replayable, segments.end[0], retained_steps)
     work = Compaction(folder, database, segments, plan)
     for _ in range(num_pieces):
-        assert (error := work.step()) is None, error
+        work.step()
         if work.is_done:
             break
     work.close()

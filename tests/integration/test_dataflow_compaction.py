@@ -10,6 +10,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.records import JournalReader
 from astraflow.dataflow.samples import load_samples
+from astraflow.errors import JournalError
 from compaction_driver import SEGMENT, compact, edited, essence, train
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
@@ -132,6 +133,6 @@ async def test_a_changed_fate_of_a_closed_group_is_found(tmp_path: Path, sql: st
 async def test_a_journal_that_does_not_hold_is_not_compacted(tmp_path: Path) -> None:
     await half_run(tmp_path)
     problems = edited(tmp_path, "UPDATE records SET at_s = at_s + 1 WHERE seq = 9").problems
-    with pytest.raises(AssertionError, match="not compacted, for it does not hold: record 9 was changed"):
+    with pytest.raises(JournalError, match="not compacted, for it does not hold: record 9 was changed"):
         compact(tmp_path)
     assert audit(tmp_path).problems == problems

@@ -1,6 +1,5 @@
 """What cannot be written to the journal is refused before it is applied; a record that fails is fatal."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -85,18 +84,14 @@ async def test_an_event_that_cannot_be_recorded_is_fatal_and_leaves_no_gap(tmp_p
     await again.close()
 
 
-async def test_a_journal_whose_thread_failed_is_fatal_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_in_the_writer_of_the_tables_is_fatal_at_once(tmp_path: Path) -> None:
     """Nobody need ask: the process ends, and its supervisor restarts it."""
-    journal = Journal(tmp_path)
-    dispatcher = Dispatcher(Core(make_plan()), journal, Liveness(30.0))
 
     def faulty(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("astraflow.dataflow.journal_tables.insert_records", faulty)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    journal = Journal(tmp_path, insert=faulty)
+    dispatcher = Dispatcher(Core(make_plan()), journal, Liveness(30.0))
     dispatcher.apply(AddWorker(worker_id="w", name="w", hosts=("actor",)))
     await dispatcher.settled()
     with pytest.raises(JournalError):

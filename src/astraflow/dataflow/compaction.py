@@ -82,7 +82,7 @@ def carried_books(reader: JournalReader) -> Books | None:
 
 
 class Compaction:
-    """One pass. Call `step` in the journal's thread until `is_done`, or `close` to leave it."""
+    """One pass. Call `step` in the tables' thread until `is_done`, and `close` at the end or earlier."""
 
     def __init__(
         self, folder: Path, database: sqlite3.Connection, segments: SegmentStore, plan: CompactionPlan
@@ -91,13 +91,12 @@ class Compaction:
         self._pieces = self._run()
         self.is_done = False
 
-    def step(self) -> Exception | None:
-        """Does one piece; its error, if it failed: the journal is then as good as before."""
+    def step(self) -> None:
+        """Does one piece. Raises: JournalError if it fails; the journal is then as good as before."""
         try:
             self.is_done = next(self._pieces, True) is True
         except (OSError, sqlite3.Error, Error, msgspec.DecodeError) as err:
-            return err
-        return None
+            raise JournalError(str(err)) from err
 
     def close(self) -> None:
         """Leaves the rest undone."""

@@ -1,17 +1,21 @@
 """The one writer of a run's journal: segments hold payloads and the log of records, SQLite holds the tables.
 
-Durability: one flush task at a time swaps what is pending and, in the journal's own thread, writes its
-payloads and its records to the segments and fdatasyncs them. After a quiet time it begins at once; else a
-group forms while the last is written, and for `_PAUSE_S`. Nothing is acknowledged before it is `durable`.
+Durability: one flush task at a time takes what is pending. In the journal's own thread it writes the
+payloads and the records to the segments and syncs them (fdatasync). After a quiet time a flush begins at
+once; otherwise a group forms while the last one is written, and for `_PAUSE_S`. Nothing is acknowledged
+before it is `durable`.
 
-The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) behind them, by a thread of their
-own; what a crash or a power loss keeps from it, it gets from the segments when the journal is opened.
+The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) behind them, in a thread of their
+own; rows that a crash or a power loss keeps from it are made from the segments when the journal is opened.
 
-After a failed write (disk full) the pending records stay in memory; `check` refuses further commands and
-tries again at most once a second: once there is room, the journal goes on by itself.
+After a failed write (disk full) the pending records stay in memory. `check` refuses further commands and
+tries again at most once per second: once there is room, the journal goes on by itself. After a fault of the
+program, in any of the three tasks, the journal `is_broken`: only a new process can go on.
 
     append, store --> pending --(flush task)--> journal's thread: segments --> wakes `durable` waiters
-                                                    `--> tables' thread: SQLite
+                                                    |
+                                                    +--(task of `TableWriter`)--> tables' thread: SQLite
+                                                    +--(compaction task)--> tables' thread: SQLite, segments
 """
 
 import asyncio
@@ -22,8 +26,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,8 +37,6 @@ from astraflow.dataflow.compaction import Compaction, CompactionPlan
 from astraflow.dataflow.core.commands import Command, Event, PayloadRef
 from astraflow.dataflow.journal_check import check_database, check_end, check_header
 from astraflow.dataflow.journal_folder import catch_up, locked, newest_record, opened
-from astraflow.dataflow.journal_tables import RETRY_S, TableRows, TableWriter
-from astraflow.dataflow.journal_thread import JobFailedError, JournalThread
 from astraflow.dataflow.records import (
     DATABASE,
     UNREADABLE,
@@ -55,6 +57,7 @@ from astraflow.dataflow.records import (
 )
 from astraflow.dataflow.replay import Replayable, replay
 from astraflow.dataflow.segments import PendingWrite, SegmentStore, checked_end
+from astraflow.dataflow.table_writer import RETRY_S, InsertRows, TableRows, TableWriter, insert_rows
 from astraflow.errors import Error, JournalError
 from astraflow.types import BusySpan
 
@@ -112,8 +115,11 @@ class Journal:
         snapshot_every: int = 80_000,
         segment_bytes: int = 256 * 1024 * 1024,
         retained_steps: int = sys.maxsize,
+        insert: InsertRows = insert_rows,
     ) -> None:
-        """Opens or creates the folder. `retained_steps`: committed steps whose payloads are kept.
+        """Opens or creates the folder.
+
+        `retained_steps`: committed steps whose payloads are kept. `insert`: puts rows into the tables.
 
         Raises: JournalError if it is in use, damaged or not writable.
         """
@@ -128,15 +134,15 @@ class Journal:
             if isinstance(err, Error):
                 raise
             raise JournalError(f"{folder / DATABASE} cannot be opened: {err}") from err
-        self._thread = JournalThread("journal")
-        self._tables = TableWriter(self._db, on_broken=lambda: self.on_broken())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._tables = TableWriter(self._db, insert=insert, on_broken=lambda: self.on_broken())
         self._pending = _Pending()
         self._in_flight: _Pending | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._failure: JournalError | None = None
         self._failed_at = 0.0
         self._is_closed = False
-        self._is_broken = False
+        self._fault: BaseException | None = None
         self.on_broken: Callable[[], None] = _ignore
         """Called at once when `is_broken` becomes true."""
         self._last_snapshot = self._seq
@@ -209,12 +215,13 @@ class Journal:
     @property
     def is_broken(self) -> bool:
         """Whether a part failed by a fault of the program: only a new process can go on."""
-        return self._is_broken or isinstance(self._tables.failure, JobFailedError)
+        return self._fault is not None or self._tables.is_broken
 
     @property
     def failure(self) -> JournalError | None:
         """Why the journal cannot be written now, if so."""
-        return self._failure or (self._refused(err) if (err := self._tables.failure) is not None else None)
+        error = self._fault or self._tables.failure
+        return self._failure if error is None else self._refused(error)
 
     def check(self) -> None:
         """Call before a command is applied. Raises: JournalError if it cannot be written now, or is
@@ -295,21 +302,27 @@ class Journal:
             self._compacting = asyncio.get_running_loop().create_task(
                 self._compact(work, self._seq), name="journal compaction"
             )
+            self._compacting.add_done_callback(self._compaction_ended)
 
     async def _compact(self, work: Compaction, seq: int) -> None:
-        """One piece after another, flushes in between, until done or no longer wanted (`close`)."""
-        error: Exception | None = None
-        with contextlib.suppress(JournalError):
+        """Does one piece after another, with flushes in between, until done or no longer wanted (`close`)."""
+        try:
             await self.durable(seq)
             await self._tables.settle()
-            while not work.is_done and not self._is_closing and error is None and self.failure is None:
-                error = await self._tables.run(work.step)
-        await self._tables.run(work.close)
-        if error is not None:
-            _log.error("the journal %s grows: %s", self.folder, error)
-            if isinstance(error, JobFailedError):
-                self._break()
+            while not work.is_done and not self._is_closing and self.failure is None:
+                await self._tables.run(work.step)
+        except JournalError as err:
+            if self.failure is None:
+                _log.error("the journal %s grows: %s", self.folder, err)
+        finally:
+            await self._tables.run(work.close)
+
+    def _compaction_ended(self, task: asyncio.Task[None]) -> None:
+        """A compaction that raised met a fault of the program: the next one would meet it too."""
         self._compacting = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("the journal's compaction failed", exc_info=error)
+            self._break(error)
 
     def snapshot(self, core: Replayable) -> None:
         """Adds a snapshot of the core as of the newest record, at once."""
@@ -359,7 +372,7 @@ class Journal:
             await self.flushed()
         finally:
             self._is_closed = True
-            self._thread.close()
+            self._thread.shutdown()
             self._tables.close()
             self._segments.close()
             self._db.close()
@@ -380,37 +393,39 @@ class Journal:
 
     async def _flush(self) -> None:
         """Writes groups until none is pending, or one fails. Woken by `_start_flush`; wakes `durable`."""
+        loop = asyncio.get_running_loop()
         while not self._pending.tables.is_empty:
-            group, self._pending = self._pending, _Pending()
+            group = self._pending
+            self._pending = _Pending()
             self._in_flight = group
             group.log_records(self._segments)
-            error = await self._thread.run(partial(self._write, group.writes)) if group.writes else None
-            if error is not None:
-                if isinstance(error, JobFailedError):
-                    self._is_closed = True
-                    self._break()
-                self._fail(group, error)
-                break
+            if group.writes:
+                try:
+                    await loop.run_in_executor(self._thread, self._segments.write, group.writes)
+                except OSError as err:
+                    self._fail(group, err)
+                    break
             self._failure = None
             self._durable_seq = max(self._durable_seq, group.tables.newest)
             self._in_flight = None
             group.done.set()
             self._tables.add(group.tables)
             await asyncio.sleep(_PAUSE_S)
+        # Here, not when the task has ended: what is appended between the two must begin a new one.
         self._flusher = None
 
     def _flush_ended(self, task: asyncio.Task[None]) -> None:
-        """A flush that raised has lost its group: nothing more is accepted, whoever waits is told."""
+        """A flush that raised has lost its group: nothing more is accepted, and whoever waits is told."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         _log.critical("the journal's flush failed", exc_info=error)
         self._flusher = None
         self._is_closed = True
-        self._break()
+        self._break(error)
         self._fail(self._in_flight or _Pending(), error)
 
-    def _break(self) -> None:
-        self._is_broken = True
+    def _break(self, error: BaseException) -> None:
+        self._fault = error
         self.on_broken()
 
     def _fail(self, group: _Pending, err: BaseException) -> None:
@@ -428,18 +443,15 @@ class Journal:
             done.set()
 
     def _refused(self, err: BaseException) -> JournalError:
+        if self.is_broken:
+            return JournalError(
+                f"the journal {self.folder} failed by a fault of the program ({type(err).__name__}: {err}). "
+                "What was acknowledged is safe; the dataflow ends, and restarts from its journal"
+            )
         return JournalError(
             f"the journal {self.folder} cannot be written: {err}. What was acknowledged is safe. Free space "
             "or mend the disk: the dataflow then goes on by itself, and senders retry"
         )
-
-    def _write(self, writes: Sequence[PendingWrite]) -> Exception | None:
-        """In the journal's thread."""
-        try:
-            self._segments.write(writes)
-        except OSError as err:
-            return err
-        return None
 
 
 def _ignore() -> None:

@@ -1,8 +1,8 @@
 import asyncio
 import contextlib
+import logging
 import shutil
 import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 from astraflow.dataflow.core.commands import AddWorker, Command, Decision, FateDecided, PushTaskIds
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.records import JournalReader, PlanRow
+from astraflow.dataflow.table_writer import TableRows, insert_rows
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import BusySpan
 
@@ -195,22 +196,29 @@ async def test_what_a_crash_kept_from_the_tables_is_there_after_the_restart(tmp_
     await again.close()
 
 
-async def test_tables_that_cannot_be_written_refuse_commands_until_they_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal, core = Journal(tmp_path), Counter()
+class Disk:
+    """Puts rows into the tables while there is room."""
 
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+    def __init__(self) -> None:
+        self.is_full = False
 
-    with monkeypatch.context() as patched:
-        patched.setattr("astraflow.dataflow.journal_tables.insert_records", full)
-        await journal.durable(record(journal, core, "a"))
-        with pytest.raises(JournalError, match="disk is full"):
-            await journal.flushed()
-        with pytest.raises(JournalError, match="disk is full"):
-            journal.check()
-        assert not journal.is_broken
+    def insert(self, database: sqlite3.Connection, rows: TableRows) -> None:
+        if self.is_full:
+            raise sqlite3.OperationalError("database or disk is full")
+        insert_rows(database, rows)
+
+
+async def test_tables_that_cannot_be_written_refuse_commands_until_they_can(tmp_path: Path) -> None:
+    disk = Disk()
+    journal, core = Journal(tmp_path, insert=disk.insert), Counter()
+    disk.is_full = True
+    await journal.durable(record(journal, core, "a"))
+    with pytest.raises(JournalError, match="disk is full"):
+        await journal.flushed()
+    with pytest.raises(JournalError, match="disk is full"):
+        journal.check()
+    assert not journal.is_broken
+    disk.is_full = False
     async with asyncio.timeout(10):
         while journal.failure is not None:
             await asyncio.sleep(0.05)
@@ -222,22 +230,66 @@ async def test_tables_that_cannot_be_written_refuse_commands_until_they_can(
         assert [row.seq for row in reader.records()] == [1, 2]
 
 
-async def test_a_table_writer_that_fails_by_a_fault_of_its_own_breaks_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal, core = Journal(tmp_path), Counter()
+class Ending:
+    """A process that ends when its journal is broken."""
 
+    def __init__(self, journal: Journal) -> None:
+        self.num_calls = 0
+        journal.on_broken = self.end
+
+    def end(self) -> None:
+        self.num_calls += 1
+
+
+def faults(caplog: pytest.LogCaptureFixture) -> list[type[BaseException]]:
+    """What was logged as critical, with its trace."""
+    critical = [entry for entry in caplog.records if entry.levelno == logging.CRITICAL]
+    return [entry.exc_info[0] for entry in critical if entry.exc_info and entry.exc_info[0]]
+
+
+async def test_a_table_writer_that_fails_by_a_fault_of_its_own_breaks_the_journal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def faulty(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("astraflow.dataflow.journal_tables.insert_records", faulty)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    journal, core = Journal(tmp_path, insert=faulty), Counter()
+    ending = Ending(journal)
     await journal.durable(record(journal, core, "a"))
-    with pytest.raises(JournalError, match="thread failed"):
+    with pytest.raises(JournalError, match="fault of the program \\(ZeroDivisionError"):
         await journal.flushed()
-    assert journal.is_broken
+    assert (journal.is_broken, ending.num_calls, faults(caplog)) == (True, 1, [ZeroDivisionError])
     with pytest.raises(JournalError):
         await journal.close()
+    again = Journal(tmp_path)
+    assert again.seq == 1
+    await again.close()
+
+
+class Unreadable(Counter):
+    """A core whose state cannot be encoded to its end."""
+
+    def snapshot_parts(self) -> Iterator[bytes]:
+        yield b"a"
+        raise ZeroDivisionError
+
+
+async def test_a_compaction_that_fails_by_a_fault_of_its_own_breaks_the_journal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, core = Journal(tmp_path, snapshot_every=1), Unreadable()
+    ending = Ending(journal)
+    await journal.durable(record(journal, core, "a"))
+    journal.snapshot_if_due(core)
+    async with asyncio.timeout(10):
+        with pytest.raises(JournalError, match="fault of the program \\(ZeroDivisionError"):
+            await journal.flushed()
+    assert (journal.is_broken, ending.num_calls, faults(caplog)) == (True, 1, [ZeroDivisionError])
+    with pytest.raises(JournalError):
+        await journal.close()
+    again = Journal(tmp_path)
+    assert again.recover(new=Counter, restored=restored).names == ["a"]
+    await again.close()
 
 
 async def test_spans_and_plans_are_kept_without_a_record(tmp_path: Path) -> None:
