@@ -69,3 +69,24 @@ async def test_a_hostile_source_alone_ends_the_fetch_and_the_version_before_stay
         assert_equal(await receiver.fetch(first), tensors)
         assert inner.num_requests == 0
         await receiver.close()
+
+
+@pytest.mark.parametrize("kind", ["silent", "drips_head", "endless", "redirects", "hangs_up"])
+async def test_a_joiner_asks_another_source_for_the_base_of_a_delta(tmp_path: Path, kind: str) -> None:
+    async with (
+        swarm(tmp_path, num_peers=0, num_others=1, delta=True) as rig,
+        hostile("silent") as (inner, inner_url),
+        hostile(kind) as (source, url),
+    ):
+        source.inner_url = inner_url
+        tensors = weights(num_chunks=8)
+        await rig.client.publish("actor", 0, tensors, {})
+        tensors[0].data[:64] += 1
+        delta = await rig.client.publish("actor", 1, tensors, {})
+        assert delta.kind == "delta"
+        delta = msgspec.structs.replace(delta, sources=(SourceLink(kind="http", url=url), *delta.sources))
+        began_s = time.monotonic()
+        assert_equal(await rig.receivers[0].fetch(delta), tensors)
+        assert time.monotonic() - began_s < SOON_S
+        assert source.num_requests > 0
+        assert inner.num_requests == 0
