@@ -88,6 +88,7 @@ async def state_of(run: Run) -> tuple[int, StatusReply]:
     """The newest record, and what a viewer sees, without the clock."""
     status = await run.client.status()
     workers = tuple(msgspec.structs.replace(worker, last_seen_s=0.0) for worker in status.workers)
+    await run.journal.flushed()  # the tables follow the records that were answered for
     with closing(sqlite3.connect(run.folder / DATABASE)) as database:
         (seq,) = database.execute("SELECT MAX(seq) FROM records").fetchone()
     return seq, msgspec.structs.replace(status, now_s=0.0, waits=(), workers=workers)
