@@ -38,8 +38,8 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.ingest import facts_of
 from astraflow.envs.scoring import extract_answer
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import export_tensors, fit_tensors, load_causal_lm
-from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.slots import Slots

@@ -11,9 +11,9 @@ import statistics
 from astraflow.envs.scoring import make_reward
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.models.loading import export_tensors, load_causal_lm
-from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer

@@ -28,11 +28,11 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.evaluation import EvalSize, evaluate
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.targets import host_models
-from astraflow.protocols import WeightSnapshot
 from astraflow.weights.snapshot import read_model
 from astraflow.weights.stored import StoredVersions
 from harness import report, show_table

@@ -42,6 +42,7 @@ from transformers.utils import logging as transformers_logging
 from astraflow.config import load_mapping, parse_config
 from astraflow.dataflow.audit import audit
 from astraflow.envs.sources import make_source
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import PolicyConfig, Recipe, load_recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.run import launch
@@ -49,7 +50,6 @@ from astraflow.losses.config import GrpoLossConfig
 from astraflow.models.loading import host_tensor
 from astraflow.models.spec import load_spec
 from astraflow.models.tiny import init_model
-from astraflow.protocols import WeightSnapshot
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.manifest import tensors_of, verify
 from harness import report, show_table

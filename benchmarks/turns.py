@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.config import parse_config
-from astraflow.protocols import HostTensor, StepResult
+from astraflow.host_tensors import HostTensor
+from astraflow.protocols import StepResult
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import Batch

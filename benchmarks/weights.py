@@ -27,7 +27,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.service import ServiceClient, run_service
 from astraflow.types import SourceLink
 from astraflow.weights.codec.delta import apply_delta, parse_delta

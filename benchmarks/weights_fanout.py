@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.service import ServiceClient, run_service
 from astraflow.types import Manifest, PublisherHealth, SourceLink
 from astraflow.weights.config import WeightsConfig

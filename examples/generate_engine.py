@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.errors import RolloutError
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import empty_causal_lm, install_tensors
-from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.protocols import Capacity
 from astraflow.types import BusySpan, GenerateRequest, Generation
 
 __all__ = ["GenerateEngine"]

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import export_tensors, in_dtype
-from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from transfer_driver import digest_of

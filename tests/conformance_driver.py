@@ -20,7 +20,7 @@ from astraflow.conformance.trainer_played import PlayedRun
 from astraflow.conformance.versions import PublishedVersions, Tearing
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
-from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.service import RolloutService
 from astraflow.service import MemoryTransport, Reply, ServiceClient, Transport

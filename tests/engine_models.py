@@ -15,8 +15,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.loading import export_tensors
-from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 

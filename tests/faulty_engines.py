@@ -2,7 +2,7 @@
 
 import msgspec
 
-from astraflow.protocols import WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import HistoryRewrittenError, RefusedError, RolloutError, UnavailableError
-from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Capacity
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.types import (
     BusySpan,

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import install_tensors
-from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.config import SglangEngineConfig, VllmEngineConfig
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.rollout.engines.server_engine import ServerEngine

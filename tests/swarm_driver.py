@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.service import HttpServer, ServiceClient
 from astraflow.types import Manifest, PublisherHealth, SourceLink
 from astraflow.weights.config import WeightsConfig

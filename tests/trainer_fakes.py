@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from astraflow.errors import DataError, FencedError, RefusedError
-from astraflow.protocols import HostTensor, StepResult, TrainerBackend
+from astraflow.host_tensors import HostTensor
+from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import (

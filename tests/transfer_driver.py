@@ -15,7 +15,7 @@ import numpy as np
 
 from astraflow import wire
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.service import ServiceClient, run_service
 from astraflow.types import Manifest, SourceLink
 from astraflow.weights import manifest

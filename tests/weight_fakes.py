@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from astraflow.protocols import ChunkReader, HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import ITEM_BYTES
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
-from astraflow.weights.readers import HttpReader
+from astraflow.weights.readers import ChunkReader, HttpReader
 from astraflow.weights.receiver import Receiver
 
 URL = "http://publisher"

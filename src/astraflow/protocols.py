@@ -1,8 +1,14 @@
-"""Every seam of AstraFlow on one page. A seam has at least two implementations, one of them used by tests."""
+"""The seams that others implement: every part that a recipe or a caller can replace, and only those.
 
-# size: the one page of all seams
+Each seam is a `Protocol` of a few methods (or a plain function), with the values that only this seam uses.
+Each has at least two implementations, one of them used by tests. A class implements a seam by having its
+methods; nothing is inherited or registered.
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+What crosses several seams is defined elsewhere: items of the network in `types`, facts about groups in
+`facts`, weights in `host_tensors`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -10,46 +16,27 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.facts import Outcome
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.types import (
     Batch,
     BusySpan,
-    Commit,
-    EpisodeResults,
     GenerateRequest,
     Generation,
-    Heartbeat,
-    HeartbeatReply,
-    LeaseReply,
-    LeaseRequest,
     Manifest,
     Message,
     MetricItem,
-    Publication,
-    PublicationReply,
-    PushTasks,
-    PushTasksReply,
-    Receipts,
-    RegisterWorker,
-    Registration,
-    Release,
-    Session,
-    SessionRequest,
     Task,
     ToolSpec,
-    VersionsReply,
 )
 
 __all__ = [
     "Capacity",
-    "ChunkReader",
     "Completed",
     "Curator",
     "Engine",
-    "GroupFacts",
-    "HostTensor",
     "Launcher",
     "MetricSink",
-    "Outcome",
     "ProcessHandle",
     "ProcessSpec",
     "Publishes",
@@ -60,153 +47,14 @@ __all__ = [
     "TaskSource",
     "ToolRenderer",
     "TrainerBackend",
-    "TrainerLink",
-    "TrajectoryFacts",
-    "WeightChanges",
-    "WeightSnapshot",
-    "WorkerLink",
-    "episode_weights",
 ]
 
-Reward = Callable[[Task, str], float]
-"""Scores a completion; a plain function, run in a process pool with a hard deadline."""
 
-
-# --- data that crosses seams inside one process ---------------------------------------------------
-
-
-def episode_weights(episodes: Sequence[Hashable], num_tokens: Sequence[int]) -> tuple[float, ...]:
-    """The weight of each trajectory within its episode: its share of the trained tokens, so that splitting a
-    trajectory moves no weight. Equal shares in an episode without trained tokens.
-
-    Example: `episode_weights(["a", "b", "b"], [9, 1, 3])` is `(1.0, 0.25, 0.75)`.
-    """
-    if len(set(episodes)) == len(episodes):
-        return (1.0,) * len(episodes)
-    tokens: dict[Hashable, int] = {}
-    counts: dict[Hashable, int] = {}
-    for episode, num in zip(episodes, num_tokens, strict=True):
-        tokens[episode] = tokens.get(episode, 0) + num
-        counts[episode] = counts.get(episode, 0) + 1
-    return tuple(
-        num / tokens[episode] if tokens[episode] else 1 / counts[episode]
-        for episode, num in zip(episodes, num_tokens, strict=True)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class HostTensor:
-    """A tensor in host memory: `data` is its raw little-endian bytes as uint8 [num_bytes], C order."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    """`float32`, `float16` or `bfloat16`."""
-    data: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightChanges:
-    """Where a version can differ from version `base` of the same policy: an engine that serves that one need
-    touch nothing else.
-
-    Example: `for name, positions in changes.find().items(): weights[name].flat[positions] = ...`.
-    """
-
-    base: int
-    find: Callable[[], Mapping[str, NDArray[np.int64]]]
-    """Tensor name -> flat positions of elements, in any order; unnamed tensors are equal. Blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSnapshot:
-    """One verified version in host memory: tensors in manifest order, and the folder with config and
-    tokenizer. `changes`: what is new since an older version, if that is known and little."""
-
-    policy: str
-    version: int
-    tensors: tuple[HostTensor, ...]
-    model_dir: Path
-    changes: WeightChanges | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What an engine can take. `num_slots` requests may run at once; `max_context` counts prompt and
-    completion."""
-
-    num_slots: int
-    num_running: int
-    num_waiting: int
-    max_context: int
-    generated_tokens: int
-    """Since start; never falls."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryFacts:
-    """What credit and filters may know of a trajectory: no tokens."""
-
-    episode_idx: int
-    role: str
-    reward: float
-    turn_rewards: tuple[float, ...]
-    turn_spans: tuple[tuple[int, int], ...]
-    num_tokens: int
-    num_trained_tokens: int
-    is_truncated: bool
-    state_keys: tuple[int, ...] = ()
-    """One a turn: equal where the policy was shown the same state."""
-    repeated_frac: float = 0.0
-    """Share of its 8-grams of sampled tokens that came before in it; 0 unless a filter may ask for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """One policy's trajectories of one group, ordered by (episode_idx, position in the episode).
-
-    An episode has several trajectories of one role where its history forked, or where its workflow holds
-    several conversations; a statistic of the group that counts trajectories would count such an episode more
-    than once. `weights` prevents that.
-    Example: `sum(w * t.reward for w, t in zip(facts.weights, facts.trajectories)) / sum(facts.weights)`.
-    """
-
-    policy: str
-    group_id: int
-    trajectories: tuple[TrajectoryFacts, ...]
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """One number per trajectory; those of one episode and role sum to 1."""
-        return episode_weights(
-            [(t.episode_idx, t.role) for t in self.trajectories],
-            [t.num_trained_tokens for t in self.trajectories],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What curators may know of a completed group of a task, before any filter."""
-
-    task_idx: int
-    groups: Mapping[str, GroupFacts]
-    """Each policy's trajectories, if it has any; under "" one of the reward `score` for each good episode."""
-    versions: Mapping[str, int]
-    """Each policy's newest version; under "" the sum of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one optimizer step of a backend reports."""
-
-    metrics: tuple[MetricItem, ...]
-
-
-# --- dataflow -------------------------------------------------------------------------------------
+# --- tasks and the choice among them --------------------------------------------------------------
 
 
 class TaskSource(Protocol):
-    """A fixed, ordered set of tasks. The same index is the same task for ever."""
+    """A fixed, ordered set of tasks. The same index always gives the same task."""
 
     def __len__(self) -> int: ...
 
@@ -214,18 +62,40 @@ class TaskSource(Protocol):
 
 
 class Curator(Protocol):
-    """Decides which task is drawn next. Deterministic: its only state is what `state` returns, which need not
-    be a copy."""
+    """Decides which task is drawn next. Deterministic: its only state is what `state` returns."""
 
     def next(self) -> int:
         """Index of the next task to draw."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
-        """Outcome of a completed group."""
+        """Learns the outcome of a completed group."""
         ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs. The caller does not change it, so it need not be a copy."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class TaskGate(Protocol):
+    """A curator that proposes no tasks itself, but may pass over those that another one proposes.
+
+    Deterministic, like `Curator`.
+    """
+
+    def why_skip(self, task_idx: int) -> str:
+        """Why the task is passed over this time, in one word; empty if it is drawn."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learns the outcome of a completed group."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs. Values that are floats are also reported as metrics."""
+        ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
@@ -243,72 +113,32 @@ class Completed(Protocol):
     def advantage_square_sum(self) -> float: ...
 
 
-class TaskGate(Protocol):
-    """A curator that proposes no task, but may pass over those that another proposes. As deterministic."""
-
-    def why_skip(self, task_idx: int) -> str:
-        """In one word, why the task is passed over this time; empty if it is not."""
-        ...
-
-    def observe(self, outcome: Outcome) -> None:
-        """Outcome of a completed group."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Its values that are floats are reported as metrics."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
-class WorkerLink(Protocol):
-    """A rollout service's way to the dataflow; `dataflow.client` implements it over HTTP or in memory.
-
-    Calls retry until the dataflow answers or their patience ends (UnavailableError); a refusal is
-    RefusedError.
-    """
-
-    async def register(self, request: RegisterWorker) -> Registration: ...
-
-    async def heartbeat(self, worker_id: str, beat: Heartbeat) -> HeartbeatReply: ...
-
-    async def drain(self, worker_id: str) -> None: ...
-
-    async def leases(self, request: LeaseRequest) -> LeaseReply: ...
-
-    async def episodes(self, results: EpisodeResults) -> Receipts: ...
-
-    async def push_tasks(self, tasks: PushTasks) -> PushTasksReply: ...
-
-    async def versions(self, policy: str, *, after: int, wait_s: float = 25.0) -> VersionsReply: ...
-
-
-class TrainerLink(Protocol):
-    """A trainer's way to the dataflow."""
-
-    async def attach(self, policy: str, request: SessionRequest) -> Session: ...
-
-    async def batch(
-        self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
-    ) -> Batch | None:
-        """Waits for the slice of a step; None if the run ended first."""
-        ...
-
-    async def publish(self, policy: str, publication: Publication) -> PublicationReply: ...
-
-    async def commit(self, policy: str, commit: Commit) -> None: ...
-
-    async def release(self, policy: str, release: Release) -> None: ...
+Reward = Callable[[Task, str], float]
+"""Scores a completion. A plain function that runs in a process pool, with a hard deadline."""
 
 
 # --- rollout --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How many requests an engine can take, and how many it has."""
+
+    num_slots: int
+    """Requests that may run at once."""
+    num_running: int
+    num_waiting: int
+    max_context: int
+    """Largest number of tokens of a request: prompt and completion together."""
+    generated_tokens: int
+    """Tokens generated since the engine started; never falls."""
 
 
 class Engine(Protocol):
     """Generates for one policy. All methods are called from one event loop."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Tokens, logprobs and the version of each token. Raises RolloutError."""
+        """Returns tokens, their logprobs, and the version that made each token. Raises: RolloutError."""
         ...
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -316,21 +146,22 @@ class Engine(Protocol):
         ...
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Installs a version in slot `live` (running requests go on with it) or `pinned` (for evaluation).
-        Given the version that the slot has, returns once it serves.
+        """Installs a version in slot `live` (running requests continue with it) or `pinned` (for evaluation).
 
-        Raises: WeightsError; the old version then keeps serving.
+        Returns once the version is being served; if the slot holds it already, nothing else is done.
+
+        Raises: WeightsError; the engine then continues to serve the old version.
         """
         ...
 
     async def pause(self) -> None:
-        """Stops stepping; requests stay."""
+        """Stops generating; requests stay."""
         ...
 
     async def resume(self) -> None: ...
 
     def capacity(self) -> Capacity:
-        """Raises: ServiceError if the engine will never serve again, which ends the rollout service."""
+        """Raises: ServiceError if the engine will never serve again; this ends the rollout service."""
         ...
 
     def take_spans(self) -> tuple[BusySpan, ...]:
@@ -341,24 +172,25 @@ class Engine(Protocol):
 
 
 class Renderer(Protocol):
-    """Knows the chat template. Extends exact token prefixes; never re-tokenises what was sampled."""
+    """Knows the chat template. Extends exact token prefixes; never tokenizes sampled text again."""
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of a conversation up to and with the assistant's opening."""
+        """Token ids of a conversation, up to and including the opening of the assistant's next message."""
         ...
 
     def extend(
         self, prefix: Sequence[int], history: Sequence[Message], messages: Sequence[Message]
     ) -> tuple[int, ...]:
-        """`prefix` (the ids of `history`, which ends in a completion) plus the ids of further messages and
-        the assistant's opening.
+        """Appends further messages and the opening of the assistant's next message to `prefix`.
+
+        `prefix` holds the token ids of `history`, which ends with a completion.
 
         Raises: HistoryRewrittenError if the template renders `history` differently once `messages` follow.
         """
         ...
 
     def parse(self, token_ids: Sequence[int]) -> Message:
-        """The assistant message of sampled ids, without stop tokens."""
+        """The assistant's message that the sampled ids stand for, without stop tokens."""
         ...
 
     @property
@@ -372,38 +204,46 @@ class ToolRenderer(Renderer, Protocol):
     def with_tools(self, tools: Sequence[ToolSpec]) -> Renderer:
         """The renderer of conversations with these tools.
 
-        Raises: RolloutError if the chat template shows no tools.
+        Raises: RolloutError if the chat template cannot show tools.
         """
         ...
 
 
-# --- trainer --------------------------------------------------------------------------------------
+# --- training and publishing ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a backend reports after the optimizer steps of one batch."""
+
+    metrics: tuple[MetricItem, ...]
 
 
 class TrainerBackend(Protocol):
-    """Owns model and optimizer of one policy."""
+    """Owns the model and the optimizer of one policy."""
 
     def train_step(self, batch: Batch) -> StepResult:
-        """All optimizer steps of one batch."""
+        """Does all optimizer steps of one batch."""
         ...
 
     def export(self) -> Sequence[HostTensor]:
-        """The current weights in host memory, Hugging Face names and layout; a copy that training leaves
-        alone."""
+        """A copy of the current weights in host memory, with Hugging Face names and layout.
+
+        Later training steps do not change the copy.
+        """
         ...
 
     def save(self, folder: Path) -> None:
-        """Everything needed to go on bit-exactly: model, optimizer, scheduler, RNG, step."""
+        """Writes what is needed to continue bit-exactly: model, optimizer, scheduler, random state, step."""
         ...
 
-    def load(self, folder: Path) -> None: ...
-
-
-# --- weights --------------------------------------------------------------------------------------
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote."""
+        ...
 
 
 class Publishes(Protocol):
-    """A trainer's way to its publisher."""
+    """How a trainer publishes the versions of its policy."""
 
     async def publish(
         self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
@@ -413,19 +253,11 @@ class Publishes(Protocol):
         ...
 
     async def forget(self, policy: str, needed: Sequence[int]) -> None:
-        """Chunks of versions that are neither needed nor among the newest may be deleted."""
+        """Allows the publisher to delete versions that are neither needed nor among the newest."""
         ...
 
 
-class ChunkReader(Protocol):
-    """Reads content-addressed chunks from one kind of source."""
-
-    async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
-        """Bytes `[start, end)` of a chunk. Raises UnavailableError or WeightsError."""
-        ...
-
-
-# --- launch, metrics ------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,9 +271,9 @@ class ProcessSpec:
     host: str = "localhost"
     max_restarts: int = 5
     ends_with_run: bool = False
-    """Exit code 0 is its normal end; without it, any end that nobody asked for is a crash."""
+    """True if exit code 0 is its normal end. Otherwise every end that nobody asked for is a crash."""
     longest_silence_s: float = 0.0
-    """It is restarted after so long without a sign of life; 0: never."""
+    """The process is restarted after this many seconds without a sign of life; 0 means never."""
 
 
 @runtime_checkable
@@ -452,7 +284,7 @@ class ProcessHandle(Protocol):
     def pid(self) -> int: ...
 
     async def wait(self) -> int:
-        """Its exit code; negative for a signal."""
+        """Waits for the end of the process. Returns its exit code, which is negative for a signal."""
         ...
 
     def terminate(self) -> None: ...
@@ -460,16 +292,21 @@ class ProcessHandle(Protocol):
     def kill(self) -> None: ...
 
     async def silence(self, longest_s: float) -> str:
-        """Returns once the process has shown no sign of life for `longest_s`, after it was asked to log the
-        stacks of its threads: what is known of its state, in words. Never returns for a process that has not
-        shown one yet."""
+        """Waits until the process has shown no sign of life for `longest_s` seconds.
+
+        Asks the process to log the stacks of its threads, then returns what is known of its state, in words.
+        Never returns for a process that has not shown a first sign of life.
+        """
         ...
 
 
 class Launcher(Protocol):
-    """Starts processes on hosts; one implementation a kind of cluster."""
+    """Starts processes on hosts; one implementation per kind of cluster."""
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle: ...
+
+
+# --- metrics --------------------------------------------------------------------------------------
 
 
 class MetricSink(Protocol):

@@ -19,7 +19,7 @@ from astraflow.algorithms.turn_discount import turn_discount
 from astraflow.dataflow.core.commands import PayloadRef, SampleView
 from astraflow.dataflow.core.normalize import normalized
 from astraflow.dataflow.core.state import ReadyGroup
-from astraflow.protocols import GroupFacts, TrajectoryFacts
+from astraflow.facts import GroupFacts, TrajectoryFacts
 
 
 def make_group(*rewards: float, roles: tuple[str, ...] = ()) -> GroupFacts:

@@ -17,11 +17,11 @@ from astraflow.algorithms.config import CreditConfig, ShapingConfig
 from astraflow.algorithms.credit import make_credit
 from astraflow.algorithms.shaping import make_shaping
 from astraflow.config import Config, Use
+from astraflow.facts import GroupFacts, TrajectoryFacts
 from astraflow.losses.auxiliary import CORRECTIONS, KL_ESTIMATORS
 from astraflow.losses.config import CorrectionConfig, LossConfig, NoCorrectionConfig
 from astraflow.losses.factory import make_loss
 from astraflow.losses.policy import LossInputs
-from astraflow.protocols import GroupFacts, TrajectoryFacts
 
 
 def by_name(union: Any) -> dict[str, Callable[[], Config]]:

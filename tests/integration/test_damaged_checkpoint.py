@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from astraflow.dataflow.audit import audit
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Manifest

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from astraflow.errors import RolloutError, WeightsError
-from astraflow.protocols import WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation, Sampling
 from engine_models import CHARACTERS, make_engine_on, make_model_folder, make_random_model, snapshot_of

@@ -5,7 +5,8 @@ import pytest
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.envs.config import ExactReward, JsonlSourceConfig, TasksConfig
-from astraflow.protocols import Engine, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService

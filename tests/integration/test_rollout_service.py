@@ -14,7 +14,8 @@ from astraflow.errors import (
     UnavailableError,
     WeightsError,
 )
-from astraflow.protocols import Engine, Renderer, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.errors import UnavailableError
-from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.service import HttpServer, ServiceClient
 from astraflow.types import Manifest
 from astraflow.weights.config import WeightsConfig

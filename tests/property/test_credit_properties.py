@@ -15,7 +15,7 @@ from astraflow.algorithms.filters import FILTERS
 from astraflow.algorithms.relative import group_mean
 from astraflow.algorithms.shaping import make_shaping
 from astraflow.config import Config, Use
-from astraflow.protocols import GroupFacts, TrajectoryFacts
+from astraflow.facts import GroupFacts, TrajectoryFacts
 
 
 def variants(union: Any) -> list[type[Config]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.types import TensorInfo
 from astraflow.weights.codec import encoder
 from astraflow.weights.codec.delta import apply_delta, parse_delta

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.types import Manifest
 from astraflow.weights.config import WeightsConfig

@@ -15,7 +15,7 @@ from astraflow.algorithms.rloo import rloo
 from astraflow.algorithms.role_balanced import role_balanced
 from astraflow.algorithms.turn_discount import turn_discount
 from astraflow.config import Use, check_args, load_attr
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["CREDIT", "Advantages", "Credit", "make_credit"]
 

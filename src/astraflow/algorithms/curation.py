@@ -6,7 +6,8 @@ from typing import Any
 from astraflow.algorithms.shuffle import Shuffle
 from astraflow.algorithms.weighted import Weighted
 from astraflow.errors import DataError
-from astraflow.protocols import Curator, Outcome, TaskGate
+from astraflow.facts import Outcome
+from astraflow.protocols import Curator, TaskGate
 from astraflow.types import MetricItem
 
 __all__ = ["Curation"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from astraflow.algorithms.task_history import MovingMeans, chance, mean_reward
-from astraflow.protocols import Outcome
+from astraflow.facts import Outcome
 
 __all__ = ["Curriculum"]
 

@@ -7,7 +7,7 @@ from astraflow.algorithms.config import FilterConfig
 from astraflow.algorithms.group_limits import length, repetition, reward_range, truncated
 from astraflow.algorithms.zero_variance import zero_variance
 from astraflow.config import Use, check_args, load_attr
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["FILTERS", "Filter", "make_filter"]
 

@@ -1,7 +1,7 @@
 """Credit `gae`: rewards as they are; the trainer's critic makes advantages of them (arXiv:1506.02438)."""
 
 from astraflow.algorithms.relative import turn_returns
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["gae"]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from astraflow.algorithms.group_relative import group_relative
 from astraflow.algorithms.relative import Floats, Scale, relative, turn_returns
-from astraflow.protocols import GroupFacts, episode_weights
+from astraflow.facts import GroupFacts, episode_weights
 
 __all__ = ["gigpo"]
 

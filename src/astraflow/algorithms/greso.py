@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from astraflow.algorithms.task_history import chance, mean_reward
 from astraflow.algorithms.zero_variance import zero_variance
-from astraflow.protocols import Outcome
+from astraflow.facts import Outcome
 
 __all__ = ["Greso"]
 

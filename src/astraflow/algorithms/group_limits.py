@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from astraflow.algorithms.relative import group_mean
-from astraflow.protocols import GroupFacts, episode_weights
+from astraflow.facts import GroupFacts, episode_weights
 
 __all__ = ["length", "repetition", "reward_range", "truncated"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from astraflow.algorithms.relative import by_role
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["opo"]
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from astraflow.algorithms.relative import by_role
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["pass_at_k_credit"]
 

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from astraflow.algorithms.relative import by_role
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["reinforce_plus_plus"]
 

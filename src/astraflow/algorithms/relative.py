@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.protocols import GroupFacts, TrajectoryFacts
+from astraflow.facts import GroupFacts, TrajectoryFacts
 
 __all__ = ["Floats", "Members", "Scale", "by_role", "group_mean", "relative", "turn_returns"]
 

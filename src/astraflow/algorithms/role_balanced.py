@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from astraflow.algorithms.relative import by_role, relative
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["role_balanced"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from astraflow.algorithms.config import ShapingConfig
 from astraflow.algorithms.relative import by_role
 from astraflow.config import Use, check_args, load_attr
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["SHAPING", "Shaping", "length_reward", "make_shaping", "overlong"]
 

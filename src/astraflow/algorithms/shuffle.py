@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from astraflow.protocols import Outcome
+from astraflow.facts import Outcome
 
 __all__ = ["Shuffle", "permuted"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import xxhash
 
 from astraflow.algorithms.relative import group_mean
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["MovingMeans", "chance", "mean_reward"]
 

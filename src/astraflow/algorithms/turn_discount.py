@@ -3,7 +3,7 @@
 import numpy as np
 
 from astraflow.algorithms.relative import Scale, by_role, relative, turn_returns
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["turn_discount"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from astraflow.algorithms.shuffle import Shuffle
-from astraflow.protocols import Outcome
+from astraflow.facts import Outcome
 
 __all__ = ["Weighted"]
 

@@ -1,6 +1,6 @@
 """Filter `zero_variance`: a group whose rewards are all equal carries no gradient (arXiv:2503.14476)."""
 
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 
 __all__ = ["zero_variance"]
 

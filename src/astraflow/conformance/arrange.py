@@ -23,11 +23,11 @@ from astraflow.conformance.trainer_played import PlayedRun
 from astraflow.conformance.versions import PublishedVersions, Tearing
 from astraflow.dataflow.ingest import vocab_size
 from astraflow.errors import ConfigError, DeadlineError
+from astraflow.host_tensors import HostTensor
 from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import run_info
 from astraflow.launch.preflight import open_sources
-from astraflow.protocols import HostTensor
 from astraflow.service import HttpServer, HttpTransport, ServiceClient
 from astraflow.types import RunInfo, Task
 from astraflow.weights.config import WeightsConfig

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from astraflow.conformance.played import Played
 from astraflow.conformance.report import Checks
 from astraflow.errors import Error, FencedError
-from astraflow.protocols import WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.service import item_response, read_item
 from astraflow.types import (
     PROTOCOL_VERSION,

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from astraflow.protocols import HostTensor, Publishes
+from astraflow.host_tensors import HostTensor
+from astraflow.protocols import Publishes
 from astraflow.types import Manifest
 
 __all__ = ["PublishedVersions", "Tearing", "shaken"]

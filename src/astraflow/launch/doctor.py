@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from astraflow.errors import Error
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.machine import (
     GIB,
@@ -30,7 +31,7 @@ from astraflow.launch.machine import (
 from astraflow.launch.preflight import OpenSources, check_model, check_recipe, open_sources
 from astraflow.launch.program import choose_addresses, num_threads
 from astraflow.launch.targets import host_models
-from astraflow.protocols import TaskSource, WeightSnapshot
+from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner

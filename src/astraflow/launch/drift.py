@@ -13,11 +13,12 @@ from pathlib import Path
 import xxhash
 
 from astraflow.errors import ConfigError, DeadlineError
+from astraflow.host_tensors import HostTensor
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.in_process import run_in_process
 from astraflow.launch.machine import Finding
 from astraflow.launch.preflight import check_recipe
-from astraflow.protocols import HostTensor, StepResult, TrainerBackend
+from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.config import OwnLoopBackendConfig, TorchBackendConfig

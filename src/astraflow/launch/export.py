@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.errors import ConfigError, WeightsError
+from astraflow.host_tensors import HostTensor
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.targets import chosen_policy
 from astraflow.models.adapters import merged
-from astraflow.protocols import HostTensor
 from astraflow.types import Manifest
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.snapshot import read_safetensors, snapshot_to_folder

@@ -16,10 +16,11 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.service import DataflowService
 from astraflow.errors import WeightsError
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import fingerprints, run_info, run_plan
 from astraflow.launch.preflight import OpenSources
-from astraflow.protocols import HostTensor, TrainerBackend, WeightSnapshot
+from astraflow.protocols import TrainerBackend
 from astraflow.rollout.engines.factory import engine_maker
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool

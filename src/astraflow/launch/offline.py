@@ -25,12 +25,13 @@ import xxhash
 
 from astraflow import wire
 from astraflow.errors import ConfigError, DataError
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, changes_between, refuse_changes, write_atomic
 from astraflow.launch.in_process import run_in_process
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
-from astraflow.protocols import HostTensor, StepResult, TrainerBackend, WeightSnapshot
+from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.columns import reward_mean
 from astraflow.trainer.offline import as_of_version_0, load_batch

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.errors import ConfigError, DataError
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import policy_info
 from astraflow.launch.preflight import check_model
-from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer
 from astraflow.weights.snapshot import read_model

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.errors import ConfigError
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import policy_info
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.shown import shown
-from astraflow.protocols import Engine, TaskSource, WeightSnapshot
+from astraflow.protocols import Engine, TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner

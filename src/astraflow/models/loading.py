@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from astraflow.errors import DataError, WeightsError
+from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import adapted_names, is_adapter, merged_weight, peft_names
-from astraflow.protocols import HostTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

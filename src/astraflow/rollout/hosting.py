@@ -17,8 +17,10 @@ from typing import Protocol
 import msgspec
 
 from astraflow.errors import DeadlineError, RolloutError, UnavailableError, WeightsError
-from astraflow.protocols import Engine, Renderer, WeightSnapshot, WorkerLink
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine, Renderer
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.slots import SlotName, VersionSlots
 from astraflow.rollout.waiting import unless
 from astraflow.types import Manifest, PolicyInfo, ServedVersions, VersionsReply

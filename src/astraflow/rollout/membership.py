@@ -4,20 +4,53 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from astraflow.errors import RefusedError
-from astraflow.protocols import WorkerLink
-from astraflow.types import RegisterWorker, Registration
+from astraflow.types import (
+    EpisodeResults,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    PushTasks,
+    PushTasksReply,
+    Receipts,
+    RegisterWorker,
+    Registration,
+    VersionsReply,
+)
 from astraflow.worker_ids import handle_of
 
-__all__ = ["Membership"]
+__all__ = ["Membership", "WorkerLink"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _UNKNOWN = "unknown_worker"
 """Code of a refusal: the dataflow dropped the service, or restarted without it."""
+
+
+class WorkerLink(Protocol):
+    """How a rollout service calls the dataflow; `dataflow.client` implements it over HTTP or in memory.
+
+    Each call is retried until the dataflow answers. It raises UnavailableError if no answer comes in time,
+    and RefusedError if the dataflow refuses the request.
+    """
+
+    async def register(self, request: RegisterWorker) -> Registration: ...
+
+    async def heartbeat(self, worker_id: str, beat: Heartbeat) -> HeartbeatReply: ...
+
+    async def drain(self, worker_id: str) -> None: ...
+
+    async def leases(self, request: LeaseRequest) -> LeaseReply: ...
+
+    async def episodes(self, results: EpisodeResults) -> Receipts: ...
+
+    async def push_tasks(self, tasks: PushTasks) -> PushTasksReply: ...
+
+    async def versions(self, policy: str, *, after: int, wait_s: float = 25.0) -> VersionsReply: ...
 
 
 class Membership:

@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from astraflow.errors import UnavailableError, WireError
-from astraflow.protocols import WorkerLink
-from astraflow.rollout.membership import Membership
+from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.types import EpisodeResult, EpisodeResults, Failure
 
 __all__ = ["Outbox"]

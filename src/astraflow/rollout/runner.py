@@ -14,7 +14,7 @@ import msgspec
 
 from astraflow import wire
 from astraflow.errors import DeadlineError, Error, RolloutError
-from astraflow.protocols import episode_weights
+from astraflow.facts import episode_weights
 from astraflow.rollout.deadlines import Deadlines
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.exits import guarded_tasks

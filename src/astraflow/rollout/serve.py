@@ -8,9 +8,11 @@ from pathlib import Path
 
 from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError
-from astraflow.protocols import Engine, WeightSnapshot, WorkerLink
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
+from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService

@@ -27,11 +27,12 @@ from typing import Any
 
 from astraflow.config import Use
 from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError
-from astraflow.protocols import Capacity, Engine, Renderer, WeightSnapshot, WorkerLink
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Capacity, Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.hosting import FetchesWeights, PolicyHost
-from astraflow.rollout.membership import Membership
+from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
 from astraflow.rollout.proposals import Proposing
 from astraflow.rollout.runner import EpisodeRunner, failure_of

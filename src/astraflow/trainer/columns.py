@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.errors import WireError
-from astraflow.protocols import episode_weights
+from astraflow.facts import episode_weights
 from astraflow.types import Sample
 
 __all__ = ["TEACHER_STREAM", "Columns", "columns_from_samples", "reward_mean", "sample_name"]

@@ -27,10 +27,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from astraflow.errors import DataError, RefusedError, ServiceError, UnavailableError
-from astraflow.protocols import HostTensor, Publishes, StepResult, TrainerBackend, TrainerLink
+from astraflow.host_tensors import HostTensor
+from astraflow.protocols import Publishes, StepResult, TrainerBackend
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore
 from astraflow.types import (
     Batch,
@@ -39,18 +40,37 @@ from astraflow.types import (
     Fingerprints,
     MetricItem,
     Publication,
+    PublicationReply,
     Release,
     Session,
     SessionRequest,
 )
 
-__all__ = ["STOP_S", "Trainer", "TrainerPlan", "run_trainer"]
+__all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerPlan", "run_trainer"]
 
 _log = logging.getLogger(__name__)
 _ResultT = TypeVar("_ResultT")
 
 STOP_S = 2.5
 """How long a stopped trainer may still work on its last step, its publication and its checkpoint."""
+
+
+class TrainerLink(Protocol):
+    """How a trainer calls the dataflow; `dataflow.client` implements it over HTTP or in memory."""
+
+    async def attach(self, policy: str, request: SessionRequest) -> Session: ...
+
+    async def batch(
+        self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
+    ) -> Batch | None:
+        """Waits for the slice of a step. Returns None if the run ended first."""
+        ...
+
+    async def publish(self, policy: str, publication: Publication) -> PublicationReply: ...
+
+    async def commit(self, policy: str, commit: Commit) -> None: ...
+
+    async def release(self, policy: str, release: Release) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ import numpy as np
 
 from astraflow import wire
 from astraflow.errors import DataError, WireError
+from astraflow.host_tensors import HostTensor
 from astraflow.losses.config import OfflineConfig
-from astraflow.protocols import HostTensor, StepResult, TrainerBackend
+from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.types import Batch, BatchTotals, MetricItem, Sample, VersionSpan
 
 __all__ = ["MixedBackend", "OfflineGroups", "as_of_version_0", "load_batch", "offline_files"]

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from astraflow.errors import Error, UnavailableError, WeightsError
-from astraflow.protocols import ChunkReader
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.manifest import hash_bytes
-from astraflow.weights.readers import FillsBuffer
+from astraflow.weights.readers import ChunkReader, FillsBuffer
 from astraflow.weights.standing import TOO_SLOW, Standing
 from astraflow.weights.swarm import Swarm, is_peer
 from astraflow.weights.threads import off_loop

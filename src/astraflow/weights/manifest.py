@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.types import Chunk, FileInfo, Manifest, TensorInfo
 from astraflow.weights.threads import shared_threads
 

@@ -1,5 +1,7 @@
-"""Ways to read a chunk, one class a kind of source. Each implements `protocols.ChunkReader`, and finds the
-manifests that lie beside the chunks."""
+"""Ways to read a chunk, one class per kind of source.
+
+Each class implements `ChunkReader`, and finds the manifests that are stored beside the chunks.
+"""
 
 import asyncio
 import os
@@ -15,10 +17,18 @@ from astraflow.types import Chunk, ChunkState, Manifest
 from astraflow.weights.peer import State
 from astraflow.weights.range_sockets import RangeSockets
 
-__all__ = ["FileReader", "FillsBuffer", "FindsManifests", "HttpReader"]
+__all__ = ["ChunkReader", "FileReader", "FillsBuffer", "FindsManifests", "HttpReader"]
 
 _ANSWER_S = 2.0
 """A peer answers this long after its wait at the latest."""
+
+
+class ChunkReader(Protocol):
+    """Reads content-addressed chunks from one kind of source."""
+
+    async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
+        """Bytes `[start, end)` of a chunk. Raises UnavailableError or WeightsError."""
+        ...
 
 
 @runtime_checkable

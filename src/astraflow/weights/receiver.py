@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.protocols import ChunkReader, WeightChanges, WeightSnapshot
+from astraflow.host_tensors import WeightChanges, WeightSnapshot
 from astraflow.service import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
 from astraflow.weights.bounds import available_bytes, check_fits, check_follows
@@ -35,7 +35,7 @@ from astraflow.weights.manifest import (
     tensors_of,
 )
 from astraflow.weights.peer import Spool, peer_ticket
-from astraflow.weights.readers import FileReader, FindsManifests, HttpReader
+from astraflow.weights.readers import ChunkReader, FileReader, FindsManifests, HttpReader
 from astraflow.weights.standing import Standing
 from astraflow.weights.stores import ObjectReader
 from astraflow.weights.swarm import Swarm

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.adapters import adapter_config, is_adapter, merged
-from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
 __all__ = ["model_files", "read_model", "read_safetensors", "snapshot_to_folder", "write_safetensors"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.errors import DataError, WeightsError, WireError
-from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.types import Chunk, Manifest
 from astraflow.weights.manifest import (
     check_file_name,

@@ -165,7 +165,7 @@ class Mirror:
 
 
 class ObjectReader:
-    """Reads chunks of `s3` sources; implements `protocols.ChunkReader`, and finds manifests."""
+    """Reads chunks of `s3` sources; implements `ChunkReader`, and finds manifests."""
 
     def __init__(self) -> None:
         self._stores: dict[str, ObjectStore] = {}

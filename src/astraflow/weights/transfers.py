@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.protocols import WeightChanges
+from astraflow.host_tensors import WeightChanges
 from astraflow.types import FileInfo, Manifest
 from astraflow.weights.codec.delta import Delta, apply_delta, parse_delta
 from astraflow.weights.codec.layout import ENCODING

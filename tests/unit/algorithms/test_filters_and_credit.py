@@ -20,7 +20,7 @@ from astraflow.algorithms.shaping import SHAPING
 from astraflow.algorithms.zero_variance import zero_variance
 from astraflow.config import Use
 from astraflow.errors import ConfigError
-from astraflow.protocols import GroupFacts, TrajectoryFacts
+from astraflow.facts import GroupFacts, TrajectoryFacts
 
 
 def make_group(*rewards: float, role: str = "actor") -> GroupFacts:

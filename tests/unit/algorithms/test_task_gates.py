@@ -24,7 +24,7 @@ from astraflow.algorithms.curators import GATES, make_curation
 from astraflow.algorithms.greso import Greso
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
-from astraflow.protocols import GroupFacts, Outcome, TrajectoryFacts
+from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts
 
 _ALL: tuple[CuratorConfig, ...] = (
     WeightedConfig(weights={"a": 2.0}),

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from astraflow.errors import ConfigError, DataError
+from astraflow.host_tensors import HostTensor
 from astraflow.launch.config import load_recipe
 from astraflow.launch.export import export_version
 from astraflow.launch.folder import RunFolder
-from astraflow.protocols import HostTensor
 from astraflow.types import FileInfo
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.manifest import build_manifest, pack

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from astraflow.errors import DataError, WeightsError
+from astraflow.host_tensors import HostTensor
 from astraflow.models.loading import (
     empty_causal_lm,
     export_tensors,
@@ -18,7 +19,6 @@ from astraflow.models.loading import (
     load_causal_lm,
     torch_tensor,
 )
-from astraflow.protocols import HostTensor
 from engine_models import make_model_folder, make_random_model
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from astraflow.errors import ConfigError, DataError, WeightsError
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.adapters import adapted_names, is_adapter, merged
 from astraflow.models.loading import (
     empty_causal_lm,
@@ -19,7 +20,6 @@ from astraflow.models.loading import (
     load_causal_lm,
     torch_tensor,
 )
-from astraflow.protocols import HostTensor, WeightSnapshot
 from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import Sample

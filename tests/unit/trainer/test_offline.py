@@ -7,8 +7,9 @@ import pytest
 
 from astraflow import wire
 from astraflow.errors import DataError
+from astraflow.host_tensors import HostTensor
 from astraflow.losses.config import AuxiliaryConfig, OfflineConfig
-from astraflow.protocols import HostTensor, StepResult
+from astraflow.protocols import StepResult
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.offline import MixedBackend, OfflineGroups

@@ -11,9 +11,10 @@ import torch
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError, TrainingError, WireError
+from astraflow.host_tensors import HostTensor
 from astraflow.losses.policy import LossInputs, LossOutput
 from astraflow.models.loading import load_causal_lm, torch_tensor
-from astraflow.protocols import HostTensor, StepResult
+from astraflow.protocols import StepResult
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import TrainConfig

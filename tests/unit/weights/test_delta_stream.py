@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireError
-from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.types import DeltaFile, HandOver, Manifest, PublisherHealth
 from astraflow.weights.codec.encoder import encode_delta

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from starlette.types import ASGIApp
 
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.types import Manifest, SourceLink
 from astraflow.weights.config import WeightsConfig

@@ -5,7 +5,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.types import Chunk, FileInfo, Manifest
 from astraflow.weights.manifest import (
     ALIGNMENT,

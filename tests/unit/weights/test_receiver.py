@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.protocols import WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.types import Manifest, SourceLink
 from astraflow.weights.readers import FileReader
 from astraflow.weights.receiver import Receiver

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from astraflow.errors import DataError, WeightsError
-from astraflow.protocols import HostTensor
+from astraflow.host_tensors import HostTensor
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.types import FileInfo
 from astraflow.weights.chunk_store import ChunkStore

@@ -20,7 +20,7 @@ from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
 from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import GroupState, ReadyGroup
 from astraflow.errors import Error
-from astraflow.protocols import GroupFacts, Outcome, TrajectoryFacts, episode_weights
+from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
 __all__ = ["ComponentError", "Discarded", "Judge", "called", "outcome_of"]
 

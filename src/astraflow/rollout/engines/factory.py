@@ -5,7 +5,8 @@ from collections.abc import Callable
 from functools import partial
 
 from astraflow.config import Use, check_args, load_attr
-from astraflow.protocols import Engine, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine
 from astraflow.rollout.config import (
     EngineConfig,
     PacedEngineConfig,

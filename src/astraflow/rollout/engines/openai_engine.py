@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, RolloutError, UnavailableError
-from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Capacity
 from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation, Message, Sampling
 
 __all__ = ["OpenAiEngine", "TextRenderer"]

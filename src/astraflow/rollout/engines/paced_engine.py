@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
-from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Capacity
 from astraflow.rollout.config import PacedEngineConfig
 from astraflow.rollout.engines.paced_device import PacedDevice, PacedJob
 from astraflow.rollout.engines.spans import BusyClock

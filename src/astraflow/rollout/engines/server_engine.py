@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, DataError, RolloutError, WeightsError
-from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Capacity
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.requests import check_sampling, check_tokens
 from astraflow.rollout.engines.server_api import ServerApi

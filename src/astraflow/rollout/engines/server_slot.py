@@ -26,7 +26,7 @@ from astraflow.errors import (
     UnavailableError,
     WeightsError,
 )
-from astraflow.protocols import WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_api import Gauges, Part, ServerApi
 from astraflow.rollout.engines.server_http import ServerHttp

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from astraflow.errors import RolloutError
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import empty_causal_lm, install_tensors
-from astraflow.protocols import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.forward import make_forward
 from astraflow.rollout.engines.jobs import Job

@@ -26,8 +26,9 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, Error, RolloutError, ServiceError, WeightsError
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import FittedTensors, fit_tensors
-from astraflow.protocols import Capacity, WeightSnapshot
+from astraflow.protocols import Capacity
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
 from astraflow.rollout.engines.requests import check_sampling, check_tokens

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from astraflow.errors import WeightsError
-from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import snapshot_to_folder
 
 __all__ = ["WeightsFolder"]

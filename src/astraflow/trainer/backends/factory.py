@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import cast
 
 from astraflow.config import Use, check_args, load_attr
-from astraflow.protocols import Engine, TrainerBackend, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine, TrainerBackend
 from astraflow.trainer.config import OwnLoopBackendConfig, PacedBackendConfig, TrainConfig
 from astraflow.trainer.offline import MixedBackend
 

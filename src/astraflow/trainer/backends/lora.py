@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from astraflow.errors import ConfigError
+from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import merged, peft_names
 from astraflow.models.loading import DtypeName, export_tensors, host_tensor, in_dtype
-from astraflow.protocols import HostTensor
 from astraflow.trainer.config import LoraConfig
 
 __all__ = ["Lora"]

@@ -19,8 +19,9 @@ from typing import Any
 
 from astraflow.config import check_args, load_attr
 from astraflow.errors import ConfigError, TrainingError
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.losses.config import AuxiliaryConfig
-from astraflow.protocols import Engine, HostTensor, StepResult, WeightSnapshot
+from astraflow.protocols import Engine, StepResult
 from astraflow.trainer.backends.tinker.client import TrainingClient
 from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, DataError, TrainingError
-from astraflow.protocols import HostTensor, StepResult
+from astraflow.host_tensors import HostTensor
+from astraflow.protocols import StepResult
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import PacedBackendConfig, TrainConfig
 from astraflow.types import Batch, MetricItem

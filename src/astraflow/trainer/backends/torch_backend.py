@@ -22,10 +22,11 @@ from torch import Tensor
 
 from astraflow.config import Config
 from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.host_tensors import HostTensor
 from astraflow.losses.factory import LossFunction, make_loss
 from astraflow.losses.policy import LossInputs
 from astraflow.models.loading import export_tensors, in_dtype, load_causal_lm
-from astraflow.protocols import HostTensor, StepResult
+from astraflow.protocols import StepResult
 from astraflow.trainer.backends import state_files
 from astraflow.trainer.backends.critic import load_critic
 from astraflow.trainer.backends.forward import Forward, LayoutTensors

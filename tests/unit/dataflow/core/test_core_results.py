@@ -7,7 +7,7 @@ import pytest
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import AttemptFailed, FateDecided, ResultDropped
 from astraflow.errors import RefusedError
-from astraflow.protocols import GroupFacts
+from astraflow.facts import GroupFacts
 from core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 

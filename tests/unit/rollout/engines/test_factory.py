@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError, WeightsError
-from astraflow.protocols import WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.rollout.engines.torch_engine import TorchEngine

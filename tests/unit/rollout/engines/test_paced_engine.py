@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
-from astraflow.protocols import Engine, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine
 from astraflow.rollout.config import PacedEngineConfig
 from astraflow.rollout.engines.factory import engine_maker
 from astraflow.rollout.engines.paced_device import PacedJob

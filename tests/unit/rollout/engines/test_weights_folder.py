@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from astraflow.errors import WeightsError
-from astraflow.protocols import HostTensor, WeightSnapshot
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.rollout.engines.weights_folder import WeightsFolder
 from astraflow.weights.snapshot import read_model
 

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from astraflow.config import check_args
 from astraflow.errors import ConfigError
+from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.losses.by_inputs import LOSSES_BY_INPUTS, cross_entropy
-from astraflow.protocols import Engine, HostTensor, WeightSnapshot
+from astraflow.protocols import Engine
 from astraflow.trainer.backends.tinker.sampling import ApiFuture, Sampler, SamplingClient
 from astraflow.trainer.backends.tinker.types import (
     AdamParams,

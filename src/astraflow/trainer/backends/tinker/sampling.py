@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from astraflow.errors import ConfigError
-from astraflow.protocols import Engine, WeightSnapshot
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.protocols import Engine
 from astraflow.trainer.backends.tinker.types import (
     ModelInput,
     SampledSequence,

@@ -1,0 +1,50 @@
+"""A version's weights in the memory of one host: what a trainer exports and an engine loads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HostTensor", "WeightChanges", "WeightSnapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTensor:
+    """A tensor in host memory: `data` is its raw little-endian bytes as uint8 [num_bytes], C order."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """`float32`, `float16` or `bfloat16`."""
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChanges:
+    """The positions at which a version can differ from version `base` of the same policy.
+
+    An engine that serves `base` may write only these positions; all others are equal.
+
+    Example: `for name, positions in changes.find().items(): weights[name].flat[positions] = ...`.
+    """
+
+    base: int
+    find: Callable[[], Mapping[str, NDArray[np.int64]]]
+    """Returns tensor name -> flat positions of elements, in any order. Tensors that it does not name are
+    equal. It blocks, so call it in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSnapshot:
+    """One verified version in host memory."""
+
+    policy: str
+    version: int
+    tensors: tuple[HostTensor, ...]
+    """In the order of the manifest."""
+    model_dir: Path
+    """Folder with the model's config and tokenizer."""
+    changes: WeightChanges | None = None
+    """What changed since an older version. None if that is unknown, or too much to be of use."""
