@@ -44,7 +44,8 @@ from astraflow.dataflow.core.commands import (
     RecordResult,
     ResultDropped,
 )
-from astraflow.dataflow.records import JournalReader, decode_commands, decode_events
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import decode_commands, decode_events
 from astraflow.errors import UnavailableError
 from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.run import Run, launch

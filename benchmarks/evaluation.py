@@ -35,7 +35,8 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.figures import intersection, total_s, union
 from astraflow.dataflow.ingest import lease_kind
-from astraflow.dataflow.records import JournalReader, Record, decode_commands, decode_events
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import Record, decode_commands, decode_events
 from astraflow.errors import ServiceError
 from astraflow.launch.config import load_recipe
 from astraflow.launch.folder import RunFolder

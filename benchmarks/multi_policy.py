@@ -41,7 +41,8 @@ import numpy as np
 import yaml
 
 from astraflow.dataflow.core.commands import EpisodeFacts, LeaseIssued, RecordResult
-from astraflow.dataflow.records import JournalReader, decode_commands, decode_events
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import decode_commands, decode_events
 from astraflow.launch.folder import RunFolder
 from astraflow.models.spec import load_spec
 from astraflow.models.tiny import init_model

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.dataflow.compaction import Compaction, CompactionPlan
-from astraflow.dataflow.journal_folder import opened
-from astraflow.dataflow.records import DATABASE, JournalReader
+from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.segments import SegmentStore
+from astraflow.dataflow.tables import DATABASE, open_database
 from dataflow_driver import ScriptedTrainer, ScriptedWorker
 
 SEGMENT = 4096
@@ -42,7 +42,7 @@ def compact(
     """Does that many pieces; whether the compaction was done before."""
     with JournalReader(folder) as reader:
         seq = max((row.seq for row in reader.records()), default=reader.compacted)
-    database, segments = opened(folder / DATABASE), SegmentStore(folder / "segments")
+    database, segments = open_database(folder / DATABASE), SegmentStore(folder / "segments")
     rounds = frozenset(range(99))
     plan = CompactionPlan(seq, iter(()), rounds, replayable, segments.end[0], retained_steps)
     work = Compaction(folder, database, segments, plan)

@@ -8,8 +8,8 @@ import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.records import JournalReader
-from astraflow.dataflow.samples import load_samples
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.transcripts import load_transcripts
 from astraflow.errors import JournalError
 from compaction_driver import SEGMENT, compact, edited, essence, train
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
@@ -32,14 +32,14 @@ def segments_of(folder: Path) -> int:
 async def test_the_audit_of_a_compacted_journal_says_the_same(tmp_path: Path) -> None:
     await half_run(tmp_path)
     before, num_segments = audit(tmp_path), segments_of(tmp_path)
-    samples = [messages for _, messages in load_samples(tmp_path, "train")]
+    samples = [messages for _, messages in load_transcripts(tmp_path, "train")]
     assert before.ok
     assert compact(tmp_path)
     after = audit(tmp_path)
     assert essence(after) == essence(before)
     assert before.num_payloads > after.num_payloads > 0
     assert segments_of(tmp_path) < num_segments
-    assert [messages for _, messages in load_samples(tmp_path, "train")] == samples
+    assert [messages for _, messages in load_transcripts(tmp_path, "train")] == samples
     with JournalReader(tmp_path) as reader:
         assert not list(reader.records())
         assert reader.compacted == before.num_records

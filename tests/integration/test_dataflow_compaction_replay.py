@@ -16,8 +16,10 @@ from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.commands import BatchTaken
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import PolicyPlan, RunPlan
-from astraflow.dataflow.records import DATABASE, JournalReader, decode_events
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import decode_events
 from astraflow.dataflow.segments import SegmentReader
+from astraflow.dataflow.tables import DATABASE
 from astraflow.types import PushTasks, Task
 from compaction_driver import SEGMENT, compact, edited, essence, train
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running

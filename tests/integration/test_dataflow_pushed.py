@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from astraflow.dataflow.audit import audit
-from astraflow.dataflow.samples import load_samples
+from astraflow.dataflow.transcripts import load_transcripts
 from astraflow.types import PushTasks, Task
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, running
 
@@ -24,7 +24,7 @@ async def test_the_result_that_completes_the_group_of_a_pushed_task_is_kept_to_b
             assert receipts.receipts[0].status == "accepted"
         again = await worker.send(await worker.answer(leases[0]))
         assert again.receipts[0].status == "dropped"
-    assert [row.task_id for row, _ in load_samples(tmp_path, "train")] == ["mine/1", "mine/1"]
+    assert [row.task_id for row, _ in load_transcripts(tmp_path, "train")] == ["mine/1", "mine/1"]
     assert audit(tmp_path).ok
 
 

@@ -12,7 +12,7 @@ from astraflow import wire
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.samples import load_samples
+from astraflow.dataflow.transcripts import load_transcripts
 from astraflow.errors import FencedError, RefusedError, UnavailableError, VersionMismatchError, WireError
 from astraflow.service import HttpServer, MemoryTransport, ServiceClient, TokenAuth
 from astraflow.types import (
@@ -76,8 +76,8 @@ async def test_a_whole_run_of_two_policies_with_evaluation_ends_and_its_audit_ho
     report = audit(tmp_path)
     assert report.problems == ()
     assert [policy.fates.trained for policy in report.policies] == [12, 12]
-    assert len(load_samples(tmp_path, "eval")) == 3 * len(evals)
-    assert {row.group_id for row, _ in load_samples(tmp_path, "train")} == {0}
+    assert len(load_transcripts(tmp_path, "eval")) == 3 * len(evals)
+    assert {row.group_id for row, _ in load_transcripts(tmp_path, "train")} == {0}
 
 
 async def test_a_lease_request_waits_for_the_first_version_and_wakes_at_once(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.records import JournalReader, SampleRow
+from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.segments import SegmentReader
+from astraflow.dataflow.tables import TranscriptRow
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, Heartbeat, Load
 from compaction_driver import SEGMENT, compact, train
@@ -46,7 +47,7 @@ def content_of(folder: Path) -> dict[str, Any]:
             "steps": reader.steps(),
             "evals": reader.evals(),
             "telemetry": reader.telemetry(),
-            "samples": [row for kind in ("eval", "train") for row in reader.samples(kind)],
+            "samples": [row for kind in ("eval", "train") for row in reader.transcripts(kind)],
             "books": reader.books(),
             "payloads": list(reader.payloads()),
         }
@@ -56,7 +57,7 @@ def content_of(folder: Path) -> dict[str, Any]:
     return content
 
 
-def messages_of(row: SampleRow, segments: SegmentReader) -> bytes:
+def messages_of(row: TranscriptRow, segments: SegmentReader) -> bytes:
     return row.data or segments.read(row.ref)
 
 

@@ -22,7 +22,7 @@ from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.openapi import openapi_document
-from astraflow.dataflow.records import DATABASE
+from astraflow.dataflow.tables import DATABASE
 from astraflow.service import MemoryTransport, TokenAuth
 from astraflow.types import StatusReply
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running

@@ -16,7 +16,8 @@ from astraflow.dataflow.core.commands import (
     StepCommitted,
 )
 from astraflow.dataflow.ingest import lease_kind
-from astraflow.dataflow.records import JournalReader, decode_commands, decode_events
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import decode_commands, decode_events
 from system_driver import SUMS, Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

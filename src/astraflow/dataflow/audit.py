@@ -1,14 +1,14 @@
 """Recomputes a run's accounting from its journal alone, and says where it does not hold.
 
-First the folder must be whole, by the same check as when the dataflow opens it (`journal_check`). Nothing of
-the core is used: records are read in order, their chain is checked, events are booked
-(`ledger`), and then every rule is checked: each drawn group ends in exactly one way for each policy; a
-trained group is in exactly one batch; batches are whole, in order and within the staleness bound; payloads
-are intact; no result counts twice. Works on a live run (one consistent moment, read only) and on a finished
-one.
+First the folder must be whole, by the same checks as when the dataflow opens it (`journal_check`). Nothing
+of the core is used. Records are read in order, their chain is checked, and their events are booked
+(`ledger`). Then every rule is checked: each drawn group ends in exactly one way for each policy; a trained
+group is first in exactly one batch; batches are whole, in order and within the staleness bound; payloads
+are intact; no result counts twice. It works on a live run (one consistent moment, read only) and on a
+finished one.
 
-Where records were compacted, it begins with the books of that moment, and checks the fates that were closed
-by then in their table: all are there, once and unchanged, and they give the figures of their steps.
+Where records were compacted, the audit begins with the books of that moment. It checks the fates that were
+closed by then in their table: all are there, once and unchanged, and they give the figures of their steps.
 """
 
 import contextlib
@@ -19,24 +19,26 @@ from pathlib import Path
 
 from rich.table import Table
 
-from astraflow.dataflow.books import Replayed
 from astraflow.dataflow.compaction import carried_ledger
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.journal_check import check_database, check_segments
-from astraflow.dataflow.journal_folder import reader_of_all
-from astraflow.dataflow.ledger import Ledger
-from astraflow.dataflow.records import ClosedFates, FateRow, JournalReader
+from astraflow.dataflow.journal_reader import JournalReader, reader_of_all
+from astraflow.dataflow.ledger import ClosedFates, Ledger, ReplayedGroups
 from astraflow.dataflow.rules import batch_problems, commit_problems, record_problems
 from astraflow.dataflow.segments import SegmentReader
+from astraflow.dataflow.tables import FateRow
 from astraflow.errors import JournalError
 from astraflow.types import FateCounts, StepRecord
 
 __all__ = ["AuditReport", "PolicyAudit", "audit"]
 
 _NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error)
-"""What the accounting of damaged rows may raise."""
+"""What the accounting may raise if rows are damaged."""
 _MAX_PROBLEMS = 200
-"""Problems that a report lists; the rest is counted."""
+"""Problems that a report lists; further ones are counted."""
+_FATE_ROWS = FateCounts.__struct_fields__
+_LAST_RECORD = 1 << 62
+"""A number that no record reaches: the newest plan is in force for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,9 @@ class PolicyAudit:
     steps: int
     redone_steps: int
     dropped_batches: int
-    """Given up by a person; their groups are evicted."""
+    """Batches that a person gave up; their groups are evicted."""
     replayed: int
-    """Groups in batches beside the fresh ones."""
+    """Groups that batches hold again, beside the fresh ones."""
     staleness_mean: float
     """Over trained groups."""
     staleness_max: int
@@ -79,7 +81,7 @@ class AuditReport:
     """Tasks from outside, or from workflows, that were accepted."""
     num_pushed_drawn: int
     num_push_refused: int
-    """Over the run's limits."""
+    """Tasks from outside that went over the run's limits."""
     num_payloads: int
     """Payloads of batches that were read back and checked."""
     first_lease_s: float
@@ -94,9 +96,10 @@ class AuditReport:
         return not self.problems
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row a figure: its name, then its value for each policy."""
-        columns: list[tuple[str, ...]] = [
-            *((fate, *(f"{getattr(p.fates, fate):,}" for p in self.policies)) for fate in _FATE_ROWS),
+        """One row per figure: its name, then its value for each policy."""
+        fates = [(fate, *(f"{getattr(p.fates, fate):,}" for p in self.policies)) for fate in _FATE_ROWS]
+        return [
+            *fates,
             ("steps", *(f"{p.steps:,}" for p in self.policies)),
             ("redone steps", *(f"{p.redone_steps:,}" for p in self.policies)),
             ("dropped batches", *(f"{p.dropped_batches:,}" for p in self.policies)),
@@ -106,23 +109,21 @@ class AuditReport:
             ("tokens generated", *(f"{p.generated_tokens:,}" for p in self.policies)),
             ("tokens trained", *(f"{p.trained_tokens:,}" for p in self.policies)),
         ]
-        return columns
 
     def table(self) -> Table:
-        """The figures as a table, one column a policy; problems are not in it."""
+        """The figures as a table, one column per policy. Problems are not in it."""
         table = Table(title=f"audit: {'holds' if self.ok else 'DOES NOT HOLD'} ({self.num_records} records)")
         if self.num_pushed or self.num_push_refused:
-            drawn, refused = self.num_pushed_drawn, self.num_push_refused
-            table.caption = f"pushed tasks: {self.num_pushed} accepted, {drawn} drawn, {refused} refused"
+            table.caption = (
+                f"pushed tasks: {self.num_pushed} accepted, {self.num_pushed_drawn} drawn, "
+                f"{self.num_push_refused} refused"
+            )
         table.add_column("groups and tokens")
         for policy in self.policies:
             table.add_column(policy.name, justify="right")
         for row in self.rows():
             table.add_row(*row)
         return table
-
-
-_FATE_ROWS = FateCounts.__struct_fields__
 
 
 def audit(folder: Path) -> AuditReport:
@@ -134,13 +135,13 @@ def audit(folder: Path) -> AuditReport:
         except _NONSENSE as err:
             if not damage:
                 raise
-            raise JournalError(damage[0]) from err  # No accounting of what makes no sense.
+            # There is no accounting of rows that make no sense.
+            raise JournalError(damage[0]) from err
 
 
 def _audited(folder: Path, reader: JournalReader, damage: list[str]) -> AuditReport:
-    """The accounting, its problems behind what is damaged."""
+    """The accounting; its problems come after the damage."""
     problems = list(damage)
-    run_id = reader.meta("run_id")
     ledger = carried_ledger(reader)
     for record in reader.records():
         try:
@@ -162,7 +163,7 @@ def _audited(folder: Path, reader: JournalReader, damage: list[str]) -> AuditRep
         problems = [*problems[:_MAX_PROBLEMS], f"... and {len(problems) - _MAX_PROBLEMS} more"]
     books = ledger.books
     return AuditReport(
-        run_id=run_id,
+        run_id=reader.meta("run_id"),
         policies=tuple(_policy_audit(name, ledger, closed[name]) for name in ledger.policies),
         is_over=books.ended is not None,
         num_records=books.num_records,
@@ -181,7 +182,7 @@ def _audited(folder: Path, reader: JournalReader, damage: list[str]) -> AuditRep
 
 
 def _damage(folder: Path, reader: JournalReader) -> list[str]:
-    """What would keep the dataflow from opening the folder."""
+    """Why the dataflow would not open the folder, if so."""
     problems: list[str] = []
     try:
         check_database(reader)
@@ -190,7 +191,7 @@ def _damage(folder: Path, reader: JournalReader) -> list[str]:
     try:
         check_segments(folder, reader)
     except JournalError as err:
-        # A run that goes on may have dropped a segment since the reader's moment.
+        # A run that goes on may have dropped a segment since the reader's moment: then a later one decides.
         with JournalReader(folder) as later:
             if later.first_segment == reader.first_segment:
                 problems.append(str(err))
@@ -205,13 +206,15 @@ class _Closed:
 
     fates: ClosedFates = field(default_factory=ClosedFates)
     by_step: dict[int, list[FateRow]] = field(default_factory=dict[int, "list[FateRow]"])
-    """Trained ones."""
+    """The trained ones, by step."""
     counts: Counter[str] = field(default_factory=Counter[str])
+    """How many there are of each fate."""
     generated_tokens: int = 0
     trained_tokens: int = 0
-    """Of committed steps."""
+    """As the records of the closed steps say."""
 
     def add(self, row: FateRow) -> None:
+        """Counts a row in."""
         self.fates.add(row)
         self.counts[row.fate] += 1
         self.generated_tokens += row.trained_tokens
@@ -220,7 +223,7 @@ class _Closed:
 
 
 def _fate_rows_differ(reader: JournalReader, ledger: Ledger, closed: dict[str, _Closed]) -> list[str]:
-    """The table of fates against the events; rows of groups that are not open are put to the closed."""
+    """Compares the table of fates with the events; rows of groups that are not open are added to `closed`."""
     problems: list[str] = []
     missing = {(name, idx) for idx, group in ledger.groups.items() for name in group.fates}
     for row in reader.fates():
@@ -246,8 +249,9 @@ def _fate_rows_differ(reader: JournalReader, ledger: Ledger, closed: dict[str, _
 
 
 def _policy_problems(name: str, ledger: Ledger) -> list[str]:
-    """What is open, and what came since the last compaction."""
-    books, problems = ledger.policies[name], list[str]()
+    """Checks what is open, and what came since the last compaction."""
+    problems: list[str] = []
+    books = ledger.policies[name]
     live = ledger.live(name)
     if ledger.books.ended is not None and live:
         problems.append(f"{name}: the run is over and {len(live)} groups have no fate, e.g. {min(live)}")
@@ -265,8 +269,9 @@ def _policy_problems(name: str, ledger: Ledger) -> list[str]:
 
 
 def _closed_problems(name: str, ledger: Ledger, closed: _Closed, steps: list[StepRecord]) -> list[str]:
-    """Closed fates are those that were closed, and give the figures of their steps."""
-    books, problems = ledger.policies[name], list[str]()
+    """Checks that the closed fates are those that were closed, and give the figures of their steps."""
+    problems: list[str] = []
+    books = ledger.policies[name]
     if closed.fates != books.closed:
         problems.append(
             f"{name}: the table holds {closed.fates.num} fates of closed groups, {books.closed.num} were "
@@ -280,20 +285,21 @@ def _closed_problems(name: str, ledger: Ledger, closed: _Closed, steps: list[Ste
         problems.append(f"{name}: {books.num_closed_steps} steps were closed, {len(ours)} are in their table")
     for record in ours:
         rows = by_step.get(record.step, [])
-        again = books.replayed.get(record.step) or Replayed()
+        replayed = books.replayed.get(record.step) or ReplayedGroups()
         problems += record_problems(
             record,
-            (*(row.staleness for row in rows), *again.staleness),
-            num_replayed=len(again.staleness),
-            num_samples=sum(row.samples for row in rows) + again.num_samples,
-            num_trained_tokens=sum(row.trained_tokens for row in rows) + again.num_trained_tokens,
+            (*(row.staleness for row in rows), *replayed.staleness),
+            num_replayed=len(replayed.staleness),
+            num_samples=sum(row.samples for row in rows) + replayed.num_samples,
+            num_trained_tokens=sum(row.trained_tokens for row in rows) + replayed.num_trained_tokens,
         )
         closed.trained_tokens += record.num_trained_tokens
     return problems
 
 
 def _trained_in_closed_steps(name: str, ledger: Ledger, closed: _Closed) -> dict[int, list[FateRow]]:
-    """Fates by step; some of the groups may still be open: for another policy, or to be replayed."""
+    """The fates of each closed step. Some of its groups may still be open: for another policy, or to be
+    replayed."""
     by_step = {step: list(rows) for step, rows in closed.by_step.items()}
     for idx, group in ledger.groups.items():
         event = group.fates.get(name)
@@ -306,18 +312,18 @@ def _trained_in_closed_steps(name: str, ledger: Ledger, closed: _Closed) -> dict
 
 
 def _open_payloads(ledger: Ledger) -> list[tuple[str, int, PayloadRef]]:
-    """Those of open groups that are in batches."""
+    """(policy, group, payload) of open groups that are in batches."""
     return [
         (name, idx, ref)
         for idx, group in ledger.groups.items()
-        for name, brought in group.brought.items()
-        if brought.num_uses
-        for ref in brought.payloads
+        for name, contribution in group.contributions.items()
+        if contribution.num_uses
+        for ref in contribution.payloads
     ]
 
 
 def _damaged(folder: Path, refs: list[tuple[str, int, PayloadRef]]) -> list[str]:
-    """Reads payloads back; the problems."""
+    """Reads payloads back; says which are damaged."""
     problems: list[str] = []
     with contextlib.closing(SegmentReader(folder / "segments")) as reader:
         for name, group, ref in refs:
@@ -329,6 +335,7 @@ def _damaged(folder: Path, refs: list[tuple[str, int, PayloadRef]]) -> list[str]
 
 
 def _policy_audit(name: str, ledger: Ledger, closed: _Closed) -> PolicyAudit:
+    """A policy's figures: closed fates and open groups together."""
     books = ledger.policies[name]
     drawn = [group for group in ledger.groups.values() if name in group.drawn]
     events = [group.fates[name] for group in ledger.groups.values() if name in group.fates]
@@ -336,10 +343,10 @@ def _policy_audit(name: str, ledger: Ledger, closed: _Closed) -> PolicyAudit:
     staleness = [event.staleness for event in events if event.fate == "trained"]
     staleness += [row.staleness for rows in closed.by_step.values() for row in rows]
     replayed = [s for taken in books.batches.values() for s in taken.event.replayed_staleness]
-    replayed += [s for again in books.replayed.values() for s in again.staleness]
-    plan = ledger.plan_at(1 << 62)
+    replayed += [s for groups in books.replayed.values() for s in groups.staleness]
+    plan = ledger.plan_at(_LAST_RECORD)
     facts = plan.policies.get(name) if plan else None
-    generated = sum(group.of(name).num_trained_tokens for group in ledger.groups.values())
+    generated = sum(group.contribution(name).num_trained_tokens for group in ledger.groups.values())
     trained = sum(record.num_trained_tokens for record in books.committed.values())
     return PolicyAudit(
         name=name,

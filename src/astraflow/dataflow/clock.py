@@ -1,8 +1,8 @@
 """The dataflow's clock: Unix time that never jumps.
 
-The wall clock may be set while a run goes on; no deadline must pass because of it. So the time of a process
-is the wall clock's when it began, plus what the monotonic clock counted since; after a restart it is never
-before what the journal holds. Every record of the journal carries it.
+Somebody may set the wall clock while a run goes on, and no deadline may pass because of that. So the time
+of a process is that of the wall clock when it began, plus what the monotonic clock has counted since. After
+a restart it is never before the newest record of the journal: every record carries it.
 """
 
 import time

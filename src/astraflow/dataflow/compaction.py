@@ -1,18 +1,19 @@
-"""Writes a snapshot and takes out of the journal what nobody needs then, in pieces, while the run goes on.
+"""Writes a snapshot, and then takes what nobody needs out of the journal: in pieces, while the run goes on.
 
-After a snapshot no older record is needed to restart, but the audit needs what they say. So they are booked
-as the audit books them (`ledger`); what is *closed* is checked and becomes part of its fate rows and of a sum
-over them; the rest, what is open, is kept as the new books. Then the records go, and segments without
-anything that may still be asked for.
+After a snapshot a restart needs no older record, but the audit needs what those records say. So they are
+booked as the audit books them (`ledger`). What is *closed* is checked, and becomes part of its fate rows
+and of a sum over them; the rest, which is open, is kept as the new books. Then the records are deleted, and
+so are segments that hold nothing which may still be asked for.
 
 A step is closed when it is committed; a group when it is decided for all policies, in no open batch, and not
 kept for replay; an evaluation round when it is over.
 
-Nothing is thrown away that does not hold: at the first problem compaction stops, and the audit shows it.
+Records that do not hold are not deleted: at the first problem compaction stops, and the audit shows it.
 
-Each piece takes a few milliseconds in the journal's thread, with one transaction at most, so flushes go on in
-between. A crash between any two is harmless: pieces before the switch (one row of `meta`) write what nobody
-reads yet, and the next compaction writes it again; those after it delete what nobody reads any more.
+Each piece takes a few milliseconds in the tables' thread, with at most one transaction, so that rows are
+written in between. A crash between any two pieces is harmless. Those before the switch (one row of `meta`)
+write what nobody reads yet, and the next compaction writes it again; those after it delete what nobody
+reads any more.
 """
 
 import sqlite3
@@ -26,18 +27,18 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from astraflow.dataflow.books import Books, GroupBooks, Replayed
 from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.ledger import Ledger
-from astraflow.dataflow.records import FateRow, JournalReader, row_sum, summed
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.ledger import Books, GroupBooks, Ledger, ReplayedGroups
 from astraflow.dataflow.rules import batch_problems, commit_problems
 from astraflow.dataflow.segments import SegmentStore
+from astraflow.dataflow.tables import FateRow, row_sum, summed
 from astraflow.errors import Error, JournalError
 
 __all__ = ["Compaction", "CompactionPlan", "carried_books", "carried_ledger"]
 
 _CHUNK = 128
-"""Records, rows or groups of a piece: a few milliseconds of work."""
+"""Records, rows or groups in one piece: a few milliseconds of work."""
 _DIGEST_BYTES = 16
 _BOOKS = msgspec.msgpack.Decoder(Books)
 _GROUPS = msgspec.msgpack.Decoder(dict[int, GroupBooks])
@@ -46,16 +47,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What to compact: known when the snapshot of record `seq` is made."""
+    """What to compact: all of it is known when the snapshot of record `seq` is made."""
 
     seq: int
     snapshot: Iterator[bytes]
-    """Parts of it that are not written yet; none if it is in the journal."""
+    """The parts of the snapshot; none if the journal has it already."""
     open_rounds: frozenset[int]
+    """Evaluation rounds that are not over."""
     replayable: frozenset[int]
     """Groups that later batches may hold again; no other group that was in a batch can be in one."""
     segment: int
-    """The one that was written to then; later records refer to no older payload."""
+    """The one that is written to at that moment; later records refer to no older payload."""
     retained_steps: int
     """Committed steps of each policy whose payloads are kept besides those that are not released."""
 
@@ -72,7 +74,7 @@ def carried_ledger(reader: JournalReader) -> Ledger:
 
 
 def carried_books(reader: JournalReader) -> Books | None:
-    """The same without the open groups; None if there was no compaction. Raises: JournalError."""
+    """The same without the open groups; None if there was no compaction yet. Raises: JournalError."""
     if not reader.compacted:
         return None
     parts = reader.books()
@@ -87,7 +89,10 @@ class Compaction:
     def __init__(
         self, folder: Path, database: sqlite3.Connection, segments: SegmentStore, plan: CompactionPlan
     ) -> None:
-        self._folder, self._db, self._segments, self._plan = folder, database, segments, plan
+        self._folder = folder
+        self._db = database
+        self._segments = segments
+        self._plan = plan
         self._pieces = self._run()
         self.is_done = False
 
@@ -103,17 +108,20 @@ class Compaction:
         self._pieces.close()
 
     def _run(self) -> Generator[None]:
+        """All pieces, in order: each `yield` ends one."""
         yield from self._write_snapshot()
         with JournalReader(self._folder) as reader:
             ledger = carried_ledger(reader)
+            # Not new: a crash came between the switch and the deletions of the last compaction.
             is_new = self._plan.seq > ledger.books.seq
             yield
-            yield from self._booked(reader, ledger)
+            yield from self._book(reader, ledger)
         if is_new:
             closed: list[tuple[int, GroupBooks]] = []
-            yield from self._closed(ledger, closed)
+            yield from self._close_what_is_over(ledger, closed)
             yield from self._write_rows(ledger, closed)
             yield from self._write_books(ledger)
+            # The switch: from here on the new books are in force.
             with self._transaction():
                 self._set_meta("compacted", ledger.books.seq)
             yield
@@ -121,6 +129,7 @@ class Compaction:
         yield from self._drop_segments(self._first_needed(ledger))
 
     def _write_snapshot(self) -> Iterator[None]:
+        """Encodes the snapshot part by part, then replaces the former one."""
         parts: list[bytes] = []
         for part in self._plan.snapshot:
             parts.append(part)
@@ -133,7 +142,8 @@ class Compaction:
 
     # --- booking ---
 
-    def _booked(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
+    def _book(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
+        """Books the records up to the snapshot's."""
         rows = reader.records(ledger.books.seq)
         while ledger.books.seq < self._plan.seq:
             for record in islice(rows, min(_CHUNK, self._plan.seq - ledger.books.seq)):
@@ -141,8 +151,8 @@ class Compaction:
             _refuse(ledger.problems)
             yield
 
-    def _closed(self, ledger: Ledger, closed: list[tuple[int, GroupBooks]]) -> Iterator[None]:
-        """Moves what is closed out of the ledger, checked."""
+    def _close_what_is_over(self, ledger: Ledger, closed: list[tuple[int, GroupBooks]]) -> Iterator[None]:
+        """Checks what is closed, and moves it out of the ledger; the groups go to `closed`."""
         for name, books in ledger.policies.items():
             for step, record in sorted(books.committed.items()):
                 _refuse(commit_problems(name, record, ledger))
@@ -158,10 +168,12 @@ class Compaction:
     # --- writing ---
 
     def _write_rows(self, ledger: Ledger, closed: list[tuple[int, GroupBooks]]) -> Iterator[None]:
-        """Completes the fates of closed groups, and keeps where their trained trajectories lie."""
+        """Completes the fates of closed groups, and notes where their trained trajectories lie."""
         for chunk in _chunks(closed):
             ended = [
-                (g.fate_row(policy, idx), g.of(policy).payloads) for idx, g in chunk for policy in g.drawn
+                (group.fate_row(policy, idx), group.contribution(policy).payloads)
+                for idx, group in chunk
+                for policy in group.drawn
             ]
             rows = [row for row, _ in ended]
             kept = [
@@ -183,6 +195,7 @@ class Compaction:
             yield
 
     def _write_books(self, ledger: Ledger) -> Iterator[None]:
+        """Writes the books of the snapshot's record beside those in force."""
         ledger.books.drawn_below = max([ledger.books.drawn_below, *(idx + 1 for idx in ledger.groups)])
         self._first_needed(ledger)
         with self._transaction():
@@ -197,6 +210,7 @@ class Compaction:
             yield
 
     def _delete_records(self, seq: int) -> Iterator[None]:
+        """Deletes the former books, and the records that the new ones stand for, but for the last."""
         with self._transaction():
             self._db.execute("DELETE FROM books WHERE at_seq <> ?", (seq,))
         query = "DELETE FROM records WHERE seq IN (SELECT seq FROM records WHERE seq < ? LIMIT ?)"
@@ -209,10 +223,14 @@ class Compaction:
     # --- segments ---
 
     def _first_needed(self, ledger: Ledger) -> int:
-        """The first segment with a payload that may still be asked for; forgets steps that may not."""
+        """The first segment with a payload that may still be asked for.
+
+        Removes the closed steps whose payloads may not from the books.
+        """
         needed = [self._plan.segment]
         for group in ledger.groups.values():
-            needed += (ref.segment for brought in group.brought.values() for ref in brought.payloads)
+            for contribution in group.contributions.values():
+                needed += (ref.segment for ref in contribution.payloads)
         for books in ledger.policies.values():
             first_step = min(books.released, books.num_committed - self._plan.retained_steps)
             for step in [step for step in books.first_segments if step < first_step]:
@@ -221,7 +239,8 @@ class Compaction:
         return min(needed)
 
     def _drop_segments(self, first: int) -> Iterator[None]:
-        """Saves the messages in the segments before `first`, then deletes them."""
+        """Copies the messages in the segments before `first` into their table, then deletes these
+        segments."""
         columns = "kind, group_id, task_id, policy, version, score, segment, offset, length"
         query = f"SELECT rowid, {columns} FROM samples WHERE segment < ? AND data IS NULL"
         for chunk in _chunks(self._db.execute(query, (first,)).fetchall()):
@@ -233,7 +252,8 @@ class Compaction:
                 ]
                 self._db.executemany("UPDATE samples SET data = ?, sum = ? WHERE rowid = ?", rows)
             yield
-        # Synced: a power loss must not bring back a database that refers to the deleted files.
+        # Synced, as other rows are not: a power loss must not bring back a database that refers to deleted
+        # files.
         self._db.execute("PRAGMA synchronous=FULL")
         try:
             with self._transaction():
@@ -259,30 +279,31 @@ class Compaction:
 
 
 def _close_step(name: str, step: int, ledger: Ledger) -> None:
-    """Its batch leaves the books; what later checks of its record need besides the fates stays."""
+    """Takes the step's batch out of the books. What later checks of its record need, besides fates, stays."""
     books = ledger.policies[name]
     taken = books.batches.pop(step)
     del books.committed[step]
     books.num_closed_steps += 1
-    brought = [ledger.group(group).of(name) for group in taken.all_ids]
-    books.first_segments[step] = min(ref.segment for b in brought for ref in b.payloads)
-    if again := brought[len(taken.event.group_ids) :]:
-        books.replayed[step] = Replayed(
-            taken.event.replayed_staleness,
-            sum(b.num_samples for b in again),
-            sum(b.num_trained_tokens for b in again),
+    contributions = [ledger.group(group).contribution(name) for group in taken.all_ids]
+    books.first_segments[step] = min(ref.segment for each in contributions for ref in each.payloads)
+    replayed = contributions[len(taken.event.group_ids) :]
+    if replayed:
+        books.replayed[step] = ReplayedGroups(
+            staleness=taken.event.replayed_staleness,
+            num_samples=sum(each.num_samples for each in replayed),
+            num_trained_tokens=sum(each.num_trained_tokens for each in replayed),
         )
 
 
 def _completed(row: FateRow) -> tuple[object, ...]:
-    """Parameters that complete the row of a closed group's fate."""
+    """Parameters of the statement that completes the row of a closed group's fate."""
     values = (row.policy, row.group_id, row.fate, row.step, row.staleness, row.tokens)
     completed = (*values, row.samples, row.trained_tokens)
     return row.samples, row.trained_tokens, row_sum("fates", completed), row.policy, row.group_id
 
 
 def _closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:
-    """Groups that are decided for all policies, in no batch that is open, and will be in none."""
+    """Groups that are decided for all policies, are in no open batch, and will be in none."""
     closing = {idx for idx, group in ledger.groups.items() if group.is_decided} - replayable
     for books in ledger.policies.values():
         for taken in books.batches.values():
@@ -291,6 +312,7 @@ def _closing(ledger: Ledger, replayable: frozenset[int]) -> set[int]:
 
 
 def _refuse(problems: Sequence[str]) -> None:
+    """Raises JournalError if there are problems."""
     if problems:
         raise JournalError(f"the journal is not compacted, for it does not hold: {problems[0]}")
 
@@ -300,10 +322,12 @@ def _chunks(items: Sequence[_T]) -> Iterable[Sequence[_T]]:
 
 
 def _sealed(part: bytes) -> bytes:
+    """A part of the books behind its hash."""
     return xxhash.xxh3_128_digest(part) + part
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    """A sealed part of the books. Raises: JournalError."""
     part = data[_DIGEST_BYTES:]
     if _sealed(part) != data:
         raise JournalError("the journal's books were changed; restore the journal folder from a copy")

@@ -20,65 +20,88 @@ program, in any of the three tasks, the journal `is_broken`: only a new process 
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from astraflow.dataflow.compaction import Compaction, CompactionPlan
-from astraflow.dataflow.core.commands import Command, Event, PayloadRef
+from astraflow.dataflow.core.commands import Command, Decision, Event, PayloadRef
 from astraflow.dataflow.journal_check import check_database, check_end, check_header
-from astraflow.dataflow.journal_folder import catch_up, locked, newest_record, opened
+from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.records import (
-    DATABASE,
-    UNREADABLE,
     UNWRITABLE,
-    JournalReader,
     PlanEntry,
     PlanRow,
     Record,
-    SampleRow,
-    SqlRow,
     chain_of,
-    derived_rows,
+    decode_commands,
+    decode_events,
     encode_commands,
     encode_events,
     encode_plan,
     encode_records,
+)
+from astraflow.dataflow.segments import PendingWrite, SegmentStore, checked_end
+from astraflow.dataflow.table_writer import RETRY_S, InsertRows, TableWriter
+from astraflow.dataflow.tables import (
+    DATABASE,
+    UNREADABLE,
+    SqlRow,
+    TableRows,
+    TranscriptRow,
+    catch_up,
+    derived_rows,
+    insert_rows,
+    newest_record,
+    open_database,
     summed,
 )
-from astraflow.dataflow.replay import Replayable, replay
-from astraflow.dataflow.segments import PendingWrite, SegmentStore, checked_end
-from astraflow.dataflow.table_writer import RETRY_S, InsertRows, TableRows, TableWriter, insert_rows
 from astraflow.errors import Error, JournalError
 from astraflow.types import BusySpan
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "Replayable"]
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 0.002
 """Between two flushes: each costs two threads some 100 us to hand over, whatever it holds."""
+
+
+class Replayable(Protocol):
+    """What the journal must know about the core."""
+
+    def apply(self, command: Command, now_s: float) -> Decision: ...
+
+    def snapshot_parts(self) -> Iterator[bytes]: ...
+
+    def eval_deadlines(self) -> tuple[tuple[int, float], ...]: ...
+
+    def groups_for_replay(self) -> frozenset[int]: ...
+
+
 _CoreT = TypeVar("_CoreT", bound=Replayable)
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Everything of one flush; `done` is set when it is durable or has failed."""
+    """What one flush makes durable; `done` is set when it is, or when that failed."""
 
     writes: list[PendingWrite] = field(default_factory=list["PendingWrite"])
     num_logged: int = 0
-    """The first of the records, which are among the writes."""
+    """So many records, the first ones, are among the writes already."""
     tables: TableRows = field(default_factory=TableRows)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: JournalError | None = None
+    """Why it failed, once `done` is set."""
 
     def absorb(self, later: "_Pending") -> None:
         """Puts a later group behind this one."""
@@ -87,7 +110,7 @@ class _Pending:
         self.tables.absorb(later.tables)
 
     def log_records(self, segments: SegmentStore) -> None:
-        """Adds the records that are new to the writes, behind the payloads."""
+        """Adds the new records to the writes, behind the payloads that they refer to."""
         records = self.tables.records
         if new := records[self.num_logged :]:
             segments.append_records(encode_records(new))
@@ -126,7 +149,7 @@ class Journal:
         self.folder = folder
         self._snapshot_every = snapshot_every
         self._retained_steps = retained_steps
-        self._lock_file = locked(folder)
+        self._lock_file = _locked(folder)
         try:
             self._open(segment_bytes)
         except (Error, OSError, *UNREADABLE) as err:
@@ -152,23 +175,28 @@ class Journal:
         self._compacting: asyncio.Task[None] | None = None
 
     def _open(self, segment_bytes: int) -> None:
-        """Opens what is there, if it is whole: the check is the audit's own (`journal_check`)."""
+        """Opens what is there, if it is whole: the audit makes the same checks (`journal_check`)."""
         segments = self.folder / "segments"
         check_header(self.folder / DATABASE)
-        self._db = opened(self.folder / DATABASE)
+        self._db = open_database(self.folder / DATABASE)
         try:
             with JournalReader(self.folder) as reader:
                 check_database(reader)
-                first, written, self.run_id = reader.first_segment, reader.written, reader.meta("run_id")
+                first = reader.first_segment
+                written = reader.written
+                self.run_id = reader.meta("run_id")
             check_end(segments, checked_end(segments, first), written)
             self._segments = SegmentStore(segments, segment_bytes=segment_bytes)
             if self._segments.end > written:
-                records, plans = self._segments.records(written), self._segments.plans(written)
+                records = self._segments.records(written)
+                plans = self._segments.plans(written)
                 catch_up(self._db, records, plans, self._segments.end)
+                # A database that is made again takes the run's id from the log.
                 with JournalReader(self.folder) as reader:
                     self.run_id = reader.meta("run_id")
             self._seq, self._chain = newest_record(self._db)
             self._durable_seq = self._seq
+            # A crash may have come between the end of a compaction and the deletion of its segments.
             self._segments.drop(first)
         except BaseException:
             self._db.close()
@@ -191,7 +219,7 @@ class Journal:
                     "before it are compacted; restore the folder from a copy"
                 )
             for record in reader.records(after):
-                self._num_since += replay(core, record)
+                self._num_since += _replay(core, record)
         self._last_snapshot = after
         return core
 
@@ -224,7 +252,7 @@ class Journal:
         return self._failure if error is None else self._refused(error)
 
     def check(self) -> None:
-        """Call before a command is applied. Raises: JournalError if it cannot be written now, or is
+        """Call before a command is applied. Raises: JournalError if the journal cannot be written now, or is
         closed."""
         if self._is_closed:
             raise JournalError(f"the journal {self.folder} is closed: the dataflow is stopping or restarts")
@@ -242,10 +270,10 @@ class Journal:
     def append(
         self, commands: Sequence[Command | msgspec.Raw], events: Sequence[Sequence[Event]], *, at_s: float
     ) -> int:
-        """Adds a record of commands applied at one moment, each with its events; its number for `durable`.
+        """Adds a record of commands that were applied at one moment, each with its events.
 
-        All is encoded before anything is changed: a record that cannot be made leaves no gap in the numbers.
-        Raises: JournalError if it cannot be encoded.
+        Returns its number, for `durable`. Raises: JournalError if it cannot be encoded. It leaves no gap in
+        the numbers then, for nothing is changed before all is encoded.
         """
         seq = self._seq + 1
         try:
@@ -263,7 +291,7 @@ class Journal:
         return self._seq
 
     def note_plan(self, plan: PlanRow) -> None:
-        """Keeps what the run is told from here on, if it is new."""
+        """Keeps what the run is told from here on, unless that is what it was told last."""
         blob = msgspec.msgpack.encode(plan)
         newest = self._db.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
         if newest is None or bytes(newest[0]) != blob:
@@ -272,37 +300,52 @@ class Journal:
             self._add_row(*summed("plans", (entry.seq, entry.at_s, entry.plan)))
 
     def note_spans(self, source: str, spans: tuple[BusySpan, ...]) -> None:
-        """Keeps busy spans; nobody waits for them. One whose ends are no finite numbers says nothing."""
-        for span in () if self._is_closed or self.failure is not None else spans:
+        """Keeps busy spans, unless the journal cannot be written now: nothing rests on them.
+
+        A span whose ends are no finite numbers says nothing, and is left out.
+        """
+        if self._is_closed or self.failure is not None:
+            return
+        for span in spans:
             if math.isfinite(span.start_s) and math.isfinite(span.end_s):
                 row = (source, span.kind, float(span.start_s), float(span.end_s))
                 self._add_row(*summed("telemetry", row))
 
-    def note_sample(self, sample: SampleRow) -> None:
+    def note_transcript(self, transcript: TranscriptRow) -> None:
         """Keeps where the messages of an episode lie."""
         row = (
-            sample.kind, sample.group_id, sample.task_id, sample.policy, sample.version, float(sample.score),
-            sample.ref.segment, sample.ref.offset, sample.ref.length, None,
-        )  # fmt: skip
+            transcript.kind,
+            transcript.group_id,
+            transcript.task_id,
+            transcript.policy,
+            transcript.version,
+            float(transcript.score),
+            transcript.ref.segment,
+            transcript.ref.offset,
+            transcript.ref.length,
+            None,  # The messages themselves, once compaction drops their segment.
+        )
         self._add_row(*summed("samples", row))
 
     def snapshot_if_due(self, core: Replayable) -> None:
-        """Begins a snapshot, and compaction after it, once `snapshot_every` commands came since the last."""
-        if self._num_since >= self._snapshot_every and self._compacting is None:
-            self._last_snapshot, self._num_since = self._seq, 0
-            plan = CompactionPlan(
-                self._seq,
-                core.snapshot_parts(),
-                open_rounds=frozenset(round_id for round_id, _ in core.eval_deadlines()),
-                replayable=core.groups_for_replay(),
-                segment=self._segments.end[0],
-                retained_steps=self._retained_steps,
-            )
-            work = Compaction(self.folder, self._db, self._segments, plan)
-            self._compacting = asyncio.get_running_loop().create_task(
-                self._compact(work, self._seq), name="journal compaction"
-            )
-            self._compacting.add_done_callback(self._compaction_ended)
+        """Begins a snapshot, and compaction after it, if `snapshot_every` commands came since the last."""
+        if self._num_since < self._snapshot_every or self._compacting is not None:
+            return
+        self._last_snapshot = self._seq
+        self._num_since = 0
+        plan = CompactionPlan(
+            self._seq,
+            core.snapshot_parts(),
+            open_rounds=frozenset(round_id for round_id, _ in core.eval_deadlines()),
+            replayable=core.groups_for_replay(),
+            segment=self._segments.end[0],
+            retained_steps=self._retained_steps,
+        )
+        work = Compaction(self.folder, self._db, self._segments, plan)
+        self._compacting = asyncio.get_running_loop().create_task(
+            self._compact(work, self._seq), name="journal compaction"
+        )
+        self._compacting.add_done_callback(self._compaction_ended)
 
     async def _compact(self, work: Compaction, seq: int) -> None:
         """Does one piece after another, with flushes in between, until done or no longer wanted (`close`)."""
@@ -327,7 +370,8 @@ class Journal:
     def snapshot(self, core: Replayable) -> None:
         """Adds a snapshot of the core as of the newest record, at once."""
         if self._seq != self._last_snapshot or self._compacting is not None:
-            self._last_snapshot, self._num_since = self._seq, 0
+            self._last_snapshot = self._seq
+            self._num_since = 0
             row = (self._seq, b"".join(core.snapshot_parts()))
             self._add_row(*summed("snapshots", row, replaces=True))
             self._add_row("DELETE FROM snapshots WHERE seq < ?", (self._seq,))
@@ -343,8 +387,10 @@ class Journal:
                 raise group.error
 
     async def flushed(self) -> None:
-        """Returns when nothing is pending, all is in the tables and no compaction runs. Raises: JournalError
-        if it cannot be written now."""
+        """Returns when nothing is pending, all is in the tables and no compaction runs.
+
+        Raises: JournalError if the journal cannot be written now.
+        """
         while tasks := {task for task in (self._flusher, self._compacting) if task is not None}:
             await asyncio.wait(tasks)
         await self._tables.settle()
@@ -429,16 +475,18 @@ class Journal:
         self.on_broken()
 
     def _fail(self, group: _Pending, err: BaseException) -> None:
-        """Refuses all who wait; the group goes in front of what is pending, to be tried again."""
+        """Tells all who wait; the group goes in front of what is pending, to be tried again."""
         self._failure = self._refused(err)
         self._failed_at = time.monotonic()
         _log.error("%s", self._failure)
         waiting = (group.done, self._pending.done)
-        group.error = self._pending.error = self._failure
+        group.error = self._failure
+        self._pending.error = self._failure
         again = _Pending()
         again.absorb(group)
         again.absorb(self._pending)
-        self._pending, self._in_flight = again, None
+        self._pending = again
+        self._in_flight = None
         for done in waiting:
             done.set()
 
@@ -455,4 +503,50 @@ class Journal:
 
 
 def _ignore() -> None:
-    """Nobody asked to be told."""
+    """Stands in for `on_broken` until somebody asks to be told."""
+
+
+def _locked(folder: Path) -> int:
+    """The open lock file of a folder, which is made if need be. Raises: JournalError if another process holds
+    it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as err:
+        raise JournalError(f"journal {folder} cannot be opened: {err}") from err
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        holder = os.read(file, 32).decode("ascii", "replace").strip() or "unknown"
+        os.close(file)
+        raise JournalError(
+            f"journal {folder} is in use by process {holder}: the run is active already; stop it first, or "
+            "choose another run folder"
+        ) from err
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    return file
+
+
+def _replay(core: Replayable, record: Record) -> int:
+    """Applies a record's commands again, as a restart does after the newest snapshot; how many they are.
+
+    Raises: JournalError naming the record if it gives other events than were stored.
+    """
+    try:
+        decisions = [core.apply(command, record.at_s) for command in decode_commands(record)]
+    except JournalError:
+        raise
+    except Error as err:
+        raise JournalError(
+            f"journal record {record.seq} was accepted once and is refused in the replay: {err}. Was the "
+            "recipe changed after a crash? Resume once with the former recipe"
+        ) from err
+    events = encode_events([decision.events for decision in decisions])
+    # An older version may have stored events without fields that are empty here: compared as it decodes them.
+    if events != record.events and events != encode_events(decode_events(record)):
+        raise JournalError(
+            f"journal record {record.seq}: replaying its command gives other events than were stored. Was "
+            "the recipe or AstraFlow changed after a crash? Resume once with the former one"
+        )
+    return len(decisions)

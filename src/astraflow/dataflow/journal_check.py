@@ -1,8 +1,8 @@
-"""Is a journal folder whole? One answer for all who ask: opening it, and the audit.
+"""Decides whether a journal folder is whole: one judgement, for opening the folder and for the audit.
 
 SQLite has no checksums of its own: a flipped bit in a row's value is read as it is. So every row carries one
-(`records.row_sum`, or the chain), and here each is compared, beside SQLite's own check of the file's
-structure and a comparison of the tables' definitions. What no check covers is read by nobody: free pages, and
+(`tables.row_sum`, or a record's chain). Each is compared here, beside SQLite's own check of the file's
+structure and a comparison of the tables' definitions. Only what nobody reads is not covered: free pages, and
 the row of the record that was compacted last.
 
 Nothing is changed here. What a crash may leave is no damage: a torn end of the newest segment, and rows that
@@ -10,40 +10,39 @@ are in the segments but not in the tables yet.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from astraflow.dataflow.compaction import carried_books
-from astraflow.dataflow.records import (
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import chain_of, records_following
+from astraflow.dataflow.segments import checked_end, records_within
+from astraflow.dataflow.tables import (
+    DATABASE,
     JOURNAL_SCHEMA,
     SCHEMA_SQL,
     SUMMED_TABLES,
     UNREADABLE,
-    JournalReader,
-    Record,
-    chain_of,
-    decode_records,
     row_sum,
 )
-from astraflow.dataflow.segments import checked_end, records_within
 from astraflow.errors import JournalError
 
-__all__ = ["check_database", "check_end", "check_header", "check_segments", "following"]
+__all__ = ["check_database", "check_end", "check_header", "check_segments"]
 
 _REMEDY = (
-    "restore the journal folder from a copy, or move journal.sqlite* away and resume the run: if the "
+    f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run: if the "
     "segments still hold all records, the tables are made again from them"
 )
 _HEADER_BYTES = 100
 _MODES_AT = 18
-"""Where SQLite's header says how the file may be written and read; 2 stands for its write-ahead log. Another
-value would make the file read-only, or its log unseen."""
+"""Where SQLite's header says how the file may be written and read."""
 _WAL_MODE = bytes((2, 2))
+"""Its write-ahead log. Another value would make the file read-only, or its log unseen."""
 
 
 def check_database(reader: JournalReader) -> None:
     """Raises JournalError if the database of a folder is damaged: as a file, or in any row of any table."""
-    database, path = reader.database, reader.path
+    database = reader.database
+    path = reader.path
     try:
         check_header(path)
         (verdict,) = database.execute("PRAGMA integrity_check(1)").fetchone()
@@ -59,8 +58,10 @@ def check_database(reader: JournalReader) -> None:
 
 
 def check_header(path: Path) -> None:
-    """Raises JournalError if SQLite would open the file in another mode than it was written in. A file that
-    is missing or empty is none yet."""
+    """Raises JournalError if SQLite would open the file in another mode than it was written in.
+
+    A file that is missing or empty is no database yet, and passes.
+    """
     if not path.exists():
         return
     try:
@@ -73,27 +74,31 @@ def check_header(path: Path) -> None:
 
 
 def _check_definitions(database: sqlite3.Connection, path: Path) -> None:
-    """The tables are those that this version makes, to the letter."""
+    """Raises JournalError unless the tables are those that this version makes, to the letter."""
     query = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
     fresh = sqlite3.connect(":memory:")
     fresh.executescript(SCHEMA_SQL)
-    expected, found = fresh.execute(query).fetchall(), database.execute(query).fetchall()
+    expected = fresh.execute(query).fetchall()
     fresh.close()
+    found = database.execute(query).fetchall()
     if found != expected:
         odd = sorted({str(row[1]) for row in {*found} ^ {*expected}})
         raise JournalError(f"{path} is damaged: the definitions of {', '.join(odd)} are wrong; {_REMEDY}")
 
 
 def _check_sums(database: sqlite3.Connection, table: str, path: Path) -> None:
+    """Raises JournalError if a row of the table was changed."""
     for number, row in enumerate(database.execute(f"SELECT * FROM {table}"), start=1):
         if row[-1] != row_sum(table, row[:-1]):
             raise JournalError(f"{path} is damaged: row {number} of table {table} was changed; {_REMEDY}")
 
 
 def _check_chain(reader: JournalReader) -> None:
-    """Every record that is kept follows the one before; the first follows the books."""
-    books = carried_books(reader)
-    seq, chain = (books.seq, books.chain) if books else (0, b"")
+    """Raises JournalError unless each record follows the one before, and the first follows the books."""
+    seq, chain = 0, b""
+    if (books := carried_books(reader)) is not None:
+        seq = books.seq
+        chain = books.chain
     if seq != reader.compacted or _chain_at(reader, seq) not in {chain, None}:
         raise JournalError(f"{reader.path} is damaged: record {seq} is not the one that was compacted last")
     for record in reader.records(seq):
@@ -104,7 +109,8 @@ def _check_chain(reader: JournalReader) -> None:
                 f"{reader.path} is damaged: record {record.seq} was changed, or a record before it is "
                 f"missing; {_REMEDY}"
             )
-        seq, chain = record.seq, record.chain
+        seq = record.seq
+        chain = record.chain
 
 
 def _chain_at(reader: JournalReader, seq: int) -> bytes | None:
@@ -113,12 +119,15 @@ def _chain_at(reader: JournalReader, seq: int) -> bytes | None:
 
 
 def check_segments(folder: Path, reader: JournalReader) -> None:
-    """Raises JournalError if a kept segment is damaged, ends before what the tables know of it, or goes on
-    with records that do not follow theirs."""
+    """Raises JournalError if the kept segments do not agree with the tables.
+
+    That is: one is damaged, they end before what the tables know of them, or they go on with records that do
+    not follow those of the tables.
+    """
     segments = folder / "segments"
     end = checked_end(segments, reader.first_segment)
     check_end(segments, end, reader.written)
-    for _ in following(reader.newest, records_within(segments, reader.written, end)):
+    for _ in records_following(reader.newest, records_within(segments, reader.written, end)):
         pass
 
 
@@ -129,19 +138,3 @@ def check_end(segments: Path, end: tuple[int, int], written: tuple[int, int]) ->
             f"{segments}: payloads that the journal refers to are missing: segment {written[0]} should reach "
             f"{written[1]} and ends at {end[1]}; restore the file from a copy"
         )
-
-
-def following(newest: tuple[int, bytes], logged: Iterable[bytes]) -> Iterator[Record]:
-    """The log's records after the newest one, whose number and chain are given. Raises: JournalError."""
-    seq, chain = newest
-    for data in logged:
-        for record in decode_records(data):
-            if record.seq <= seq:
-                continue
-            if record.seq != seq + 1 or chain_of(chain, record) != record.chain:
-                raise JournalError(
-                    f"journal record {record.seq} in the segments does not follow record {seq}; restore the "
-                    "journal folder from a copy"
-                )
-            seq, chain = record.seq, record.chain
-            yield record

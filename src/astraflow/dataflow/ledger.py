@@ -1,17 +1,21 @@
-"""Folds the journal's events into books: what was drawn, leased, accepted, taken and committed, and its end.
+"""The books of a run: what its events add up to, booked record by record.
 
-Reads rows only; knows nothing of the core's state. What cannot be booked (a second fate, a batch of a step
-that has one) is a problem, in words; `audit` adds the checks over the whole.
+The structs say what the books hold; `Ledger` puts records into them. It reads records only and knows nothing
+of the core's state. What cannot be booked (a second fate, a second batch of a step) is a problem, in words;
+`rules` and `audit` add the checks over the whole.
 
-The books can be carried (`books` holds all but the groups), and what is closed leaves them: `compaction` does
-that, so that a long run's books stay as small as what is open. Anything that happens to a group afterwards is
-a problem: it is not in the books.
+The books can be carried from one compaction to the next: what is closed leaves them, so that they stay as
+small as what is open, however long the run. Whatever happens to a group afterwards is a problem, for it is
+not in the books any more. The journal stores the structs: those with named fields keep their names for
+ever, those that are `array_like` keep the order of their fields.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from astraflow.dataflow.books import Books, Brought, EpisodeBooks, GroupBooks, PolicyBooks, TakenBatch
+import msgspec
+import xxhash
+
 from astraflow.dataflow.core.commands import (
     AttemptFailed,
     BatchDropped,
@@ -23,6 +27,7 @@ from astraflow.dataflow.core.commands import (
     FateDecided,
     GroupDrawn,
     LeaseIssued,
+    PayloadRef,
     PushTaskIds,
     RecordResult,
     ReleaseSteps,
@@ -38,8 +43,178 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.ingest import lease_kind
 from astraflow.dataflow.records import PlanRow, Record, chain_of, decode_commands, decode_events
+from astraflow.dataflow.tables import FateRow
+from astraflow.types import StepRecord
 
-__all__ = ["Ledger"]
+__all__ = [
+    "Books",
+    "ClosedFates",
+    "Contribution",
+    "EpisodeBooks",
+    "GroupBooks",
+    "Ledger",
+    "PolicyBooks",
+    "ReplayedGroups",
+    "TakenBatch",
+]
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+# --- what the books hold --------------------------------------------------------------------------
+
+
+class Contribution(msgspec.Struct, array_like=True, gc=False):
+    """What one group contributes to one policy."""
+
+    oldest_version: int = -1
+    num_samples: int = 0
+    num_trained_tokens: int = 0
+    payloads: list[PayloadRef] = []
+    first_step: int = -1
+    """The first step whose batch held the group."""
+    num_uses: int = 0
+    """Batches that hold the group."""
+
+
+class EpisodeBooks(msgspec.Struct, array_like=True):
+    """The leases of a group or evaluation round, and which of them won."""
+
+    leases: set[str] = set()
+    accepted: dict[int, str] = {}
+    """Episode -> winning lease."""
+
+
+class GroupBooks(EpisodeBooks, array_like=True):
+    """One draw."""
+
+    drawn: list[str] = []
+    """Policies that it was drawn for."""
+    fates: dict[str, FateDecided] = {}
+    """By policy."""
+    contributions: dict[str, Contribution] = {}
+    """By policy."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it ended for every policy."""
+        return len(self.fates) >= len(self.drawn) > 0
+
+    def contribution(self, policy: str) -> Contribution:
+        """What it contributes to a policy."""
+        return self.contributions.get(policy) or Contribution()
+
+    def fate_row(self, policy: str, group_id: int) -> FateRow:
+        """How it ended for a policy. Raises: KeyError if it is undecided."""
+        event = self.fates[policy]
+        contribution = self.contribution(policy)
+        return FateRow(
+            policy=policy,
+            group_id=group_id,
+            fate=event.fate,
+            step=event.step,
+            staleness=event.staleness,
+            tokens=event.num_tokens,
+            samples=contribution.num_samples,
+            trained_tokens=contribution.num_trained_tokens,
+        )
+
+
+class TakenBatch(msgspec.Struct, frozen=True, array_like=True):
+    """A batch, and the record that took it: the plan of that moment covers it."""
+
+    event: BatchTaken
+    seq: int
+
+    @property
+    def all_ids(self) -> tuple[int, ...]:
+        """Its groups, fresh ones first."""
+        return (*self.event.group_ids, *self.event.replayed_ids)
+
+    @property
+    def all_staleness(self) -> tuple[int, ...]:
+        """The staleness of each group, in the order of `all_ids`."""
+        return (*self.event.staleness, *self.event.replayed_staleness)
+
+
+class ReplayedGroups(msgspec.Struct, frozen=True, array_like=True):
+    """The groups that a closed step trained on again."""
+
+    staleness: tuple[int, ...] = ()
+    """One per group."""
+    num_samples: int = 0
+    num_trained_tokens: int = 0
+
+
+class ClosedFates(msgspec.Struct):
+    """How many fates are closed, and a sum over them that no row can leave, enter or change unseen.
+
+    The sum is that of the rows' xxh3-128 hashes modulo 2^128: rows may come in any order, and a row that
+    comes twice shows.
+    """
+
+    num: int = 0
+    digest: bytes = bytes(16)
+
+    def add(self, row: FateRow) -> None:
+        """Counts a row in."""
+        digest = xxhash.xxh3_128_intdigest(_ENCODER.encode(row))
+        total = int.from_bytes(self.digest, "big") + digest
+        self.num += 1
+        self.digest = (total % (1 << 128)).to_bytes(16, "big")
+
+
+class PolicyBooks(msgspec.Struct):
+    """The books of one policy."""
+
+    batches: dict[int, TakenBatch] = {}
+    """Those that are not closed, by step."""
+    committed: dict[int, StepRecord] = {}
+    """Committed steps that are not closed, by step."""
+    num_committed: int = 0
+    released: int = 0
+    """The first step whose batch a trainer may still ask for."""
+    newest_version: int = -1
+    num_redone: int = 0
+    num_dropped: int = 0
+    """Batches that a person gave up."""
+    closed: ClosedFates = msgspec.field(default_factory=ClosedFates)
+    num_closed_steps: int = 0
+    replayed: dict[int, ReplayedGroups] = {}
+    """By closed step, for those that replayed groups."""
+    first_segments: dict[int, int] = {}
+    """Closed step whose payloads may be kept -> the first segment that holds some of them."""
+
+
+class Books(msgspec.Struct):
+    """Everything but the groups that are open."""
+
+    policies: dict[str, PolicyBooks]
+    seq: int = 0
+    """Newest record in them."""
+    chain: bytes = b""
+    """The chain of that record."""
+    rounds: dict[int, EpisodeBooks] = {}
+    """Evaluation rounds."""
+    drawn_below: int = 0
+    """No group with a smaller number is drawn from here on."""
+    pushed: set[str] = set()
+    """Ids of accepted tasks from outside; the run's limits bound them."""
+    pushed_waiting: set[str] = set()
+    """Those that were not drawn."""
+    num_push_refused: int = 0
+    num_results: int = 0
+    num_dropped: int = 0
+    num_failed_attempts: int = 0
+    num_evals: int = 0
+    num_records: int = 0
+    ended: RunEnded | None = None
+    first_lease_s: float = 0.0
+    """When the first training lease went out; 0 if none did."""
+    last_commit_s: float = 0.0
+
+
+# --- booking --------------------------------------------------------------------------------------
 
 
 class Ledger:
@@ -51,7 +226,8 @@ class Ledger:
         books: Books | None = None,
         groups: Mapping[int, GroupBooks] | None = None,
     ) -> None:
-        """`books` and `groups`: what was carried, if anything was."""
+        """`plans`: (number of the record after which it holds, plan), oldest first. `books`, `groups`: what
+        the last compaction carried on, if there was one."""
         self._plans = plans
         self.books = books or Books(policies={})
         self.groups = dict(groups or {})
@@ -85,14 +261,16 @@ class Ledger:
         return self.books.policies
 
     def book(self, record: Record) -> None:
-        """Books one record, its place and its chain checked. Raises: JournalError if it cannot be read."""
+        """Books one record, and checks its place and its chain. Raises: JournalError if it cannot be read."""
         if record.seq != self.books.seq + 1:
             self._problem(f"record {self.books.seq + 1} is missing: {record.seq} follows {self.books.seq}")
         if chain_of(self.books.chain, record) != record.chain:
             self._problem(f"record {record.seq} was changed, or a record before it is missing")
         self.books.num_records += 1
-        self.books.seq, self.books.chain = record.seq, record.chain
-        commands, events = decode_commands(record), decode_events(record)
+        self.books.seq = record.seq
+        self.books.chain = record.chain
+        commands = decode_commands(record)
+        events = decode_events(record)
         if len(commands) != len(events):
             self._problem(f"record {record.seq} holds {len(commands)} commands, and events of {len(events)}")
         for command, led_to in zip(commands, events, strict=False):
@@ -109,7 +287,7 @@ class Ledger:
             books = self._books(command.policy)
             books.released = max(books.released, command.step)
         elif isinstance(command, PushTaskIds) and not events:
-            # Of a version that wrote no such event: the known ones among them were not accepted again.
+            # Written by a version without that event: tasks that were known were not accepted again.
             new = {task.id for task in command.tasks} - self.books.pushed
             self._push(TasksPushed(accepted=tuple(new), num_known=0, num_refused=0), record)
 
@@ -119,7 +297,7 @@ class Ledger:
         return known[-1] if known else None
 
     def live(self, name: str) -> set[int]:
-        """Groups of a policy without a fate."""
+        """The groups of a policy that have no fate yet."""
         return {idx for idx, group in self.groups.items() if name in group.drawn and name not in group.fates}
 
     def group(self, group_id: int) -> GroupBooks:
@@ -146,19 +324,19 @@ class Ledger:
         books.num_push_refused += event.num_refused
 
     def _draw(self, event: GroupDrawn, _: Record) -> None:
-        if event.task_idx < 0:
+        if event.task_idx < 0:  # A pushed task: it is in no source.
             if event.task_id not in self.books.pushed_waiting:
                 self._problem(
                     f"group {event.group_id}: pushed task {event.task_id} is drawn twice, or unasked"
                 )
             self.books.pushed_waiting.discard(event.task_id)
-        drawn: Iterable[str] = (*event.admitted, *event.unadmitted)
+        drawn = [*event.admitted, *event.unadmitted]
         if event.group_id in self.groups or event.group_id < self.books.drawn_below:
             self._problem(f"{', '.join(drawn)}: group {event.group_id} is drawn twice")
             return
         for policy in drawn:
             self._books(policy)
-        self.groups[event.group_id] = GroupBooks(drawn=list(drawn))
+        self.groups[event.group_id] = GroupBooks(drawn=drawn)
 
     def _episodes(self, lease_id: str) -> EpisodeBooks | None:
         """The group or round of a lease, if it is open."""
@@ -204,9 +382,12 @@ class Ledger:
         self._use(event, record)
 
     def _drop(self, event: BatchDropped, _: Record) -> None:
-        """The batches leave the books: their steps get others. None of their groups was, or will be, trained
-        on; a replayed one keeps the fate of its first step."""
-        name, books = event.policy, self._books(event.policy)
+        """The batches leave the books: their steps get others.
+
+        None of their groups was, or will be, trained on; a replayed one keeps the fate of its first step.
+        """
+        name = event.policy
+        books = self._books(name)
         open_steps = tuple(sorted(step for step in books.batches if step >= books.num_committed))
         if event.steps != open_steps or not open_steps:
             self._problem(
@@ -221,31 +402,35 @@ class Ledger:
                     said = fate.fate if fate else "undecided"
                     self._problem(f"{name}: group {idx} of the dropped batch of step {step} is {said}")
             for idx in taken.all_ids:
-                self.group(idx).of(name).num_uses -= 1
+                self.group(idx).contribution(name).num_uses -= 1
         books.num_dropped += len(open_steps)
 
     def _use(self, event: BatchTaken, record: Record) -> None:
-        """Books the uses of a batch's groups: a fresh one is in its first, a replayed one in one more."""
-        name, at = event.policy, f"{event.policy}: batch of step {event.step}"
+        """Counts the uses of a batch's groups: it is the first batch of a fresh one, and one more of a
+        replayed one."""
+        name = event.policy
+        at = f"{name}: batch of step {event.step}"
         for idx in event.group_ids:
-            if (brought := self.group(idx).of(name)).num_uses:
+            contribution = self.group(idx).contribution(name)
+            if contribution.num_uses:
                 self._problem(
-                    f"{name}: group {idx} is in the batches of {brought.first_step} and {event.step}"
+                    f"{name}: group {idx} is in the batches of {contribution.first_step} and {event.step}"
                 )
         if twice := len(event.replayed_ids) - len(set(event.replayed_ids)):
             self._problem(f"{at}: {twice} groups are replayed twice in it")
         for idx in event.replayed_ids:
-            if not self.group(idx).of(name).num_uses:
+            if not self.group(idx).contribution(name).num_uses:
                 self._problem(f"{at}: group {idx} is replayed, but no earlier batch holds it")
         plan = self.plan_at(record.seq)
         most = plan.policies[name].max_uses if plan and name in plan.policies else 1
         for idx in (*event.group_ids, *event.replayed_ids):
-            brought = self.group(idx).brought.setdefault(name, Brought())
-            brought.num_uses += 1
-            brought.first_step = event.step if brought.num_uses == 1 else brought.first_step
-            if brought.num_uses > most:
+            contribution = self.group(idx).contributions.setdefault(name, Contribution())
+            contribution.num_uses += 1
+            if contribution.num_uses == 1:
+                contribution.first_step = event.step
+            if contribution.num_uses > most:
                 self._problem(
-                    f"{name}: group {idx} is in {brought.num_uses} batches, at most {most} may hold it"
+                    f"{name}: group {idx} is in {contribution.num_uses} batches, at most {most} may hold it"
                 )
 
     def _publish(self, event: VersionPublished, _: Record) -> None:
@@ -256,21 +441,19 @@ class Ledger:
             )
         books.newest_version = max(books.newest_version, event.version)
 
-    def _commit(self, event: StepCommitted, row: Record) -> None:
-        record = event.record
-        books = self._books(record.policy)
-        if record.step != books.num_committed:
+    def _commit(self, event: StepCommitted, record: Record) -> None:
+        step = event.record
+        books = self._books(step.policy)
+        if step.step != books.num_committed:
+            self._problem(f"{step.policy}: step {step.step} is committed where {books.num_committed} is next")
+        if step.version > books.newest_version:
             self._problem(
-                f"{record.policy}: step {record.step} is committed where {books.num_committed} is next"
-            )
-        if record.version > books.newest_version:
-            self._problem(
-                f"{record.policy}: step {record.step} is committed as version {record.version}, which was "
+                f"{step.policy}: step {step.step} is committed as version {step.version}, which was "
                 "never published"
             )
         books.num_committed += 1
-        books.committed[record.step] = record
-        self.books.last_commit_s = row.at_s
+        books.committed[step.step] = step
+        self.books.last_commit_s = record.at_s
 
     def _redo(self, event: StepRedone, _: Record) -> None:
         self._books(event.policy).num_redone += 1
@@ -290,7 +473,7 @@ class Ledger:
                 del books.batches[step]
 
     def _pass_over(self, _: ServiceSetAside | ServiceRestored, __: Record) -> None:
-        """Nothing is counted of it."""
+        """The books do not count it."""
 
     def _count_failed(self, event: AttemptFailed, _: Record) -> None:
         self.books.num_failed_attempts += 1
@@ -315,18 +498,25 @@ class Ledger:
             return
         episodes.accepted[int(episode_idx)] = lease_id
         self.books.num_results += 1
-        brought_by = episodes.brought if isinstance(episodes, GroupBooks) else dict[str, Brought]()
-        for meta in facts.trajectories:
-            brought = brought_by.setdefault(meta.policy, Brought())
-            if meta.num_trained_tokens == 0:
-                continue
-            oldest = (meta.oldest_version, brought.oldest_version)
-            brought.oldest_version = min(oldest) if brought.num_samples else meta.oldest_version
-            brought.num_samples += 1
-            brought.num_trained_tokens += meta.num_trained_tokens
-            brought.payloads.append(meta.payload)
+        if isinstance(episodes, GroupBooks):
+            _contribute(episodes, facts)
+
+
+def _contribute(group: GroupBooks, facts: EpisodeFacts) -> None:
+    """Adds what an accepted episode gives to each policy. A trajectory without trained tokens adds
+    nothing."""
+    for meta in facts.trajectories:
+        contribution = group.contributions.setdefault(meta.policy, Contribution())
+        if meta.num_trained_tokens == 0:
+            continue
+        if contribution.num_samples == 0:
+            contribution.oldest_version = meta.oldest_version
+        contribution.oldest_version = min(contribution.oldest_version, meta.oldest_version)
+        contribution.num_samples += 1
+        contribution.num_trained_tokens += meta.num_trained_tokens
+        contribution.payloads.append(meta.payload)
 
 
 def _group_of(lease_id: str) -> int:
-    """Number of the group or round of a lease."""
+    """The number of the group or evaluation round that a lease belongs to."""
     return int(lease_id.partition(".")[0].lstrip("e"))

@@ -18,7 +18,7 @@ from astraflow.dataflow.routes_trainers import TrainerRoutes
 from astraflow.dataflow.routes_views import ViewRoutes
 from astraflow.dataflow.routes_workers import WorkerRoutes
 from astraflow.dataflow.site import Site
-from astraflow.dataflow.tasks import TaskLookup
+from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.errors import Error, RefusedError
 from astraflow.service import error_response
 from astraflow.types import RunInfo

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow import wire
-from astraflow.dataflow.batches import encode_slice
+from astraflow.dataflow.batch_slices import encode_slice
 from astraflow.dataflow.core.commands import (
     AttachTrainer,
     BatchView,

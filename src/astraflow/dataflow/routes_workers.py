@@ -30,8 +30,8 @@ from astraflow.dataflow.ingest import (
 )
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.results import DecodedResults, EpisodeResults, decode_results, sliced
-from astraflow.dataflow.samples import SampleKeeper
 from astraflow.dataflow.site import Site, caller, check_fingerprints, check_protocol, read_body
+from astraflow.dataflow.transcripts import TranscriptKeeper
 from astraflow.errors import DataError, Error, RefusedError, WireError
 from astraflow.service import item_response, read_item
 from astraflow.types import (
@@ -75,7 +75,7 @@ class WorkerRoutes:
         self._dispatcher = site.dispatcher
         self._core = site.dispatcher.core
         self._liveness = site.dispatcher.liveness
-        self._keeper = SampleKeeper(site.dispatcher.core, site.dispatcher.journal, site.lookup)
+        self._keeper = TranscriptKeeper(site.dispatcher.core, site.dispatcher.journal, site.lookup)
         self._vocab_sizes: dict[str, int] = {}
 
     async def register(self, request: Request) -> Response:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from astraflow.dataflow.books import Brought
 from astraflow.dataflow.core.commands import BatchTaken
-from astraflow.dataflow.ledger import Ledger
+from astraflow.dataflow.ledger import Contribution, Ledger
 from astraflow.dataflow.records import PolicyFacts
 from astraflow.types import StepRecord
 
@@ -16,11 +15,13 @@ _TOLERANCE = 1e-9
 def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
     """A batch is whole, within its bound, and its staleness is what its tokens say."""
     taken = ledger.policies[name].batches[step]
-    plan, batch = ledger.plan_at(taken.seq), taken.event
+    batch = taken.event
+    plan = ledger.plan_at(taken.seq)
     facts = plan.policies.get(name) if plan else None
     if facts is None:
         return [f"{name}: batch of step {step}: no plan of the run covers it"]
-    problems, at = list[str](), f"{name}: batch of step {step}"
+    problems: list[str] = []
+    at = f"{name}: batch of step {step}"
     if len(batch.group_ids) != facts.groups_per_batch:
         problems.append(f"{at} holds {len(batch.group_ids)} groups, not {facts.groups_per_batch}")
     if len(batch.replayed_ids) > facts.max_replayed:
@@ -29,7 +30,7 @@ def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
         problems.append(f"{at} holds {len(taken.all_staleness)} staleness figures")
     for group, staleness in zip(taken.all_ids, taken.all_staleness, strict=False):
         problems += _group_problems(
-            f"{at}: group {group}", batch, staleness, ledger.group(group).of(name), facts
+            f"{at}: group {group}", batch, staleness, ledger.group(group).contribution(name), facts
         )
         num_episodes = len(ledger.group(group).accepted)
         if not facts.min_group_size <= num_episodes <= facts.group_size:
@@ -38,12 +39,12 @@ def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
 
 
 def _group_problems(
-    at: str, batch: BatchTaken, staleness: int, brought: Brought, facts: PolicyFacts
+    at: str, batch: BatchTaken, staleness: int, contribution: Contribution, facts: PolicyFacts
 ) -> Iterable[str]:
-    if staleness != batch.trainer_version - brought.oldest_version:
+    if staleness != batch.trainer_version - contribution.oldest_version:
         yield (
-            f"{at} has staleness {staleness}; its oldest version is {brought.oldest_version}, the trainer's "
-            f"{batch.trainer_version}"
+            f"{at} has staleness {staleness}; its oldest version is {contribution.oldest_version}, the "
+            f"trainer's {batch.trainer_version}"
         )
     if staleness > facts.staleness_bound:
         yield f"{at} has staleness {staleness} over {facts.staleness_bound}"
@@ -51,7 +52,8 @@ def _group_problems(
 
 def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
     """A committed step says what its batch holds, and each of its groups is trained in it."""
-    taken, at = ledger.policies[name].batches.get(record.step), f"{name}: step {record.step}"
+    taken = ledger.policies[name].batches.get(record.step)
+    at = f"{name}: step {record.step}"
     if taken is None:
         return [f"{at} is committed without a batch"]
     problems: list[str] = []
@@ -59,13 +61,13 @@ def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
         event = ledger.group(group).fates.get(name)
         if event is None or event.fate != "trained" or event.step != record.step:
             problems.append(f"{at}: group {group} of its batch is {event.fate if event else 'undecided'}")
-    brought = [ledger.group(group).of(name) for group in taken.all_ids]
+    contributions = [ledger.group(group).contribution(name) for group in taken.all_ids]
     problems += record_problems(
         record,
         taken.all_staleness,
         num_replayed=len(taken.event.replayed_ids),
-        num_samples=sum(b.num_samples for b in brought),
-        num_trained_tokens=sum(b.num_trained_tokens for b in brought),
+        num_samples=sum(each.num_samples for each in contributions),
+        num_trained_tokens=sum(each.num_trained_tokens for each in contributions),
     )
     return problems
 
@@ -79,7 +81,8 @@ def record_problems(
     num_trained_tokens: int,
 ) -> list[str]:
     """The record of a step against its groups, replayed ones among them: one staleness each."""
-    at, problems = f"{record.policy}: step {record.step}", list[str]()
+    problems: list[str] = []
+    at = f"{record.policy}: step {record.step}"
     mean = sum(staleness) / max(1, len(staleness))
     for what, said, found in (
         ("groups", record.num_groups, len(staleness)),

@@ -1,14 +1,17 @@
-"""Append-only files of the journal: trajectories, messages and the log of records, encoded; rolled by size.
+"""The journal's append-only files: encoded trajectories, messages and the log of records.
 
-A segment is `NNNNNNNN.seg`: a 16-byte header (magic, schema version, number), then entries of a 13-byte
-head (length, kind, xxh3-64) and the bytes: a payload, the records of one flush, or a plan. A `PayloadRef`
-points at the bytes. Positions are given out by `append` in memory; `write` puts what was appended on disk, in
-order, and syncs it; what is synced never changes. A torn tail (a crash in mid-write) is cut off when the
-store is opened; damage before the newest flush is an error, which `checked_end` finds in all segments that
-are kept. Reading checks the checksum.
+A segment is a file `NNNNNNNN.seg`; when it has grown to a certain size, the next one begins. It has a
+16-byte header (magic, schema version, number), then entries. An entry is a 13-byte head (length, kind,
+xxh3-64) and its bytes: a payload, the records of one flush, or a plan. A `PayloadRef` points at the bytes
+of a payload.
 
-Not thread-safe by itself: `append` and `take` belong to the event loop, `write` to the one flush thread,
-`read` to anyone once the bytes are written.
+`append` gives out positions in memory; `write` puts what was appended on disk, in order, and syncs it. What
+is synced never changes. A torn end (a crash interrupted a write) is cut off when the store is opened.
+Damage before the newest flush is an error: `checked_end` looks for it in all segments that are kept. Every
+read compares the checksum.
+
+Threads: `append` and `take` belong to the event loop, `write` to the one thread that flushes, `read` to
+anyone once the bytes are written.
 """
 
 import os
@@ -41,14 +44,18 @@ _HEADER = struct.Struct("<4sHxxQ")
 _MAGIC = b"AFSG"
 _ENTRY = struct.Struct("<IBQ")
 _LENGTH_BYTES = 4
-"""Of an entry, before its kind."""
-_PAYLOAD, _RECORDS, _PLAN = 0, 1, 2
+"""Bytes of an entry before its kind."""
+_PAYLOAD = 0
+_RECORDS = 1
+_PLAN = 2
 _MAX_BUFFERS = 512
-"""Buffers of one vectored write; the kernel's limit is 1024."""
+"""Buffers in one vectored write; the kernel's limit is 1024."""
 _MAX_WRITE_BYTES = 512 * 1024
 """Linux puts a larger write into pages of up to 2 MiB, which it must find first: 10 times slower."""
-_GAP_BYTES, _RUN_BYTES = 16 * 1024, 16 * 1024 * 1024
-"""Payloads with at most this between them are read at once, up to this many bytes."""
+_GAP_BYTES = 16 * 1024
+"""Payloads with at most this between them are read at once: cheaper than another call."""
+_RUN_BYTES = 16 * 1024 * 1024
+"""Most that is read at once."""
 _SMALL_BYTES = 4096
 """Buffers that are smaller on average are joined before they are written."""
 
@@ -67,7 +74,7 @@ def _path(folder: Path, segment: int) -> Path:
 
 
 class SegmentReader:
-    """Reads payloads back; one open file a segment. Works on a live journal of another process."""
+    """Reads payloads back; keeps one open file per segment. Works on a live journal of another process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +86,7 @@ class SegmentReader:
         return bytes(self.read_all((ref,))[0])
 
     def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
-        """The payloads in the order of `refs`; neighbours on disk are read at once. Raises: as `read`."""
+        """The payloads in the order of `refs`; neighbors on disk are read at once. Raises: as `read`."""
         order = sorted(range(len(refs)), key=lambda idx: (refs[idx].segment, refs[idx].offset))
         payloads: dict[int, memoryview] = {}
         run: list[int] = []
@@ -93,7 +100,9 @@ class SegmentReader:
         return [payloads[idx] for idx in range(len(refs))]
 
     def _read_run(self, refs: Sequence[PayloadRef], run: list[int], into: dict[int, memoryview]) -> None:
-        first, last = refs[run[0]], refs[run[-1]]
+        """Reads neighbors, whose indices in `refs` are `run`, at once; puts each into `into` at its index."""
+        first = refs[run[0]]
+        last = refs[run[-1]]
         start = first.offset - _ENTRY.size
         try:
             raw = memoryview(os.pread(self._file(first.segment), last.offset + last.length - start, start))
@@ -135,17 +144,19 @@ class SegmentStore:
     """The writing side. Example: `ref = store.append(b"..."); store.write(store.take())`."""
 
     def __init__(self, folder: Path, *, segment_bytes: int = 256 * 1024 * 1024) -> None:
-        """Opens or creates the folder and cuts a torn tail. Raises: JournalError."""
+        """Opens or creates the folder, and cuts off a torn end. Raises: JournalError."""
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._pending: list[PendingWrite] = []
         self._file = -1
+        """The file that is written to; -1 if none is open."""
         self._file_segment = -1
+        """The number of its segment."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             numbers = _numbers(folder)
             self._segment = numbers[-1] if numbers else 0
-            self._offset = _cut_torn_tail(_path(folder, self._segment), self._segment) if numbers else 0
+            self._offset = _cut_torn_end(_path(folder, self._segment), self._segment) if numbers else 0
         except OSError as err:
             raise JournalError(f"{folder}: cannot be opened: {err}") from err
         self._has_header = self._offset >= _HEADER.size
@@ -154,11 +165,11 @@ class SegmentStore:
 
     @property
     def end(self) -> tuple[int, int]:
-        """Segment and offset at which the next record goes."""
+        """Segment and offset of the next entry."""
         return self._segment, self._offset
 
     def append(self, payload: bytes) -> PayloadRef:
-        """Gives a payload its place; it is on disk after the next `write` of what `take` returns."""
+        """Gives a payload its place; it is on disk once what the next `take` returns is written."""
         offset = self._add(_PAYLOAD, payload)
         return PayloadRef(self._segment, offset, len(payload))
 
@@ -176,7 +187,7 @@ class SegmentStore:
         return pending
 
     def write(self, writes: Sequence[PendingWrite]) -> None:
-        """Writes and syncs; the same list may be written again after a failure. Raises: OSError."""
+        """Writes and syncs. After a failure the same list may be written again. Raises: OSError."""
         for idx, write in enumerate(writes):
             self._open_for_writing(write.segment)
             _write_buffers(self._file, write)
@@ -184,12 +195,14 @@ class SegmentStore:
                 os.fdatasync(self._file)
 
     def records(self, after: tuple[int, int]) -> Iterator[bytes]:
-        """What was given to `append_records` from a position (as of `end`) on, in order. Raises: as
-        `logged`."""
+        """What was given to `append_records` from a position (as `end` gives it) on, in order.
+
+        Raises: JournalError if an entry there is damaged or a segment is missing.
+        """
         return records_within(self._folder, after, self.end)
 
     def plans(self, after: tuple[int, int]) -> Iterator[bytes]:
-        """What was given to `append_plan` from a position on, in order. Raises: as `_logged`."""
+        """What was given to `append_plan` from a position on, in order. Raises: as `records`."""
         return plans_within(self._folder, after, self.end)
 
     def read(self, ref: PayloadRef) -> bytes:
@@ -211,13 +224,16 @@ class SegmentStore:
         self._reader.close()
         if self._file >= 0:
             os.close(self._file)
-            self._file, self._file_segment = -1, -1
+            self._file = -1
+            self._file_segment = -1
 
     def _add(self, kind: int, data: bytes) -> int:
-        """Appends an entry; where its bytes begin."""
+        """Appends an entry; the offset at which its bytes begin."""
         size = _ENTRY.size + len(data)
         if self._offset + size > self._segment_bytes and self._offset > _HEADER.size:
-            self._segment, self._offset, self._has_header = self._segment + 1, _HEADER.size, False
+            self._segment += 1
+            self._offset = _HEADER.size
+            self._has_header = False
         if not self._has_header:
             header = _HEADER.pack(_MAGIC, SEGMENT_SCHEMA, self._segment)
             self._pending.append(PendingWrite(self._segment, 0, [header]))
@@ -233,9 +249,11 @@ class SegmentStore:
             return
         if self._file >= 0:
             os.close(self._file)
-            self._file, self._file_segment = -1, -1
+            self._file = -1
+            self._file_segment = -1
         self._file = os.open(_path(self._folder, segment), os.O_RDWR | os.O_CREAT, 0o644)
         self._file_segment = segment
+        # Without this, a power loss may take the name of a file whose bytes are synced.
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -244,7 +262,7 @@ class SegmentStore:
 
 
 def _are_near(first: PayloadRef, last: PayloadRef, other: PayloadRef) -> bool:
-    """Whether one read may take `other` with the run from `first` to `last`."""
+    """Whether one read may take `other` together with the run from `first` to `last`."""
     gap = other.offset - last.offset - last.length
     size = other.offset + other.length - first.offset
     return other.segment == first.segment and gap <= _GAP_BYTES and size <= _RUN_BYTES
@@ -256,7 +274,9 @@ def _head(kind: int, data: bytes | memoryview) -> tuple[int, int, int]:
 
 
 def _write_buffers(file: int, write: PendingWrite) -> None:
-    buffers, position = write.buffers, write.offset
+    """Writes all buffers, in as many calls as the limits ask for. Raises: OSError."""
+    buffers = write.buffers
+    position = write.offset
     if sum(map(len, buffers)) < len(buffers) * _SMALL_BYTES:
         buffers = [b"".join(buffers)]
     for part in _parts(buffers):
@@ -269,22 +289,25 @@ def _write_buffers(file: int, write: PendingWrite) -> None:
 
 def _parts(buffers: Sequence[bytes]) -> Iterator[list[memoryview]]:
     """The buffers in order, cut into what one write takes."""
-    part, room = list[memoryview](), _MAX_WRITE_BYTES
+    part: list[memoryview] = []
+    room = _MAX_WRITE_BYTES
     for buffer in map(memoryview, buffers):
         first = 0
         while first < len(buffer):
             piece = buffer[first : first + room]
             part.append(piece)
-            first, room = first + len(piece), room - len(piece)
+            first += len(piece)
+            room -= len(piece)
             if room == 0 or len(part) == _MAX_BUFFERS:
                 yield part
-                part, room = [], _MAX_WRITE_BYTES
+                part = []
+                room = _MAX_WRITE_BYTES
     if part:
         yield part
 
 
 def _rest(buffers: list[memoryview], written: int) -> list[memoryview]:
-    """What a vectored write of `written` bytes left over."""
+    """What a vectored write that wrote `written` bytes left over."""
     for idx, buffer in enumerate(buffers):
         if written < len(buffer):
             return [buffer[written:], *buffers[idx + 1 :]]
@@ -293,8 +316,7 @@ def _rest(buffers: list[memoryview], written: int) -> list[memoryview]:
 
 
 def checked_end(folder: Path, first: int) -> tuple[int, int]:
-    """Segment and offset after the last whole entry; reads every segment from number `first` on, changes
-    nothing.
+    """Segment and offset after the last whole entry. Reads every segment from number `first` on.
 
     Raises: JournalError if one is missing or damaged. What a crash may have left behind the last flush is no
     damage.
@@ -307,31 +329,31 @@ def checked_end(folder: Path, first: int) -> tuple[int, int]:
             path = _path(folder, number)
             if number not in numbers:
                 raise JournalError(f"{path} is missing; restore the file from a copy")
-            size = path.stat().st_size
-            if (end := _whole_until(path, number)) != size or end == 0:
+            end = _whole_until(path, number)
+            if end == 0 or end != path.stat().st_size:
                 raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")
         return numbers[-1], max(_HEADER.size, _whole_until(_path(folder, numbers[-1]), numbers[-1]))
     except OSError as err:
-        if isinstance(err, JournalError):
+        if isinstance(err, JournalError):  # It derives from OSError.
             raise
         raise JournalError(f"{folder}: cannot be read: {err}") from err
 
 
 def records_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
-    """The log's records between two positions, in order. Raises: as `_logged`."""
+    """The log's entries of records between two positions, in order.
+
+    Raises: JournalError if an entry there is damaged or a segment is missing.
+    """
     return _logged(folder, after, end, _RECORDS)
 
 
 def plans_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
-    """The log's plans between two positions, in order. Raises: as `_logged`."""
+    """The log's plans between two positions, in order. Raises: as `records_within`."""
     return _logged(folder, after, end, _PLAN)
 
 
 def _logged(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: int) -> Iterator[bytes]:
-    """Entries of one kind between two positions, in order.
-
-    Raises: JournalError if an entry there is damaged or a segment is missing.
-    """
+    """Entries of one kind between two positions, in order. Raises: as `records_within`."""
     start = after[1]
     for segment in range(after[0], end[0] + 1):
         path = _path(folder, segment)
@@ -352,8 +374,9 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.seg") if path.stem.isdecimal())
 
 
-def _cut_torn_tail(path: Path, segment: int) -> int:
-    """Truncates a segment after its last whole entry; the length that is left (0: not even a header)."""
+def _cut_torn_end(path: Path, segment: int) -> int:
+    """Truncates a segment after its last whole entry. Returns its length then; 0 if it has no whole
+    header."""
     end = _whole_until(path, segment)
     if end < path.stat().st_size:
         with path.open("r+b") as file:
@@ -366,7 +389,7 @@ def _cut_torn_tail(path: Path, segment: int) -> int:
 def _whole_until(path: Path, segment: int) -> int:
     """Where the last whole entry of a segment ends; 0 if not even its header is whole.
 
-    Raises: JournalError if what follows had once been whole too.
+    Raises: JournalError if what follows was once whole too: then it is damaged, and not torn by a crash.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -378,10 +401,12 @@ def _whole_until(path: Path, segment: int) -> int:
             raise JournalError(f"{path} is no segment {segment} of a journal; do not edit the journal folder")
         if schema != SEGMENT_SCHEMA:
             raise JournalError(f"{path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}")
-        end, last_records = _HEADER.size, b""
+        end = _HEADER.size
+        last_records = b""
         for kind, data in _entries(file, size):
             end += _ENTRY.size + len(data)
-            last_records = data if kind == _RECORDS else last_records
+            if kind == _RECORDS:
+                last_records = data
         if end < size:
             file.seek(end)
             if _was_synced(file.read(size - end), last_records):
@@ -393,8 +418,12 @@ def _whole_until(path: Path, segment: int) -> int:
 
 
 def _was_synced(rest: bytes, last_records: bytes) -> bool:
-    """Whether what follows a broken entry shows that it had been whole: a later flush, which began only once
-    it was synced. One flush has its records at its end, in one entry."""
+    """Whether the bytes behind a broken entry show that it was synced once.
+
+    They do if a later flush is among them, for a flush begins only when the one before is synced. A flush
+    ends with its records, in one entry: two such entries are of two flushes; a single one is of a later
+    flush if it does not go on where the last whole one ended.
+    """
     found = list(islice(_records_within(rest), 2))
     if len(found) == 1 and last_records:
         return decode_records(found[0])[0].seq > decode_records(last_records)[-1].seq + 1
@@ -402,7 +431,8 @@ def _was_synced(rest: bytes, last_records: bytes) -> bool:
 
 
 def _records_within(data: bytes) -> Iterator[bytes]:
-    """Whole entries of records, wherever they begin."""
+    """The whole entries of records, wherever they begin: behind a broken entry nobody knows where the next
+    one does."""
     kind_at = data.find(_RECORDS, _LENGTH_BYTES)
     while kind_at >= 0:
         begin = kind_at - _LENGTH_BYTES + _ENTRY.size
@@ -414,7 +444,7 @@ def _records_within(data: bytes) -> Iterator[bytes]:
 
 
 def _entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
-    """(kind, bytes) of the whole entries from the file's position on; ends at the first that is not."""
+    """(kind, bytes) of each entry from the file's position on; ends before the first that is not whole."""
     while len(head := file.read(_ENTRY.size)) == _ENTRY.size:
         length, kind, checksum = _ENTRY.unpack(head)
         if length > size:
@@ -426,7 +456,7 @@ def _entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _of_kind(file: BinaryIO, kind: int, path: Path, between: tuple[int, int]) -> Iterator[bytes]:
-    """The entries of one kind between two offsets of a segment."""
+    """The entries of one kind between two offsets of a segment. Raises: JournalError if one is damaged."""
     end, until = between
     file.seek(end)
     for found, data in _entries(file, until):

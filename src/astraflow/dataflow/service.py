@@ -29,7 +29,7 @@ from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.liveness import Liveness, WorkerLife
 from astraflow.dataflow.records import PlanRow, PolicyFacts
 from astraflow.dataflow.routes import make_app
-from astraflow.dataflow.tasks import TaskLookup
+from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.dataflow.waiting import waited
 from astraflow.errors import JournalError
 from astraflow.protocols import TaskSource

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from astraflow.dataflow.api import ROUTES
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.dispatcher import Dispatcher
-from astraflow.dataflow.tasks import TaskLookup
+from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.errors import RefusedError, VersionMismatchError, WireError
 from astraflow.service import read_item
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, Item, PolicyInfo, RunInfo

@@ -14,13 +14,11 @@ import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
-from astraflow.dataflow.journal_folder import insert_records
-from astraflow.dataflow.records import Record, SqlRow
+from astraflow.dataflow.tables import TableRows, insert_rows
 
-__all__ = ["RETRY_S", "InsertRows", "TableRows", "TableWriter", "insert_rows"]
+__all__ = ["RETRY_S", "InsertRows", "TableWriter"]
 
 _log = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -32,40 +30,9 @@ _AnswerT = TypeVar("_AnswerT")
 _Args = TypeVarTuple("_Args")
 
 
-@dataclass(slots=True)
-class TableRows:
-    """What one transaction writes."""
-
-    records: list[Record] = field(default_factory=list["Record"])
-    rows: list[tuple[str, SqlRow]] = field(default_factory=list[tuple[str, "SqlRow"]])
-    """(SQL, parameters) of the other tables."""
-    end: tuple[int, int] | None = None
-    """Segment and offset up to which the segments are written with it; None if that did not move."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
-        return not (self.records or self.rows)
-
-    @property
-    def newest(self) -> int:
-        """Number of the last record, or 0."""
-        return self.records[-1].seq if self.records else 0
-
-    def absorb(self, later: "TableRows") -> None:
-        """Puts later rows behind these."""
-        self.records += later.records
-        self.rows += later.rows
-        self.end = later.end or self.end
-
-
 InsertRows = Callable[[sqlite3.Connection, TableRows], None]
-"""Puts rows into the tables, within a transaction. Raises: sqlite3.Error, after which all is tried again."""
-
-
-def insert_rows(database: sqlite3.Connection, rows: TableRows) -> None:
-    """The `InsertRows` of every journal; tests hand in others, which fail."""
-    insert_records(database, rows.records, rows.rows, rows.end)
+"""Inserts rows within a transaction: `tables.insert_rows`, or a test's own, which fails. Raises:
+sqlite3.Error; the same rows are tried again then."""
 
 
 class TableWriter:

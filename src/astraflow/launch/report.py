@@ -13,8 +13,9 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from astraflow.dataflow.records import JournalReader, SampleRow
-from astraflow.dataflow.samples import load_samples
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.tables import TranscriptRow
+from astraflow.dataflow.transcripts import load_transcripts
 from astraflow.errors import DataError
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, write_atomic
@@ -24,7 +25,7 @@ from astraflow.types import EvalRecord, Message, StepRecord
 
 __all__ = ["draw_curve", "episodes_text", "load_summary", "summary_table", "write_report"]
 
-_Sample = tuple[SampleRow, tuple[Message, ...]]
+_Transcript = tuple[TranscriptRow, tuple[Message, ...]]
 _log = logging.getLogger(__name__)
 _NUM_EPISODES = 3
 _MOST_WAITS = 6
@@ -117,7 +118,7 @@ def _tokens(count: int, seconds: float) -> str:
 
 def episodes_text(folder: RunFolder) -> str:
     """Three episodes of the first evaluation and three of the last, of the same tasks where there are any."""
-    kept = load_samples(folder.journal, "eval") or load_samples(folder.journal, "train")
+    kept = load_transcripts(folder.journal, "eval") or load_transcripts(folder.journal, "train")
     if not kept:
         return "no episodes were kept\n"
     policy = kept[0][0].policy
@@ -131,7 +132,7 @@ def episodes_text(folder: RunFolder) -> str:
     return "\n".join(parts)
 
 
-def _shared_tasks(first: Sequence[_Sample], last: Sequence[_Sample]) -> list[str]:
+def _shared_tasks(first: Sequence[_Transcript], last: Sequence[_Transcript]) -> list[str]:
     """Up to three tasks of both, those whose score changed first."""
     before = {row.task_id: row.score for row, _ in first}
     after = {row.task_id: row.score for row, _ in last}
@@ -139,9 +140,9 @@ def _shared_tasks(first: Sequence[_Sample], last: Sequence[_Sample]) -> list[str
     return sorted(both, key=lambda task_id: before[task_id] == after[task_id])[:_NUM_EPISODES]
 
 
-def _episodes(samples: Sequence[_Sample], task_ids: Sequence[str], version: int) -> list[str]:
-    by_task = {row.task_id: (row, messages) for row, messages in samples}
-    chosen = [by_task[task_id] for task_id in task_ids] or list(samples[:_NUM_EPISODES])
+def _episodes(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int) -> list[str]:
+    by_task = {row.task_id: (row, messages) for row, messages in kept}
+    chosen = [by_task[task_id] for task_id in task_ids] or list(kept[:_NUM_EPISODES])
     lines: list[str] = []
     for row, messages in chosen:
         lines.append(f"## {shown(row.task_id)}, {row.policy} version {version}, score {row.score:g}\n")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from astraflow.dataflow.audit import PolicyAudit, audit
 from astraflow.dataflow.figures import run_figures
-from astraflow.dataflow.records import JournalReader
+from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.types import EvalRecord, FateCounts, Item, StepRecord

@@ -10,7 +10,8 @@ import pytest
 
 from astraflow.dataflow.core.commands import AddWorker, Command, Decision, FateDecided, PushTaskIds
 from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.records import JournalReader, PlanRow
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import PlanRow
 from astraflow.dataflow.table_writer import TableRows, insert_rows
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import BusySpan

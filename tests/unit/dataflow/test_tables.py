@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.journal_folder import opened
-from astraflow.dataflow.records import DATABASE, JOURNAL_SCHEMA, JournalReader
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.tables import DATABASE, JOURNAL_SCHEMA, open_database
 from astraflow.errors import JournalError
 
 SCHEMA_2 = """
@@ -51,7 +51,7 @@ async def test_an_older_journal_is_upgraded_when_it_is_opened(tmp_path: Path) ->
     with JournalReader(tmp_path) as reader:
         (fate,) = reader.fates()
         assert (fate.group_id, fate.tokens, fate.trained_tokens) == (7, 12, 0)
-        assert reader.samples("eval")[0].data == b""
+        assert reader.transcripts("eval")[0].data == b""
         assert reader.compacted == 0
     await Journal(tmp_path).close()
 
@@ -60,7 +60,7 @@ def test_an_older_journal_can_be_read_without_an_upgrade(tmp_path: Path) -> None
     make_old(tmp_path)
     with JournalReader(tmp_path) as reader:
         assert [row.fate for row in reader.fates()] == ["failed"]
-        assert (reader.books(), list(reader.payloads()), len(reader.samples("eval"))) == ([], [], 1)
+        assert (reader.books(), list(reader.payloads()), len(reader.transcripts("eval"))) == ([], [], 1)
     assert schema_of(tmp_path) == "2"
 
 
@@ -72,10 +72,10 @@ def test_an_upgrade_that_fails_leaves_the_journal_as_it_was(tmp_path: Path) -> N
     database.execute("CREATE INDEX payloads ON payloads_taken (x)")
     database.close()
     with pytest.raises(sqlite3.Error):
-        opened(tmp_path / DATABASE)
+        open_database(tmp_path / DATABASE)
     assert schema_of(tmp_path) == "2"
     with JournalReader(tmp_path) as reader:
-        assert len(reader.samples("eval")) == 1
+        assert len(reader.transcripts("eval")) == 1
 
 
 @pytest.mark.parametrize("schema", [1, JOURNAL_SCHEMA + 1])

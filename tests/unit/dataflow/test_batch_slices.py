@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.dataflow.batches import encode_slice, slice_indices
+from astraflow.dataflow.batch_slices import encode_slice, slice_indices
 from astraflow.dataflow.core.commands import BatchView, PayloadRef, SampleView
 from astraflow.types import BatchReply, BatchTotals
 from astraflow.wire import JSON, MSGPACK, decode, encode

@@ -1,6 +1,6 @@
-"""Cuts a batch into token-balanced slices of whole episodes and encodes one.
+"""Cuts a batch into slices, one per rank, and encodes one of them.
 
-Token columns are spliced in as they were stored.
+Slices are balanced by tokens and hold whole episodes. Token columns are copied as they were stored.
 """
 
 import heapq
@@ -19,11 +19,12 @@ __all__ = ["encode_slice", "slice_indices"]
 def slice_indices(
     num_tokens: Sequence[int], world: int, episodes: Sequence[Hashable] | None = None
 ) -> list[list[int]]:
-    """Positions of the samples of each rank: longest episode first, to the rank of the fewest tokens.
+    """Positions of the samples of each rank; they ascend. The same input gives the same slices.
 
-    `episodes`: whose samples stay together, so that a rank can weigh each of its episodes as a whole; by
-    default each sample is one. Deterministic; each rank's positions ascend. The largest rank exceeds the mean
-    by at most one episode.
+    Episodes are given out by length, longest first, each to the rank with the fewest tokens so far: the
+    largest rank exceeds the mean by at most one episode.
+    `episodes`: for each sample, the episode that it belongs to. The samples of an episode stay together, so
+    that a rank can weigh it as a whole. By default each sample is an episode.
     """
     members: dict[Hashable, list[int]] = {}
     for idx in range(len(num_tokens)):
@@ -49,7 +50,7 @@ def encode_slice(
 ) -> bytes:
     """A `BatchReply` with one rank's slice, encoded: the same bytes for the same view.
 
-    As msgpack the stored trajectories are spliced in undecoded. Reads files: run it in a thread.
+    In msgpack the stored trajectories are copied without decoding them. Reads files: run it in a thread.
     """
     episodes = [(sample.group_id, sample.episode_idx) for sample in view.samples]
     indices = slice_indices([sample.num_tokens for sample in view.samples], world, episodes)[rank]
@@ -83,7 +84,7 @@ def encode_slice(
 
 
 def _spliced(payload: bytes | memoryview) -> Trajectory:
-    """Bytes that the encoder copies where it expects a trajectory; good for nothing but that."""
+    """Bytes that the encoder copies where it expects a trajectory; they have no other use."""
     return cast("Trajectory", msgspec.Raw(payload))
 
 

@@ -1,4 +1,4 @@
-"""From the core's indices to the tasks themselves: sources and evaluation sets stay outside the core."""
+"""Finds the task of a lease: the core knows indices only, sources and evaluation sets stay outside it."""
 
 from collections.abc import Mapping
 from typing import cast
@@ -13,7 +13,7 @@ __all__ = ["TaskLookup"]
 
 
 class TaskLookup:
-    """Completes leases with their tasks."""
+    """Adds tasks to leases."""
 
     def __init__(
         self, core: Core, sources: Mapping[str, TaskSource], eval_sources: Mapping[str, TaskSource]
@@ -51,6 +51,7 @@ class TaskLookup:
 
 
 def _task_of(source: TaskSource, idx: int, where: str) -> Task:
+    """Task `idx` of a source, which `where` names. Raises: as `TaskLookup.task`."""
     try:
         task = cast("object", source.task(idx))
     except OSError as err:
