@@ -38,10 +38,12 @@ def compact(
     num_pieces: int = 1_000_000,
     retained_steps: int = 0,
     replayable: frozenset[int] = frozenset(),
+    num_missing: int = 0,
 ) -> bool:
-    """Does that many pieces; whether the compaction was done before."""
+    """Does that many pieces; whether the compaction was done before. `num_missing`: records that the snapshot
+    is said to cover, but that are not in the tables."""
     with JournalReader(folder) as reader:
-        seq = max((row.seq for row in reader.records()), default=reader.compacted)
+        seq = max((row.seq for row in reader.records()), default=reader.compacted) + num_missing
     database, segments = open_database(folder / DATABASE), SegmentStore(folder / "segments")
     rounds = frozenset(range(99))
     plan = CompactionPlan(seq, iter(()), rounds, replayable, segments.end[0], retained_steps)

@@ -144,9 +144,12 @@ class Compaction:
 
     def _book(self, reader: JournalReader, ledger: Ledger) -> Iterator[None]:
         """Books the records up to the snapshot's."""
-        rows = reader.records(ledger.books.seq)
+        records = reader.records(ledger.books.seq)
         while ledger.books.seq < self._plan.seq:
-            for record in islice(rows, min(_CHUNK, self._plan.seq - ledger.books.seq)):
+            chunk = list(islice(records, min(_CHUNK, self._plan.seq - ledger.books.seq)))
+            if not chunk:
+                _refuse([f"record {ledger.books.seq + 1} is missing"])
+            for record in chunk:
                 ledger.book(record)
             _refuse(ledger.problems)
             yield

@@ -158,21 +158,26 @@ class Journal:
                 raise
             raise JournalError(f"{folder / DATABASE} cannot be opened: {err}") from err
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        # A lambda, for `on_broken` is set later.
         self._tables = TableWriter(self._db, insert=insert, on_broken=lambda: self.on_broken())
         self._pending = _Pending()
         self._in_flight: _Pending | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._failure: JournalError | None = None
+        """Why the newest flush failed, if it did; the next one tries again."""
         self._failed_at = 0.0
-        self._is_closed = False
         self._fault: BaseException | None = None
+        """What ended a task that must never end so; nothing is tried again."""
         self.on_broken: Callable[[], None] = _ignore
         """Called at once when `is_broken` becomes true."""
         self._last_snapshot = self._seq
         self._num_since = 0
         """Commands since then: what a restart applies again, and what compaction has in memory at once."""
-        self._is_closing = False
         self._compacting: asyncio.Task[None] | None = None
+        self._is_closing = False
+        """No further piece of a compaction is wanted."""
+        self._is_closed = False
+        """Nothing more is accepted."""
 
     def _open(self, segment_bytes: int) -> None:
         """Opens what is there, if it is whole: the audit makes the same checks (`journal_check`)."""
