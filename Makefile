@@ -11,6 +11,8 @@ NAME   ?=
 PYTEST_ARGS ?=
 SAMPLE ?= 0
 WORKERS ?= 2
+# Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
+PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := dataflow_peers dataflow_server elastic_service exact_run harness heldout shaped_link trl_side turns weights_fanout
 
@@ -40,8 +42,9 @@ $(VENV)/.quickstart: $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# One call for all: pip then takes the packages' `astraflow`, and its extras the packages, from this folder.
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pyproject.toml)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(PACKAGES:%=-e %)
 	@touch $@ $(VENV)/.quickstart
 
 # A server of the S3 protocol for tests/system/test_weights_stores.py, in an environment of its own: its
@@ -70,7 +73,7 @@ test-all: $(VENV)/.dev .venv-s3 .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,mutants]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,mutants]' $(PACKAGES:%=-e %)
 	@touch $@
 
 mutants: $(VENV)/.mutants

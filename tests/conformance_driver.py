@@ -12,12 +12,6 @@ import numpy as np
 from starlette.types import ASGIApp
 
 from astraflow import wire
-from astraflow.conformance.report import Checks, Report
-from astraflow.conformance.rollout_kit import ROLLOUT_RULES, RolloutKit
-from astraflow.conformance.rollout_played import PlayedDataflow
-from astraflow.conformance.trainer_kit import NUM_STEPS, TRAINER_RULES, TrainerKit, make_samples
-from astraflow.conformance.trainer_played import PlayedRun
-from astraflow.conformance.versions import PublishedVersions, Tearing
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
@@ -42,6 +36,12 @@ from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.readers import HttpReader
 from astraflow.weights.receiver import Receiver
 from astraflow.workflows.single_turn import single_turn
+from astraflow_conformance.report import Checks, Report
+from astraflow_conformance.rollout_kit import ROLLOUT_RULES, RolloutKit
+from astraflow_conformance.rollout_played import PlayedDataflow
+from astraflow_conformance.trainer_kit import NUM_STEPS, TRAINER_RULES, TrainerKit, make_samples
+from astraflow_conformance.trainer_played import PlayedRun
+from astraflow_conformance.versions import PublishedVersions, Tearing
 from rollout_fakes import STOP, CharRenderer, ScriptedEngine, ids_of
 from trainer_fakes import CountingBackend
 from weight_fakes import ScriptedReader

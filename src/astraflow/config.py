@@ -16,8 +16,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -27,6 +28,7 @@ from astraflow.errors import ConfigError
 __all__ = [
     "Config",
     "Use",
+    "Variant",
     "check_args",
     "dump_yaml",
     "load_attr",
@@ -34,6 +36,7 @@ __all__ = [
     "module_file",
     "overridden",
     "parse_config",
+    "with_installed",
 ]
 
 JsonMap = dict[str, Any]
@@ -62,6 +65,79 @@ class Use(Config):
         if not _USE_PATTERN.match(value):
             raise ValueError(f'{value!r} is not of the form "module:attr"')
         return value
+
+
+# --- variants that installed packages add ---------------------------------------------------------
+
+
+class Variant(Config):
+    """Base of a config class that an installed package adds to a choice of the recipe.
+
+    The package names its class as a Python entry point, under the variant's own name:
+
+        [project.entry-points."astraflow.engines"]
+        paced = "astraflow_paced.config:PacedEngineConfig"
+
+    | group | choice | `make` gets | `make` returns |
+    |---|---|---|---|
+    | `astraflow.engines` | `rollout.engine` | nothing | a function from a `WeightSnapshot` to an `Engine` |
+    | `astraflow.backends` | `train.backend` | the `TrainConfig`, `model_dir=`, `seed=` | a `TrainerBackend` |
+    | `astraflow.workflows` | `workflow` | nothing | a `Workflow` |
+
+    Every process of a run imports the class, so its module imports nothing heavy; `make` may. A variant with
+    a field `time_scale` is emulated: the run's report says so, and all emulated parts of a recipe have the
+    same value.
+    """
+
+    name: Any
+    """A `Literal` in each subclass, and its default: the name of the entry point."""
+
+    def make(self, *given: Any, **named: Any) -> Any:
+        """Builds what the choice is about."""
+        raise NotImplementedError
+
+
+_EXTRAS = {"paced": "paced"}
+"""Variants of our own packages, each with the extra of `astraflow` that installs it."""
+
+
+def with_installed(choice: Any, group: str) -> Any:
+    """The discriminated union of a choice, with installed packages' variants in the place of `Variant`.
+
+    Only packages that are installed here can add one. A recipe, which may come over the network, can name a
+    variant that is there already, and nothing else.
+
+    Raises: ConfigError if a package's entry point does not load, or is no variant of its own name.
+    """
+    members: list[type[Config]] = []
+    for member in get_args(choice):
+        members += _installed(group) if issubclass(member, Variant) else [member]
+    tags = [_tag_of(member) for member in members]
+    if repeated := [tag for tag in tags if tags.count(tag) > 1]:
+        raise ConfigError(f"two variants of {group} have the name {repeated[0]!r}; uninstall one's package")
+    return Annotated[Union[tuple(members)], Field(discriminator="name")]  # noqa: UP007 - made at run time
+
+
+def _installed(group: str) -> list[type[Variant]]:
+    variants: list[type[Variant]] = []
+    for entry in entry_points(group=group):
+        try:
+            variant = entry.load()
+        except (ImportError, AttributeError) as err:
+            raise ConfigError(f"{_said_by(entry)} does not load: {err}") from err
+        if not _is_variant(variant) or _tag_of(variant) != entry.name:
+            raise ConfigError(f"{_said_by(entry)} is no Variant whose `name` is {entry.name!r}")
+        variants.append(variant)
+    return variants
+
+
+def _is_variant(given: object) -> TypeGuard[type[Variant]]:
+    return isinstance(given, type) and issubclass(given, Variant)
+
+
+def _said_by(entry: EntryPoint) -> str:
+    package = entry.dist.name if entry.dist is not None else "an installed package"
+    return f"{entry.value} ({package}, entry point {entry.name!r} of {entry.group})"
 
 
 # --- from files to a mapping ----------------------------------------------------------------------
@@ -270,6 +346,8 @@ def _explain(error: JsonMap, config_type: type[Config]) -> str:
         choices = [c.strip(" '") for c in str(ctx["expected_tags"]).split(",")]
         thing = str(loc[-1]) if loc else "name"
         article = "an" if thing[:1] in "aeiou" else "a"
+        if (extra := _EXTRAS.get(str(ctx["tag"]))) is not None:
+            return f'{path}.name = "{ctx["tag"]}" needs a package: pip install "astraflow[{extra}]"'
         return f'{path}.name = "{ctx["tag"]}" is not {article} {thing}{_hint(str(ctx["tag"]), choices)}'
     if kind == "union_tag_not_found":
         return f"{path} needs a `name` (a built-in) or a `use` (module:attr); got {error['input']!r}"

@@ -9,8 +9,6 @@ import msgspec
 import pytest
 
 from astraflow import wire
-from astraflow.conformance.dataflow_kit import check_dataflow
-from astraflow.conformance.report import Report
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import WireError
 from astraflow.service import MemoryTransport, Reply, TokenAuth, Transport
@@ -27,6 +25,8 @@ from astraflow.types import (
     StatusReply,
     VersionsReply,
 )
+from astraflow_conformance.dataflow_kit import check_dataflow
+from astraflow_conformance.report import Report
 from conformance_driver import ChangesAnswer, ChangesBody, Forgives, Mutant, Mutation, replaced
 from dataflow_driver import Run, make_plan, running
 

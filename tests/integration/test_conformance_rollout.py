@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from astraflow import wire
-from astraflow.conformance.report import Report
 from astraflow.errors import RolloutError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.service import Reply
@@ -31,6 +30,7 @@ from astraflow.types import (
     VersionSpan,
     VersionsReply,
 )
+from astraflow_conformance.report import Report
 from conformance_driver import (
     ChangesAnswer,
     ChangesBody,

@@ -101,7 +101,7 @@ def test_every_extra_is_on_the_page() -> None:
 def literals() -> str:
     """Every text in the package's code; what is put into it at run time shows as a line break."""
     found: list[str] = []
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "packages").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)

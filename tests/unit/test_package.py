@@ -1,4 +1,4 @@
-"""What holds for the whole package: public names, imports, errors."""
+"""What holds for all packages: public names, imports, errors."""
 
 import importlib
 import pkgutil
@@ -8,9 +8,15 @@ import sys
 import pytest
 
 import astraflow
+import astraflow_conformance
+import astraflow_paced
 from astraflow import errors
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages(astraflow.__path__, "astraflow."))
+MODULES = sorted(
+    module.name
+    for package in (astraflow, astraflow_conformance, astraflow_paced)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -42,6 +48,7 @@ def test_light_parts_load_neither_torch_nor_an_engine() -> None:
         "astraflow.launch.config",
         "astraflow.rollout.service",
         "astraflow.cli.main",
+        "astraflow_paced.config",
     ]
     code = (
         "import importlib, sys\n"

@@ -1,14 +1,18 @@
-"""The `astraflow` command: a thin shell over `launch`. Heavy imports happen inside the commands."""
+"""The `astraflow` command: a thin shell over `launch`. Heavy imports happen inside the commands.
+
+An installed package adds a group of commands by an entry point of the group `astraflow.commands`: the name is
+the group's, the object a `typer.Typer`.
+"""
 
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 import astraflow
-from astraflow.cli.conformance import conformance
 from astraflow.cli.doctor import doctor
 from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.models import models
@@ -51,11 +55,23 @@ app.command("doctor")(doctor)
 app.command("eval")(evaluate)
 app.command("export")(export)
 app.add_typer(models, name="model")
-app.add_typer(conformance, name="conformance")
 app.command("join", rich_help_panel="Single services")(join)
 app.command("serve", rich_help_panel="Single services")(serve)
 app.command("publish", rich_help_panel="Single services")(publish)
 app.command("train", rich_help_panel="Single services")(train)
+for _entry in entry_points(group="astraflow.commands"):
+    app.add_typer(_entry.load(), name=_entry.name)
+
+if "conformance" not in {group.name for group in app.registered_groups}:
+
+    @app.command(
+        "conformance",
+        hidden=True,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def _conformance() -> None:
+        raise ConfigError('`astraflow conformance` needs a package: pip install "astraflow[conformance]"')
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,12 +16,12 @@ from astraflow.algorithms.config import (
 from astraflow.config import Config, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
-from astraflow.rollout.config import PacedEngineConfig, RolloutConfig, TorchEngineConfig
+from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.service import is_loopback
-from astraflow.trainer.config import PacedBackendConfig, TrainConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.weights.addresses import announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
-from astraflow.workflows.config import PacedConfig, SingleTurnConfig, WorkflowConfig
+from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
 
 __all__ = [
     "PolicyConfig",
@@ -222,11 +222,8 @@ class Recipe(Config):
     def _time_scales(self) -> dict[str, float]:
         parts = {f"policies.{n}.train.backend": p.train.backend for n, p in self.trained.items()}
         found = {"rollout.engine": self.rollout.engine, "workflow": self.workflow, **parts}
-        return {
-            key: part.time_scale
-            for key, part in found.items()
-            if isinstance(part, PacedEngineConfig | PacedConfig | PacedBackendConfig)
-        }
+        scales = {key: float(getattr(part, "time_scale", 0.0)) for key, part in found.items()}
+        return {key: scale for key, scale in scales.items() if scale}
 
     def _check_emulation(self) -> None:
         scales = self._time_scales
@@ -236,7 +233,7 @@ class Recipe(Config):
         if backends and isinstance(self.rollout.engine, TorchEngineConfig):
             raise ValueError(
                 f"{backends[0]} publishes weights of no model, which rollout.engine `torch` cannot serve; "
-                "use `paced`"
+                "emulate the engine, too"
             )
 
     def _check_follower(self, name: str, policy: PolicyConfig) -> None:

@@ -21,13 +21,7 @@ from astraflow.protocols import TaskSource
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.offline import offline_files
 from astraflow.wire import MAX_BODY_BYTES
-from astraflow.workflows.config import (
-    AgentConfig,
-    MultiTurnConfig,
-    PacedConfig,
-    SingleTurnConfig,
-    ToolUseConfig,
-)
+from astraflow.workflows.config import AgentConfig
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
@@ -154,7 +148,7 @@ def _check_batches(recipe: Recipe) -> None:
     max_context = (
         engine.max_context if isinstance(engine, TorchEngineConfig | ServerEngineConfig) else sys.maxsize
     )
-    turns = _most_turns(recipe.workflow)
+    turns = 0 if isinstance(recipe.workflow, Use) else recipe.workflow.most_turns
     for name, policy in recipe.trained.items():
         table = policy.table
         num_episodes = table.group_size * (table.groups_per_batch + table.max_replayed)
@@ -171,19 +165,6 @@ def _check_batches(recipe: Recipe) -> None:
         if turns:
             raise ConfigError(problem)
         _log.warning("%s, unless most episodes are shorter", problem)
-
-
-def _most_turns(workflow: object) -> int:
-    """Completions of a policy in an episode; 0 if only the workflow's own code knows."""
-    match workflow:
-        case SingleTurnConfig():
-            return 1
-        case MultiTurnConfig() | PacedConfig():
-            return workflow.turns
-        case ToolUseConfig():
-            return workflow.max_calls + 1
-        case _:
-            return 0
 
 
 def _check_attached(recipe: Recipe) -> None:

@@ -1,16 +1,15 @@
 """Rollout services and engines of a recipe."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, field_serializer, model_validator
 
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, Variant, with_installed
 
 __all__ = [
     "AttachConfig",
     "EngineConfig",
-    "PacedEngineConfig",
     "RolloutConfig",
     "ServerEngineConfig",
     "SglangEngineConfig",
@@ -34,33 +33,6 @@ class TorchEngineConfig(Config):
     """Device, e.g. `cpu` or `cuda:0`."""
     num_threads: int = Field(default=1, ge=1)
     """Number of CPU threads of the service; keep the sum over all processes within the machine's cores."""
-
-
-class PacedEngineConfig(Config):
-    """Emulates the speed of a GPU without a model, for benchmarks of the system; tokens are random and
-    nothing can be learned."""
-
-    name: Literal["paced"] = "paced"
-    num_slots: int = Field(default=256, ge=1)
-    """Number of requests that run at the same time, over all policies of the service; further requests
-    wait."""
-    max_context: int = Field(default=32_768, ge=2)
-    """Largest number of tokens of a prompt and its completion together."""
-    tokens_per_s: float = Field(default=80.0, gt=0)
-    """Tokens per emulated second of a request that runs alone. All times of this section are emulated."""
-    max_tokens_per_s: float = Field(default=0.0, ge=0)
-    """Bound on the tokens per second of all requests together: with n requests, each gets 1 / (1 /
-    tokens_per_s + n / max_tokens_per_s). 0: no bound, each gets tokens_per_s."""
-    mean_tokens: float = Field(default=500.0, ge=1)
-    """Mean length of a completion in tokens before `sampling.max_tokens` cuts it; lengths are log-normal."""
-    sigma: float = Field(default=1.0, ge=0)
-    """Standard deviation of log(length); 0 makes all completions equally long."""
-    prefill_cost: float = Field(default=0.0, ge=0)
-    """Time per prompt token, as a share of the time per generated token."""
-    update_s: float = Field(default=0.0, ge=0)
-    """Seconds for which the requests of a policy pause while a new version is loaded."""
-    time_scale: float = Field(default=1.0, gt=0)
-    """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
 
 
 class AttachConfig(Config):
@@ -140,10 +112,9 @@ class SglangEngineConfig(ServerEngineConfig):
     in."""
 
 
-EngineConfig = Annotated[
-    TorchEngineConfig | PacedEngineConfig | VllmEngineConfig | SglangEngineConfig | Use,
-    Field(discriminator="name"),
-]
+EngineConfig = TorchEngineConfig | VllmEngineConfig | SglangEngineConfig | Variant | Use
+if not TYPE_CHECKING:  # which engines are installed is known at run time only
+    EngineConfig = with_installed(EngineConfig, "astraflow.engines")
 
 
 class RolloutConfig(Config):

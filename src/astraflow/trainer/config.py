@@ -1,10 +1,10 @@
 """The trainer of one policy in a recipe."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, Variant, with_installed
 from astraflow.losses.config import AuxiliaryConfig, GrpoLossConfig, LossConfig
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "LoraConfig",
     "OptimizerConfig",
     "OwnLoopBackendConfig",
-    "PacedBackendConfig",
     "TorchBackendConfig",
     "TrainConfig",
 ]
@@ -75,23 +74,6 @@ class TorchBackendConfig(Config):
     """Trains adapters instead of all parameters."""
 
 
-class PacedBackendConfig(Config):
-    """Emulates the duration of a training step without a model, for benchmarks of the system; nothing is
-    learned."""
-
-    name: Literal["paced"] = "paced"
-    step_s: float = Field(default=10.0, ge=0)
-    """Emulated seconds per step, whatever its batch holds."""
-    million_tokens_s: float = Field(default=0.0, ge=0)
-    """Additional emulated seconds per million tokens of the batch, prompts included."""
-    weights_bytes: int = Field(default=65_536, ge=2)
-    """Size of a published version in bytes."""
-    changed_frac: float = Field(default=0.01, ge=0, le=1)
-    """Share of the elements (2 bytes each) that a step changes."""
-    time_scale: float = Field(default=1.0, gt=0)
-    """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
-
-
 class OwnLoopBackendConfig(Config):
     """A training loop of your own, written in the verbs of the Tinker API. It decides on `train.loss`, `lr`,
     `denominator`, `minibatches` and `optimizer` itself; these keys are not read."""
@@ -103,9 +85,9 @@ class OwnLoopBackendConfig(Config):
     """Device and precision that the verbs are computed with."""
 
 
-BackendConfig = Annotated[
-    TorchBackendConfig | PacedBackendConfig | OwnLoopBackendConfig | Use, Field(discriminator="name")
-]
+BackendConfig = TorchBackendConfig | OwnLoopBackendConfig | Variant | Use
+if not TYPE_CHECKING:  # which backends are installed is known at run time only
+    BackendConfig = with_installed(BackendConfig, "astraflow.backends")
 
 
 Denominator = Literal["tokens", "sequences", "sequence_means", "episodes", "episode_means", "fixed"]

@@ -6,16 +6,16 @@ played by the recipe's policy at the role's place, or by its last one, so that o
 
 import string
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from astraflow.config import Config, Use
+from astraflow.config import Config, Use, with_installed
 from astraflow.workflows.debate import DEBATE_PROMPT, seats
 from astraflow.workflows.multi_turn import FEEDBACK
 from astraflow.workflows.plan_and_solve import FOLLOW_PROMPT, PLAN_PROMPT
 from astraflow.workflows.propose_and_select import SELECT_PROMPT
-from astraflow.workflows.roles import name_at
+from astraflow.workflows.roles import PolicyRoles, WorkflowVariant
 from astraflow.workflows.route import ROUTE_PROMPT
 from astraflow.workflows.solve_and_check import CHECK_PROMPT
 from astraflow.workflows.solve_and_verify import RETRY_PROMPT, VERIFY_PROMPT
@@ -25,9 +25,7 @@ __all__ = [
     "AgentConfig",
     "DebateConfig",
     "MultiTurnConfig",
-    "PacedConfig",
     "PlanAndSolveConfig",
-    "PolicyRoles",
     "ProgramConfig",
     "ProposeAndSelectConfig",
     "RouteConfig",
@@ -64,23 +62,17 @@ def _check_differ(first: str, second: str) -> None:
         raise ValueError(f"{first!r} stands for both choices; give each a text of its own")
 
 
-class PolicyRoles(Config):
-    """Base of the patterns: decides which policy plays which role."""
-
-    roles: ClassVar[tuple[str, ...]] = ("policy",)
-    """Fields that name policies, by their places."""
-
-    def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """Role -> policy, where the recipe's policies are `names`."""
-        return {role: name_at(names, getattr(self, role), place) for place, role in enumerate(self.roles)}
-
-
 class SingleTurnConfig(PolicyRoles):
     """One prompt, one completion, one score."""
 
     name: Literal["single_turn"] = "single_turn"
     policy: str = ""
     """Policy that answers; empty: the recipe's first policy."""
+
+    @property
+    def most_turns(self) -> int:
+        """One."""
+        return 1
 
 
 class MultiTurnConfig(PolicyRoles):
@@ -95,6 +87,11 @@ class MultiTurnConfig(PolicyRoles):
     """What the model is told after a wrong answer; `{score}` is the score of that answer."""
     rewards_each_turn: bool = False
     """Reward each turn with its own score, instead of the whole conversation with the last score."""
+
+    @property
+    def most_turns(self) -> int:
+        """`turns`."""
+        return self.turns
 
 
 class ToolUseConfig(PolicyRoles):
@@ -117,6 +114,11 @@ class ToolUseConfig(PolicyRoles):
     """Largest number of characters of a result that the model is shown."""
     error_cost: float = Field(default=0.0, ge=0)
     """Subtracted from the reward per call that failed."""
+
+    @property
+    def most_turns(self) -> int:
+        """Each call, and the answer."""
+        return self.max_calls + 1
 
 
 class SolveAndVerifyConfig(PolicyRoles):
@@ -273,25 +275,6 @@ class SpawnConfig(PolicyRoles):
     """Prompt of an agent whose parts are solved, with `{prompt}` and `{results}`."""
 
 
-class PacedConfig(PolicyRoles):
-    """For benchmarks of the system: every policy speaks in turn, and an environment takes an emulated time to
-    answer."""
-
-    name: Literal["paced"] = "paced"
-    turns: int = Field(default=1, ge=1)
-    """Number of completions per policy."""
-    env_s: float = Field(default=0.0, ge=0)
-    """Median time of the environment after a completion, in emulated seconds; times are log-normal."""
-    env_sigma: float = Field(default=1.0, ge=0)
-    """Standard deviation of log(time); 0 makes all times equal."""
-    time_scale: float = Field(default=1.0, gt=0)
-    """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
-
-    def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """All of them."""
-        return {f"speaker {name}": name for name in names}
-
-
 class ProgramConfig(Config):
     """A program that is started for each episode."""
 
@@ -337,7 +320,7 @@ class AgentConfig(PolicyRoles):
         return {**named, **{f"model {name}": name for name in names}}
 
 
-WorkflowConfig = Annotated[
+WorkflowConfig = (
     SingleTurnConfig
     | AgentConfig
     | MultiTurnConfig
@@ -349,7 +332,8 @@ WorkflowConfig = Annotated[
     | RouteConfig
     | DebateConfig
     | SpawnConfig
-    | PacedConfig
-    | Use,
-    Field(discriminator="name"),
-]
+    | WorkflowVariant
+    | Use
+)
+if not TYPE_CHECKING:  # which workflows are installed is known at run time only
+    WorkflowConfig = with_installed(WorkflowConfig, "astraflow.workflows")

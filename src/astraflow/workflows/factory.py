@@ -9,14 +9,14 @@ from typing import Any, cast
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError
 from astraflow.workflows.agent import agent, function_run
-from astraflow.workflows.config import AgentConfig, PolicyRoles, ProgramConfig, ToolUseConfig, WorkflowConfig
+from astraflow.workflows.config import AgentConfig, ProgramConfig, ToolUseConfig, WorkflowConfig
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.debate import debate
 from astraflow.workflows.multi_turn import multi_turn
-from astraflow.workflows.paced import paced
 from astraflow.workflows.plan_and_solve import plan_and_solve
 from astraflow.workflows.program import ProgramRuns
 from astraflow.workflows.propose_and_select import propose_and_select
+from astraflow.workflows.roles import PolicyRoles, WorkflowVariant
 from astraflow.workflows.route import route
 from astraflow.workflows.single_turn import single_turn
 from astraflow.workflows.solve_and_check import solve_and_check
@@ -31,7 +31,6 @@ WORKFLOWS: dict[str, Callable[..., Awaitable[Rewards]]] = {
     "agent": agent,
     "debate": debate,
     "multi_turn": multi_turn,
-    "paced": paced,
     "plan_and_solve": plan_and_solve,
     "propose_and_select": propose_and_select,
     "route": route,
@@ -52,6 +51,8 @@ def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> 
     Raises: ConfigError if a component of the user's own is missing, not async where it must be, or refuses
     the arguments.
     """
+    if isinstance(config, WorkflowVariant):
+        return cast("Workflow", config.make())
     if not isinstance(config, Use):
         if isinstance(config, AgentConfig) and isinstance(config.run, ProgramConfig):
             return _program_agent(config.run, _read(config), private)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from astraflow import types
-from astraflow.conformance.report import Checks
-from astraflow.conformance.rules import RULES
 from astraflow.dataflow.openapi import openapi_json
+from astraflow_conformance.report import Checks
+from astraflow_conformance.rules import RULES
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")

@@ -6,26 +6,26 @@ from typing import Any, get_args
 import pytest
 from pydantic_core import PydanticUndefined
 
-from astraflow.config import Config, Use, parse_config
+from astraflow.config import Config, Use, Variant, parse_config
 from astraflow.errors import ConfigError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.workflows.config import (
     DebateConfig,
-    PolicyRoles,
     RouteConfig,
     SingleTurnConfig,
     SolveAndVerifyConfig,
     WorkflowConfig,
 )
 from astraflow.workflows.factory import WORKFLOWS, make_workflow
+from astraflow.workflows.roles import PolicyRoles
 from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 from workflow_driver import letter_renderer
 
 CONFIGS: dict[str, type[PolicyRoles]] = {
     config.model_fields["name"].default: config
     for config in get_args(get_args(WorkflowConfig)[0])
-    if config is not Use
+    if config is not Use and not issubclass(config, Variant)
 }
 
 OWN = '''

@@ -3,13 +3,13 @@
 import importlib
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use, Variant, check_args, load_attr
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine
 from astraflow.rollout.config import (
     EngineConfig,
-    PacedEngineConfig,
     SglangEngineConfig,
     TorchEngineConfig,
     VllmEngineConfig,
@@ -33,16 +33,14 @@ _TOKENIZER_LIBRARY = "transformers.models.auto.tokenization_auto"
 
 
 def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
-    """Makes the engines of one service, one a policy; paced ones share one emulated device.
+    """Makes the engines of one service, one per policy.
 
     Raises, as what it returns does: ConfigError, DataError or WeightsError if it cannot serve.
     """
     if isinstance(config, Use):
         return partial(_users_engine, config)
-    if isinstance(config, PacedEngineConfig):
-        from astraflow.rollout.engines.paced_engine import PacedClock, PacedEngine
-
-        return partial(PacedEngine, clock=PacedClock(config))
+    if isinstance(config, Variant):
+        return cast("Callable[[WeightSnapshot], Engine]", config.make())
     if isinstance(config, TorchEngineConfig):
         return partial(_torch_engine, config)
     return partial(ServerEngine, _server_api(config), config)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use, Variant, check_args, load_attr
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine, TrainerBackend
-from astraflow.trainer.config import OwnLoopBackendConfig, PacedBackendConfig, TrainConfig
+from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
 from astraflow.trainer.offline import MixedBackend
 
 __all__ = ["make_backend"]
@@ -44,10 +44,8 @@ def _make(config: TrainConfig, *, model_dir: str | Path, seed: int) -> TrainerBa
         target = load_attr(config.backend.use, where=f"{where}.use")
         check_args(target, config.backend.args, where=f"{where}.args")
         return cast("TrainerBackend", target(config, model_dir=model_dir, seed=seed, **config.backend.args))
-    if isinstance(config.backend, PacedBackendConfig):
-        from astraflow.trainer.backends.paced_backend import PacedBackend
-
-        return PacedBackend(config, seed=seed)
+    if isinstance(config.backend, Variant):
+        return cast("TrainerBackend", config.backend.make(config, model_dir=model_dir, seed=seed))
     from astraflow.trainer.backends.torch_backend import TorchBackend
 
     return TorchBackend(config, model_dir=model_dir, seed=seed)

@@ -10,9 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow import wire
-from astraflow.conformance.columns import COLUMN_RULES, Limits, flaws_of
-from astraflow.conformance.played import Played
-from astraflow.conformance.report import Checks
 from astraflow.errors import RefusedError
 from astraflow.service import item_response, read_item
 from astraflow.types import (
@@ -39,6 +36,9 @@ from astraflow.types import (
     ServedVersions,
     VersionsReply,
 )
+from astraflow_conformance.columns import COLUMN_RULES, Limits, flaws_of
+from astraflow_conformance.played import Played
+from astraflow_conformance.report import Checks
 
 __all__ = ["Granted", "PlayedDataflow", "Reference"]
 

@@ -13,14 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.conformance.candidate import Candidate, Command, Joining
-from astraflow.conformance.dataflow_kit import check_dataflow
-from astraflow.conformance.report import Checks, Report
-from astraflow.conformance.rollout_kit import ROLLOUT_RULES, RolloutKit
-from astraflow.conformance.rollout_played import PlayedDataflow, Reference
-from astraflow.conformance.trainer_kit import NUM_STEPS, TRAINER_RULES, TrainerKit, make_samples
-from astraflow.conformance.trainer_played import PlayedRun
-from astraflow.conformance.versions import PublishedVersions, Tearing
 from astraflow.dataflow.ingest import vocab_size
 from astraflow.errors import ConfigError, DeadlineError
 from astraflow.host_tensors import HostTensor
@@ -36,6 +28,14 @@ from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
 from astraflow.weights.snapshot import model_files, read_model
+from astraflow_conformance.candidate import Candidate, Command, Joining
+from astraflow_conformance.dataflow_kit import check_dataflow
+from astraflow_conformance.report import Checks, Report
+from astraflow_conformance.rollout_kit import ROLLOUT_RULES, RolloutKit
+from astraflow_conformance.rollout_played import PlayedDataflow, Reference
+from astraflow_conformance.trainer_kit import NUM_STEPS, TRAINER_RULES, TrainerKit, make_samples
+from astraflow_conformance.trainer_played import PlayedRun
+from astraflow_conformance.versions import PublishedVersions, Tearing
 
 __all__ = ["Settings", "judge_dataflow", "judge_rollout", "judge_trainer"]
 

@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 from rich.table import Table
 
-from astraflow.conformance.rules import RULES
 from astraflow.errors import Error
 from astraflow.types import PROTOCOL_VERSION
+from astraflow_conformance.rules import RULES
 
 __all__ = ["AbandonedError", "BrokenError", "Checks", "Report", "Verdict"]
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 import msgspec
 
 from astraflow import wire
-from astraflow.conformance.desk import RefusalError
-from astraflow.conformance.stage import VOCAB_SIZE, PlayedWorker, Stage
 from astraflow.types import (
     Episode,
     EpisodeResult,
@@ -26,6 +24,8 @@ from astraflow.types import (
     Turn,
     VersionSpan,
 )
+from astraflow_conformance.desk import RefusalError
+from astraflow_conformance.stage import VOCAB_SIZE, PlayedWorker, Stage
 
 __all__ = [
     "drain",

@@ -11,8 +11,6 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from astraflow.conformance.played import Played
-from astraflow.conformance.report import Checks
 from astraflow.errors import Error, FencedError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.service import item_response, read_item
@@ -34,6 +32,8 @@ from astraflow.types import (
     SessionRequest,
     VersionsReply,
 )
+from astraflow_conformance.played import Played
+from astraflow_conformance.report import Checks
 
 __all__ = ["Fetches", "PlayedRun"]
 

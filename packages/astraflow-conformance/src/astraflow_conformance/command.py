@@ -13,8 +13,8 @@ from astraflow.cli.services import token_of
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astraflow.conformance.arrange import Settings
-    from astraflow.conformance.report import Report
+    from astraflow_conformance.arrange import Settings
+    from astraflow_conformance.report import Report
 
 __all__ = ["check_dataflow", "check_rollout", "check_trainer", "conformance"]
 
@@ -64,7 +64,7 @@ def check_dataflow(
 
     Example: astraflow conformance dataflow "astraflow serve {run_dir} --port {port}"
     """
-    from astraflow.conformance.arrange import judge_dataflow
+    from astraflow_conformance.arrange import judge_dataflow
 
     def judge(settings: "Settings") -> "Coroutine[Any, Any, Report]":
         return judge_dataflow(target, settings, is_quick=quick)
@@ -92,7 +92,7 @@ def check_rollout(
 
     Example: astraflow conformance rollout "astraflow join {url} --name candidate"
     """
-    from astraflow.conformance.arrange import judge_rollout
+    from astraflow_conformance.arrange import judge_rollout
 
     _run(
         lambda settings: judge_rollout(target, settings),
@@ -121,7 +121,7 @@ def check_trainer(
     Example: astraflow conformance trainer
     "astraflow train {run_dir} --policy {policy} --url {url} --publisher {publisher}"
     """
-    from astraflow.conformance.arrange import judge_trainer
+    from astraflow_conformance.arrange import judge_trainer
 
     _run(
         lambda settings: judge_trainer(target, settings),
@@ -141,7 +141,7 @@ def _run(
     """Judges, prints, and exits with 1 if a rule is broken."""
     from rich.console import Console
 
-    from astraflow.conformance.arrange import Settings
+    from astraflow_conformance.arrange import Settings
 
     if work_dir is not None and work_dir.exists() and any(work_dir.iterdir()):
         raise ConfigError(f"--work-dir {work_dir} is not empty")

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.conformance.candidate import Candidate
-from astraflow.conformance.report import BrokenError, Report
-from astraflow.conformance.rules import RULES
-from astraflow.conformance.trainer_played import PlayedRun
 from astraflow.types import AdvantageSpan, PolicyInfo, Sample, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
+from astraflow_conformance.candidate import Candidate
+from astraflow_conformance.report import BrokenError, Report
+from astraflow_conformance.rules import RULES
+from astraflow_conformance.trainer_played import PlayedRun
 
 __all__ = ["NUM_STEPS", "TRAINER_RULES", "TrainerKit", "make_samples"]
 

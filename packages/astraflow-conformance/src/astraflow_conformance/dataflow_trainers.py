@@ -6,9 +6,6 @@ import msgspec
 import numpy as np
 
 from astraflow import wire
-from astraflow.conformance.desk import RefusalError
-from astraflow.conformance.report import AbandonedError
-from astraflow.conformance.stage import PlayedTrainer, Stage, same
 from astraflow.types import (
     Batch,
     BatchReply,
@@ -20,6 +17,9 @@ from astraflow.types import (
     StopRequest,
     VersionsReply,
 )
+from astraflow_conformance.desk import RefusalError
+from astraflow_conformance.report import AbandonedError
+from astraflow_conformance.stage import PlayedTrainer, Stage, same
 
 __all__ = ["accounting", "batches", "commits", "crash", "ending", "fencing", "publishing", "releasing"]
 

@@ -5,10 +5,10 @@ from typing import TypeVar, overload
 from urllib.parse import urlencode
 
 from astraflow import wire
-from astraflow.conformance.report import AbandonedError, Checks
 from astraflow.errors import Error, WireError
 from astraflow.service import Reply, Transport
 from astraflow.types import ErrorReply, Item
+from astraflow_conformance.report import AbandonedError, Checks
 
 __all__ = ["Desk", "RefusalError"]
 

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import msgspec
 
-from astraflow.conformance.candidate import Candidate
-from astraflow.conformance.columns import COLUMN_RULES
-from astraflow.conformance.report import BrokenError, Report
-from astraflow.conformance.rollout_played import PlayedDataflow
-from astraflow.conformance.rules import RULES
 from astraflow.types import Lease, Manifest, ServedVersions, Task
+from astraflow_conformance.candidate import Candidate
+from astraflow_conformance.columns import COLUMN_RULES
+from astraflow_conformance.report import BrokenError, Report
+from astraflow_conformance.rollout_played import PlayedDataflow
+from astraflow_conformance.rules import RULES
 
 __all__ = ["ROLLOUT_RULES", "RolloutKit", "Versions"]
 

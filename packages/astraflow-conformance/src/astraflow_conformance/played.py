@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from astraflow.conformance.report import BrokenError, Checks
 from astraflow.errors import Error, RefusedError, WireError
 from astraflow.service import error_response
+from astraflow_conformance.report import BrokenError, Checks
 
 __all__ = ["Played", "bad_gateway"]
 

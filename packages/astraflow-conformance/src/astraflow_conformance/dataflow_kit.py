@@ -8,13 +8,13 @@ a candidate that breaks one rule is told of that rule alone.
 import logging
 from collections.abc import Awaitable, Callable
 
-from astraflow.conformance import dataflow_trainers as trainers
-from astraflow.conformance import dataflow_workers as workers
-from astraflow.conformance.desk import Desk, RefusalError
-from astraflow.conformance.report import AbandonedError, BrokenError, Checks, Report
-from astraflow.conformance.rules import RULES
-from astraflow.conformance.stage import Stage
 from astraflow.service import Transport
+from astraflow_conformance import dataflow_trainers as trainers
+from astraflow_conformance import dataflow_workers as workers
+from astraflow_conformance.desk import Desk, RefusalError
+from astraflow_conformance.report import AbandonedError, BrokenError, Checks, Report
+from astraflow_conformance.rules import RULES
+from astraflow_conformance.stage import Stage
 
 __all__ = ["check_dataflow"]
 

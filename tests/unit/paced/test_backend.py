@@ -8,8 +8,9 @@ import pytest
 from astraflow.errors import ConfigError, DataError, TrainingError, WireError
 from astraflow.losses.config import AuxiliaryConfig
 from astraflow.trainer.backends.factory import make_backend
-from astraflow.trainer.backends.paced_backend import PacedBackend
-from astraflow.trainer.config import PacedBackendConfig, TrainConfig
+from astraflow.trainer.config import TrainConfig
+from astraflow_paced.backend import PacedBackend
+from astraflow_paced.config import PacedBackendConfig
 from trainer_builders import make_batch, make_sample, make_samples
 
 

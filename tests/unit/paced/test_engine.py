@@ -12,11 +12,11 @@ import pytest
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine
-from astraflow.rollout.config import PacedEngineConfig
 from astraflow.rollout.engines.factory import engine_maker
-from astraflow.rollout.engines.paced_device import PacedJob
-from astraflow.rollout.engines.paced_engine import PacedClock, PacedEngine
 from astraflow.types import GenerateRequest, Sampling
+from astraflow_paced.config import PacedEngineConfig
+from astraflow_paced.device import PacedJob
+from astraflow_paced.engine import PacedClock, PacedEngine
 from virtual_loop import run_virtual
 
 STOP, ADDED = 3, 5

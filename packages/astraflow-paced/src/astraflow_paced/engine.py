@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity
-from astraflow.rollout.config import PacedEngineConfig
-from astraflow.rollout.engines.paced_device import PacedDevice, PacedJob
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation
+from astraflow_paced.config import PacedEngineConfig
+from astraflow_paced.device import PacedDevice, PacedJob
 
 __all__ = ["PacedClock", "PacedEngine"]
 

@@ -17,8 +17,9 @@ from astraflow.errors import ConfigError, DataError, TrainingError
 from astraflow.host_tensors import HostTensor
 from astraflow.protocols import StepResult
 from astraflow.trainer.columns import columns_from_samples
-from astraflow.trainer.config import PacedBackendConfig, TrainConfig
+from astraflow.trainer.config import TrainConfig
 from astraflow.types import Batch, MetricItem
+from astraflow_paced.config import PacedBackendConfig
 
 __all__ = ["PacedBackend"]
 

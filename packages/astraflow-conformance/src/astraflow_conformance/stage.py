@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from astraflow.conformance.desk import Desk, RefusalError
-from astraflow.conformance.report import AbandonedError, BrokenError, Checks
 from astraflow.types import (
     Batch,
     BatchReply,
@@ -47,6 +45,8 @@ from astraflow.types import (
     VersionsReply,
 )
 from astraflow.wire import column
+from astraflow_conformance.desk import Desk, RefusalError
+from astraflow_conformance.report import AbandonedError, BrokenError, Checks
 
 __all__ = ["VOCAB_SIZE", "PlayedTrainer", "PlayedWorker", "Stage", "make_manifest", "make_trajectory", "same"]
 

@@ -1,0 +1,142 @@
+"""The packages beside the product: what they add if they are installed, what is said if they are not."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+
+import astraflow
+from astraflow.config import Config, Use, Variant, with_installed
+from astraflow.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = sorted((ROOT / "packages").glob("*/pyproject.toml"))
+RECIPE: dict[str, Any] = {
+    "name": "r",
+    "tasks": {"sources": {"train": {"name": "reasoning_gym", "dataset": "basic_arithmetic"}}},
+    "policies": {"actor": {"model": "m"}},
+}
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: path.parent.name)
+def test_a_package_has_the_version_of_the_core_and_needs_exactly_that(path: Path) -> None:
+    project = tomllib.loads(path.read_text())["project"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert project["version"] == astraflow.__version__
+    assert f"astraflow=={astraflow.__version__}" in project["dependencies"]
+    assert extras[project["name"].removeprefix("astraflow-")] == [
+        f"{project['name']}=={astraflow.__version__}"
+    ]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A Python that has everything that this one has installed, but not our own packages."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "astraflow" not in path.name:
+            (folder / path.name).symlink_to(path)
+    start = f"import sys; sys.path += [{str(ROOT / 'src')!r}, {str(folder)!r}]; sys.argv[0] = 'astraflow'; "
+    return [sys.executable, "-I", "-S", "-c", start + "from astraflow.cli.main import main; main()"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("dataflow", "http://127.0.0.1:1", "--quick"), ("--help",)])
+def test_a_command_without_its_package_says_what_to_install(
+    bare: list[str], arguments: tuple[str, ...]
+) -> None:
+    done = subprocess.run([*bare, "conformance", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        'error: `astraflow conformance` needs a package: pip install "astraflow[conformance]"\n'
+    )
+
+
+@pytest.mark.parametrize("key", ["rollout.engine", "policies.actor.train.backend", "workflow"])
+def test_a_recipe_that_names_a_missing_package_is_told_what_to_install(
+    bare: list[str], tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(RECIPE))
+    override = f"{key}={{name: paced}}"
+    done = subprocess.run(
+        [*bare, "run", str(path), "--dry-run", override], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f'error: {path}: {key}.name = "paced" needs a package: pip install "astraflow[paced]"\n'
+    )
+
+
+class Plain(Config):
+    name: Literal["plain"] = "plain"
+
+
+CHOICE = Plain | Variant | Use
+MODULE = """
+from typing import Literal
+from astraflow.config import Config, Variant
+
+class Fast(Variant):
+    name: Literal["fast"] = "fast"
+    size: int = 1
+
+class Other(Config):
+    name: Literal["other"] = "other"
+
+class Twin(Variant):
+    name: Literal["plain"] = "plain"
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    """A package as an installer leaves it, on the path."""
+    info = folder / "somebodys-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[astraflow.tests]\n{entry}\n")
+    (folder / "somebodys_variants.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "somebodys_variants", raising=False)
+
+
+def test_an_installed_variant_stands_where_the_choice_has_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "fast = somebodys_variants:Fast")
+    choice = with_installed(CHOICE, "astraflow.tests")
+    names = [member.model_fields["name"].default for member in get_args(get_args(choice)[0])]
+    assert names == ["plain", "fast", "use"]
+    section = type("Section", (Config,), {"__annotations__": {"part": choice}})
+    parsed = section.model_validate_json('{"part": {"name": "fast", "size": 3}}')
+    assert (parsed.part.name, parsed.part.size) == ("fast", 3)
+    assert section.model_validate_json(parsed.model_dump_json()) == parsed
+
+
+def test_without_an_installed_variant_the_choice_is_the_built_in_ones() -> None:
+    assert get_args(with_installed(CHOICE, "astraflow.tests"))[0] == Plain | Use
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "fast = somebodys_variants:Slow",
+            r"somebodys_variants:Slow \(somebodys, .*'fast'.*\) does not load",
+        ),
+        ("fast = no_such_module:Fast", r"no_such_module:Fast \(somebodys, .*\) does not load"),
+        ("quick = somebodys_variants:Fast", "is no Variant whose `name` is 'quick'"),
+        ("other = somebodys_variants:Other", "is no Variant whose `name` is 'other'"),
+        ("plain = somebodys_variants:Twin", "two variants of astraflow.tests have the name 'plain'"),
+    ],
+)
+def test_a_package_whose_variant_does_not_fit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, message: str
+) -> None:
+    install(tmp_path, monkeypatch, entry)
+    with pytest.raises(ConfigError, match=message):
+        with_installed(CHOICE, "astraflow.tests")
