@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from astraflow.config import Config, Use
 from astraflow.losses.config import AuxiliaryConfig, LossConfig
-from astraflow.losses.factory import AGAINST_BEHAVIOR, Loss, make_loss
+from astraflow.losses.factory import LOSSES, HasTraits, Loss, make_loss
 from astraflow.losses.m2po import m2po_bound, m2po_mask_bound
 from astraflow.losses.policy import LossInputs, grpo
 from astraflow.losses.ratio import kl_k2, kl_k3
@@ -115,7 +115,8 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_gradients_do_not_depend_on_cut_ranks_or_order(
     config: type[Config], extras: str, sequences: Sequences, cuts: list[int], random: random.Random
 ) -> None:
-    is_weighed = config.model_fields["name"].default in AGAINST_BEHAVIOR
+    function = LOSSES[config.model_fields["name"].default]
+    is_weighed = isinstance(function, HasTraits) and function.traits.weighs_behavior
     auxiliary = EXTRAS["penalised" if extras == "corrected" and is_weighed else extras]
     loss = make_loss(config(), AuxiliaryConfig.model_validate_json(json.dumps(auxiliary)))
     whole = gradients(loss, [sequences])

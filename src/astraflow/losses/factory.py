@@ -1,7 +1,11 @@
-"""From a recipe to a loss: the policy loss, times its correction, plus penalty and bonus."""
+"""From a recipe to a loss: the policy loss, times its correction, plus penalty and bonus.
+
+The defaults of a variant stand in its config class (`losses.config`), which imports no torch; its formula,
+and what the trainer must know of it, in its function. A config's fields are the function's keyword arguments.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -17,19 +21,11 @@ from astraflow.losses.auxiliary import (
     with_kl_penalty,
 )
 from astraflow.losses.config import AuxiliaryConfig
-from astraflow.losses.m2po import (
-    m2po,
-    m2po_bound,
-    m2po_mask,
-    m2po_mask_bound,
-    m2po_mask_proximal,
-    m2po_mask_proximal_bound,
-    m2po_released,
-    m2po_released_bound,
-)
+from astraflow.losses.m2po import m2po, m2po_mask, m2po_mask_proximal, m2po_released
 from astraflow.losses.policy import (
     LossInputs,
     LossOutput,
+    LossTraits,
     cispo,
     decoupled_ppo,
     decoupled_ppo_approx,
@@ -45,50 +41,69 @@ from astraflow.losses.policy import (
     sft,
 )
 
-__all__ = ["AGAINST_BEHAVIOR", "LOSSES", "STATISTICS", "HasStatistics", "Loss", "LossFunction", "make_loss"]
+__all__ = ["LOSSES", "HasStatistics", "HasTraits", "Loss", "LossFunction", "make_loss"]
 
 LossFunction = Callable[[LossInputs], LossOutput]
 StatisticsFunction = Callable[[LossInputs], Mapping[str, Tensor]]
 
 
 @runtime_checkable
+class HasTraits(Protocol):
+    """A loss that says what the trainer must know of it, by `with_traits` or an attribute of its own."""
+
+    traits: LossTraits
+
+
+@runtime_checkable
 class HasStatistics(Protocol):
-    """A loss of the user's own that needs whole-minibatch numbers: an object with this method, called with
-    the loss's own arguments."""
+    """A loss of the user's own that is an object: this method computes its numbers over the whole minibatch.
+    It is called with the loss's own arguments."""
 
     def statistics(self, inputs: LossInputs, /, **args: Any) -> Mapping[str, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss with its arguments filled in. `statistics` is None if it needs none."""
+    """A loss with its arguments filled in; what it needs is as in `LossTraits`."""
 
     function: LossFunction
     statistics: StatisticsFunction | None = None
     needs_proximal: bool = True
-    """False: the proximal logprobs need no pass of their own."""
     needs_advantage: bool = False
-    """True: a token of advantage 0 adds nothing to gradient and statistics, so it may be left out."""
+    streams: tuple[str, ...] = ()
 
 
 def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
-    """The loss that a recipe names. Raises: ConfigError if a user's own does not fit its arguments, or if a
-    correction would weigh twice."""
+    """The loss that a recipe names: the policy loss, times its correction, plus penalty and bonus.
+
+    Raises: ConfigError if a user's own does not fit its arguments, or if a correction would weigh twice.
+    """
     auxiliary = auxiliary or AuxiliaryConfig()
-    loss = _users_loss(config) if isinstance(config, Use) else _built_in(config)
-    name, correction = _name_and_args(config)[0], _correction(auxiliary.correction)
-    if correction and name in AGAINST_BEHAVIOR:
+    name, target, args = _named(config)
+    traits = _traits_of(target)
+    correction = _correction(auxiliary.correction)
+    if correction is not None and traits.weighs_behavior:
         raise ConfigError(
             f"train.auxiliary.correction.name = {auxiliary.correction.name!r}: {name} weighs against the "
             'behavior policy itself; take "none", or a loss against the proximal policy'
         )
-    has_penalty = auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss"
-    if not correction and not has_penalty and auxiliary.entropy_coef == 0:
-        return loss
-    function = partial(_complete, loss.function, correction, auxiliary)
-    needs_advantage = loss.needs_advantage and not has_penalty and auxiliary.entropy_coef == 0
-    needs_proximal = loss.needs_proximal or correction is not None
-    return Loss(function, loss.statistics, needs_proximal, needs_advantage)
+    # A penalty on the reference, and a bonus for entropy, move tokens of advantage 0 as well.
+    moves_all = auxiliary.entropy_coef > 0 or (auxiliary.kl.coef > 0 and auxiliary.kl.place == "loss")
+    function = partial(target, **args)
+    return Loss(
+        function=partial(_complete, function, correction, auxiliary) if correction or moves_all else function,
+        statistics=partial(traits.statistics, **args) if traits.statistics else None,
+        needs_proximal=traits.needs_proximal or correction is not None,
+        needs_advantage=traits.needs_advantage and not moves_all,
+        streams=traits.streams,
+    )
+
+
+def _traits_of(target: object) -> LossTraits:
+    traits = target.traits if isinstance(target, HasTraits) else LossTraits()
+    if traits.statistics is None and isinstance(target, HasStatistics):
+        return replace(traits, statistics=target.statistics)
+    return traits
 
 
 def _complete(
@@ -105,29 +120,19 @@ def _complete(
     return output
 
 
+def _named(config: Config) -> tuple[str, Callable[..., LossOutput], dict[str, Any]]:
+    """A loss by the name in the recipe, and its arguments."""
+    if isinstance(config, Use):
+        return config.use, _users_own(config, "train.loss"), config.args
+    name, args = _name_and_args(config)
+    return name, LOSSES[name], args
+
+
 def _correction(config: Config) -> Correction | None:
     if isinstance(config, Use):
-        return cast("Correction", _users_own(config, "train.auxiliary.correction"))
+        return partial(_users_own(config, "train.auxiliary.correction"), **config.args)
     name, args = _name_and_args(config)
     return partial(CORRECTIONS[name], **args) if name in CORRECTIONS else None
-
-
-def _built_in(config: Config) -> Loss:
-    name, args = _name_and_args(config)
-    statistics = STATISTICS.get(name)
-    return Loss(
-        partial(LOSSES[name], **args),
-        partial(statistics, **args) if statistics else None,
-        needs_proximal=name not in _WITHOUT_PROXIMAL,
-        needs_advantage=name not in _WITHOUT_ADVANTAGE,
-    )
-
-
-def _users_loss(config: Use) -> Loss:
-    function = cast("LossFunction", _users_own(config, "train.loss"))
-    target = load_attr(config.use, where="train.loss.use")
-    own = partial(target.statistics, **config.args) if isinstance(target, HasStatistics) else None
-    return Loss(function, own)
 
 
 def _users_own(config: Use, where: str) -> Callable[..., Any]:
@@ -135,7 +140,7 @@ def _users_own(config: Use, where: str) -> Callable[..., Any]:
     if not callable(target):
         raise ConfigError(f"{where}.use = {config.use!r} is no function of LossInputs")
     check_args(target, config.args, where=f"{where}.args")
-    return partial(cast("Callable[..., Any]", target), **config.args)
+    return cast("Callable[..., Any]", target)
 
 
 def _name_and_args(config: Config) -> tuple[str, dict[str, Any]]:
@@ -164,29 +169,4 @@ LOSSES: dict[str, Callable[..., LossOutput]] = {
     "sapo": sapo,
     "sft": sft,
 }
-STATISTICS: dict[str, Callable[..., Mapping[str, Tensor]]] = {
-    "m2po": m2po_bound,
-    "m2po_mask": m2po_mask_bound,
-    "m2po_mask_proximal": m2po_mask_proximal_bound,
-    "m2po_released": m2po_released_bound,
-}
-"""Statistics functions of the losses that need one; same keyword arguments as the loss."""
-
-AGAINST_BEHAVIOR = frozenset(
-    {
-        *("decoupled_ppo", "decoupled_ppo_approx", "dppo_kl", "dppo_tv"),
-        *("m2po", "m2po_mask", "m2po_mask_proximal", "m2po_released"),
-    }
-)
-"""Losses whose weight starts from the behavior policy; a correction would count the gap twice."""
-
-_WITHOUT_PROXIMAL = frozenset(
-    {
-        *("decoupled_ppo_approx", "dppo_kl", "dppo_tv", "reinforce", "sft"),
-        *("m2po", "m2po_mask", "m2po_released"),
-    }
-)
-"""Losses that never read `proximal_logprobs`, or make their own."""
-
-_WITHOUT_ADVANTAGE = frozenset({"distill", "m2po_mask", "m2po_mask_proximal", "sft"})
-"""Losses to which a token of advantage 0 matters; the masks of M2PO count it in their bound."""
+"""A recipe's names; what the trainer must know of a loss stands beside it, as its `traits`."""

@@ -13,7 +13,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from astraflow.losses.policy import LossInputs, LossOutput, clipped_surrogate, decoupled_ppo, statistic
+from astraflow.losses.policy import (
+    LossInputs,
+    LossOutput,
+    clipped_surrogate,
+    decoupled_ppo,
+    statistic,
+    with_traits,
+)
 from astraflow.losses.ratio import importance_ratio
 
 __all__ = [
@@ -84,6 +91,7 @@ def _solution(ascending: Tensor, budget: float) -> tuple[Tensor, Tensor]:
     return tau_squared, is_solution.int().argmax()
 
 
+@with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True, statistics=m2po_bound)
 def m2po(inputs: LossInputs, *, budget: float) -> LossOutput:
     """Surrogate against the behavior policy, clipped where the second moment exceeds its budget.
 
@@ -98,6 +106,7 @@ def m2po(inputs: LossInputs, *, budget: float) -> LossOutput:
     return _clipped(inputs, tau)
 
 
+@with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True, statistics=m2po_released_bound)
 def m2po_released(inputs: LossInputs, *, budget: float) -> LossOutput:
     """`m2po` with the smaller tau of the authors' released code, from `m2po_released_bound`.
 
@@ -135,6 +144,7 @@ def _kept(ascending: Tensor, budget: float) -> Tensor:
     return ascending[(means <= budget) & is_last_of_equals]
 
 
+@with_traits(needs_proximal=False, weighs_behavior=True, statistics=m2po_mask_bound)
 def m2po_mask(inputs: LossInputs, *, budget: float) -> LossOutput:
     """Surrogate against the behavior policy without the tokens of the largest squared log ratios.
 
@@ -167,6 +177,7 @@ def m2po_mask_proximal_bound(
     return {"max_square": kept[-1] if kept.numel() else ascending[0]}
 
 
+@with_traits(weighs_behavior=True, statistics=m2po_mask_proximal_bound)
 def m2po_mask_proximal(
     inputs: LossInputs, *, budget: float, clip_low: float, clip_high: float, max_behavior_ratio: float
 ) -> LossOutput:

@@ -11,8 +11,9 @@ lies between behavior and proximal policy (staleness, another engine's arithmeti
 its own (`losses.auxiliary`), or by losses whose ratio is against the behavior policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from astraflow.losses.ratio import importance_ratio, sequence_means
 __all__ = [
     "LossInputs",
     "LossOutput",
+    "LossTraits",
     "cispo",
     "clipped_surrogate",
     "decoupled_ppo",
@@ -39,7 +41,10 @@ __all__ = [
     "sapo",
     "sft",
     "statistic",
+    "with_traits",
 ]
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., "LossOutput"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,22 @@ class LossInputs:
     """Of a frozen model, where the recipe has a KL penalty."""
     teacher_logprobs: Tensor | None = None
     """Of a teacher, where the trajectories or the recipe have one."""
+    streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Columns that workflow or engine recorded with the tokens, by name, in the dtype that they came in."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Scalars of the loss's statistics function over the whole minibatch."""
 
     def __post_init__(self) -> None:
         always = (self.logprobs, self.proximal_logprobs, self.behavior_logprobs, self.advantages)
         optional = (
-            self.sequence_idx, self.staleness, self.entropies, self.reference_logprobs, self.teacher_logprobs
-        )  # fmt: skip
-        shapes = [tuple(c.shape) for c in (*always, *(c for c in optional if c is not None))]
+            self.sequence_idx,
+            self.staleness,
+            self.entropies,
+            self.reference_logprobs,
+            self.teacher_logprobs,
+            *self.streams.values(),
+        )
+        shapes = [tuple(column.shape) for column in (*always, *optional) if column is not None]
         if self.logprobs.ndim != 1 or len(set(shapes)) > 1:
             raise ShapeError(f"loss inputs must share one shape [T]; got {shapes} in the order of the fields")
 
@@ -90,9 +102,47 @@ class LossOutput:
     """[T] each; numbers or booleans."""
 
 
+@dataclass(frozen=True, slots=True)
+class LossTraits:
+    """What the trainer must know of a loss besides its formula; the defaults are right for any loss."""
+
+    needs_proximal: bool = True
+    """False: it never reads `proximal_logprobs`, so the pass that computes them is saved."""
+    needs_advantage: bool = False
+    """True: a token of advantage 0 adds nothing to gradient and statistics, so it may be left out."""
+    weighs_behavior: bool = False
+    """True: its weights start from the behavior policy, and a correction would count that gap twice."""
+    streams: tuple[str, ...] = ()
+    """Names of the columns in `LossInputs.streams` that it reads; a batch without one of them is refused."""
+    statistics: Callable[..., Mapping[str, Tensor]] | None = None
+    """Computes its numbers over the whole minibatch; takes the same arguments as the loss."""
+
+
+def with_traits(
+    *,
+    needs_proximal: bool = True,
+    needs_advantage: bool = False,
+    weighs_behavior: bool = False,
+    streams: tuple[str, ...] = (),
+    statistics: Callable[..., Mapping[str, Tensor]] | None = None,
+) -> Callable[[_FunctionT], _FunctionT]:
+    """Says beside a loss what the trainer must know of it; the function itself stays as it is.
+
+    Example: `@with_traits(streams=("teacher",))` above a function that reads `inputs.streams["teacher"]`.
+    """
+    traits = LossTraits(needs_proximal, needs_advantage, weighs_behavior, streams, statistics)
+
+    def mark(function: _FunctionT) -> _FunctionT:
+        vars(function)["traits"] = traits
+        return function
+
+    return mark
+
+
 # --- plain and clipped policy gradient ------------------------------------------------------------
 
 
+@with_traits(needs_proximal=False, needs_advantage=True)
 def reinforce(inputs: LossInputs) -> LossOutput:
     """loss_t = -A_t * logprobs_t: plain policy gradient, right for data of the current policy only.
 
@@ -102,6 +152,7 @@ def reinforce(inputs: LossInputs) -> LossOutput:
     return LossOutput(per_token=-inputs.advantages * inputs.logprobs)
 
 
+@with_traits(needs_advantage=True)
 def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
     """Clipped surrogate with separate bounds; `dapo` and `dr_grpo` are this with their own defaults.
 
@@ -117,6 +168,7 @@ def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
 
 
+@with_traits(needs_advantage=True)
 def ppo(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: float) -> LossOutput:
     """`grpo`, whose loss moreover is at most `dual_clip` * |A_t| where A_t < 0 (0: no such bound).
 
@@ -136,6 +188,7 @@ def ppo(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: flo
     )
 
 
+@with_traits(needs_advantage=True)
 def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
     """Clipped surrogate whose ratio is that of the whole sequence, per token (geometric mean).
 
@@ -153,6 +206,7 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     return clipped_surrogate(ratio, inputs.advantages, ratio.clamp(1 - clip_low, 1 + clip_high))
 
 
+@with_traits(needs_advantage=True)
 def gmpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
     """The geometric mean of a sequence's ratios, each clipped by itself, in the logarithm.
 
@@ -174,6 +228,7 @@ def gmpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     return LossOutput(per_token=-inputs.advantages * ratio, metrics={"clip_frac": is_clipped})
 
 
+@with_traits(needs_advantage=True)
 def cispo(inputs: LossInputs, *, max_ratio: float) -> LossOutput:
     """Policy gradient under a truncated importance weight: every token keeps a gradient.
 
@@ -189,6 +244,7 @@ def cispo(inputs: LossInputs, *, max_ratio: float) -> LossOutput:
     )
 
 
+@with_traits(needs_advantage=True)
 def sapo(inputs: LossInputs, *, temperature_positive: float, temperature_negative: float) -> LossOutput:
     """A soft gate instead of a clip: the gradient fades smoothly as the ratio leaves 1.
 
@@ -205,6 +261,7 @@ def sapo(inputs: LossInputs, *, temperature_positive: float, temperature_negativ
 # --- data of an older policy ----------------------------------------------------------------------
 
 
+@with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True)
 def dppo_tv(inputs: LossInputs, *, max_distance: float, max_ratio: float) -> LossOutput:
     """Policy gradient without tokens that would move further from the behavior policy than a distance.
 
@@ -221,6 +278,7 @@ def dppo_tv(inputs: LossInputs, *, max_distance: float, max_ratio: float) -> Los
     return _within_trust_region(inputs, is_far, max_ratio)
 
 
+@with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True)
 def dppo_kl(inputs: LossInputs, *, max_divergence: float, max_ratio: float) -> LossOutput:
     """`dppo_tv` with a bound on the Kullback-Leibler divergence instead.
 
@@ -244,6 +302,7 @@ def _within_trust_region(inputs: LossInputs, is_far: Tensor, max_ratio: float) -
     return LossOutput(per_token=torch.where(is_far, 0.0, per_token), metrics={"clip_frac": is_far})
 
 
+@with_traits(needs_advantage=True, weighs_behavior=True)
 def decoupled_ppo(
     inputs: LossInputs, *, clip_low: float, clip_high: float, max_behavior_ratio: float
 ) -> LossOutput:
@@ -265,6 +324,7 @@ def decoupled_ppo(
     )
 
 
+@with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True)
 def decoupled_ppo_approx(
     inputs: LossInputs, *, clip_low: float, clip_high: float, max_behavior_ratio: float
 ) -> LossOutput:
@@ -305,6 +365,7 @@ def distill(inputs: LossInputs, *, advantage_coef: float) -> LossOutput:
     )
 
 
+@with_traits(needs_proximal=False)
 def sft(inputs: LossInputs, *, positive_only: bool) -> LossOutput:
     """loss_t = -logprobs_t: maximum likelihood of the tokens; `positive_only`: of those with A_t > 0, else 0.
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -21,8 +22,8 @@ from astraflow.losses.config import (
     MaskedCorrectionConfig,
     TruncatedCorrectionConfig,
 )
-from astraflow.losses.factory import LOSSES, STATISTICS, make_loss
-from astraflow.losses.policy import LossInputs, LossOutput
+from astraflow.losses.factory import LOSSES, make_loss
+from astraflow.losses.policy import LossInputs, LossOutput, with_traits
 
 CONFIGS = {c.model_fields["name"].default: c for c in get_args(get_args(LossConfig)[0]) if c is not Use}
 
@@ -64,9 +65,36 @@ def test_fields_of_a_config_are_exactly_the_keyword_arguments(name: str) -> None
     assert set(CONFIGS[name].model_fields) - {"name"} == keyword_names(LOSSES[name])
 
 
-@pytest.mark.parametrize("name", sorted(STATISTICS))
-def test_statistics_take_the_arguments_of_their_loss(name: str) -> None:
-    assert keyword_names(STATISTICS[name]) == keyword_names(LOSSES[name])
+def test_statistics_take_the_arguments_of_their_loss() -> None:
+    found = {name: make_loss(config()).statistics for name, config in CONFIGS.items()}
+    with_statistics = {name: statistics for name, statistics in found.items() if statistics is not None}
+    assert set(with_statistics) == {"m2po", "m2po_released", "m2po_mask", "m2po_mask_proximal"}
+    for name, statistics in with_statistics.items():
+        assert isinstance(statistics, partial)
+        assert keyword_names(statistics.func) == keyword_names(LOSSES[name])
+
+
+@with_traits(needs_proximal=False, needs_advantage=True, weighs_behavior=True, streams=("own",))
+def declared(inputs: LossInputs) -> LossOutput:
+    """A loss of a user's own that says all there is to say."""
+    return LossOutput(per_token=-inputs.logprobs)
+
+
+def test_what_a_users_loss_says_of_itself_reaches_the_trainer() -> None:
+    loss = make_loss(Use(use=f"{__name__}:declared"))
+    assert (loss.needs_proximal, loss.needs_advantage, loss.streams) == (False, True, ("own",))
+    with pytest.raises(ConfigError, match="declared weighs against the behavior policy itself"):
+        make_loss(Use(use=f"{__name__}:declared"), AuxiliaryConfig(correction=TruncatedCorrectionConfig()))
+
+
+def test_a_loss_that_says_nothing_gets_everything() -> None:
+    loss = make_loss(Use(use=f"{__name__}:make_inputs"))
+    assert (loss.needs_proximal, loss.needs_advantage, loss.streams, loss.statistics) == (
+        True,
+        False,
+        (),
+        None,
+    )
 
 
 def test_arguments_of_the_recipe_reach_the_loss() -> None:

@@ -12,7 +12,7 @@ import torch
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError, TrainingError, WireError
 from astraflow.host_tensors import HostTensor
-from astraflow.losses.policy import LossInputs, LossOutput
+from astraflow.losses.policy import LossInputs, LossOutput, grpo, with_traits
 from astraflow.models.loading import load_causal_lm, torch_tensor
 from astraflow.protocols import StepResult
 from astraflow.trainer.backends.factory import make_backend
@@ -103,6 +103,11 @@ def test_the_gradient_is_the_same_whatever_the_microbatches(
         assert_same_gradient(gradient_after_step(model_dir, samples, token_budget=budget, **settings), whole)
 
 
+def undeclared(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
+    """`grpo` without its traits, so that nothing may be left out."""
+    return grpo(inputs, clip_low=clip_low, clip_high=clip_high)
+
+
 @pytest.mark.parametrize("denominator", ["tokens", "sequences", "sequence_means"])
 def test_samples_without_advantage_count_but_are_not_computed(model_dir: Path, denominator: str) -> None:
     silent = [
@@ -111,7 +116,7 @@ def test_samples_without_advantage_count_but_are_not_computed(model_dir: Path, d
     ]
     samples = [*make_samples(seed=1), *silent]
     built_in = {"name": "grpo"}
-    own = {"name": "use", "use": "astraflow.losses.policy:grpo", "args": {"clip_low": 0.2, "clip_high": 0.28}}
+    own = {"name": "use", "use": f"{__name__}:undeclared", "args": {"clip_low": 0.2, "clip_high": 0.28}}
     found, expected = (
         gradient_after_step(model_dir, samples, loss=loss, denominator=denominator)
         for loss in (built_in, own)
@@ -449,3 +454,28 @@ def test_a_backend_of_the_users_own_gets_config_and_arguments(model_dir: Path) -
     config = TrainConfig(lr=0.5, backend=use)
     assert make_backend(config, model_dir=model_dir, seed=4) == (0.5, model_dir, 4, "hi")
     assert isinstance(make_backend(make_config(), model_dir=model_dir), TorchBackend)
+
+
+@with_traits(streams=("own",))
+def with_own_stream(inputs: LossInputs) -> LossOutput:
+    """A loss of a user's own that reads a stream."""
+    return LossOutput(per_token=-inputs.logprobs * inputs.streams["own"])
+
+
+def test_a_loss_of_the_users_own_reads_a_stream_or_refuses_a_batch_without_it(model_dir: Path) -> None:
+    samples = [
+        msgspec.structs.replace(
+            sample,
+            trajectory=msgspec.structs.replace(
+                sample.trajectory, streams=(Stream(name="own", dtype="float32", data=column.tobytes()),)
+            ),
+        )
+        for sample in make_samples(seed=4)
+        for column in [np.full(len(sample.trajectory.mask), 2, "<f4")]
+    ]
+    use = {"name": "use", "use": f"{__name__}:with_own_stream"}
+    doubled = make(model_dir, loss=use).train_step(make_batch(samples))
+    plain = make(model_dir, loss={"name": "sft"}).train_step(make_batch(samples))
+    assert metric(doubled, "loss") == pytest.approx(2 * metric(plain, "loss"))
+    with pytest.raises(WireError, match=r"train\.loss reads stream 'own'"):
+        make(model_dir, loss=use).train_step(make_batch(make_samples(seed=4)))
