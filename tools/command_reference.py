@@ -59,12 +59,12 @@ def section(path: tuple[str, ...], command: Command) -> str:
         if isinstance(info, ArgumentInfo):
             word = str(info.metavar)
             usage.append(word)
-            arguments.append(f"| `{word}` | {cell(info.help)} |")
+            arguments.append(f"| `{cell(word)}` | {cell(info.help)} |")
             continue
         note = " Required." if parameter.default is inspect.Parameter.empty else ""
         declared = str(info.default)  # where typer keeps an annotated option's first name
         shown = declared if declared.startswith("--") else f"--{name.replace('_', '-')}"
-        options.append(f"| `{shown}{kind_of(annotation)}` | {cell(info.help)}{note} |")
+        options.append(f"| `{cell(shown + kind_of(annotation))}` | {cell(info.help)}{note} |")
     if options:
         usage.append("[OPTIONS]")
     told = [" ".join(part.split()) for part in inspect.cleandoc(command.__doc__ or "").split("\n\n")]

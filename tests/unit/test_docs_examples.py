@@ -123,6 +123,21 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
     assert [part for part in parts if part not in code] == []
 
 
+def cells_in(row: str) -> int:
+    return len(re.split(r"(?<!\\)\|", row.strip().removeprefix("|").removesuffix("|")))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_tables_have_a_header_and_rows_of_its_width(page: Path) -> None:
+    """A blank line in a table, or a bar in a cell, would show its rows as plain text or shift them."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for table in re.findall(r"(?:^ *\|.*\n)+", text, flags=re.M):
+        header, rule, *rows = [*table.splitlines(), ""]
+        assert re.fullmatch(r"[\s|:-]+", rule), f"{page}: no header above {header!r}"
+        wrong = [row for row in rows[:-1] if cells_in(row) != cells_in(header)]
+        assert wrong == [], f"{page}: rows of another width than {header!r}"
+
+
 def names_in(annotation: object) -> list[str]:
     """The names that a recipe may choose from in a union of variants."""
     configs = [c for c in typing.get_args(typing.get_args(annotation)[0]) if c is not Use]
