@@ -219,14 +219,28 @@ class GenerateRequest(Item, frozen=True, kw_only=True):
     """-1: the newest loaded version, following updates in mid-generation; else exactly this version."""
 
 
+class Stream(Item, frozen=True, kw_only=True):
+    """A further per-token column, known by name from the producer to the loss, e.g. a teacher's logprobs.
+
+    Example, for two tokens: `Stream(name="teacher", dtype="float32", data=column([-0.7, -0.1], "float32"))`.
+    """
+
+    name: Label
+    dtype: Literal["int32", "float32", "uint8"]
+    data: Blob
+    """One entry per token of the item that carries the stream; floats are finite."""
+
+
 class Generation(Item, frozen=True, kw_only=True):
-    """One completion, tokens out. All columns have one entry a generated token."""
+    """One completion, tokens out. All columns have one entry per generated token."""
 
     token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
     logprobs: Annotated[tuple[Logprob, ...], Meta(max_length=MAX_TOKENS)]
     """Nats, of a full forward under `versions[i]`, at the sampling temperature, over the full vocabulary."""
     versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_TOKENS)]
     finish_reason: FinishReason
+    streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
+    """Columns of the engine's own, one entry per generated token; the loss gets them by name."""
 
 
 class VersionSpan(Item, frozen=True, array_like=True):
@@ -245,14 +259,6 @@ class Turn(Item, frozen=True, kw_only=True):
     end: Position
     reward: Reward = 0.0
     state_key: Text = ""
-
-
-class Stream(Item, frozen=True, kw_only=True):
-    """A further named per-token column, e.g. teacher logprobs; `data` holds T entries of `dtype`."""
-
-    name: Label
-    dtype: Literal["int32", "float32", "uint8"]
-    data: Blob
 
 
 class MediaRef(Item, frozen=True, kw_only=True):
@@ -292,6 +298,7 @@ class Trajectory(Item, frozen=True, kw_only=True):
     is_fork: bool = False
     """True if an edited or stripped history made this trajectory; its shared prefix is masked."""
     streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
+    """Further columns [T]. The loss reads the entries where `mask` is 1; the recorder writes 0 elsewhere."""
     media: Annotated[tuple[MediaRef, ...], Meta(max_length=4096)] = ()
 
 

@@ -29,6 +29,7 @@ from astraflow.types import (
     Manifest,
     MetricItem,
     PolicyInfo,
+    Stream,
     Trajectory,
     Turn,
     VersionSpan,
@@ -297,13 +298,25 @@ def _check_lengths(trajectory: Trajectory, limits: PolicyLimits) -> None:
     num_entries = _length(trajectory.behavior_logprobs, "float32", "behavior_logprobs")
     if num_entries != num_tokens:
         raise WireError(f"{num_entries} logprobs for {num_tokens} tokens")
-    for stream in trajectory.streams:
-        num_entries = _length(stream.data, stream.dtype, f"stream {stream.name!r}")
-        if num_entries != num_tokens:
-            raise WireError(f"stream {stream.name!r} has {num_entries} entries for {num_tokens} tokens")
+    _check_streams(trajectory.streams, num_tokens)
     for media in trajectory.media:
         if not 0 <= media.start < num_tokens:
             raise WireError(f"media at {media.start}, beyond {num_tokens} tokens")
+
+
+def _check_streams(streams: tuple[Stream, ...], num_tokens: int) -> None:
+    names: set[str] = set()
+    for stream in streams:
+        what = f"stream {stream.name!r}"
+        if stream.name in names:
+            raise WireError(f"{what} comes twice")
+        names.add(stream.name)
+        num_entries = _length(stream.data, stream.dtype, what)
+        if num_entries != num_tokens:
+            raise WireError(f"{what} has {num_entries} entries for {num_tokens} tokens")
+        is_bad = ~np.isfinite(wire.array(stream.data, stream.dtype))
+        if is_bad.any():
+            raise WireError(f"{what} holds an entry that is not finite, at token {int(is_bad.argmax())}")
 
 
 def _num_in_spans(spans: tuple[VersionSpan, ...], mask: bytes) -> int:

@@ -15,6 +15,8 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, HistoryRewrittenError, RolloutError
 from astraflow.protocols import Engine, Renderer, ToolRenderer
@@ -188,6 +190,28 @@ class Dialogue:
         )
         return completion, generation
 
+    async def logprobs(self, hosted: HostedPolicy, completion: Completion) -> NDArray[np.float32]:
+        """What one policy makes of a completion of another; as `Policy.logprobs`."""
+        token_ids, start = self.recorder.tokens_of(completion.idx)
+        name = hosted.info.name
+        if len(token_ids) > hosted.max_context:
+            raise RolloutError(
+                f"policy {name} cannot score {len(token_ids)} tokens, its engine's context has "
+                f"{hosted.max_context}; raise rollout.engine.max_context",
+                is_retryable=False,
+            )
+        read = hosted.renderer.parse(token_ids[start:]).content
+        if read != completion.text:
+            raise RolloutError(
+                f"policy {name} reads a completion of {completion.policy} as {read[:80]!r}, and not as "
+                f"{completion.text[:80]!r}; policies that score each other need the same tokenizer",
+                is_retryable=False,
+            )
+        if not completion.num_tokens:
+            return np.zeros(0, np.float32)
+        # `score` begins with the second token, so the logprob of token t is its entry t - 1.
+        return (await hosted.engine.score(token_ids))[start - 1 :]
+
     def _overflow(
         self, hosted: HostedPolicy, conversation: int, prompt: tuple[int, ...]
     ) -> tuple[Completion, Generation]:
@@ -256,6 +280,10 @@ class _RecordedPolicy:
         if isinstance(prompt, str):
             return await self.conversation(role=role).say(prompt)
         return await self.conversation(context=prompt, role=role).send(())
+
+    async def logprobs(self, completion: Completion) -> NDArray[np.float32]:
+        """As `Policy.logprobs`."""
+        return await self._dialogue.logprobs(self._hosted, completion)
 
 
 def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:

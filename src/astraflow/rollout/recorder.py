@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from astraflow.errors import RolloutError
-from astraflow.types import FinishReason, Generation, Trajectory, Turn, VersionSpan
-from astraflow.wire import column
+from astraflow.types import FinishReason, Generation, Stream, Trajectory, Turn, VersionSpan
+from astraflow.wire import array, column
 
 __all__ = ["EpisodeRecorder", "Speaker"]
 
@@ -67,6 +68,8 @@ class EpisodeRecorder:
         """Conversation -> the sequence that it wrote last."""
         self._num_completions = 0
         self._num_overflows = 0
+        self._streams: dict[int, dict[str, Stream]] = {}
+        """Completion -> its columns by name; only of completions that have any."""
 
     @property
     def num_completions(self) -> int:
@@ -100,7 +103,44 @@ class EpisodeRecorder:
         sequence.append(prompt, generation, idx)
         sequence.conversations.add(conversation)
         self._last[conversation] = sequence
+        for stream in generation.streams:
+            self.add_stream(idx, stream)
         return idx
+
+    def add_stream(self, completion_idx: int, stream: Stream) -> None:
+        """Attaches a column to a completion, one entry per sampled token.
+
+        Raises: RolloutError if the completion has one of this name already, or has another number of tokens.
+        """
+        _, start, end = self._turn(completion_idx)
+        what = f"stream {stream.name!r} of completion {completion_idx}"
+        num_entries = len(array(stream.data, stream.dtype))
+        if num_entries != end - start:
+            raise RolloutError(
+                f"{what} has {num_entries} entries for {end - start} tokens", is_retryable=False
+            )
+        streams = self._streams.setdefault(completion_idx, {})
+        if stream.name in streams:
+            raise RolloutError(f"{what} was recorded twice; take another name", is_retryable=False)
+        streams[stream.name] = stream
+
+    def tokens_of(self, completion_idx: int) -> tuple[tuple[int, ...], int]:
+        """The exact tokens of a completion behind those of its prompt, and how many the prompt has."""
+        sequence, start, end = self._turn(completion_idx)
+        return (() if sequence is None else tuple(sequence.token_ids[:end])), start
+
+    def _turn(self, completion_idx: int) -> tuple[_Sequence | None, int, int]:
+        """Where a completion stands; nowhere if the context had no room for it.
+
+        Raises: RolloutError if it is not of this episode.
+        """
+        if not 0 <= completion_idx < self._num_completions:
+            raise RolloutError("a completion that is not of this episode was named", is_retryable=False)
+        for sequence in self._sequences:
+            for start, end, idx in sequence.turns:
+                if idx == completion_idx:
+                    return sequence, start, end
+        return None, 0, 0
 
     def record_overflow(self, conversation: int) -> int:
         """Notes a completion for which the context had no room left, and returns its index.
@@ -130,10 +170,11 @@ class EpisodeRecorder:
         A reward of a conversation goes to all its trajectories, that of a policy to each of its own.
         """
         found: list[Trajectory] = []
-        for sequence in self._sequences:
+        for idx, sequence in enumerate(self._sequences):
             whole = sum(by_conversation.get(conversation, 0.0) for conversation in sequence.conversations)
             whole += (by_policy or {}).get(sequence.speaker.policy, 0.0)
-            found.append(_trajectory(sequence, by_turn, whole))
+            streams = _streams(sequence, self._streams, f"trajectory {idx}") if self._streams else ()
+            found.append(_trajectory(sequence, by_turn, whole, streams))
         return tuple(found)
 
     def _extended_by(self, speaker: Speaker, conversation: int, prompt: Sequence[int]) -> _Sequence | None:
@@ -189,7 +230,36 @@ def _check(speaker: Speaker, generation: Generation) -> None:
         raise RolloutError(f"policy {speaker.policy}: the engine aborted the request")
 
 
-def _trajectory(sequence: _Sequence, by_turn: Mapping[int, float], whole: float) -> Trajectory:
+def _streams(
+    sequence: _Sequence, by_completion: Mapping[int, Mapping[str, Stream]], name: str
+) -> tuple[Stream, ...]:
+    """The columns of a sequence's completions, put where their tokens stand; 0 where nothing is trained.
+
+    Raises: RolloutError if a completion lacks a column that another one of the sequence has: a made-up entry
+    would be trained on.
+    """
+    own = {idx: by_completion.get(idx, {}) for _, _, idx in sequence.turns}
+    named = {stream.name: stream for streams in own.values() for stream in streams.values()}
+    found: list[Stream] = []
+    for stream_name, like in sorted(named.items()):
+        entries = np.zeros(len(sequence.token_ids), like.dtype)
+        for start, end, idx in sequence.turns:
+            stream = own[idx].get(stream_name)
+            if stream is None or stream.dtype != like.dtype:
+                has = "no entries" if stream is None else f"{stream.dtype} entries, not {like.dtype}"
+                raise RolloutError(
+                    f"policy {sequence.speaker.policy}, {name}: completion {idx} has {has} in stream "
+                    f"{stream_name!r}; record it for each completion of a trajectory, or for none",
+                    is_retryable=False,
+                )
+            entries[start:end] = array(stream.data, stream.dtype)
+        found.append(Stream(name=stream_name, dtype=like.dtype, data=column(entries, like.dtype)))
+    return tuple(found)
+
+
+def _trajectory(
+    sequence: _Sequence, by_turn: Mapping[int, float], whole: float, streams: tuple[Stream, ...]
+) -> Trajectory:
     """`whole`: the reward of all of it, besides those of its turns."""
     turns = tuple(
         [Turn(start=start, end=end, reward=by_turn.get(idx, 0.0)) for start, end, idx in sequence.turns]
@@ -209,4 +279,5 @@ def _trajectory(sequence: _Sequence, by_turn: Mapping[int, float], whole: float)
         turns=turns,
         reward=reward,
         is_fork=sequence.is_fork,
+        streams=streams,
     )

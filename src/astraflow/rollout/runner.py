@@ -171,9 +171,7 @@ class EpisodeRunner:
         finally:
             self._deadlines.end(timeout)
         _check_rewards(rewards, dialogue)
-        trajectories = dialogue.recorder.trajectories(
-            rewards.by_turn, dialogue.conversation_rewards(rewards.by_conversation), rewards.by_policy
-        )
+        trajectories = _trajectories(rewards, dialogue)
         episode = Episode(
             trajectories=tuple([t for t in trajectories if self._policies[t.policy].info.is_trained]),
             score=_episode_score(rewards, scored, trajectories),
@@ -215,6 +213,14 @@ def _check_rewards(rewards: object, dialogue: Dialogue) -> None:
         raise RolloutError(
             "the workflow rewarded a completion that is not of this episode", is_retryable=False
         )
+
+
+def _trajectories(rewards: Rewards, dialogue: Dialogue) -> tuple[Trajectory, ...]:
+    """What was recorded, with the rewards and streams of the workflow."""
+    for completion, stream in rewards.streams:
+        dialogue.recorder.add_stream(completion.idx, stream)
+    by_conversation = dialogue.conversation_rewards(rewards.by_conversation)
+    return dialogue.recorder.trajectories(rewards.by_turn, by_conversation, rewards.by_policy)
 
 
 def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Trajectory, ...]) -> float:

@@ -6,7 +6,7 @@ at one by one, so that the message names the one at fault.
 Legend: B samples, N tokens of all samples, P trained tokens of all samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,8 @@ class Columns:
     """[P] whether the token is the last trained one that its advantage covers."""
     versions: Ints
     """[P] version of the policy that sampled the token."""
-    teacher_logprobs: Floats | None
-    """[P], nats at the sampling temperature; None where the trajectories carry no such stream."""
+    streams: Mapping[str, NDArray[Any]]
+    """Name -> [P], in the dtype that the trajectories carry; every trajectory has all of them."""
 
     def sample_of(self, trained: Ints) -> Ints:
         """The sample of each of some trained tokens."""
@@ -79,11 +79,14 @@ def sample_name(columns: Columns, sample: int) -> str:
     return f"group {columns.group_ids[sample]}/episode {columns.episode_idx[sample]}"
 
 
-def columns_from_samples(samples: Sequence[Sample], *, vocab_size: int) -> Columns:
+def columns_from_samples(
+    samples: Sequence[Sample], *, vocab_size: int, needed_streams: Sequence[str] = ()
+) -> Columns:
     """Checks and joins samples.
 
     Raises: WireError naming the group and episode if columns differ in length, hold ids outside the
-    vocabulary or numbers that are not finite, or lack advantages or versions of trained tokens.
+    vocabulary or numbers that are not finite, lack advantages or versions of trained tokens, or lack a stream
+    that is needed or that other samples carry.
     """
     if not samples:
         raise WireError("the batch holds no samples; a step needs at least one")
@@ -112,9 +115,7 @@ def columns_from_samples(samples: Sequence[Sample], *, vocab_size: int) -> Colum
         advantages=advantages[trained_idx],
         is_turn_end=np.diff(spans[trained_idx], append=-1) != 0,
         versions=_versions(samples, starts, len(mask))[trained_idx],
-        teacher_logprobs=None
-        if (teacher := _stream(samples, TEACHER_STREAM)) is None
-        else teacher[trained_idx],
+        streams={name: entries[trained_idx] for name, entries in _streams(samples, needed_streams).items()},
     )
     _check(columns, vocab_size)
     return columns
@@ -139,20 +140,46 @@ def _episode_tokens(samples: Sequence[Sample], num_trained: Ints) -> Ints:
     return totals[episodes]
 
 
-def _stream(samples: Sequence[Sample], name: str) -> Floats | None:
-    """[N] of a float32 stream; None if no trajectory has it. Raises: WireError if only some do."""
-    found = [next((s for s in sample.trajectory.streams if s.name == name), None) for sample in samples]
-    if not any(found):
-        return None
-    for sample, stream in zip(samples, found, strict=True):
-        num = len(sample.trajectory.mask)
-        if stream is None or stream.dtype != "float32" or len(stream.data) != 4 * num:
+def _streams(samples: Sequence[Sample], needed: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Name -> [N], of every stream that a sample carries. Raises: WireError if another sample lacks it."""
+    types: dict[str, wire.ColumnType] = {}
+    for sample in samples:
+        for stream in sample.trajectory.streams:
+            types.setdefault(stream.name, stream.dtype)
+    if TEACHER_STREAM in types:
+        types[TEACHER_STREAM] = "float32"
+    for name in needed:
+        if name not in types:
+            raise WireError(
+                f"policy {samples[0].trajectory.policy}: train.loss reads stream {name!r}, and no trajectory "
+                "of the batch carries it; record it in the workflow (Rewards.add_stream) or in the engine "
+                "(Generation.streams)"
+            )
+    return {name: _stream(samples, name, dtype) for name, dtype in sorted(types.items())}
+
+
+def _stream(samples: Sequence[Sample], name: str, dtype: wire.ColumnType) -> NDArray[Any]:
+    parts: list[bytes] = []
+    for idx, sample in enumerate(samples):
+        trajectory = sample.trajectory
+        stream = next((s for s in trajectory.streams if s.name == name), None)
+        num_wanted = len(trajectory.mask)
+        if stream is None or stream.dtype != dtype or len(wire.array(stream.data, dtype)) != num_wanted:
             has = "no entries" if stream is None else f"{len(stream.data)} bytes of {stream.dtype}"
             raise WireError(
-                f"group {sample.group_id}/episode {sample.episode_idx}: stream {name!r} has {has}; expected "
-                f"{num} float32 entries, as the batch's other trajectories carry it"
+                f"policy {trajectory.policy}, {_trajectory_name(samples, idx)}: stream {name!r} has {has}; "
+                f"expected {num_wanted} {dtype} entries, since other trajectories of the batch carry them or "
+                "train.loss reads them"
             )
-    return wire.array(b"".join(stream.data for stream in found if stream), "float32")
+        parts.append(stream.data)
+    return wire.array(b"".join(parts), dtype)
+
+
+def _trajectory_name(samples: Sequence[Sample], idx: int) -> str:
+    """Group, episode, and which of the policy's trajectories of that episode it is."""
+    own = samples[idx]
+    before = [(s.group_id, s.episode_idx) for s in samples[:idx]].count((own.group_id, own.episode_idx))
+    return f"group {own.group_id}/episode {own.episode_idx}/trajectory {before} (role {own.trajectory.role})"
 
 
 def _check_lengths(sample: Sample) -> None:
@@ -213,8 +240,8 @@ def _check(columns: Columns, vocab_size: int) -> None:
         (~np.isfinite(columns.advantages), "trained tokens without a finite advantage"),
         (columns.versions < 0, "trained tokens without a version"),
     )
-    if columns.teacher_logprobs is not None:
-        problems += ((~np.isfinite(columns.teacher_logprobs), "teacher logprobs that are not finite"),)
+    for name, entries in columns.streams.items():
+        problems += ((~np.isfinite(entries), f"entries of stream {name!r} that are not finite"),)
     for is_bad, what in problems:
         _refuse(columns, columns.trained_idx[is_bad], what)
     cold = ~(np.isfinite(columns.temperatures) & (columns.temperatures > 0))

@@ -25,11 +25,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import ArrayLike, NDArray
 
 from astraflow.bounds import Label, Reward, Text
 from astraflow.errors import RolloutError
-from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Task, ToolSpec
+from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
+from astraflow.wire import ColumnType, column
 from astraflow.workflows.calls import CallParser, tagged_calls
 
 __all__ = [
@@ -113,6 +116,16 @@ class Policy(Protocol):
 
     async def chat(self, prompt: str | Sequence[Message], *, role: str = "") -> Completion:
         """A conversation of one turn, from a text or from messages."""
+        ...
+
+    async def logprobs(self, completion: Completion) -> NDArray[np.float32]:
+        """The logprobs that this policy gives to a completion's tokens, whoever sampled them.
+
+        One entry per token, in nats, at temperature 1, behind the exact prompt, under the newest
+        version. They come from the engine's `score`.
+        Raises: RolloutError if the policies have different tokenizers, the tokens do not fit this policy's
+        context, or its engine cannot score.
+        """
         ...
 
 
@@ -264,7 +277,8 @@ class ScoredTask:
 
 
 class Rewards:
-    """What a workflow hands back: rewards of completions (a turn) and of conversations (whole trajectories).
+    """What a workflow hands back: rewards of completions (a turn) and of conversations (whole trajectories),
+    and whatever else it wants to be kept with them.
 
     Rewards of the same thing add up. A trajectory's reward is its conversation's plus its turns'.
     """
@@ -275,6 +289,7 @@ class Rewards:
         self._by_policy: dict[str, float] = {}
         self._score: float | None = None
         self._metrics: list[MetricItem] = []
+        self._streams: list[tuple[Completion, Stream]] = []
 
     def add(self, target: Completion | Conversation, reward: float) -> None:
         """Adds a reward to a turn or to a conversation. Raises: RolloutError if it is not finite."""
@@ -300,6 +315,30 @@ class Rewards:
         """A number to report with the episode."""
         self._metrics.append(MetricItem(name, _finite(value, f"metric {name}"), reduction))
 
+    def add_stream(
+        self, completion: Completion, name: str, values: ArrayLike, dtype: ColumnType = "float32"
+    ) -> None:
+        """Attaches a named column to a completion, one entry per token; the loss gets it as `inputs.streams`.
+
+        Raises: RolloutError if the number of entries is wrong, or one is not finite or does not fit `dtype`.
+        """
+        entries = np.asarray(values)
+        what = f"stream {name!r} of a completion of {completion.policy}"
+        if entries.shape != (completion.num_tokens,):
+            raise RolloutError(
+                f"{what} has shape {entries.shape}; expected {completion.num_tokens} entries, one per token",
+                is_retryable=False,
+            )
+        with np.errstate(all="ignore"):  # what overflows is named below
+            stored = entries.astype(dtype)
+        is_kept = np.isfinite(stored) if dtype == "float32" else stored == entries
+        if not is_kept.all():
+            idx = int(is_kept.argmin())
+            raise RolloutError(
+                f"{what} holds {entries[idx]} at token {idx}, which is no finite {dtype}", is_retryable=False
+            )
+        self._streams.append((completion, Stream(name=name, dtype=dtype, data=column(stored, dtype))))
+
     @property
     def by_turn(self) -> Mapping[int, float]:
         """`Completion.idx` -> reward."""
@@ -324,6 +363,11 @@ class Rewards:
     def metrics(self) -> tuple[MetricItem, ...]:
         """In the order in which they were added."""
         return tuple(self._metrics)
+
+    @property
+    def streams(self) -> tuple[tuple[Completion, Stream], ...]:
+        """Completions and the columns attached to them."""
+        return tuple(self._streams)
 
 
 Workflow: TypeAlias = Callable[[ScoredTask, Policies], Awaitable[Rewards]]

@@ -107,6 +107,16 @@ BROKEN: dict[str, tuple[Callable[[], Trajectory], str]] = {
         lambda: changed(streams=(Stream(name="teacher", dtype="float32", data=bytes(8)),)),
         "stream 'teacher' has 2 entries for 7 tokens",
     ),
+    "stream twice": (
+        lambda: changed(streams=(Stream(name="teacher", dtype="uint8", data=bytes(7)),) * 2),
+        "stream 'teacher' comes twice",
+    ),
+    "stream nan": (
+        lambda: changed(
+            streams=(Stream(name="t", dtype="float32", data=column([0] * 6 + [np.nan], "float32")),)
+        ),
+        "stream 't' holds an entry that is not finite, at token 6",
+    ),
     "media": (lambda: changed(media=(MediaRef(kind="image", uri="u", start=7),)), "media at 7"),
 }
 

@@ -1,11 +1,12 @@
 import math
 
+import msgspec
 import pytest
 
 from astraflow.errors import RolloutError
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
-from astraflow.types import FinishReason, Generation, Trajectory, VersionSpan
-from astraflow.wire import array
+from astraflow.types import FinishReason, Generation, Stream, Trajectory, VersionSpan
+from astraflow.wire import array, column
 
 ACTOR = Speaker("actor", "actor", 1.0)
 
@@ -147,3 +148,55 @@ def test_a_turn_without_room_truncates_the_trajectory_and_keeps_its_reward() -> 
 def test_a_broken_generation_is_an_error(generation: Generation, message: str) -> None:
     with pytest.raises(RolloutError, match=message):
         EpisodeRecorder().record(ACTOR, 0, (5,), generation)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def make_stream(*entries: float, name: str = "teacher") -> Stream:
+    return Stream(name=name, dtype="float32", data=column(entries, "float32"))
+
+
+def test_streams_of_engine_and_workflow_stand_where_their_tokens_do() -> None:
+    recorder = EpisodeRecorder()
+    first = msgspec.structs.replace(make_generation(7, 8), streams=(make_stream(0.5, 0.25, name="engine"),))
+    second = msgspec.structs.replace(make_generation(10), streams=(make_stream(0.125, name="engine"),))
+    recorder.record(ACTOR, 0, (5, 6), first)
+    recorder.record(ACTOR, 0, (5, 6, 7, 8, 9), second)
+    recorder.add_stream(0, make_stream(1, 2))
+    recorder.add_stream(1, make_stream(3))
+    (trajectory,) = recorder.trajectories({}, {})
+    found = {stream.name: array(stream.data, stream.dtype).tolist() for stream in trajectory.streams}
+    assert found == {"engine": [0, 0, 0.5, 0.25, 0, 0.125], "teacher": [0, 0, 1, 2, 0, 3]}
+
+
+def test_a_fork_has_no_entries_for_what_it_does_not_train() -> None:
+    recorder = EpisodeRecorder()
+    recorder.record(ACTOR, 0, (5, 6), make_generation(7, 8))
+    recorder.record(ACTOR, 0, (5, 6, 7, 9), make_generation(10))
+    recorder.add_stream(0, make_stream(1, 2))
+    recorder.add_stream(1, make_stream(3))
+    whole, fork = recorder.trajectories({}, {})
+    assert array(whole.streams[0].data, "float32").tolist() == [0, 0, 1, 2]
+    assert array(fork.streams[0].data, "float32").tolist() == [0, 0, 0, 0, 3]
+
+
+def test_a_stream_of_some_turns_of_a_trajectory_is_an_error_that_names_them() -> None:
+    recorder = EpisodeRecorder()
+    recorder.record(ACTOR, 0, (5, 6), make_generation(7, 8))
+    recorder.record(ACTOR, 0, (5, 6, 7, 8, 9), make_generation(10))
+    recorder.add_stream(0, make_stream(1, 2))
+    with pytest.raises(RolloutError, match=r"policy actor, trajectory 0: completion 1 has no .*'teacher'"):
+        recorder.trajectories({}, {})
+
+
+def test_a_stream_that_does_not_fit_its_completion_is_refused() -> None:
+    recorder = EpisodeRecorder()
+    recorder.record(ACTOR, 0, (5, 6), make_generation(7, 8))
+    with pytest.raises(RolloutError, match="'teacher' of completion 0 has 1 entries for 2 tokens"):
+        recorder.add_stream(0, make_stream(1))
+    with pytest.raises(RolloutError, match="not of this episode"):
+        recorder.add_stream(1, make_stream(1))
+    recorder.add_stream(0, make_stream(1, 2))
+    with pytest.raises(RolloutError, match="recorded twice"):
+        recorder.add_stream(0, make_stream(1, 2))

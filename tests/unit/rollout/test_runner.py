@@ -2,11 +2,14 @@ import asyncio
 import gc
 import sys
 import weakref
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, DeadlineError, Error, RolloutError
-from astraflow.rollout.dialogue import generation_seed
+from astraflow.rollout.dialogue import HostedPolicy, generation_seed
 from astraflow.rollout.runner import EpisodeRunner, failure_of
 from astraflow.types import Episode, Failure, GenerateRequest, Message, Task
 from astraflow.wire import array
@@ -402,3 +405,58 @@ async def test_scoring_errors_pass_through_a_workflow_as_failures() -> None:
     runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine())}, single_turn, broken)
     outcome = (await runner.run(make_lease("1"))).outcome
     assert outcome == Failure(error_class="RolloutError", message="task sums/0: too slow", is_retryable=False)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+class Halving(ScriptedEngine):
+    """Scores a token by its id, halved."""
+
+    async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return np.array(token_ids[1:], np.float32) / 2
+
+
+class Shouting(CharRenderer):
+    """Reads the same tokens as other text: another tokenizer."""
+
+    def parse(self, token_ids: Sequence[int]) -> Message:
+        read = super().parse(token_ids)
+        return Message(role=read.role, content=read.content.upper())
+
+
+async def scored_by_teacher(task: ScoredTask, policies: Policies) -> Rewards:
+    rewards, chat = Rewards(), policies["actor"].conversation()
+    for text in (task.prompt, "again"):
+        answer = await chat.say(text)
+        rewards.add_stream(answer, "teacher", await policies["teacher"].logprobs(answer))
+    rewards.add(chat, 1.0)
+    return rewards
+
+
+def with_teacher(teacher: HostedPolicy) -> EpisodeRunner:
+    return EpisodeRunner(
+        {"actor": make_hosted("actor", ScriptedEngine("ab")), "teacher": teacher}, scored_by_teacher, exact
+    )
+
+
+async def test_a_workflow_records_what_another_policy_makes_of_each_sampled_token() -> None:
+    teacher = make_hosted("teacher", Halving(), is_trained=False)
+    (trajectory,) = (await with_teacher(teacher).episode(make_task(), seed=1)).trajectories
+    ids, mask = array(trajectory.token_ids, "int32"), array(trajectory.mask, "uint8")
+    (stream,) = trajectory.streams
+    assert (stream.name, stream.dtype) == ("teacher", "float32")
+    assert array(stream.data, "float32").tolist() == (ids / 2 * mask).tolist()
+    assert mask.sum() == 6
+
+
+async def test_policies_of_different_tokenizers_do_not_score_each_other() -> None:
+    teacher = make_hosted("teacher", Halving(), renderer=Shouting(), is_trained=False)
+    with pytest.raises(RolloutError, match=r"policy teacher reads .* as 'AB', .* same tokenizer"):
+        await with_teacher(teacher).episode(make_task(), seed=1)
+
+
+async def test_a_policy_does_not_score_more_than_its_context_holds() -> None:
+    teacher = make_hosted("teacher", Halving(max_context=3), is_trained=False)
+    with pytest.raises(RolloutError, match=r"policy teacher cannot score \d+ tokens"):
+        await with_teacher(teacher).episode(make_task(), seed=1)

@@ -7,7 +7,7 @@ import pytest
 from astraflow import wire
 from astraflow.errors import WireError
 from astraflow.trainer.columns import columns_from_samples, sample_name
-from astraflow.types import AdvantageSpan, Sample, VersionSpan
+from astraflow.types import AdvantageSpan, Sample, Stream, VersionSpan
 from trainer_builders import VOCAB_SIZE, make_sample
 
 
@@ -85,3 +85,43 @@ def test_a_batch_without_trained_tokens_is_refused() -> None:
     sample = changed(make_sample(), mask=wire.column([0] * 5, "uint8"))
     with pytest.raises(WireError, match="trained token"):
         columns_from_samples([sample], vocab_size=VOCAB_SIZE)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def with_stream(sample: Sample, *entries: float, dtype: wire.ColumnType = "float32") -> Sample:
+    return changed(sample, streams=(Stream(name="own", dtype=dtype, data=wire.column(entries, dtype)),))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+def test_a_stream_keeps_its_type_and_loses_what_is_not_trained(dtype: wire.ColumnType) -> None:
+    samples = [with_stream(make_sample([2, 3], [4]), 9, 9, 1, dtype=dtype)]
+    samples.append(with_stream(make_sample([2], [4, 5]), 9, 2, 3, dtype=dtype))
+    columns = columns_from_samples(samples, vocab_size=VOCAB_SIZE, needed_streams=("own",))
+    assert columns.streams["own"].tolist() == [1, 2, 3]
+    assert columns.streams["own"].dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("odd", "has"),
+    [
+        (make_sample(), "no entries"),
+        (with_stream(make_sample(), 0, 0, 0, 1, 2, dtype="int32"), "20 bytes of int32"),
+        (with_stream(make_sample(), 0, 0, 0, 1), "16 bytes of float32"),
+    ],
+)
+def test_a_trajectory_without_the_stream_of_the_others_is_named(odd: Sample, has: str) -> None:
+    odd = msgspec.structs.replace(odd, group_id=5, episode_idx=2)
+    good = with_stream(make_sample(), 0, 0, 0, 1, 2)
+    first = msgspec.structs.replace(good, group_id=5, episode_idx=2)
+    with pytest.raises(WireError) as caught:
+        columns_from_samples([good, first, odd], vocab_size=VOCAB_SIZE)
+    assert f"policy actor, group 5/episode 2/trajectory 1 (role actor): stream 'own' has {has}" in str(
+        caught.value
+    )
+
+
+def test_a_batch_without_a_stream_that_the_loss_reads_is_refused_with_the_reason() -> None:
+    with pytest.raises(WireError, match=r"policy actor: train\.loss reads stream 'own', and no trajectory"):
+        columns_from_samples([make_sample()], vocab_size=VOCAB_SIZE, needed_streams=("own",))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,7 +111,7 @@ class StepRun:
     def inputs(self, packed: LayoutTensors, logprobs: Tensor) -> LossInputs:
         """The loss's columns of one microbatch; entropies and statistics are left to the caller."""
 
-        def column(values: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
+        def column(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values).to(logprobs.device)
 
         trained = packed.trained
@@ -124,6 +125,7 @@ class StepRun:
             staleness=column(self.staleness[trained]),
             reference_logprobs=None if self.reference is None else column(self.reference[trained]),
             teacher_logprobs=None if self.teacher is None else column(self.teacher[trained]),
+            streams={name: column(entries[trained]) for name, entries in self.columns.streams.items()},
         )
 
     def total(self, packed: LayoutTensors, per_token: Tensor, denominator: Denominator) -> Tensor:
@@ -188,9 +190,11 @@ class StepRun:
 
 def joined(parts: Sequence[LossInputs]) -> LossInputs:
     """All microbatches of a minibatch as one, for statistics; sequences and frozen models are left out."""
+    streams = {name: torch.cat([part.streams[name] for part in parts]) for name in parts[0].streams}
     return LossInputs(
         logprobs=torch.cat([p.logprobs.detach() for p in parts]),
         proximal_logprobs=torch.cat([p.proximal_logprobs for p in parts]),
         behavior_logprobs=torch.cat([p.behavior_logprobs for p in parts]),
         advantages=torch.cat([p.advantages for p in parts]),
+        streams=streams,
     )

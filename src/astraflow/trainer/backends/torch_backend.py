@@ -33,7 +33,7 @@ from astraflow.trainer.backends.forward import Forward, LayoutTensors
 from astraflow.trainer.backends.frozen import load_frozen, vocab_size_of
 from astraflow.trainer.backends.lora import Lora
 from astraflow.trainer.backends.step_run import Minibatch, StepRun, joined
-from astraflow.trainer.columns import Columns, columns_from_samples, sample_name
+from astraflow.trainer.columns import TEACHER_STREAM, Columns, columns_from_samples, sample_name
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout, with_advantage
 from astraflow.trainer.step import denominator, entropies, learning_rate, shuffle_seed
@@ -88,7 +88,9 @@ class TorchBackend:
         """
         if batch.step != self.num_steps_done:
             raise TrainingError(f"batch of step {batch.step} given, step {self.num_steps_done} is due")
-        columns = columns_from_samples(batch.samples, vocab_size=self._vocab_size)
+        columns = columns_from_samples(
+            batch.samples, vocab_size=self._vocab_size, needed_streams=self._loss.streams
+        )
         run = StepRun(columns=columns, trainer_version=batch.trainer_version)
         with run.timed("pack_s"):
             minibatches = self._pack(columns)
@@ -226,7 +228,7 @@ class TorchBackend:
     def _score_frozen(self, run: StepRun) -> None:
         """Logprobs of the reference and the teacher, and the KL penalty in the reward."""
         columns, budget = run.columns, self._config.token_budget
-        run.teacher = columns.teacher_logprobs
+        run.teacher = columns.streams.get(TEACHER_STREAM)
         for role, model in self._frozen.items():
             with run.timed(f"{role}_s"):
                 logprobs = model.logprobs(columns, token_budget=budget)

@@ -236,7 +236,7 @@ def columns_from_data(
         advantages=column(weights),
         is_turn_end=np.zeros(num, dtype=np.bool_),
         versions=np.zeros(num, dtype=np.int64),
-        teacher_logprobs=None,
+        streams={},
     )
     return columns, [slice(*span) for span in pairwise(trained_starts.tolist())]
 
