@@ -90,7 +90,7 @@ PAGES = (
     Page("eval", "evaluation", ("eval",)),
     Page("dataflow", "dataflow", ("dataflow",)),
     Page("weights", "weights", ("weights",)),
-    Page("supervision", "supervision", ("supervision",)),
+    Page("supervision", "supervision and launcher", ("supervision", "launcher")),
 )
 
 

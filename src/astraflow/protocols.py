@@ -9,7 +9,7 @@ What crosses several seams is defined elsewhere: items of the network in `types`
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +31,7 @@ from astraflow.types import (
 )
 
 __all__ = [
+    "LAUNCHER",
     "Capacity",
     "Completed",
     "Curator",
@@ -260,15 +261,32 @@ class Publishes(Protocol):
 # --- processes ------------------------------------------------------------------------------------
 
 
+LAUNCHER = "launcher"
+"""What `ProcessSpec.near` calls the process that runs the launcher."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process of a run: what to start, with which environment, where its log goes, on which host."""
+    """One process of a run: what to start, and what it needs of the machine that it runs on."""
 
     name: str
     argv: tuple[str, ...]
+    """Program and arguments. None of them is a secret, since other users of a machine can read them."""
     env: Mapping[str, str]
+    """Environment variables to add. None of them is a secret."""
     log_path: Path
-    host: str = "localhost"
+    """File to append its output to. Its last lines explain a crash."""
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Further environment variables, whose values must appear in no command line, log or readable file."""
+    address: tuple[str, int] | None = None
+    """Host and port that it listens at; None if it only calls others."""
+    reads: tuple[Path, ...] = ()
+    """Files and folders that must be at these paths when it starts. They do not change during the run."""
+    writes: tuple[Path, ...] = ()
+    """Folders that it must find again as it left them when it is restarted."""
+    near: str = ""
+    """Name of the process that it shares a machine with, because they exchange files or speak over loopback.
+    `launcher` is the launcher itself. Empty: it can run on any machine."""
     max_restarts: int = 5
     ends_with_run: bool = False
     """True if exit code 0 is its normal end. Otherwise every end that nobody asked for is a crash."""
@@ -281,15 +299,22 @@ class ProcessHandle(Protocol):
     """A started process."""
 
     @property
-    def pid(self) -> int: ...
-
-    async def wait(self) -> int:
-        """Waits for the end of the process. Returns its exit code, which is negative for a signal."""
+    def pid(self) -> int:
+        """Its id, positive, for people: the process id, or that of a job."""
         ...
 
-    def terminate(self) -> None: ...
+    async def wait(self) -> int:
+        """Waits for the end of the process. Returns its exit code, which is negative for a signal. Several
+        callers may wait."""
+        ...
 
-    def kill(self) -> None: ...
+    def terminate(self) -> None:
+        """Asks it to stop (SIGTERM). Nothing happens if it has ended."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once (SIGKILL). Nothing happens if it has ended."""
+        ...
 
     async def silence(self, longest_s: float) -> str:
         """Waits until the process has shown no sign of life for `longest_s` seconds.
@@ -301,9 +326,15 @@ class ProcessHandle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts processes on hosts; one implementation per kind of cluster."""
+    """Starts the processes of one run; there is one implementation per kind of cluster."""
 
-    async def start(self, spec: ProcessSpec) -> ProcessHandle: ...
+    async def start(self, spec: ProcessSpec) -> ProcessHandle:
+        """Starts a process. Called again for a restart, after the earlier process has ended."""
+        ...
+
+    def close(self) -> None:
+        """Called once all processes have ended."""
+        ...
 
 
 # --- metrics --------------------------------------------------------------------------------------

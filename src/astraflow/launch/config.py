@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from astraflow.algorithms.config import (
     ShuffleConfig,
     WeightedConfig,
 )
-from astraflow.config import Config, load_mapping, parse_config
+from astraflow.config import Config, Use, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
@@ -24,6 +24,8 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
 
 __all__ = [
+    "LauncherConfig",
+    "LocalLauncherConfig",
     "PolicyConfig",
     "Recipe",
     "RecipeTasksConfig",
@@ -116,6 +118,15 @@ class SupervisionConfig(Config):
     the stacks of its threads in its log; 0: never."""
 
 
+class LocalLauncherConfig(Config):
+    """Start all processes of the run on this machine."""
+
+    name: Literal["local"] = "local"
+
+
+LauncherConfig = Annotated[LocalLauncherConfig | Use, Field(discriminator="name")]
+
+
 class RecipeTasksConfig(TasksConfig):
     """The tasks that are trained on, how they are scored, and in which order they are drawn."""
 
@@ -156,6 +167,8 @@ class Recipe(Config):
     dataflow: DataflowConfig = DataflowConfig()
     weights: WeightsConfig = WeightsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
+    launcher: LauncherConfig = LocalLauncherConfig()
+    """Starts the processes of the run: `local`, or a launcher of your own."""
 
     @property
     def trained(self) -> dict[str, PolicyConfig]:

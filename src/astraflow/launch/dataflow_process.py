@@ -9,16 +9,16 @@ from starlette.types import ASGIApp
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.limits import RateLimit
 from astraflow.dataflow.service import DataflowService
+from astraflow.launch.access import tls_files, tokens_of
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import run_info, run_plan
 from astraflow.launch.preflight import open_sources
-from astraflow.launch.program import needs_tokens
 from astraflow.service import HttpServer, TokenAuth, settle_memory
 from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import PeerRules
 
-__all__ = ["guarded", "make_service", "run_dataflow", "tls_files", "tokens_of"]
+__all__ = ["guarded", "make_service", "run_dataflow"]
 
 
 async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
@@ -71,19 +71,6 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
 def guarded(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
     """The app behind its tokens; where there are some, each has its limit."""
     return TokenAuth(RateLimit(app, max_requests_per_s) if tokens else app, tokens)
-
-
-def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
-    """Token -> role; empty on loopback, where everything is open."""
-    if not needs_tokens(recipe):
-        return {}
-    return {folder.token(role): role for role in ("worker", "trainer", "viewer", "admin")}
-
-
-def tls_files(recipe: Recipe) -> tuple[str, str] | None:
-    """Certificate and key of the run's services; None without TLS."""
-    tls = recipe.dataflow.tls
-    return (tls.cert, tls.key) if tls.is_on else None
 
 
 async def _first_of(*events: asyncio.Event) -> None:

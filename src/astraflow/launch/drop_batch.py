@@ -10,9 +10,9 @@ from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError, DataError, UnavailableError
+from astraflow.launch.access import needs_tokens
 from astraflow.launch.dataflow_process import make_service
 from astraflow.launch.folder import RunFolder
-from astraflow.launch.program import needs_tokens
 from astraflow.service import MemoryTransport, ServiceClient
 from astraflow.types import DropReply, DropRequest
 

@@ -45,6 +45,7 @@ MAY_CHANGE = (
     "dataflow.retain",
     "weights",
     "supervision",
+    "launcher",
     "tasks.score_timeout_s",
     "policies.*.train.lr",
     "policies.*.train.loss",
@@ -125,6 +126,7 @@ class RunFolder:
         self.record = path / "run.json"
         self.curve = path / "learning_curve.png"
         self.cache = path / "cache"
+        self.secrets = path / "secrets"
         self._resume = path / "resume"
 
     def create(self) -> None:
@@ -181,7 +183,7 @@ class RunFolder:
 
     def token(self, role: str) -> str:
         """The secret of a role, made at first use and readable by its owner only."""
-        path = self.path / "secrets" / role
+        path = self.secrets / role
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path, secrets.token_urlsafe(24).encode(), mode=0o600)

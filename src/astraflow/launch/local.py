@@ -1,9 +1,10 @@
 """Starts the processes of a run on this machine.
 
-Each process is its own session (a Ctrl-C in the terminal reaches only the launcher), writes to its own log,
-and dies with the launcher, however that dies: it inherits the read end of a pipe whose write end only the
-launcher holds. Through a second pipe it shows each second that its event loop runs. What a process leaves
-behind in its session is ended with it. Ends processes by id, never by name.
+Each process leads a session of its own, so that a Ctrl-C in the terminal reaches only the launcher. Two pipes
+connect it to the launcher. It inherits the read end of the first, whose write end only the launcher holds, so
+that it ends when the launcher ends, for whatever reason. Into the second it writes a byte per second from its
+event loop, as a sign of life. When a process ends, everything that is left in its session is killed.
+Processes are signalled by id, never by name.
 """
 
 import asyncio
@@ -20,7 +21,6 @@ from astraflow.service import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, STACKS_SIGNA
 
 __all__ = ["LocalLauncher", "LocalProcess"]
 
-_LOCAL_NAMES = frozenset({"", "localhost", "127.0.0.1", "::1"})
 _STACKS_GRACE_S = 1.0
 """What a process needs to write its stacks."""
 
@@ -136,17 +136,13 @@ class LocalLauncher:
                 os.close(fd)
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Starts a process. Raises: ConfigError for another host, or a program that does not exist."""
-        if spec.host not in _LOCAL_NAMES:
-            raise ConfigError(
-                f"{spec.name}: host {spec.host!r} is not this machine, and the local launcher starts "
-                "processes here only; on another machine, run `astraflow join URL` there"
-            )
+        """Starts a process. Raises: ConfigError if its program does not exist."""
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         life_read_fd, life_write_fd = os.pipe()
         env = {
             **os.environ,
             **spec.env,
+            **spec.secrets,
             PARENT_FD_VARIABLE: str(self._read_fd),
             LIFE_FD_VARIABLE: str(life_write_fd),
         }

@@ -11,7 +11,7 @@ import astraflow
 from astraflow.config import Config, Use, module_file
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.errors import ConfigError, DataError
-from astraflow.launch.config import PolicyConfig, Recipe
+from astraflow.launch.config import LocalLauncherConfig, PolicyConfig, Recipe
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
 
 __all__ = ["code_fingerprint", "fingerprints", "policy_info", "run_info", "run_plan", "uses"]
@@ -106,12 +106,14 @@ def fingerprints(recipe: Recipe) -> Fingerprints:
 
 
 def code_fingerprint(recipe: Recipe) -> str:
-    """Digest of the package's version, the protocol's, and the sources of the recipe's own modules.
+    """Digest of the package's version, the protocol's, and the sources of the modules that the recipe names.
 
-    The recipe may come over the network: no module is imported. Raises: ConfigError if one is not installed.
+    A launcher does not count: it starts services, which need not have its module. The recipe may come over
+    the network, so no module is imported. Raises: ConfigError if one is not installed.
     """
     parts = [f"astraflow {astraflow.__version__}, protocol {PROTOCOL_VERSION}".encode()]
-    for module in sorted({use.use.partition(":")[0] for use in uses(recipe)}):
+    of_services = recipe.model_copy(update={"launcher": LocalLauncherConfig()})
+    for module in sorted({use.use.partition(":")[0] for use in uses(of_services)}):
         file = module_file(module)
         if file is None:
             raise ConfigError(f"module {module!r}, which the recipe names, is not installed here as a file")

@@ -1,30 +1,35 @@
-"""Declares the processes of a run: what to start, with which arguments, threads and environment, and where.
+"""Declares the processes of a run: what each is started with, and what it needs of its machine.
 
-One dataflow; a publisher and a trainer for each trained policy, a publisher for each frozen one;
-`rollout.services` rollout services.
-Addresses are chosen beforehand, so that every process knows its counterparts from its command line and may
-start, and restart, in any order. Secrets go by environment, never by argument.
+    dataflow ........... the launcher's machine, whose report reads its journal
+    publisher-POLICY ... beside the dataflow, unless it listens everywhere and is announced under a name
+    trainer-POLICY ..... beside its publisher: versions pass through files (`weights/POLICY/incoming`)
+    rollout-N .......... any machine that reaches the dataflow and the publishers
+
+There is a publisher and a trainer per trained policy, a publisher per frozen one, and `rollout.services`
+rollout services. Addresses are chosen beforehand: every process finds its counterparts on its command line,
+so that processes start, and restart, in any order. Secrets travel in the environment, never as arguments.
 """
 
 import os
-import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
-from astraflow.launch.config import Recipe
+from astraflow.launch.access import network_modules, tls_files, tokens_of
+from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.folder import RunFolder
-from astraflow.launch.plan import uses
-from astraflow.protocols import ProcessSpec
+from astraflow.protocols import LAUNCHER, ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_process import OWN_ENV_PREFIX
 from astraflow.service import is_loopback
 from astraflow.trainer.config import OwnLoopBackendConfig
-from astraflow.workflows.config import AgentConfig, ProgramConfig
+from astraflow.weights.addresses import listens_everywhere
 
 __all__ = [
     "CA_VARIABLE",
@@ -32,9 +37,8 @@ __all__ = [
     "PRIVATE_VARIABLE",
     "TOKEN_VARIABLE",
     "Addresses",
+    "check_files",
     "choose_addresses",
-    "needs_tokens",
-    "network_modules",
     "num_threads",
     "program",
 ]
@@ -112,91 +116,157 @@ def _url(scheme: str, address: tuple[str, int]) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def needs_tokens(recipe: Recipe) -> bool:
-    """Whether every caller must show a token: something listens beyond loopback, or programs that are no part
-    of the run share this machine with it."""
-    is_reachable = not (is_loopback(recipe.dataflow.host) and is_loopback(recipe.weights.host))
-    return is_reachable or _agent_program(recipe) is not None
-
-
-def network_modules(recipe: Recipe) -> tuple[str, ...]:
-    """What a rollout service runs of the recipe's own: modules that it imports, an agent's command, and the
-    command of the engine's server."""
-    parts: list[Config] = [recipe.workflow, recipe.tasks.without_curators, recipe.rollout, recipe.eval]
-    used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
-    engine = recipe.rollout.engine
-    if isinstance(engine, ServerEngineConfig) and not engine.attach.url:
-        variables = [f"{name}={value}" for name, value in engine.env.items()]
-        used.add(shlex.join([*variables, engine.python, *engine.args]))
-    if (agent_program := _agent_program(recipe)) is not None:
-        used.add(shlex.join(agent_program.command))
-    return tuple(sorted(used))
-
-
-def _agent_program(recipe: Recipe) -> ProgramConfig | None:
-    """The program that is started for each episode, if the workflow is one."""
-    workflow = recipe.workflow
-    if isinstance(workflow, AgentConfig) and isinstance(workflow.run, ProgramConfig):
-        return workflow.run
-    return None
-
-
 def program(
     recipe: Recipe, folder: RunFolder, addresses: Addresses, *, module_path: tuple[str, ...] = ()
 ) -> tuple[ProcessSpec, ...]:
-    """The processes of a run, in the order in which they are shown."""
-    run_dir, base = str(folder.path), _environment(module_path)
-    base[PRIVATE_VARIABLE] = str(folder.path.resolve())
-    if recipe.dataflow.tls.is_on:
-        base[CA_VARIABLE] = recipe.dataflow.tls.ca_file
-    is_guarded = needs_tokens(recipe)
+    """The processes of a run, in the order in which they are shown. Makes the run's tokens."""
+    nodes = _Nodes(recipe, folder, addresses, module_path)
+    frozen = [name for name in recipe.published if name not in recipe.trained]
+    specs = [nodes.dataflow()]
+    for policy, config in recipe.trained.items():
+        specs += [nodes.publisher(policy), nodes.trainer(policy, config)]
+    specs += [nodes.frozen_publisher(policy) for policy in frozen]
+    specs += [nodes.rollout(idx) for idx in range(recipe.rollout.services)]
+    return tuple(specs)
 
-    def spec(
-        name: str, *arguments: str, threads: int = 1, role: str = "", is_finite: bool = False
+
+def check_files(specs: Sequence[ProcessSpec]) -> None:
+    """Raises: ConfigError if a file that a process reads does not exist."""
+    for spec in specs:
+        for path in spec.reads:
+            if not path.exists():
+                raise ConfigError(f"{spec.name} reads {path}, which does not exist; the recipe names it")
+
+
+class _Nodes:
+    """Declares one process per call; `program` says which."""
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, addresses: Addresses, module_path: tuple[str, ...]
+    ) -> None:
+        self._recipe = recipe
+        self._folder = folder
+        self._addresses = addresses
+        self._env = _environment(folder, module_path)
+        self._tokens = {role: token for token, role in tokens_of(recipe, folder).items()}
+        self._reads = [folder.recipe]
+        """What every process that knows the run folder reads in it."""
+        if self._tokens:
+            self._reads.append(folder.secrets)
+        self._ca: list[Path] = []
+        if recipe.dataflow.tls.is_on:
+            self._env[CA_VARIABLE] = recipe.dataflow.tls.ca_file
+            self._ca = [Path(recipe.dataflow.tls.ca_file)]
+        self._certificate = [Path(name) for name in tls_files(recipe) or ()]
+        self._rollout_machine = LAUNCHER if is_loopback(urlsplit(addresses.url).hostname or "") else ""
+        """A dataflow that is called on loopback is called from its own machine only."""
+        if is_loopback(recipe.weights.host):
+            self._rollout_machine = LAUNCHER
+
+    def dataflow(self) -> ProcessSpec:
+        """Keeps the journal, from which the launcher makes its report."""
+        address = self._addresses.dataflow
+        models = [policy.model_dir for policy in self._recipe.policies.values()]
+        return self._spec(
+            "dataflow",
+            ("serve", str(self._folder.path), "--port", str(address[1])),
+            address=address,
+            reads=[*self._reads, *self._certificate, *models],
+            writes=[self._folder.journal],
+            near=LAUNCHER,
+        )
+
+    def publisher(self, policy: str, *links: str, role: str = "", reads: Sequence[Path] = ()) -> ProcessSpec:
+        """Keeps and serves the versions of a policy. `role`: it calls the dataflow, as `links` say."""
+        address = self._addresses.publishers[policy]
+        port = ("--port", str(address[1]))
+        weights = self._recipe.weights
+        is_movable = not self._rollout_machine and listens_everywhere(weights.host) and weights.advertise
+        return self._spec(
+            f"publisher-{policy}",
+            ("publish", str(self._folder.path), "--policy", policy, *port, *links),
+            role=role,
+            address=address,
+            reads=[*self._reads, *self._certificate, *reads],
+            writes=[self._folder.weights / policy],
+            near="" if is_movable else LAUNCHER,
+        )
+
+    def frozen_publisher(self, policy: str) -> ProcessSpec:
+        """Publishes a frozen policy's model itself and announces it, since no trainer does."""
+        model_dir = self._recipe.policies[policy].model_dir
+        links = ("--url", self._addresses.url)
+        return self.publisher(policy, *links, role="trainer", reads=[*self._ca, model_dir])
+
+    def trainer(self, policy: str, config: PolicyConfig) -> ProcessSpec:
+        """Trains a policy; hands each version to its publisher as a file."""
+        urls = ("--url", self._addresses.url, "--publisher", self._addresses.publisher_url(policy))
+        auxiliary = config.train.auxiliary
+        models = [Path(name).expanduser() for name in (auxiliary.reference, auxiliary.teacher) if name]
+        batches = [Path(auxiliary.offline.folder).expanduser()] if auxiliary.offline is not None else []
+        return self._spec(
+            f"trainer-{policy}",
+            ("train", str(self._folder.path), "--policy", policy, *urls),
+            role="trainer",
+            threads=num_threads(config.train.backend),
+            reads=[*self._reads, *self._ca, config.model_dir, *models, *batches],
+            writes=[self._folder.checkpoints / policy, self._folder.weights / policy / "incoming"],
+            near=f"publisher-{policy}",
+            is_finite=True,
+        )
+
+    def rollout(self, idx: int) -> ProcessSpec:
+        """Generates episodes. Everything but URL and token comes over the network."""
+        name = f"rollout-{idx}"
+        cache = ("--cache", str(self._folder.cache / name))
+        peer = ("--peer", self._recipe.peer_host) if self._recipe.weights.peers else ()
+        return self._spec(
+            name,
+            ("join", self._addresses.url, "--name", name, *cache, *peer, *_allowed(self._recipe)),
+            role="worker",
+            threads=num_threads(self._recipe.rollout.engine),
+            reads=self._ca,
+            near=self._rollout_machine,
+            is_finite=True,
+        )
+
+    def _spec(
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        *,
+        role: str = "",
+        threads: int = 1,
+        address: tuple[str, int] | None = None,
+        reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (),
+        near: str,
+        is_finite: bool = False,
     ) -> ProcessSpec:
-        token = {TOKEN_VARIABLE: folder.token(role)} if role and is_guarded else {}
-        token |= _own_env(recipe) if role else {}
+        """`role`: the process calls the dataflow in this role, and gets the role's token if there are any."""
+        secrets = _own_env(self._recipe) if role else {}
+        if role and self._tokens:
+            secrets[TOKEN_VARIABLE] = self._tokens[role]
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-P", "-m", "astraflow.cli.main", *arguments),
-            env={**base, **_threads(threads), **token},
-            log_path=folder.logs / f"{name}.log",
+            env={**self._env, **_threads(threads)},
+            secrets=secrets,
+            log_path=self._folder.logs / f"{name}.log",
+            address=address,
+            reads=tuple(path.absolute() for path in reads),
+            writes=tuple(writes),
+            near=near,
             ends_with_run=is_finite,
-            longest_silence_s=recipe.supervision.longest_silence_s,
+            longest_silence_s=self._recipe.supervision.longest_silence_s,
         )
-
-    specs = [spec("dataflow", "serve", run_dir, "--port", str(addresses.dataflow[1]))]
-    for policy, config in recipe.trained.items():
-        port = str(addresses.publishers[policy][1])
-        links = ("--url", addresses.url, "--publisher", addresses.publisher_url(policy))
-        threads = num_threads(config.train.backend)
-        specs += [
-            spec(f"publisher-{policy}", "publish", run_dir, "--policy", policy, "--port", port),
-            spec(
-                f"trainer-{policy}", "train", run_dir, "--policy", policy, *links,
-                threads=threads, role="trainer", is_finite=True,
-            ),
-        ]  # fmt: skip
-    for policy in (name for name in recipe.published if name not in recipe.trained):
-        port = str(addresses.publishers[policy][1])
-        links = ("--port", port, "--url", addresses.url)
-        specs.append(
-            spec(f"publisher-{policy}", "publish", run_dir, "--policy", policy, *links, role="trainer")
-        )
-    allowed = _allowed(recipe)
-    peer = ("--peer", recipe.peer_host) if recipe.weights.peers else ()
-    for idx in range(recipe.rollout.services):
-        name, threads = f"rollout-{idx}", num_threads(recipe.rollout.engine)
-        cache = ("--cache", str(folder.cache / name))
-        join = ("join", addresses.url, "--name", name, *cache, *peer, *allowed)
-        specs.append(spec(name, *join, threads=threads, role="worker", is_finite=True))
-    return tuple(specs)
 
 
 def _allowed(recipe: Recipe) -> list[str]:
     """The options that let the run's own services run what the recipe names."""
-    shown = Recipe.model_validate_json(recipe.model_dump_json())  # as services get it: without secrets
-    return [part for module in network_modules(shown) for part in ("--allow", module)]
+    # Services compare with the recipe as they get it: without secrets.
+    shared = Recipe.model_validate_json(recipe.model_dump_json())
+    return [part for module in network_modules(shared) for part in ("--allow", module)]
 
 
 def _own_env(recipe: Recipe) -> dict[str, str]:
@@ -221,11 +291,12 @@ def _threads(count: int) -> dict[str, str]:
     return {name: str(count) for name in names}
 
 
-def _environment(module_path: tuple[str, ...]) -> dict[str, str]:
-    """What every process gets. Idle OpenMP threads sleep, since the processes share the cores."""
+def _environment(folder: RunFolder, module_path: tuple[str, ...]) -> dict[str, str]:
+    """What every process gets."""
     return {
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_WAIT_POLICY": "PASSIVE",  # the processes share the cores, so idle threads must not spin
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         MODULE_PATH_VARIABLE: os.pathsep.join(module_path),
+        PRIVATE_VARIABLE: str(folder.path.resolve()),
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
-from astraflow.launch.dataflow_process import tls_files, tokens_of
+from astraflow.launch.access import tls_files, tokens_of
 from astraflow.launch.folder import RunFolder
 from astraflow.service import ServiceClient
 from astraflow.types import Publication

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shlex
 import socket
 import tempfile
 from collections.abc import Generator
@@ -13,15 +12,15 @@ import msgspec
 from astraflow.config import overridden, parse_config
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
+from astraflow.launch.access import check_allowed
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import code_fingerprint
-from astraflow.launch.program import network_modules
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.serve import run_rollout
 from astraflow.service import ServiceClient
 from astraflow.types import Fingerprints, RunInfo
 
-__all__ = ["check_allowed", "own_rollout", "recipe_of", "run_rollout_service"]
+__all__ = ["own_rollout", "recipe_of", "run_rollout_service"]
 
 
 async def run_rollout_service(
@@ -93,17 +92,6 @@ def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
             "recipe"
         )
     return overridden(recipe, overrides, where="astraflow join").rollout
-
-
-def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:
-    """Raises ConfigError unless every module and command that the recipe would run here is allowed."""
-    missing = [module for module in network_modules(recipe) if module not in allow]
-    if missing:
-        flags = " ".join(f"--allow {shlex.quote(module)}" for module in missing)
-        raise ConfigError(
-            f"this run's recipe runs or imports {', '.join(missing)} here; if you trust that code and have "
-            f"it installed, join again with {flags}"
-        )
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from typing import Generic, TypeVar, cast
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
+from astraflow.launch.access import needs_tokens
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import (
     RunFolder,
@@ -31,12 +32,13 @@ from astraflow.launch.folder import (
     changes_between,
     refuse_changes,
 )
-from astraflow.launch.local import LocalLauncher
+from astraflow.launch.launcher import make_launcher
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
-from astraflow.launch.program import Addresses, choose_addresses, needs_tokens, program
+from astraflow.launch.program import Addresses, check_files, choose_addresses, program
 from astraflow.launch.screen import SilentView, View
 from astraflow.launch.supervisor import Supervisor
+from astraflow.protocols import Launcher
 from astraflow.service import ServiceClient
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 
@@ -315,26 +317,33 @@ class Run:
 
 @asynccontextmanager
 async def launch(
-    recipe: Recipe, run_dir: str | Path, *, view: View | None = None, module_path: tuple[str, ...] = ()
+    recipe: Recipe,
+    run_dir: str | Path,
+    *,
+    view: View | None = None,
+    module_path: tuple[str, ...] = (),
+    launcher: Launcher | None = None,
 ) -> AsyncGenerator[Run]:
-    """Starts all services of a recipe on this machine; leaving the block ends them.
+    """Starts all services of a recipe; leaving the block ends them.
 
     A folder that holds an interrupted or failed run of the recipe goes on where that stopped. `module_path`
-    names folders where the recipe's own modules are found.
+    names folders where the recipe's own modules are found. `launcher` takes the place of the recipe's; it is
+    closed at the end.
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
     check_recipe(recipe)
-    with folder.locked(), LocalLauncher() as launcher:
+    with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
         if folder.is_finished:
             raise ConfigError(f"{folder.path} holds a finished run; pass another folder to start a new one")
         _prepare(folder, recipe)
         addresses = choose_addresses(recipe, _earlier_ports(folder))
         run = Run(recipe, folder, addresses, view or SilentView())
         specs = program(recipe, folder, addresses, module_path=module_path)
+        check_files(specs)
         try:
             async with asyncio.TaskGroup() as group:
-                run.start(group, Supervisor(launcher, specs, on_change=run.note_change))
+                run.start(group, Supervisor(starter, specs, on_change=run.note_change))
                 try:
                     yield run
                 finally:

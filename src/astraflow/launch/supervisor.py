@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from astraflow.errors import ServiceError
+from astraflow.launch.launcher import start_process
 from astraflow.protocols import Launcher, ProcessHandle, ProcessSpec
 
 __all__ = ["USER_ERROR_CODE", "Backoff", "ServiceState", "Supervisor"]
@@ -179,7 +180,7 @@ class Supervisor:
         return self._done[spec.name].is_set() or self._stops[spec.name].is_set()
 
     async def _run_once(self, spec: ProcessSpec) -> int:
-        handle = await self._launcher.start(spec)
+        handle = await start_process(self._launcher, spec)
         self._handles[spec.name] = handle
         if self._stops[spec.name].is_set():
             handle.terminate()

@@ -64,11 +64,6 @@ async def test_terminating_an_ended_process_does_nothing(tmp_path: Path) -> None
         handle.kill()
 
 
-async def test_another_host_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with LocalLauncher() as launcher, pytest.raises(ConfigError, match=r"'gpu-7' is not this machine.*join"):
-        await launcher.start(make_spec(tmp_path, "pass", host="gpu-7"))
-
-
 async def test_a_missing_program_is_refused_by_name(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, "pass", argv=("/does/not/exist",))
     with LocalLauncher() as launcher, pytest.raises(ConfigError, match="cannot start '/does/not/exist'"):

@@ -8,9 +8,10 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError
+from astraflow.launch.access import check_allowed
 from astraflow.launch.config import Recipe
 from astraflow.launch.plan import code_fingerprint, fingerprints, run_info, run_plan, uses
-from astraflow.launch.rollout_process import check_allowed, own_rollout, recipe_of
+from astraflow.launch.rollout_process import own_rollout, recipe_of
 from astraflow.rollout.config import TorchEngineConfig
 
 

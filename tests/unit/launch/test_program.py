@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import ConfigError
+from astraflow.launch.access import check_allowed, needs_tokens, network_modules
 from astraflow.launch.config import Recipe
 from astraflow.launch.dataflow_process import guarded
 from astraflow.launch.folder import RunFolder, changes_between
-from astraflow.launch.program import Addresses, choose_addresses, needs_tokens, network_modules, program
-from astraflow.launch.rollout_process import check_allowed
+from astraflow.launch.program import Addresses, check_files, choose_addresses, program
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service import MemoryTransport, is_loopback
 
@@ -69,9 +69,54 @@ def test_a_token_goes_by_environment_and_only_beyond_loopback(tmp_path: Path) ->
     folder = RunFolder(tmp_path)
     for host, wanted in (("127.0.0.1", False), ("0.0.0.0", True)):
         specs = program(make_recipe(dataflow={"host": host}), folder, ADDRESSES)
-        assert {"ASTRAFLOW_TOKEN" in spec.env for spec in specs if spec.ends_with_run} == {wanted}
-    secrets = {folder.token(role) for role in ("worker", "trainer")}
-    assert not any(secret in part for spec in specs for part in spec.argv for secret in secrets)
+        assert {"ASTRAFLOW_TOKEN" in spec.secrets for spec in specs if spec.ends_with_run} == {wanted}
+    secrets = {folder.token(role) for role in ("worker", "trainer", "viewer", "admin")}
+    public = [part for spec in specs for part in (*spec.argv, *spec.env.values(), repr(spec))]
+    assert not [part for part in public for secret in secrets if secret in part]
+
+
+def test_processes_that_write_the_same_files_share_a_machine(tmp_path: Path) -> None:
+    policies = {"solver": {"model": "models/a"}, "judge": {"model": "models/b", "role": "frozen"}}
+    recipe = make_recipe(policies=policies)
+    addresses = Addresses(("127.0.0.1", 7000), {"solver": ("127.0.0.1", 1), "judge": ("127.0.0.1", 2)})
+    specs = {spec.name: spec for spec in program(recipe, RunFolder(tmp_path), addresses)}
+    for spec in specs.values():
+        for other in specs.values():
+            shares = any(a.is_relative_to(b) for a in spec.writes for b in other.writes)
+            assert not shares or spec is other or spec.near == other.name
+    assert {name: spec.near for name, spec in specs.items()} == {
+        "dataflow": "launcher",
+        "publisher-solver": "launcher",
+        "trainer-solver": "publisher-solver",
+        "publisher-judge": "launcher",
+        "rollout-0": "launcher",
+        "rollout-1": "launcher",
+    }
+    assert specs["trainer-solver"].writes == (
+        tmp_path / "checkpoints/solver",
+        tmp_path / "weights/solver/incoming",
+    )
+
+
+def test_what_can_be_called_from_elsewhere_can_run_elsewhere(tmp_path: Path) -> None:
+    recipe = make_recipe(
+        dataflow={"host": "10.0.0.5"}, weights={"host": "0.0.0.0", "advertise": "gpu-node", "port": 7001}
+    )
+    addresses = Addresses(("10.0.0.5", 7000), {"solver": ("0.0.0.0", 7001), "verifier": ("0.0.0.0", 7002)})
+    specs = {spec.name: spec for spec in program(recipe, RunFolder(tmp_path), addresses)}
+    assert specs["dataflow"].near == "launcher"
+    assert specs["dataflow"].address == ("10.0.0.5", 7000)
+    assert (specs["publisher-solver"].near, specs["rollout-0"].near) == ("", "")
+    assert specs["publisher-solver"].address == ("0.0.0.0", 7001)
+    assert specs["trainer-solver"].near == "publisher-solver"
+
+
+def test_a_file_that_a_process_reads_must_exist(tmp_path: Path) -> None:
+    recipe = make_recipe(dataflow={"tls": {"cert": str(tmp_path / "cert.pem"), "key": "key.pem"}})
+    folder = RunFolder(tmp_path)
+    folder.save_recipe(recipe)
+    with pytest.raises(ConfigError, match=r"dataflow reads .*cert\.pem, which does not exist"):
+        check_files(program(recipe, folder, choose_addresses(recipe, {})))
 
 
 def test_a_run_with_agent_programs_asks_for_tokens_on_loopback_and_hides_its_folder(
@@ -246,12 +291,12 @@ def test_values_of_an_engines_environment_go_by_environment_only(tmp_path: Path)
     other = make_recipe(rollout={"engine": {"name": "vllm", "env": env | {"HF_TOKEN": "hf_0ther"}}})
     folder.note_changes(changes_between(recipe, other))
     specs = program(recipe, folder, ADDRESSES)
-    shown = [recipe.model_dump_json(), str([spec.argv for spec in specs])]
+    shown = [recipe.model_dump_json(), str([(spec.argv, spec.env) for spec in specs]), repr(specs)]
     shown += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert not [text for text in shown if "s3cret" in text or "0ther" in text]
-    assert {spec.env.get("ASTRAFLOW_ENV_HF_TOKEN") for spec in specs if spec.name.startswith("rollout")} == {
-        "hf_s3cret"
-    }
+    assert {
+        spec.secrets.get("ASTRAFLOW_ENV_HF_TOKEN") for spec in specs if spec.name.startswith("rollout")
+    } == {"hf_s3cret"}
     joined = folder.load_recipe()
     assert isinstance(joined.rollout.engine, ServerEngineConfig)
     assert joined.rollout.engine.env == {"HF_TOKEN": "${HF_TOKEN}", "CACHE": "${HOME}"}

@@ -1,0 +1,71 @@
+"""Who may do what in a run: the tokens that callers show, the certificates of the services, and the modules
+and commands that a rollout service runs for a recipe.
+"""
+
+import shlex
+
+from astraflow.config import Config
+from astraflow.errors import ConfigError
+from astraflow.launch.config import Recipe
+from astraflow.launch.folder import RunFolder
+from astraflow.launch.plan import uses
+from astraflow.rollout.config import ServerEngineConfig
+from astraflow.service import is_loopback
+from astraflow.workflows.config import AgentConfig, ProgramConfig
+
+__all__ = ["check_allowed", "needs_tokens", "network_modules", "tls_files", "tokens_of"]
+
+_ROLES = ("worker", "trainer", "viewer", "admin")
+
+
+def needs_tokens(recipe: Recipe) -> bool:
+    """Whether every caller must show a token: something listens beyond loopback, or programs that are not
+    part of the run share this machine with it."""
+    is_reachable = not (is_loopback(recipe.dataflow.host) and is_loopback(recipe.weights.host))
+    return is_reachable or _agent_program(recipe) is not None
+
+
+def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
+    """The role of each token, made at first use; empty for a run that needs no tokens."""
+    if not needs_tokens(recipe):
+        return {}
+    return {folder.token(role): role for role in _ROLES}
+
+
+def tls_files(recipe: Recipe) -> tuple[str, str] | None:
+    """Certificate and key of the run's services; None without TLS."""
+    tls = recipe.dataflow.tls
+    return (tls.cert, tls.key) if tls.is_on else None
+
+
+def network_modules(recipe: Recipe) -> tuple[str, ...]:
+    """What a rollout service runs for the recipe: modules that it imports, an agent's command, and the
+    command of the engine's server."""
+    parts: list[Config] = [recipe.workflow, recipe.tasks.without_curators, recipe.rollout, recipe.eval]
+    used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
+    engine = recipe.rollout.engine
+    if isinstance(engine, ServerEngineConfig) and not engine.attach.url:
+        variables = [f"{name}={value}" for name, value in engine.env.items()]
+        used.add(shlex.join([*variables, engine.python, *engine.args]))
+    if (agent_program := _agent_program(recipe)) is not None:
+        used.add(shlex.join(agent_program.command))
+    return tuple(sorted(used))
+
+
+def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:
+    """Raises ConfigError unless every module and command that the recipe would run here is allowed."""
+    missing = [module for module in network_modules(recipe) if module not in allow]
+    if missing:
+        flags = " ".join(f"--allow {shlex.quote(module)}" for module in missing)
+        raise ConfigError(
+            f"this run's recipe runs or imports {', '.join(missing)} here; if you trust that code and have "
+            f"it installed, join again with {flags}"
+        )
+
+
+def _agent_program(recipe: Recipe) -> ProgramConfig | None:
+    """The program that is started for each episode, if the workflow is one."""
+    workflow = recipe.workflow
+    if isinstance(workflow, AgentConfig) and isinstance(workflow.run, ProgramConfig):
+        return workflow.run
+    return None
