@@ -1,14 +1,14 @@
-"""The bounds of everything that a peer may send: one named type for each kind of field, with its reason.
+"""Bounds of everything that a peer may send: one named type for each kind of field, with its reason.
 
 `types.py` writes its fields with these types, and `wire.decode` enforces them: a value beyond its bound never
-becomes an item. So they guard the dataflow, the publisher, rollout services and trainers alike.
+becomes an item. This protects the dataflow, the publisher, rollout services and trainers alike.
 
-A bound is far above what any sound run needs, and far below what would hurt: a float that overflows when it
-is summed, an integer that msgpack or SQLite cannot hold, a list that blocks an event loop for seconds, a text
-that fills every status page. Lower and upper bounds also refuse NaN and infinity, in both encodings.
+A bound is far above what any real run needs, and far below what would do harm: a float that overflows when it
+is summed, an integer that msgpack or SQLite cannot store, a list that blocks an event loop for seconds, a
+text that fills every status page. Lower and upper bounds also refuse NaN and infinity, in both encodings.
 
-Values that are only known to be wrong in context (a version that was never published, a token outside the
-vocabulary) are checked where the context is.
+Values that are wrong only in their context (a version that was never published, a token outside the
+vocabulary) are checked where the context is known.
 """
 
 from typing import Annotated
@@ -66,10 +66,10 @@ __all__ = [
 # --- whole numbers ----------------------------------------------------------------------------------
 
 _EXACT = 2**53
-"""Largest whole number that a float64, and with it every JSON reader, holds exactly."""
+"""Largest whole number that a float64, and therefore every JSON reader, represents exactly."""
 
 Count = Annotated[int, Meta(ge=0, le=_EXACT)]
-"""How many; also a step, an epoch, a seed or an id: numbers that never fall below 0."""
+"""A number that is never negative: a count, a step, an epoch, a seed or an id."""
 
 Number = Annotated[int, Meta(ge=-_EXACT, le=_EXACT)]
 """A whole number that may be negative."""
@@ -78,14 +78,14 @@ Version = Annotated[int, Meta(ge=-1, le=_EXACT)]
 """A version of a policy; -1 where there is none."""
 
 Position = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-"""An index into tokens: token columns are indexed by int32."""
+"""An index into a token column, which is an int32."""
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-"""A token id: columns hold int32."""
+"""A token id; columns are int32."""
 
 Slots = Annotated[int, Meta(ge=0, le=65_536)]
-"""Episodes that one rollout service runs at once: far more than any engine batches, few enough that one
-heartbeat names all of them."""
+"""Episodes that one rollout service runs at once: many more than any engine batches, and few enough that one
+heartbeat can name all of them."""
 
 Bytes = Annotated[int, Meta(ge=0, le=2**43)]
 """Bytes of weights: 8 TiB, twice a model of 10^12 parameters in float32."""
@@ -93,19 +93,20 @@ Bytes = Annotated[int, Meta(ge=0, le=2**43)]
 # --- numbers with fractions -------------------------------------------------------------------------
 
 MAX_REWARD = 1e6
-"""Rewards, turn rewards and scores are within +-1e6. float32 tells their differences down to 0.06 there, and
-no sum of them, nor of their squares over a batch, comes near an overflow: 1e9 tokens of 1e12 are 1e21, of
-float32's 3e38. A task with larger scores divides them by a constant."""
+"""Rewards, turn rewards and scores are within +-1e6. float32 distinguishes differences of 0.06 there. No sum
+of them, or of their squares over a batch, comes near an overflow: 1e9 tokens of 1e12 give 1e21, and float32
+ends at 3e38. A task with larger scores can divide them by a constant."""
 
 MAX_METRIC = 1e15
-"""Measured figures are within +-1e15: the tokens, bytes and microseconds of a long run fit."""
+"""Measured figures are within +-1e15, which is enough for the tokens, bytes and microseconds of a long
+run."""
 
 MAX_ADVANTAGE = 1e12
-"""Advantages are within +-1e12: the discounted return of 1e6 turns of the largest reward. float32 holds their
-squares."""
+"""Advantages are within +-1e12: the discounted return of 1e6 turns with the largest reward. Their squares fit
+into float32."""
 
 MAX_FIGURE = 1e37
-"""What is computed from bounded numbers (means, sums, sums of squares over a batch) fits in float32."""
+"""Means, sums and sums of squares of bounded numbers over a batch; this bound fits into float32."""
 
 Reward = Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
 Measure = Annotated[float, Meta(ge=-MAX_METRIC, le=MAX_METRIC)]
@@ -113,7 +114,7 @@ Advantage = Annotated[float, Meta(ge=-MAX_ADVANTAGE, le=MAX_ADVANTAGE)]
 Figure = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 
 Logprob = Annotated[float, Meta(ge=-1e6, le=1.0)]
-"""Nats. At most 0 but for the rounding of a sum over the vocabulary."""
+"""In nats. At most 0, except for the rounding of a sum over the vocabulary."""
 
 Temperature = Annotated[float, Meta(ge=0.0, le=1000.0)]
 """0 is greedy; at 1000 every token is as likely as any other."""
@@ -130,29 +131,30 @@ UnixSeconds = Annotated[float, Meta(ge=0.0, le=1e11)]
 # --- texts, lengths in characters -------------------------------------------------------------------
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
-"""No control characters: these names are shown in terminals, logs and metric labels."""
+"""Matches texts without control characters, for names that terminals, logs and metric labels show."""
 
 Nickname = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)")]
 """A service's name: part of ids, metric labels and file names."""
 
 Label = Annotated[str, Meta(max_length=200, pattern=_PRINTABLE)]
-"""A name that is shown: of a policy, role, engine, metric, kind of span, error class or task source."""
+"""A name that is shown to people: of a policy, role, engine, metric, kind of span, error class or task
+source."""
 
 Word = Annotated[str, Meta(max_length=200)]
-"""A `Label` in items that come by the thousand per second, where a pattern would double the time of decoding:
-whoever takes such an item looks at the characters."""
+"""A `Label` in items that arrive thousands of times per second, where a pattern would double the time of
+decoding. The code that accepts such an item checks the characters."""
 
 Id = Annotated[str, Meta(max_length=1024)]
-"""A task's or worker's id, opaque; long enough for a URL."""
+"""An opaque id of a task or worker; long enough for a URL."""
 
 LeaseId = Annotated[str, Meta(max_length=64)]
-"""`GROUP.EPISODE.ATTEMPT` with numbers of up to 18 digits each."""
+"""`GROUP.EPISODE.ATTEMPT`, three numbers of up to 18 digits each."""
 
 Digest = Annotated[str, Meta(max_length=128)]
-"""Hex digits of a hash of up to 512 bits; may be empty."""
+"""A hash of up to 512 bits in hex; may be empty."""
 
 Url = Annotated[str, Meta(max_length=2048)]
-"""What common servers accept."""
+"""A URL, as long as common servers accept."""
 
 PeerUrl = Annotated[str, Meta(max_length=300)]
 """`http://HOST:PORT`."""
@@ -163,51 +165,51 @@ Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 """Why something failed, in words: an error message with its traceback."""
 
 Path = Annotated[str, Meta(max_length=4096)]
-"""A file, relative to a folder that both sides know: as long as Linux allows."""
+"""A file, relative to a folder that both sides know; as long as Linux allows."""
 
 TensorName = Annotated[str, Meta(max_length=512, pattern=_PRINTABLE)]
-"""A parameter of a model, by its Hugging Face name."""
+"""The Hugging Face name of a parameter of a model."""
 
 StopText = Annotated[str, Meta(max_length=1000)]
-"""A text that ends a completion; may hold line ends."""
+"""A text that ends a completion; may contain line ends."""
 
 Text = Annotated[str, Meta(max_length=4 * 1024 * 1024)]
-"""A prompt, an answer or a message of a conversation: a million tokens."""
+"""A prompt, an answer or a message of a conversation: about a million tokens."""
 
 JsonText = Annotated[str, Meta(max_length=4 * 1024 * 1024)]
-"""A document within an item, as JSON text."""
+"""A document inside an item, as JSON text."""
 
 # --- bytes, lists and mappings -----------------------------------------------------------------------
 
 Blob = Annotated[bytes, Meta(max_length=64 * 1024 * 1024)]
-"""A token column: 16 million tokens of 4 bytes. What one policy's trajectories may hold is checked where the
-policy is known."""
+"""A token column: 16 million tokens of 4 bytes. How long the trajectories of a policy may be is checked where
+the policy is known."""
 
 MAX_TOKENS = 2**24
-"""Tokens of one request to an engine."""
+"""Largest number of tokens in one request to an engine."""
 
 MAX_SPANS = 10_000
-"""Busy spans of one message: one each 0.2 ms of a heartbeat's 2 s."""
+"""Largest number of busy spans in one message: one per 0.2 ms of a heartbeat's 2 s."""
 
 MAX_TENSORS = 2**18
-"""Tensors of a version: 61 layers of 256 experts with their scales are 100,000."""
+"""Largest number of tensors in a version: 61 layers of 256 experts with their scales have 100,000."""
 
 MAX_CHUNKS = 2**19
-"""Chunks of a version: 8 TiB in chunks of 16 MiB."""
+"""Largest number of chunks of a version: 8 TiB in chunks of 16 MiB."""
 
 LeaseIds = Annotated[tuple[LeaseId, ...], Meta(max_length=65_536)]
-"""All leases of one service: as many as `Slots`."""
+"""All leases of one service, as many as `Slots`."""
 
 Versions = Annotated[tuple[Version, ...], Meta(max_length=65_536)]
-"""Versions that are kept or needed."""
+"""Several versions of a policy."""
 
 Labels = Annotated[
     dict[Label, Annotated[str, Meta(max_length=1000, pattern=_PRINTABLE)]], Meta(max_length=64)
 ]
-"""What an operator says of a service."""
+"""Key-value labels that an operator gives to a service."""
 
 Digests = Annotated[dict[Label, Digest], Meta(max_length=1024)]
-"""One digest a policy."""
+"""Policy -> digest."""
 
 Figures = Annotated[dict[Label, Figure], Meta(max_length=1024)]
-"""One figure a policy."""
+"""Policy -> figure."""

@@ -1,11 +1,10 @@
-"""Base of all config classes, and how a recipe becomes one: YAML, `extends`, dotted overrides, clear errors.
+"""The base of all config classes, and how a recipe becomes one: YAML, `extends`, dotted overrides, clear
+errors.
 
-A recipe is data: nothing here imports a component. Unknown keys and choices are errors that name the path
-and the
-nearest valid name. Variants are discriminated unions on `name`; a component of the user's own is `{use:
-"module:attr",
-args: {...}}` and stands wherever a built-in may (`Use`). Components are built by `load_attr` in the process
-that runs them.
+A recipe is data: reading it imports no component. Unknown keys and choices are errors that name the path and
+the nearest valid name. Variants are discriminated unions on `name`. A component of the user's own is `{use:
+"module:attr", args: {...}}`, and may be used wherever a built-in one may (`Use`). `load_attr` loads it in the
+process that runs it.
 """
 
 import difflib
@@ -51,7 +50,7 @@ class Config(BaseModel):
 
 
 class Use(Config):
-    """A component of the user's own. Example: `{use: "my_agents:exact", args: {clip: 0.2}}`."""
+    """A component of your own. Example: `{use: "my_agents:exact", args: {clip: 0.2}}`."""
 
     name: Literal["use"] = "use"
     use: str
@@ -143,7 +142,8 @@ def _said_by(entry: EntryPoint) -> str:
 # --- from files to a mapping ----------------------------------------------------------------------
 
 _SHORT_FLOAT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-"""`1e-4`: a number in YAML 1.2 and to everyone who writes recipes, a text in the 1.1 that PyYAML reads."""
+"""Numbers like `1e-4`. YAML 1.2 reads them as numbers, but PyYAML implements YAML 1.1 and reads them as
+text."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -151,7 +151,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that `_Loader` would read as numbers."""
+    """Puts texts in quotes that `_Loader` would read as numbers."""
 
 
 for _kind in (_Loader, _Dumper):
@@ -159,12 +159,11 @@ for _kind in (_Loader, _Dumper):
 
 
 def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
-    """The recipe's raw mapping: `extends` merged in, dotted overrides (`a.b=value`) applied, `use`
-    variants named.
+    """The recipe's raw mapping, with `extends` merged in and dotted overrides (`a.b=value`) applied.
 
-    A relative `extends` and every `{use: ...}` stay as written; only `extends` is resolved against the
-    file's folder.
-    Raises: ConfigError if a file is missing, no mapping, extends itself, or an override is malformed.
+    `extends` is relative to the folder of its file. Each `{use: ...}` gets the tag `name: use`.
+
+    Raises: ConfigError if a file is missing, is not a mapping or extends itself, or an override is malformed.
     """
     mapping = _load_extended(path, seen=())
     items = overrides.items() if isinstance(overrides, Mapping) else [_split_override(o) for o in overrides]
@@ -194,7 +193,8 @@ def _load_extended(path: Path, seen: tuple[Path, ...]) -> JsonMap:
 
 
 def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
-    """`top` over `base`, key by key; a section whose variant changes, or that is now empty, is replaced."""
+    """Merges `top` into `base`, key by key. A section whose variant changes, or that is now empty, is
+    replaced."""
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
@@ -274,7 +274,7 @@ def _extend_policies(mapping: JsonMap) -> None:
 
 
 def _name_uses(node: Any) -> Any:
-    """`{use: ...}` gets `name: use`, the tag that discriminates it from the built-in variants."""
+    """Adds `name: use` to each `{use: ...}`, the tag that discriminates it from the built-in variants."""
     if isinstance(node, list):
         return [_name_uses(item) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
@@ -289,9 +289,9 @@ def _name_uses(node: Any) -> Any:
 def parse_config(
     mapping: Mapping[str, Any], config_type: type[_ConfigT], *, where: str = "recipe"
 ) -> _ConfigT:
-    """A validated config. Validated as JSON, so that lists become tuples and nothing else is coerced.
+    """A validated config. It is validated as JSON, so lists become tuples, and nothing else is converted.
 
-    Raises: ConfigError with one line a problem: path, value, and the nearest valid choice.
+    Raises: ConfigError with one line per problem: path, value, and the nearest valid choice.
     """
     try:
         text = json.dumps(_with_default_names(mapping, config_type), allow_nan=False)
@@ -305,7 +305,7 @@ def parse_config(
 
 
 def overridden(config: _ConfigT, overrides: Sequence[str], *, where: str = "recipe") -> _ConfigT:
-    """The config with dotted overrides (`a.b=value`). Raises: ConfigError, as `parse_config`."""
+    """The config with dotted overrides (`a.b=value`) applied. Raises: ConfigError, like `parse_config`."""
     mapping = cast("JsonMap", json.loads(config.model_dump_json()))
     for dotted, value in map(_split_override, overrides):
         _set_dotted(mapping, dotted, value)
@@ -313,13 +313,16 @@ def overridden(config: _ConfigT, overrides: Sequence[str], *, where: str = "reci
 
 
 def _with_default_names(mapping: Mapping[str, Any], config_type: type[Config]) -> JsonMap:
-    """The mapping with the default variant's `name` where a section says other keys but none: so
-    `train.backend.device=cuda:0` changes the default backend."""
+    """The mapping, with the name of the default variant added to sections that have keys but no `name`.
+
+    So `train.backend.device=cuda:0` changes the default backend.
+    """
     named = dict(mapping)
     for key, field in config_type.model_fields.items():
         if not isinstance(named.get(key), dict):
             continue
-        value, choices = cast("JsonMap", named[key]), _configs_in(field.annotation)
+        value = cast("JsonMap", named[key])
+        choices = _configs_in(field.annotation)
         if get_origin(field.annotation) is dict and len(choices) == 1:
             named[key] = {
                 name: _with_default_names(cast("JsonMap", entry), choices[0])
@@ -338,7 +341,8 @@ def _with_default_names(mapping: Mapping[str, Any], config_type: type[Config]) -
 def _explain(error: JsonMap, config_type: type[Config]) -> str:
     loc = tuple(error["loc"])
     path = _dotted_path(loc, config_type)
-    kind, ctx = error["type"], error.get("ctx", {})
+    kind = error["type"]
+    ctx = error.get("ctx", {})
     if kind == "extra_forbidden":
         choices = _fields_at(loc[:-1], config_type)
         return f"{path} is not a key{_hint(str(loc[-1]), choices)}"
@@ -405,7 +409,7 @@ def _fields_at(loc: tuple[Any, ...], config_type: type[Config]) -> list[str]:
 
 
 def dump_yaml(config: Config) -> str:
-    """The resolved config as YAML; it parses back to an equal object."""
+    """The resolved config as YAML, which parses back to an equal object."""
     data = config.model_dump(mode="json")
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
@@ -414,13 +418,14 @@ def dump_yaml(config: Config) -> str:
 
 
 def module_file(module: str) -> Path | None:
-    """The file of a module, found without running any code of it or of its parent packages.
+    """The file of a module, found without running any code of the module or its parent packages.
 
-    `importlib.util.find_spec` imports the parents, so it must not see a name that came over the network. None
-    if the module is not installed, or has no file.
+    `importlib.util.find_spec` imports the parent packages, so it must not get a name from the network.
+    Returns None if the module is not installed or has no file.
     """
     folders: Sequence[str] = sys.path
-    parent, name, spec = "", "", None
+    parent = ""
+    spec = None
     for part in module.split("."):
         name = f"{parent}.{part}" if parent else part
         spec = _find_spec(name, folders if parent else None)

@@ -1,15 +1,15 @@
 """Every exception that AstraFlow raises on purpose.
 
     Error
-    +-- ConfigError (ValueError)          the recipe or a command-line value is wrong; the user mends it
+    +-- ConfigError (ValueError)          the recipe or a command-line value is wrong; the user must fix it
     +-- DataError (ValueError)            a task file, model folder or saved run is broken or missing
     +-- WireError (ValueError)            a message is malformed, too large, or disagrees with itself
     |   +-- VersionMismatchError          the peer speaks another schema version
-    |   +-- BoundError                    a value of a message is beyond its bound
-    +-- RefusedError                      a service understood the request and says no; carries `code`
+    |   +-- BoundError                    a value in a message is beyond its bound
+    +-- RefusedError                      a service understood the request and refused it; has a `code`
     |   +-- FencedError                   a newer session of the same trainer exists; the caller must stop
     +-- UnavailableError (ConnectionError) a service did not answer within the retries
-    +-- DeadlineError (TimeoutError)      something that was waited for did not happen in time
+    +-- DeadlineError (TimeoutError)      an awaited event did not happen in time
     +-- JournalError (OSError)            the journal cannot be written or read back
     +-- WeightsError (ValueError)         a version failed verification or does not fit the model
     +-- RolloutError                      one episode failed; `is_retryable` says whether another try may help
@@ -63,7 +63,7 @@ class VersionMismatchError(WireError):
 
 
 class BoundError(WireError):
-    """A value of a message is of the right type and beyond its bound; the message names both."""
+    """A value in a message has the right type but is beyond its bound; the error names both."""
 
 
 class RefusedError(Error):
@@ -76,7 +76,7 @@ class RefusedError(Error):
 
 
 class FencedError(RefusedError):
-    """A newer session of the same trainer holds the policy; this one must stop."""
+    """A newer session of the same trainer has the policy; this session must stop."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="fenced", status=409)
@@ -87,7 +87,7 @@ class UnavailableError(Error, ConnectionError):
 
 
 class DeadlineError(Error, TimeoutError):
-    """Something that was waited for did not happen in time."""
+    """An awaited event did not happen in time."""
 
 
 class JournalError(Error, OSError):
@@ -99,7 +99,7 @@ class WeightsError(Error, ValueError):
 
 
 class RolloutError(Error):
-    """One episode failed; recorded as data, never as a reward of 0."""
+    """One episode failed. The failure is recorded as data, and never becomes a reward of 0."""
 
     def __init__(self, message: str, *, is_retryable: bool = True) -> None:
         super().__init__(message)
@@ -107,7 +107,7 @@ class RolloutError(Error):
 
 
 class HistoryRewrittenError(Error):
-    """A chat template renders an earlier turn differently once messages follow; the recorder forks."""
+    """A chat template renders an earlier turn differently once messages follow. The recorder then forks."""
 
 
 class ServiceError(Error, RuntimeError):

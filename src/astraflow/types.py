@@ -1,9 +1,10 @@
 """Every item that crosses a boundary, on one page.
 
-Items are frozen msgspec structs: fast, tagged where a field may hold several kinds, checked when decoded
-(`wire.decode`), not when constructed. Every field has a bound: a type of `bounds.py`, which says why, or the
-length of a list. Token columns are little-endian bytes: `int32` ids, `uint8` masks, `float32` logprobs;
-`wire.column` and `wire.array` convert. Times ending in `_s` are seconds; `at_s` is Unix time.
+Items are frozen msgspec structs. They are fast, they are tagged where a field may hold several kinds, and
+they are checked when decoded (`wire.decode`), not when constructed. Every field has a bound: a type of
+`bounds.py`, which gives the reason, or the length of a list. Token columns are little-endian bytes: `int32`
+ids, `uint8` masks, `float32` logprobs; `wire.column` and `wire.array` convert them. Names ending in `_s` are
+seconds, or Unix time where the type is `UnixSeconds`.
 
 Shape letters: T tokens of one trajectory, K turns, G episodes of a group, B samples of a batch.
 The path of one item: Task -> Lease -> Episode of Trajectory -> Group -> Sample -> Batch.
@@ -141,7 +142,7 @@ __all__ = [
 ]  # fmt: skip
 
 PROTOCOL_VERSION = 1
-"""Version of these items on the wire; a peer with another number is refused with a clear message."""
+"""Version of these items on the wire. A peer with another version is refused with a clear message."""
 
 LeaseKind = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "abort"]
@@ -151,7 +152,7 @@ Fate = Literal["trained", "filtered", "stale", "evicted", "failed", "unadmitted"
 
 
 class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
-    """Base of all items: frozen, unknown fields refused on decoding."""
+    """Base of all items. They are frozen, and decoding refuses unknown fields."""
 
 
 # --- tasks and episodes ---------------------------------------------------------------------------
@@ -174,7 +175,7 @@ class ToolSpec(Item, frozen=True, kw_only=True):
     name: Label
     description: Text
     parameters: JsonText
-    """JSON schema of the arguments, an object, as JSON text."""
+    """JSON schema of the arguments (an object), as JSON text."""
 
 
 class Task(Item, frozen=True, kw_only=True):
@@ -192,7 +193,7 @@ class Task(Item, frozen=True, kw_only=True):
     context: Annotated[tuple[Message, ...], Meta(max_length=4096)] = ()
     """Messages before the prompt (a system message, few-shot examples)."""
     spec: JsonText = ""
-    """JSON text that the source's own scorer reads; opaque to everything else."""
+    """JSON text for the source's own scorer; nothing else reads it."""
 
 
 class Sampling(Item, frozen=True, kw_only=True):
@@ -205,18 +206,18 @@ class Sampling(Item, frozen=True, kw_only=True):
     """0 keeps the whole vocabulary."""
     max_tokens: Position = 256
     stop: Annotated[tuple[StopText, ...], Meta(max_length=64)] = ()
-    """Texts that end the completion; the stop text stays in the tokens."""
+    """Texts that end the completion. The stop text stays in the tokens."""
     seed: Count = 0
-    """Same request, seed and weights give the same tokens, whatever else is in the running batch."""
+    """The same request, seed and weights give the same tokens, whatever else is in the running batch."""
 
 
 class GenerateRequest(Item, frozen=True, kw_only=True):
-    """One completion asked of an engine, tokens in. Ids are plain integers; nothing is re-tokenised."""
+    """A request for one completion. The prompt is token ids, which are never tokenized again."""
 
     token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
     sampling: Sampling
     version: Version = -1
-    """-1: the newest loaded version, following updates in mid-generation; else exactly this version."""
+    """The version to generate with. -1 means the newest loaded one, following updates during generation."""
 
 
 class Stream(Item, frozen=True, kw_only=True):
@@ -232,11 +233,12 @@ class Stream(Item, frozen=True, kw_only=True):
 
 
 class Generation(Item, frozen=True, kw_only=True):
-    """One completion, tokens out. All columns have one entry per generated token."""
+    """One completion as tokens. All columns have one entry per generated token."""
 
     token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
     logprobs: Annotated[tuple[Logprob, ...], Meta(max_length=MAX_TOKENS)]
-    """Nats, of a full forward under `versions[i]`, at the sampling temperature, over the full vocabulary."""
+    """In nats: from a full forward pass under `versions[i]`, at the sampling temperature, over the whole
+    vocabulary."""
     versions: Annotated[tuple[Version, ...], Meta(max_length=MAX_TOKENS)]
     finish_reason: FinishReason
     streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
@@ -244,7 +246,7 @@ class Generation(Item, frozen=True, kw_only=True):
 
 
 class VersionSpan(Item, frozen=True, array_like=True):
-    """A run of sampled tokens `[start, start + length)` made by one version of the policy."""
+    """Sampled tokens `[start, start + length)` that were made by one version of the policy."""
 
     start: Position
     length: Position
@@ -252,13 +254,13 @@ class VersionSpan(Item, frozen=True, array_like=True):
 
 
 class Turn(Item, frozen=True, kw_only=True):
-    """One completion of a trajectory: sampled tokens `[start, end)`, its reward, and a key of the state it
-    saw."""
+    """One completion of a trajectory: the sampled tokens `[start, end)`, and their reward."""
 
     start: Position
     end: Position
     reward: Reward = 0.0
     state_key: Text = ""
+    """Equal keys mean that the policy was shown the same state; empty: unknown."""
 
 
 class MediaRef(Item, frozen=True, kw_only=True):
@@ -288,22 +290,23 @@ class Trajectory(Item, frozen=True, kw_only=True):
     mask: Blob
     """uint8 [T], 1 where the policy sampled the token and it is trained here."""
     behavior_logprobs: Blob
-    """float32 [T], nats; 0 where `mask` is 0."""
+    """float32 [T], in nats; 0 where `mask` is 0."""
     versions: Annotated[tuple[VersionSpan, ...], Meta(max_length=8192)]
-    """Covers exactly the tokens whose mask is 1, in order."""
+    """Cover exactly the tokens whose mask is 1, in order."""
     temperature: Temperature
     finish_reason: FinishReason
     turns: Annotated[tuple[Turn, ...], Meta(max_length=4096)]
     reward: Reward
     is_fork: bool = False
-    """True if an edited or stripped history made this trajectory; its shared prefix is masked."""
+    """True if the trajectory began when a history was edited or cut. The prefix that it shares with another
+    trajectory has mask 0."""
     streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
     """Further columns [T]. The loss reads the entries where `mask` is 1; the recorder writes 0 elsewhere."""
     media: Annotated[tuple[MediaRef, ...], Meta(max_length=4096)] = ()
 
 
 class MetricItem(Item, frozen=True, array_like=True):
-    """A measured number and how several of them become one."""
+    """A measured number, and how several of them are combined into one."""
 
     name: Word
     value: Measure
@@ -311,12 +314,12 @@ class MetricItem(Item, frozen=True, array_like=True):
 
 
 class Episode(Item, frozen=True, kw_only=True, tag="episode"):
-    """One run of a workflow on a task: trajectories of one or more policies, metrics, and messages to
-    read."""
+    """One run of a workflow on a task: trajectories of one or more policies, metrics, and messages for people
+    to read."""
 
     trajectories: Annotated[tuple[Trajectory, ...], Meta(max_length=512)]
     score: Reward
-    """The task's own score of the episode, what evaluation reports (0..1 for a pass rate)."""
+    """The task's score of the episode, which evaluation reports (0 to 1 for a pass rate)."""
     metrics: Annotated[tuple[MetricItem, ...], Meta(max_length=1024)] = ()
     messages: Annotated[tuple[Message, ...], Meta(max_length=16_384)] = ()
     started_s: UnixSeconds = 0.0
@@ -324,14 +327,14 @@ class Episode(Item, frozen=True, kw_only=True, tag="episode"):
 
 
 class Failure(Item, frozen=True, kw_only=True, tag="failure"):
-    """Why an episode has no result. Never scored as reward 0: it is retried or counted."""
+    """Why an episode has no result. A failure is retried or counted, and never becomes a reward of 0."""
 
     error_class: Label
     message: Reason
     is_retryable: bool = True
 
 
-# --- leases and results ---------------------------------------------------------------------------
+# --- a rollout service: registration, leases, results ----------------------------------------------
 
 
 class ServedVersions(Item, frozen=True, kw_only=True):
@@ -354,24 +357,24 @@ class Lease(Item, frozen=True, kw_only=True):
     attempt: Count
     task: Task
     seed: Count
-    """Base of the sampling seeds of the episode."""
+    """The sampling seeds of the episode are derived from this one."""
     pinned: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)] = ()
-    """For `eval`: exactly one version a policy; the engines must generate with these."""
+    """For kind `eval`: exactly one version per policy; the engines must generate with these."""
     eval_set: Label = ""
 
 
 class RegisterWorker(Item, frozen=True, kw_only=True):
-    """A rollout service joins."""
+    """The request of a rollout service to join."""
 
     name: Nickname
     hosts: Annotated[tuple[Label, ...], Meta(max_length=1024)]
-    """Policies that it can generate with."""
+    """Policies that the service can generate with."""
     engine: Label
     num_slots: Slots
-    """Episodes that it can run at once."""
+    """Episodes that the service can run at once."""
     labels: Labels = {}
     peer_url: PeerUrl = ""
-    """Where other services may fetch the chunks that this one has (`http://host:port`); empty: nowhere."""
+    """Where other services may fetch the chunks of this one (`http://host:port`); empty: nowhere."""
     fingerprints: "Fingerprints"
     protocol: Count = PROTOCOL_VERSION
 
@@ -382,7 +385,7 @@ class Fingerprints(Item, frozen=True, kw_only=True):
     recipe: Digest = ""
     code: Digest = ""
     models: Digests = {}
-    """A policy's architecture, from its config.json."""
+    """Policy -> digest of its architecture, from its config.json."""
     tokenizers: Digests = {}
 
 
@@ -392,11 +395,11 @@ class Registration(Item, frozen=True, kw_only=True):
     worker_id: Id
     heartbeat_s: Seconds
     lease_timeout_s: Seconds
-    """A lease whose heartbeats stop for this long goes out again."""
+    """A lease without heartbeats for this long is given out again."""
 
 
 class BusySpan(Item, frozen=True, array_like=True):
-    """Wall-clock time (Unix seconds) in which something ran; `kind` is `generate`, `train` or `wait:WHOM`."""
+    """A span of wall-clock time in which something ran. `kind` is `generate`, `train` or `wait:WHOM`."""
 
     kind: Label
     start_s: UnixSeconds
@@ -404,20 +407,20 @@ class BusySpan(Item, frozen=True, array_like=True):
 
 
 class Load(Item, frozen=True, kw_only=True):
-    """What a rollout service does right now."""
+    """What a rollout service is doing now."""
 
     num_running: Count = 0
     num_slots: Slots = 0
-    """Episodes that it can run at once; 0: not told."""
+    """Episodes that the service can run at once; 0: not reported."""
     num_waiting: Count = 0
     generated_tokens: Count = 0
-    """Since the service started; never falls."""
+    """Tokens since the service started; never falls."""
     tokens_per_s: Measure = 0.0
     versions: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)] = ()
     waits_for: Label = ""
-    """Whom it waits for, or empty."""
+    """Whom the service waits for; empty if for nobody."""
     spans: Annotated[tuple[BusySpan, ...], Meta(max_length=MAX_SPANS)] = ()
-    """New since the last heartbeat."""
+    """Spans since the last heartbeat."""
 
 
 class Heartbeat(Item, frozen=True, kw_only=True):
@@ -426,11 +429,12 @@ class Heartbeat(Item, frozen=True, kw_only=True):
     lease_ids: LeaseIds
     load: Load
     peer_url: PeerUrl = ""
-    """As in `RegisterWorker`: a dataflow that restarted learns it again."""
+    """As in `RegisterWorker`, so that a restarted dataflow learns it again."""
 
 
 class HeartbeatReply(Item, frozen=True, kw_only=True):
-    """`revoked` leases are no longer worth finishing (expired, or won by another attempt)."""
+    """The answer to a heartbeat. `revoked` leases are not worth finishing: they expired, or another attempt
+    won."""
 
     revoked: LeaseIds
     state: RunState
@@ -438,19 +442,19 @@ class HeartbeatReply(Item, frozen=True, kw_only=True):
 
 
 class LeaseRequest(Item, frozen=True, kw_only=True):
-    """Asks for up to `num_free` leases; waits up to `wait_s` when there is none."""
+    """Asks for up to `num_free` leases, and waits up to `wait_s` if there is none."""
 
     worker_id: Id
     num_free: Slots
     served: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)]
     wait_s: Seconds = 25.0
     held: LeaseIds | None = None
-    """All leases that the service holds as it asks: any other that was granted to it got lost on the way, and
-    goes out again at once instead of after `lease_timeout_s`. None: not said."""
+    """All leases that the service holds. Any other lease that was granted to it was lost on the way, and is
+    given out again at once instead of after `lease_timeout_s`. None: the service does not say."""
 
 
 class LeaseReply(Item, frozen=True, kw_only=True):
-    """Leases, or none with the run's state and the reason."""
+    """Leases; if there are none, the run's state and the reason."""
 
     leases: Annotated[tuple[Lease, ...], Meta(max_length=65_536)]
     state: RunState
@@ -458,7 +462,7 @@ class LeaseReply(Item, frozen=True, kw_only=True):
 
 
 class EpisodeResult(Item, frozen=True, kw_only=True):
-    """The result of one lease: an episode, or why there is none. Idempotent by `lease_id`."""
+    """The result of one lease: an episode, or why there is none. Sending it again counts once."""
 
     lease_id: LeaseId
     outcome: Episode | Failure
@@ -472,8 +476,8 @@ class EpisodeResults(Item, frozen=True, kw_only=True):
 
 
 class EpisodeReceipt(Item, frozen=True, kw_only=True):
-    """What became of one result. `accepted` is durable; `dropped` came too late or again; `invalid` names
-    why."""
+    """What became of one result: `accepted` (durable), `dropped` (late or repeated) or `invalid` (see the
+    reason)."""
 
     lease_id: LeaseId
     status: Literal["accepted", "dropped", "invalid"]
@@ -481,19 +485,19 @@ class EpisodeReceipt(Item, frozen=True, kw_only=True):
 
 
 class Receipts(Item, frozen=True, kw_only=True):
-    """One receipt a result, in order."""
+    """One receipt per result, in the same order."""
 
     receipts: Annotated[tuple[EpisodeReceipt, ...], Meta(max_length=4096)]
 
 
 class PushTasks(Item, frozen=True, kw_only=True):
-    """Tasks from outside, or from a workflow; drawn before the sources' own."""
+    """Tasks from outside or from a workflow. They are drawn before those of the sources."""
 
     tasks: Annotated[tuple[Task, ...], Meta(max_length=10_000)]
 
 
 class PushTasksReply(Item, frozen=True, kw_only=True):
-    """How many were taken; a known id is taken once, a task over the run's limits never."""
+    """How many tasks were accepted, how many had a known id, and how many exceeded the run's limits."""
 
     num_accepted: Count
     num_known: Count
@@ -507,9 +511,9 @@ class PushedTasks(Item, frozen=True, kw_only=True):
     num_waiting: Count = 0
     """Accepted and not drawn yet."""
     num_known: Count = 0
-    """Pushed again."""
+    """Tasks that were pushed before."""
     num_refused: Count = 0
-    """Over `dataflow.max_pushed` or `dataflow.max_waiting_pushed`."""
+    """Tasks over `dataflow.max_pushed` or `dataflow.max_waiting_pushed`."""
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -531,11 +535,11 @@ class Sample(Item, frozen=True, kw_only=True):
     task_id: Id
     trajectory: Trajectory
     advantages: Annotated[tuple[AdvantageSpan, ...], Meta(max_length=4096)]
-    """Covers every token whose mask is 1."""
+    """Cover every token whose mask is 1."""
 
 
 class BatchTotals(Item, frozen=True, kw_only=True):
-    """Sums over the whole batch (all ranks), so that each rank divides exactly."""
+    """Sums over the whole batch (all ranks), so that each rank divides by the same numbers."""
 
     num_groups: Count
     num_samples: Count
@@ -549,15 +553,14 @@ class BatchTotals(Item, frozen=True, kw_only=True):
 
 
 class Batch(Item, frozen=True, kw_only=True):
-    """One rank's slice of the samples between two versions of a policy. The same bytes for ever for one
-    step."""
+    """One rank's slice of the samples between two versions of a policy. The bytes for a step never change."""
 
     policy: Label
     step: Count
     rank: Count
     world: Count
     trainer_version: Version
-    """Version number of the weights that take this step's first gradient."""
+    """Version of the weights to which this step's first gradient is applied."""
     samples: Annotated[tuple[Sample, ...], Meta(max_length=2**24)]
     totals: BatchTotals
     staleness_mean: Figure
@@ -567,26 +570,27 @@ class Batch(Item, frozen=True, kw_only=True):
 
 
 class BatchReply(Item, frozen=True, kw_only=True):
-    """One rank's slice of a step, or none yet (ask again) with the run's state and whom it waits for."""
+    """One rank's slice of a step; if there is none yet, the run's state and whom the step waits for. Ask
+    again."""
 
     batch: Batch | None
     state: RunState
     waits_for: Reason = ""
 
 
-# --- policies, versions and weights ---------------------------------------------------------------
+# --- versions and their weights -------------------------------------------------------------------
 
 
 class Chunk(Item, frozen=True, array_like=True):
-    """A content-addressed run of bytes: xxh3-128 hex of its bytes, and its length."""
+    """A piece of a version's bytes, named by their xxh3-128 hash in hex, and its length."""
 
     hash: Digest
     num_bytes: Bytes
 
 
 class TensorInfo(Item, frozen=True, kw_only=True):
-    """A tensor of a version: Hugging Face name, shape, dtype, and where its bytes lie in the chunks'
-    concatenation."""
+    """A tensor of a version: its Hugging Face name, shape and dtype, and where its bytes are in the joined
+    chunks."""
 
     name: TensorName
     shape: Annotated[tuple[Bytes, ...], Meta(max_length=16)]
@@ -596,16 +600,18 @@ class TensorInfo(Item, frozen=True, kw_only=True):
 
 
 class FileInfo(Item, frozen=True, kw_only=True):
-    """A small file of the model folder (config, tokenizer, chat template) carried by version 0."""
+    """A small file of the model folder (config, tokenizer, chat template), which version 0 contains."""
 
     name: Label
     chunk: Chunk
 
 
 class SourceLink(Item, frozen=True, kw_only=True):
-    """Where chunks can be fetched: `url + "/v1/chunks/" + hash` for `http`, a folder of chunk files for
-    `file`, a prefix of chunk objects for `s3`. A rollout service that serves what it has carries the label
-    `peer`, its name."""
+    """Where chunks can be fetched.
+
+    `http`: at `url + "/v1/chunks/" + hash`. `file`: from a folder of chunk files. `s3`: from a prefix of
+    chunk objects. A rollout service that serves its chunks has its name in the label `peer`.
+    """
 
     kind: Literal["http", "file", "s3"]
     url: Url
@@ -613,7 +619,7 @@ class SourceLink(Item, frozen=True, kw_only=True):
 
 
 class Shortcut(Item, frozen=True, kw_only=True):
-    """A delta to a version that is also there in full; `base` need not be kept for it."""
+    """A delta that leads to a version which is also available in full; `base` need not be kept for it."""
 
     base: Version
     encoding: Label
@@ -623,8 +629,8 @@ class Shortcut(Item, frozen=True, kw_only=True):
 class Manifest(Item, frozen=True, kw_only=True):
     """An immutable version `(policy, version)`.
 
-    `full`: the chunks, joined, hold every tensor at its offset. `delta`: the chunks hold an encoded
-    difference to `base`, whose format `encoding` names; it fits no other version.
+    `full`: the joined chunks contain every tensor at its offset. `delta`: the chunks contain the difference
+    to version `base`, and to no other, in the format that `encoding` names.
     """
 
     policy: Label
@@ -635,68 +641,83 @@ class Manifest(Item, frozen=True, kw_only=True):
     tensors: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)]
     digest: Digest
-    """xxh3-128 hex over the xxh3-128 of each 512 KiB of a version's bytes: what is installed must have it."""
+    """xxh3-128, in hex, over the xxh3-128 of each 512 KiB of the version's bytes. Installed bytes must match
+    it."""
     files: Annotated[tuple[FileInfo, ...], Meta(max_length=1024)] = ()
     sources: Annotated[tuple[SourceLink, ...], Meta(max_length=4096)] = ()
     num_bytes: Bytes
     """Bytes to fetch."""
     created_s: UnixSeconds = 0.0
     shortcut: Shortcut | None = None
-    """Of a full version: the delta that a receiver takes who holds its base."""
+    """For a full version: a delta for receivers that hold its base."""
 
 
 class DeltaFile(Item, frozen=True, kw_only=True):
-    """What a trainer says of a version that it hands over as a difference."""
+    """A version that a trainer hands over as a delta."""
 
     path: Path
-    """Relative to `incoming`: one delta of encoding `astraflow-delta-1`."""
+    """A file with one delta of encoding `astraflow-delta-1`, relative to `incoming`."""
     base: Version
-    """The version before, which the publisher has."""
+    """The previous version, which the publisher has."""
 
 
 class HandOver(Item, frozen=True, kw_only=True):
-    """A trainer hands a version to its publisher, in files of the publisher's `incoming` folder: in full, as
-    a delta, or both."""
+    """A trainer hands a version to its publisher: in full, as a delta, or both.
+
+    The bytes are in files of the publisher's `incoming` folder.
+    """
 
     policy: Label
     version: Version
     path: Path = ""
-    """In full: the tensors at their offsets, then the files of the model folder one after the other. Relative
-    to `incoming`; empty if there is a delta only."""
+    """A file with the full version, relative to `incoming`: the tensors at their offsets, then the files of
+    the model folder one after the other. Empty if there is only a delta."""
     delta: DeltaFile | None = None
-    """Refused with code `full_needed` if the publisher cannot do with a delta alone."""
+    """A delta alone is refused with code `full_needed` if the publisher needs the full version."""
     tensors: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
     digest: Digest
-    """As in the manifest; the publisher refuses bytes that hash to something else, and a delta that does not
-    lead to it."""
+    """As in the manifest. The publisher refuses bytes with another digest, and a delta that leads to another
+    one."""
     files: Annotated[tuple[FileInfo, ...], Meta(max_length=1024)] = ()
-    """Empty after the first version of a policy: its files stay."""
+    """Empty after the first version of a policy, whose files stay valid."""
     is_first: bool = False
-    """First version of a trainer's session: it is published in full, whatever came before. Its number is one
-    that the dataflow never announced, so what is known under it, of a trainer that died, is replaced."""
+    """True for the first version of a trainer's session, which is published in full. The dataflow never
+    announced its number, so it replaces what a trainer that died may have left under this number."""
 
 
 class Forget(Item, frozen=True, kw_only=True):
-    """Versions of a policy that are neither `needed` nor among the newest may be deleted."""
+    """Allows a publisher to delete versions of a policy that are neither `needed` nor among the newest."""
 
     policy: Label
     needed: Versions
 
 
 class ChunkState(Item, frozen=True, kw_only=True):
-    """What a peer says of a chunk: it is here whole, it is on its way here, or neither."""
+    """What a peer says of a chunk: it is complete here, it is on its way here, or neither."""
 
     state: Literal["here", "coming", "absent"]
 
 
 class PublisherHealth(Item, frozen=True, kw_only=True):
-    """The publisher is up; what it can serve."""
+    """The publisher works; this is what it can serve."""
 
     versions: Annotated[tuple[ServedVersions, ...], Meta(max_length=1024)]
     num_chunks: Count
     num_bytes: Count
     sent_bytes: Count = 0
-    """Chunk bytes given out since it started."""
+    """Bytes of chunks sent since the publisher started."""
+
+
+class VersionsReply(Item, frozen=True, kw_only=True):
+    """Manifests newer than the given version, oldest first, and versions that evaluation needs now."""
+
+    newest: Version
+    manifests: Annotated[tuple[Manifest, ...], Meta(max_length=65_536)]
+    pinned: Versions
+    state: RunState
+
+
+# --- a trainer's session --------------------------------------------------------------------------
 
 
 class SessionRequest(Item, frozen=True, kw_only=True):
@@ -710,8 +731,8 @@ class SessionRequest(Item, frozen=True, kw_only=True):
 
 
 class Session(Item, frozen=True, kw_only=True):
-    """`epoch` fences older sessions; the trainer publishes its weights as `next_version`, then takes
-    `step`."""
+    """A trainer's session. `epoch` fences older sessions. The trainer publishes its weights as
+    `next_version`, then takes `step`."""
 
     epoch: Count
     step: Count
@@ -725,12 +746,12 @@ class Publication(Item, frozen=True, kw_only=True):
 
     epoch: Count
     step: Count
-    """Steps done by these weights."""
+    """Number of steps that these weights contain."""
     manifest: Manifest
 
 
 class PublicationReply(Item, frozen=True, kw_only=True):
-    """Versions of the policy that someone still needs; the publisher may forget the others."""
+    """Versions of the policy that someone still needs; the publisher may delete the others."""
 
     needed: Versions
 
@@ -746,20 +767,11 @@ class Commit(Item, frozen=True, kw_only=True):
 
 
 class Release(Item, frozen=True, kw_only=True):
-    """A checkpoint of the first `step` steps is durable: earlier batches need not be served again."""
+    """A checkpoint of the first `step` steps is durable: their batches need not be served again."""
 
     epoch: Count
     step: Count
     version: Version
-
-
-class VersionsReply(Item, frozen=True, kw_only=True):
-    """Manifests newer than asked for, oldest first, and versions that evaluation needs now."""
-
-    newest: Version
-    manifests: Annotated[tuple[Manifest, ...], Meta(max_length=65_536)]
-    pinned: Versions
-    state: RunState
 
 
 # --- run, status and records ----------------------------------------------------------------------
@@ -772,19 +784,19 @@ class PolicyInfo(Item, frozen=True, kw_only=True):
     is_trained: bool
     sampling: Sampling
     max_lag: Count
-    """L: versions that an engine may be behind the newest and still lease."""
+    """How many versions an engine may be behind the newest one and still get leases."""
     follows: Label = ""
-    """The policy whose versions it serves; empty for its own."""
+    """The policy whose versions this one serves; empty if it serves its own."""
     lag: Count = 0
-    """Versions that it serves behind the newest of the policy that it follows."""
+    """How many versions it serves behind the newest one of the policy that it follows."""
 
 
 class RunInfo(Item, frozen=True, kw_only=True):
-    """`GET /v1/run`: what a joiner needs besides URL and token."""
+    """Answer to `GET /v1/run`: what a joining service needs besides URL and token."""
 
     name: Label
     run_id: Id
-    """New for every run folder, the same after a restart."""
+    """New for every run folder; a restart does not change it."""
     state: RunState
     policies: Annotated[tuple[PolicyInfo, ...], Meta(max_length=1024)]
     workflow: Label
@@ -820,15 +832,15 @@ class Wait(Item, frozen=True, kw_only=True):
 
 
 class ScalingAdvice(Item, frozen=True, kw_only=True):
-    """How many rollout services the run could use, from who waited for whom in the last minutes."""
+    """How many rollout services the run could use, judged by who waited for whom in the last minutes."""
 
     trainer_wait_frac: Figures = {}
-    """Policy -> share of its trainer's time without a batch; empty while too little was seen."""
+    """Policy -> share of its trainer's time without a batch; empty until enough time has passed."""
     rollout_wait_frac: Figure = 0.0
-    """Share of the services' slots that were empty because a trainer had to take a batch first."""
+    """Share of slots that were empty because a trainer had to take a batch first."""
     num_services: Count = 0
     missing_services: Number = 0
-    """Negative: too many."""
+    """Services that the run could use beyond those it has; negative: it has too many."""
     text: Reason = ""
     """The advice in words."""
 
@@ -845,11 +857,12 @@ class WorkerStatus(Item, frozen=True, kw_only=True):
     last_seen_s: UnixSeconds
     is_draining: bool = False
     is_set_aside: bool = False
-    """It failed too often in a row: it gets a single lease now and then, until one succeeds."""
+    """True if the service failed too often in a row. It gets a single lease from time to time, until one
+    succeeds."""
     failed_in_a_row: Count = 0
-    """Failures since its last good episode; leases that ran together and failed together count once."""
+    """Failures since the last good episode. Leases that ran together and failed together count once."""
     last_failure: Reason = ""
-    """Error class and message of the latest of them."""
+    """Error class and message of the latest failure."""
 
 
 class PolicyStatus(Item, frozen=True, kw_only=True):
@@ -863,7 +876,7 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     durable_step: Count
     epoch: Count
     num_tickets: Count
-    """Tickets charged now."""
+    """Tickets in use now."""
     max_tickets: Count
     num_running_groups: Count
     num_ready_groups: Count
@@ -872,45 +885,48 @@ class PolicyStatus(Item, frozen=True, kw_only=True):
     redone_steps: Count
     fates: FateCounts
     num_replayed_groups: Count = 0
-    """Groups that batches held beside the fresh ones; counted apart from the fates."""
+    """Replayed groups that batches contained beside the fresh ones. They are not part of the fates."""
 
 
 class StatusReply(Item, frozen=True, kw_only=True):
-    """`GET /v1/status`."""
+    """Answer to `GET /v1/status`."""
 
     name: Label
     state: RunState
     reason: Text
-    """Why the run ended; holds the last failure, a `Reason` by itself, if that ended it."""
+    """Why the run ended, with the last failure if that ended it. Longer than a `Reason`, since it may contain
+    one."""
     now_s: UnixSeconds
     policies: Annotated[tuple[PolicyStatus, ...], Meta(max_length=1024)]
     workers: Annotated[tuple[WorkerStatus, ...], Meta(max_length=65_536)]
     waits: Annotated[tuple[Wait, ...], Meta(max_length=65_536)]
     curation: Annotated[tuple[MetricItem, ...], Meta(max_length=4096)] = ()
-    """Tasks selected and passed over since the start, by curator and reason; empty for a plain order."""
+    """Tasks that curators selected and passed over since the start, by curator and reason; empty for a plain
+    order."""
     pushed: PushedTasks = PushedTasks()
     scaling: ScalingAdvice = ScalingAdvice()
 
 
 class StepRecord(Item, frozen=True, kw_only=True):
-    """One committed step: what the live screen, `metrics.jsonl` and `run.steps()` show."""
+    """One committed step, as the live screen, `metrics.jsonl` and `run.steps()` show it."""
 
     policy: Label
     step: Count
     version: Version
     at_s: UnixSeconds
     reward_mean: Figure
-    """Over episodes, however many samples each has; counted once per role."""
+    """Mean over episodes and roles, however many samples each of them has."""
     staleness_mean: Figure
     staleness_max: Number
     num_groups: Count
     num_samples: Count
     num_trained_tokens: Count
     num_discarded_groups: Count
-    """Groups of this policy with another fate than trained, since the previous step."""
+    """Groups of this policy that got another fate than trained since the previous step."""
     metrics: Annotated[tuple[MetricItem, ...], Meta(max_length=8192)]
     num_replayed_groups: Count = 0
-    """Those of `num_groups` that an earlier step was trained on; `reward_mean` leaves them out."""
+    """How many of `num_groups` were replayed, having been trained on in an earlier step. `reward_mean` leaves
+    them out."""
 
 
 class EvalRecord(Item, frozen=True, kw_only=True):
@@ -922,29 +938,32 @@ class EvalRecord(Item, frozen=True, kw_only=True):
     eval_set: Label
     num_tasks: Count
     num_samples: Count
-    """Episodes that gave a score."""
+    """Episodes with a score."""
     num_failed: Count
-    """Episodes that gave none: they failed, or the deadline passed."""
+    """Episodes without a score: they failed, or the deadline passed."""
     score_mean: Figure | None
-    """Mean over tasks of the mean over samples: pass@1 for 0/1 scores. None if no episode gave a score."""
+    """Mean over tasks of the mean over samples; pass@1 if scores are 0 or 1. None if there is no score."""
     score_stderr: Figure
     at_s: UnixSeconds
     metrics: Annotated[tuple[MetricItem, ...], Meta(max_length=8192)] = ()
 
 
 class StepsReply(Item, frozen=True, kw_only=True):
-    """Committed steps of a policy newer than asked for, oldest first."""
+    """Committed steps of a policy after the given one, oldest first."""
 
     steps: Annotated[tuple[StepRecord, ...], Meta(max_length=2**24)]
     state: RunState
 
 
 class EvalsReply(Item, frozen=True, kw_only=True):
-    """Finished evaluation rounds after the first `after` of them; `num_evals` is the next `after`."""
+    """Finished evaluation rounds without the first `after` of them; `num_evals` is the next `after`."""
 
     evals: Annotated[tuple[EvalRecord, ...], Meta(max_length=2**24)]
     num_evals: Count
     state: RunState
+
+
+# --- control, health, errors ------------------------------------------------------------------------
 
 
 class DropRequest(Item, frozen=True, kw_only=True):
@@ -955,28 +974,28 @@ class DropRequest(Item, frozen=True, kw_only=True):
 
     step: Count
     epoch: Count
-    """The policy's newest session, as the status says: a request that is repeated is refused as fenced."""
+    """The policy's newest session, as the status shows it. It makes a repeated request fail as fenced."""
     reason: Reason = ""
 
 
 class DropReply(Item, frozen=True, kw_only=True):
-    """What was dropped. The steps get other batches once the policy's trainer has attached again."""
+    """What was dropped. The steps get other batches after the policy's trainer has attached again."""
 
     steps: Annotated[tuple[Count, ...], Meta(max_length=65_536)]
-    """The step that was asked for, and those whose batches were taken ahead of it."""
+    """The step of the request, and later ones whose batches were already taken."""
     num_groups: Count
-    """Their groups, all `evicted` now."""
+    """Number of groups of these steps; their fate is now `evicted`."""
 
 
 class StopRequest(Item, frozen=True, kw_only=True):
-    """Ends the run early: live groups are cancelled."""
+    """Ends the run early. Live groups are cancelled."""
 
     reason: Reason
     is_failure: bool = False
 
 
 class Health(Item, frozen=True, kw_only=True):
-    """`GET /v1/health`: the service answers and can write its journal."""
+    """Answer to `GET /v1/health`: the service works and can write its journal."""
 
     state: RunState
     num_records: Count
@@ -984,7 +1003,7 @@ class Health(Item, frozen=True, kw_only=True):
 
 
 class ErrorReply(Item, frozen=True, kw_only=True):
-    """The body of every answer with a status of 400 or more."""
+    """Body of every answer with a status of 400 or more."""
 
     code: Label
     message: Reason
