@@ -33,8 +33,8 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.evaluation import EvalSize, evaluate
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.targets import host_models
+from astraflow.weights.saved_versions import SavedVersions
 from astraflow.weights.snapshot import read_model
-from astraflow.weights.stored import StoredVersions
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,7 +140,7 @@ async def four_pairs(run_dir: Path) -> dict[tuple[str, str], Skills]:
         weights = {
             name: {
                 "before": first_weights(recipe, name),
-                "after": StoredVersions(folder.weights / name, name).read(-1).snapshot(Path(scratch) / name),
+                "after": SavedVersions(folder.weights / name, name).read(-1).snapshot(Path(scratch) / name),
             }
             for name in ("solver", "verifier")
         }

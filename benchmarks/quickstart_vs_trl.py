@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers.utils import logging as transformers_logging
@@ -50,8 +49,7 @@ from astraflow.losses.config import GrpoLossConfig
 from astraflow.models.loading import host_tensor
 from astraflow.models.spec import load_spec
 from astraflow.models.tiny import init_model
-from astraflow.weights.chunk_store import ChunkStore
-from astraflow.weights.manifest import tensors_of, verify
+from astraflow.weights.saved_versions import SavedVersions
 from harness import report, show_table
 from heldout import Evaluator
 from trl_side import StopRule, TrlJob, make_environment, run_job, weights_file
@@ -145,21 +143,11 @@ async def run_astraflow(setting: Setting, lr: float, seed: int) -> tuple[Curve, 
 
 def published(folder: RunFolder, setting: Setting, num_versions: int) -> list[WeightSnapshot]:
     """Versions 1, 2, ... from the publisher's files, verified."""
-    snapshots: list[WeightSnapshot] = []
-    store = ChunkStore(folder.weights / setting.policy, keep=STOP.max_steps + 1)
-    try:
-        for version in range(1, num_versions + 1):
-            manifest = store.manifest(setting.policy, version)
-            if manifest is None:
-                raise SystemExit(f"{folder.path}: version {version} is not there any more")
-            parts = [np.fromfile(store.path(chunk.hash), dtype=np.uint8) for chunk in manifest.chunks]
-            buffer = np.concatenate(parts)
-            verify(manifest, buffer)
-            tensors = tensors_of(manifest, buffer)
-            snapshots.append(WeightSnapshot(setting.policy, version, tensors, setting.config.model_dir))
-    finally:
-        store.close()
-    return snapshots
+    saved = SavedVersions(folder.weights / setting.policy, setting.policy)
+    return [
+        WeightSnapshot(setting.policy, version, saved.read(version).tensors, setting.config.model_dir)
+        for version in range(1, num_versions + 1)
+    ]
 
 
 # --- TRL --------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from astraflow.launch.folder import RunFolder
 from astraflow.weights.codec.encoder import encode_delta
 from astraflow.weights.manifest import lay_out, pack
-from astraflow.weights.stored import StoredVersion, StoredVersions
+from astraflow.weights.saved_versions import SavedVersion, SavedVersions
 from harness import report, show_table
 
 
@@ -45,7 +45,7 @@ def ordered(words: NDArray[np.uint16]) -> NDArray[np.int32]:
     return np.where(signed & 0x8000, 0x8000 - signed, signed)
 
 
-def step_between(old: StoredVersion, new: StoredVersion) -> Step:
+def step_between(old: SavedVersion, new: SavedVersion) -> Step:
     before, after = pack(old.tensors), pack(new.tensors)
     table = lay_out(new.tensors)
     spans = [slice(t.offset, t.offset + t.num_bytes) for t in table]
@@ -66,7 +66,7 @@ def step_between(old: StoredVersion, new: StoredVersion) -> Step:
 
 
 def steps_of(run_dir: Path) -> list[Step]:
-    stored = StoredVersions(RunFolder(run_dir).weights / "actor", "actor")
+    stored = SavedVersions(RunFolder(run_dir).weights / "actor", "actor")
     versions = [stored.read(number) for number in stored.versions()]
     assert all(t.dtype == "bfloat16" for t in versions[0].tensors), "publish in bfloat16"
     return [step_between(old, new) for old, new in itertools.pairwise(versions)]

@@ -16,8 +16,8 @@ from astraflow.launch.targets import chosen_policy
 from astraflow.models.adapters import merged
 from astraflow.types import Manifest
 from astraflow.weights.manifest import digest_of, pack
+from astraflow.weights.saved_versions import SavedVersions
 from astraflow.weights.snapshot import read_safetensors, snapshot_to_folder
-from astraflow.weights.stored import StoredVersions
 
 __all__ = ["Exported", "export_version"]
 
@@ -47,7 +47,7 @@ def export_version(
     folder = RunFolder(run_dir)
     name = chosen_policy(folder.load_recipe(), policy)
     _check_free(out, force=force)
-    stored = StoredVersions(folder.weights / name, name).read(version)
+    stored = SavedVersions(folder.weights / name, name).read(version)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
         files, made = Path(aside) / "files", Path(aside) / "model"

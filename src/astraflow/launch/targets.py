@@ -15,8 +15,8 @@ from astraflow.launch.plan import policy_info
 from astraflow.launch.preflight import check_model
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer
+from astraflow.weights.saved_versions import SavedVersions
 from astraflow.weights.snapshot import read_model
-from astraflow.weights.stored import StoredVersions
 
 __all__ = ["Endpoint", "Target", "chosen_policy", "find_target", "host_models", "hosting", "is_url"]
 
@@ -163,7 +163,7 @@ def _snapshot(target: Target, name: str, cache: Path) -> WeightSnapshot:
     policy = target.recipe.policies[name]
     if target.kind == "run" and policy.role == "trained":
         version = target.version if name == target.policy else -1
-        store = StoredVersions(RunFolder(Path(target.where)).weights / name, name)
+        store = SavedVersions(RunFolder(Path(target.where)).weights / name, name)
         return store.read(version).snapshot(cache)
     if target.kind == "model" and name == target.policy:
         folder = Path(target.where)

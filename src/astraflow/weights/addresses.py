@@ -1,8 +1,9 @@
-"""Which addresses a run tells others to call: that of a publisher, and those that rollout services name.
+"""The addresses that a run tells others to call: those of publishers, and those that rollout services name.
 
-A rollout service says where it serves weights, and all others then call that address. So that nobody can send
-them to a machine of his choice, it may name the address that it calls from, or one of networks that the
-recipe lists; never one where clouds and links keep their own services. Passive: nothing is connected to.
+A rollout service says where it serves weights, and all others then call that address. To prevent a service
+from directing the others to a machine of its choice, it may only name the address that it calls from, or one
+in the networks that the recipe lists, and never an address where clouds and network links keep their own
+services. Passive: connects to nothing.
 """
 
 import ipaddress
@@ -17,16 +18,16 @@ __all__ = ["PeerRules", "announced_host", "listens_everywhere", "url_host"]
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _MEMORY = "memory"
-"""What `MemoryTransport` gives as its caller's address: this process."""
+"""The caller's address in requests through `MemoryTransport`: this process."""
 _METADATA = frozenset(
     ipaddress.ip_address(text)
     for text in ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16")
 )
-"""Where AWS, Google, Azure, Alibaba and Oracle tell a machine its own secrets."""
+"""Addresses where AWS, Google, Azure, Alibaba and Oracle give a machine its credentials."""
 
 
 def listens_everywhere(host: str) -> bool:
-    """Whether a host to listen at stands for all addresses of the machine, so that nobody can call it."""
+    """Whether a host to listen at means all addresses of the machine, so that it cannot be called itself."""
     text = host.strip("[]")
     if text in {"", "0"}:
         return True
@@ -41,8 +42,8 @@ def announced_host(host: str, advertise: str) -> str:
     found = advertise or host
     if listens_everywhere(found):
         raise ConfigError(
-            f"weights.host = {host!r} listens at all addresses of this machine; it is none that others can "
-            "call; name one with weights.advertise"
+            f"weights.host = {host!r} listens at all addresses of this machine, so others cannot call it; "
+            "set weights.advertise to an address that they can call"
         )
     return found
 
@@ -61,26 +62,27 @@ class PeerRules:
 
     is_on: bool = False
     networks: tuple[str, ...] = ()
-    """`10.0.0.0/8` and the like; empty: each service names the address that it calls from."""
+    """Networks such as `10.0.0.0/8`; empty: each service names the address that it calls from."""
 
     def check(self, url: str, came_from: str, who: str) -> None:
-        """Raises: RefusedError, code `peer_address`, unless a service that calls from `came_from` may name
-        the URL as where it serves weights."""
+        """Raises: RefusedError, code `peer_address`, unless a service that calls from `came_from` may serve
+        weights at the URL."""
         problem = self._problem(url, came_from)
         if problem:
             raise RefusedError(f"{who}: peer_url {url[:100]!r} {problem}", code="peer_address")
 
     def is_for(self, url: str, asker: str) -> bool:
-        """Whether a service at `asker` is told of the URL: what is on loopback, only who calls over it."""
+        """Whether a service at `asker` is told the URL. A URL on loopback is told only to those who call over
+        loopback."""
         address = _address(urlsplit(url).hostname or "")
         return address is not None and (not address.is_loopback or _is_loopback(asker))
 
     def _problem(self, url: str, came_from: str) -> str:
         address = _address(urlsplit(url).hostname or "")
         if address is None:
-            return "names no address in numbers; http://ADDRESS:PORT is expected"
+            return "has no numeric address; http://ADDRESS:PORT is expected"
         if address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
-            return "is an address of the machine's own network link, which nobody may be sent to"
+            return "is an address for services of clouds and network links; nobody may be sent there"
         if address.is_loopback:
             is_here = _is_loopback(came_from)
             return "" if is_here else f"is on loopback, and the service calls from {came_from}"
@@ -110,7 +112,7 @@ def _is_loopback(caller: str) -> bool:
 
 
 def _is_here(text: str) -> bool:
-    """Whether it is an address of this machine: only such a one can be bound."""
+    """Whether it is an address of this machine, which is so if it can be bound."""
     if _is_loopback(text):
         return True
     address = _address(text)

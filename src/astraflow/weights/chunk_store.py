@@ -5,10 +5,10 @@
     incoming/POLICY/            where trainers leave what they hand over (not the store's own)
     lock                        held by the one process that owns the folder
 
-Invariants: a file under its final name is whole and durable (written aside, fsync, renamed); a manifest
-appears after all its chunks; a chunk stays while a manifest, or a publication in progress, counts on it.
-Opening the folder restores this state: what a crash left half-done is removed. All methods block; call them
-from an executor. They may be called from several threads.
+Invariants: a file under its final name is whole and durable (written aside, synced, renamed); a manifest
+appears after all its chunks; a chunk stays as long as a manifest or a publication in progress refers to it.
+Opening the folder restores these invariants by removing what a crash left half-done. All methods block, so
+call them from an executor; several threads may do so.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from astraflow.weights.manifest import check_policy_name, hash_bytes
 __all__ = ["ChunkStore", "Fsync", "sync_folder", "write_durably"]
 
 Fsync = Callable[[int], None]
-"""Makes what an open file descriptor stands for durable."""
+"""Makes the file or folder behind an open file descriptor durable."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ChunkStore:
         self._restore()
 
     def close(self) -> None:
-        """Gives the folder free."""
+        """Releases the folder."""
         os.close(self._lock_fd)
 
     # --- reading ---
@@ -84,16 +84,16 @@ class ChunkStore:
             return len(self._sizes), sum(self._sizes.values())
 
     def hashes(self) -> frozenset[str]:
-        """All chunks that are here whole."""
+        """The chunks that are stored here whole."""
         with self._mutex:
             return frozenset(self._sizes)
 
     def size(self, chunk_hash: str) -> int | None:
-        """Bytes of a chunk that is here whole."""
+        """Bytes of a chunk that is stored here whole; None for any other."""
         return self._sizes.get(chunk_hash)
 
     def path(self, chunk_hash: str) -> Path:
-        """Where a chunk's bytes lie. Only for hashes that `size` knows."""
+        """The file of a chunk. Only for hashes that `size` knows."""
         return self._chunks / chunk_hash
 
     # --- writing ---
@@ -115,13 +115,12 @@ class ChunkStore:
         return chunk
 
     def release(self, chunks: Iterable[Chunk]) -> None:
-        """Gives back counts of `put` that no manifest took over."""
+        """Takes back counts of `put` that no manifest took over."""
         with self._mutex:
             self._drop(chunks)
 
     def reuse_files(self, policy: str) -> tuple[FileInfo, ...]:
-        """The model folder's files as the policy's newest version has them, counted for a further
-        manifest."""
+        """The model files of the policy's newest version, counted for another manifest."""
         with self._mutex:
             known = self._known.get(policy)
             files = known[max(known)].files if known else ()
@@ -129,9 +128,10 @@ class ChunkStore:
         return files
 
     def add(self, manifest: Manifest) -> None:
-        """Makes the manifest durable; the counts of its chunks are from now on its own.
+        """Makes the manifest durable. From now on the counts of its chunks belong to it.
 
-        In place of one for the same version, whose chunks go: the same content in another encoding.
+        A manifest for the same version (the same content in another encoding) is replaced, and its chunks are
+        released.
         """
         folder = self._manifests / check_policy_name(manifest.policy)
         folder.mkdir(exist_ok=True)
@@ -142,13 +142,14 @@ class ChunkStore:
         sync_folder(folder, self._fsync)
         with self._mutex:
             known = self._known.setdefault(manifest.policy, {})
-            replaced, known[manifest.version] = known.get(manifest.version), manifest
+            replaced = known.get(manifest.version)
+            known[manifest.version] = manifest
             if replaced is not None:
                 self._drop(_chunks_of(replaced))
 
     def retain(self, policy: str, needed: Collection[int]) -> tuple[int, ...]:
         """Removes the versions that are neither needed, nor among the newest `keep`, nor a base of one that
-        stays. Returns what went."""
+        stays. Returns the removed versions."""
         with self._mutex:
             known = self._known.get(policy, {})
             kept = {*sorted(known)[-self._keep :], *needed}
@@ -171,7 +172,7 @@ class ChunkStore:
                 self.path(chunk.hash).unlink(missing_ok=True)
 
     def _holds(self, chunk: Chunk) -> bool:
-        """True if the file is here and sound; a damaged one is written again."""
+        """True if the file is here and undamaged; a damaged one is written again."""
         if self._sizes.get(chunk.hash) != chunk.num_bytes:
             return False
         try:
@@ -203,7 +204,7 @@ def _chunks_of(manifest: Manifest) -> tuple[Chunk, ...]:
 
 
 def _read_manifest(path: Path, on_disk: dict[str, int]) -> Manifest | None:
-    """None, with a warning, if the version cannot be served: a crash or a damaged disk."""
+    """None, with a warning, if the version cannot be served after a crash or a damage of the disk."""
     if path.suffix != ".json":
         return None
     try:
@@ -215,8 +216,11 @@ def _read_manifest(path: Path, on_disk: dict[str, int]) -> Manifest | None:
         if on_disk.get(chunk.hash) != chunk.num_bytes:
             _log.warning(
                 "%s version %d is removed: chunk %s has %s bytes, expected %d",
-                *(manifest.policy, manifest.version, chunk.hash),
-                *(on_disk.get(chunk.hash, "no"), chunk.num_bytes),
+                manifest.policy,
+                manifest.version,
+                chunk.hash,
+                on_disk.get(chunk.hash, "no"),
+                chunk.num_bytes,
             )
             return None
     return msgspec.structs.replace(manifest, sources=())
@@ -235,7 +239,7 @@ def _lock_folder(folder: Path) -> int:
 
 
 def write_durably(path: Path, view: memoryview, fsync: Fsync = os.fsync) -> None:
-    """Writes aside, syncs and renames; the new name is durable once its folder is synced."""
+    """Writes a temporary file, syncs and renames it. The new name is durable once its folder is synced."""
     aside = path.with_name(f"{path.name}.{threading.get_ident()}.tmp")
     try:
         with aside.open("wb") as file:

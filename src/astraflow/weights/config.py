@@ -46,7 +46,7 @@ class WeightsConfig(Config):
     @classmethod
     def _networks_are_some(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
         for network in networks:
-            ip_network(network)  # says what is wrong with it
+            ip_network(network)  # its error says what is wrong
         return networks
 
     @model_validator(mode="after")

@@ -2,11 +2,11 @@
 
     fetch(parts) -> workers -> a part each -> ranges in parallel -> the part's view -> hash
 
-Ranges that arrived stay in a part when a source fails, when the caller's deadline passes, and from one call
-to the next. Publishers and stores are tried by measured speed, one that just failed last; peers before
-them, as the `Swarm` says. A source that takes much longer than another would is left, and its range goes
-there. Parts that are to come from peers have workers of their own, most of which wait. All tasks end with
-`fetch`, so that nobody writes into a view afterwards.
+Ranges that have arrived are kept when a source fails, when the caller's deadline passes, and from one call to
+the next. Publishers and stores are called origins. They are tried by measured speed, those that just failed
+last, and after the peers that the `Swarm` names. If a source takes much longer than another would, its ranges
+are read there instead. Parts that are to come from peers have workers of their own, most of which wait. All
+tasks end with `fetch`, so that nobody writes into a view afterwards.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from astraflow.errors import Error, UnavailableError, WeightsError
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.manifest import hash_bytes
 from astraflow.weights.readers import ChunkReader, FillsBuffer
-from astraflow.weights.standing import TOO_SLOW, Standing
+from astraflow.weights.reputation import TOO_SLOW, Reputation
 from astraflow.weights.swarm import Swarm, is_peer
 from astraflow.weights.threads import off_loop
 
@@ -28,14 +28,15 @@ __all__ = ["Downloads", "Part"]
 _T = TypeVar("_T")
 
 _NUM_WAITING = 32
-"""Parts that wait for peers at once."""
+"""Parts that wait for peers in parallel."""
 _NUM_OWN = 2
-"""Parts that others wait for are fetched few at once, so that the first are soon whole and can go on."""
+"""Parts that peers wait for are fetched two at a time, so that the first ones are soon whole and can be
+passed on."""
 
 _SPARE_S = 2.0
-"""A range may take so long at any source."""
+"""Seconds that a range may take at any source, in addition to what its size allows."""
 _UNKNOWN_S = 5.0
-"""The same while no speed is known, and another source has not been tried yet."""
+"""Seconds that a range may take while no speed is known and another source has not been tried yet."""
 
 
 @dataclass(slots=True)
@@ -50,27 +51,27 @@ class Part:
     is_verified: bool = False
 
     def arrived_bytes(self) -> int:
-        """Bytes that are here, verified or not."""
+        """Bytes that have arrived, verified or not."""
         return self.chunk.num_bytes - sum(end - start for start, end in self.missing)
 
 
 class _WrongBytesError(WeightsError):
-    """A source gave other bytes than those of the chunk."""
+    """A source sent bytes that are not those of the chunk."""
 
 
 class _LeftError(UnavailableError):
-    """A source was left because another may be faster, not because its own time was over."""
+    """A source was given up because another may be faster, not because it failed."""
 
 
 _Slots = Mapping[bool, asyncio.Semaphore]
-"""Ranges that are read at once: from peers (True), from elsewhere (False)."""
+"""Limits of the ranges that are read in parallel: from peers (True) and from origins (False)."""
 
 
 class Downloads:
-    """Fetches parts; remembers how fast sources are.
+    """Fetches parts and measures how fast sources are.
 
-    `readers` by kind of source, and `peer` for peers. `clock` is in seconds; a test passes its own. `arrived`
-    gets each verified part.
+    `readers` has one reader per kind of source, and `peer` for peers. `clock` gives seconds. `arrived` gets
+    each verified part.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Downloads:
         readers: Mapping[str, ChunkReader],
         *,
         swarm: Swarm,
-        standing: Standing,
+        reputation: Reputation,
         num_parallel: int,
         range_bytes: int,
         clock: Callable[[], float],
@@ -90,22 +91,21 @@ class Downloads:
         self._clock = clock
         self._swarm = swarm
         self._arrived = arrived
-        self._standing = standing
+        self._reputation = reputation
         self.peer_bytes = 0
-        """Verified bytes that came from peers, since the start."""
+        """Verified bytes that have come from peers since the start."""
 
     def part(self, manifest: Manifest, label: str, chunk: Chunk, view: memoryview) -> Part:
-        """A chunk of which nothing is here yet."""
+        """A part of which nothing has arrived yet."""
         return Part(manifest, label, chunk, view, self._ranges(chunk))
 
     async def fetch(self, parts: Sequence[Part]) -> None:
-        """Completes all parts; the first error wins and ends the others.
+        """Completes all parts. The first error ends the others and is raised.
 
-        Raises: WeightsError if a chunk's bytes are wrong at some source and to be had from no other,
-        UnavailableError if no source answered.
+        Raises: WeightsError if the bytes of a chunk are wrong at a source and no other source has them;
+        UnavailableError if no source answers.
         """
-        near, far = asyncio.Semaphore(self._num_parallel), asyncio.Semaphore(self._num_parallel)
-        slots = {True: near, False: far}
+        slots = {from_peers: asyncio.Semaphore(self._num_parallel) for from_peers in (True, False)}
         waiting = [part for part in reversed(parts) if not part.is_verified]
         others = [part for part in waiting if self._swarm.before_me(part.manifest, part.chunk)]
         own = [part for part in waiting if part not in others]
@@ -131,26 +131,27 @@ class Downloads:
             raise errors.exceptions[0] from None
 
     def ranked(self, sources: Sequence[SourceLink]) -> list[SourceLink]:
-        """Those that are no peers: fastest first, unmeasured before measured, failed last; ties as given."""
+        """The origins among the sources: those not measured yet, then the fastest first, and those that just
+        failed last."""
         now_s = asyncio.get_running_loop().time()
         origins = [source for source in sources if not is_peer(source)]
         return sorted(
             origins,
             key=lambda s: (
-                self._standing.is_paused(s.url, now_s),
-                -(self._standing.speed(s.url) or math.inf),
+                self._reputation.is_paused(s.url, now_s),
+                -(self._reputation.speed(s.url) or math.inf),
             ),
         )
 
     async def in_turn(self, source: SourceLink, manifest: Manifest, asking: Awaitable[_T]) -> _T:
-        """The answer of a publisher or store to a small question. Raises: UnavailableError if it takes long
-        while there is another to ask, or as the question does; the source is then asked last."""
+        """The answer of an origin to a small question. Raises: UnavailableError if the answer takes long
+        while another origin could be asked; what `asking` raises. The source is then tried last."""
         limit_s = _UNKNOWN_S if self._others(source, manifest) else None
         try:
             async with asyncio.timeout(limit_s):
                 return await asking
         except (TimeoutError, UnavailableError, WeightsError) as err:
-            self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
+            self._reputation.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
             if isinstance(err, UnavailableError | WeightsError):
                 raise
             raise UnavailableError(f"{source.url} gave no answer in {limit_s} s") from err
@@ -160,9 +161,10 @@ class Downloads:
         return [(a, min(a + step, chunk.num_bytes)) for a in range(0, chunk.num_bytes, step)]
 
     async def _fetch_part(self, part: Part, slots: _Slots) -> None:
-        """One chunk, from the first source whose bytes have its hash."""
+        """Completes one chunk from the first source whose bytes have its hash."""
         manifest = part.manifest
-        before, after = (f(manifest, part.chunk) for f in (self._swarm.before_me, self._swarm.after_me))
+        before = self._swarm.before_me(manifest, part.chunk)
+        after = self._swarm.after_me(manifest, part.chunk)
         if await self._fetch_from_peers(part, before, slots) or (
             after
             and await self._swarm.has_now(after[0], manifest, part.chunk)
@@ -173,7 +175,7 @@ class Downloads:
         if failures is None or await self._fetch_from_peers(part, after, slots):
             return
         left = [source for source, err in failures if isinstance(err, _LeftError)]
-        if left:  # the others are no faster: each has as long as it takes now
+        if left:  # the sources that were to be faster have failed, so that time no longer matters
             again = await self._fetch_from_origins(part, left, slots, is_patient=True)
             if again is None:
                 return
@@ -187,22 +189,22 @@ class Downloads:
     async def _fetch_from_origins(
         self, part: Part, sources: Sequence[SourceLink], slots: _Slots, *, is_patient: bool = False
     ) -> list[tuple[SourceLink, Error]] | None:
-        """Completes a chunk from the first publisher or store that can; None, or why none of them did."""
+        """Completes a chunk from the first origin that can. Returns None, or why each of them failed."""
         failures: list[tuple[SourceLink, Error]] = []
         for source in sources:
             try:
                 await self._fetch_from(source, part, slots, is_patient=is_patient)
-                self._standing.delivered(source.url)
+                self._reputation.delivered(source.url)
                 return None
             except (UnavailableError, WeightsError) as err:
-                self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
+                self._reputation.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
                 failures.append((source, err))
         return failures
 
     async def _fetch_from_peers(self, part: Part, peers: Sequence[SourceLink], slots: _Slots) -> bool:
-        """True if a peer had the chunk, and its bytes were right."""
+        """True if a peer had the chunk and its bytes were right."""
         origins = self.ranked(part.manifest.sources)
-        speed = max((self._standing.speed(source.url) for source in origins), default=0.0)
+        speed = max((self._reputation.speed(source.url) for source in origins), default=0.0)
         for peer in peers:
             if not await self._swarm.wait_for(peer, part.manifest, part.chunk, speed):
                 continue
@@ -220,8 +222,8 @@ class Downloads:
     async def _fetch_from(
         self, source: SourceLink, part: Part, slots: _Slots, *, is_patient: bool = False
     ) -> None:
-        """Completes a chunk from one source. Ranges kept from elsewhere may be the damaged ones, so that
-        a wrong hash counts against this source only if all bytes are its own."""
+        """Completes a chunk from one source. Ranges kept from other sources may be the damaged ones, so a
+        wrong hash counts against this source only if it sent all bytes."""
         is_mixed = part.missing != self._ranges(part.chunk)
         await self._read_missing(source, part, slots, is_patient=is_patient)
         if is_mixed and await _hash(part.view) != part.chunk.hash:
@@ -235,8 +237,8 @@ class Downloads:
         await self._arrived(part)
 
     async def _read_missing(self, source: SourceLink, part: Part, slots: _Slots, *, is_patient: bool) -> None:
-        """The missing ranges in parallel; those that arrive stay, whatever happens to the others. Once one
-        has failed, those that wait for their turn are not asked for here any more."""
+        """Reads the missing ranges in parallel. Those that arrive are kept, whatever happens to the others.
+        Once one has failed, those that wait for their turn are no longer read here."""
         reader = self._readers.get("peer" if is_peer(source) else source.kind)
         if reader is None:
             raise UnavailableError(f"sources of kind {source.kind!r} cannot be read here")
@@ -271,7 +273,7 @@ class Downloads:
         span: tuple[int, int],
         limit_s: float | None,
     ) -> None:
-        """One range, or an error once the source is slow."""
+        """Reads one range. Raises: UnavailableError if the source is too slow."""
         start, end = span
         began_s = self._clock()
         try:
@@ -279,47 +281,51 @@ class Downloads:
                 await _read_range(reader, source, part, start, end)
         except TimeoutError as err:
             raise _LeftError(f"{end - start} bytes took over {limit_s} s") from err
-        self._standing.measure(source.url, end - start, self._clock() - began_s)
+        self._reputation.measure(source.url, end - start, self._clock() - began_s)
 
     def _blame(self, source: SourceLink, manifest: Manifest, error: UnavailableError) -> None:
-        """A source failed: others that wait for their turn at it go elsewhere."""
+        """Marks a source as failed, so that ranges waiting for their turn at it are read elsewhere."""
         if is_peer(source):
             self._swarm.blame(source, manifest, f"failed: {error}")
         else:
-            self._standing.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
+            self._reputation.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
 
     def _check_usable(self, source: SourceLink, manifest: Manifest, *, is_patient: bool) -> None:
-        """Raises: UnavailableError if the source failed meanwhile, and there is another one to ask."""
+        """Raises: UnavailableError if the source has failed since, and there is another one to ask."""
         if is_peer(source):
             if self._swarm.is_bad(source, manifest):
                 raise UnavailableError("it failed while this range waited for its turn")
             return
         now_s = asyncio.get_running_loop().time()
-        if not is_patient and self._standing.is_paused(source.url, now_s) and self._others(source, manifest):
+        if (
+            not is_patient
+            and self._reputation.is_paused(source.url, now_s)
+            and self._others(source, manifest)
+        ):
             raise _LeftError("it failed while this range waited for its turn")
 
     def _others(self, source: SourceLink, manifest: Manifest) -> list[str]:
-        """Other publishers and stores that did not fail just now."""
+        """Other origins that have not just failed."""
         now_s = asyncio.get_running_loop().time()
         others = [s.url for s in manifest.sources if not is_peer(s) and s.url != source.url]
-        return [url for url in others if not self._standing.is_paused(url, now_s)]
+        return [url for url in others if not self._reputation.is_paused(url, now_s)]
 
     def _limit_s(self, source: SourceLink, manifest: Manifest, num_bytes: int) -> float | None:
-        """How long a range may take at a source: several times what the fastest other publisher or store
-        would need, or it itself needed before if no other was measured. None if there is no other: the
-        reader's own deadlines hold."""
+        """How long a range may take at a source: several times as long as at the fastest other origin or, if
+        none was measured, at this source before. None without another origin: the reader's own deadlines
+        hold."""
         others = self._others(source, manifest)
         if not others:
             return None
-        known = max(map(self._standing.speed, others))
+        known = max(map(self._reputation.speed, others))
         if not known and is_peer(source):
-            return None  # peers share what they can send, and have deadlines of their own
-        known = known or self._standing.speed(source.url)
+            return None  # a peer shares its bandwidth with other receivers, and has deadlines of its own
+        known = known or self._reputation.speed(source.url)
         return _SPARE_S + TOO_SLOW * num_bytes / known if known else _UNKNOWN_S
 
 
 async def _read_range(reader: ChunkReader, source: SourceLink, part: Part, start: int, end: int) -> None:
-    """Bytes `[start, end)` of a chunk into its view, without a copy where the reader can."""
+    """Reads bytes `[start, end)` of a chunk into its view, without a copy if the reader can."""
     if isinstance(reader, FillsBuffer):
         await reader.read_into(source.url, part.chunk.hash, part.view[start:end], start=start)
         return

@@ -1,9 +1,9 @@
-"""Taking over a version from a trainer: files in `incoming/` become chunks and a manifest.
+"""How the publisher takes over a version from a trainer: files in `incoming/` become chunks and a manifest.
 
-In full: the file is mapped, cut, hashed, stored by a few threads, and compared with what the trainer
-said. As a delta: the file is parsed, which checks every block, and must lead from the version before to
-the digest; whether it does is seen by those who apply it.
-Nothing of a version that is refused, or that a crash cuts short, stays in the store.
+A full version is mapped, cut, hashed and stored by a few threads, and compared with the digest that the
+trainer named. A delta is parsed, which checks every block, and must name the digests of its base and of the
+version; whether it leads from one to the other is checked by receivers, who apply it. Nothing of a version
+stays in the store if it is refused, or if a crash interrupts it.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ __all__ = ["is_same", "take_over"]
 
 _log = logging.getLogger(__name__)
 _NUM_WRITERS = 4
-"""Chunks that are written and synced at once: disks need a few requests in flight."""
+"""Chunks that are written and synced in parallel, since disks need a few requests in flight."""
 
 
 def is_same(manifest: Manifest, hand_over: HandOver) -> bool:
-    """True if the version that is known has the content that is handed over."""
+    """True if the known version has the content that is handed over."""
     return (
         manifest.digest == hand_over.digest
         and manifest.tensors == hand_over.tensors
@@ -52,14 +52,14 @@ def is_same(manifest: Manifest, hand_over: HandOver) -> bool:
 
 
 def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> Manifest:
-    """Makes a handed-over version durable; blocks. The manifest has no sources.
+    """Makes a version that was handed over durable; blocks. The manifest has no sources.
 
-    With `config.delta` it becomes a delta where one is handed over, fits, and is smaller, and is stored in
-    full only from time to time.
+    With `config.delta` it becomes a delta if one was handed over that fits and is smaller than the version;
+    it is also stored in full from time to time.
 
     Raises: WireError or WeightsError if files, table and digest disagree or a path lies outside `incoming`;
-    RefusedError with code `full_needed` if a delta alone will not do; UnavailableError if the disk refuses.
-    The store is then as before.
+    RefusedError with code `full_needed` if a delta alone is not enough; UnavailableError if the disk refuses.
+    The store is then unchanged.
     """
     counted: list[Chunk] = []
     try:
@@ -77,7 +77,10 @@ def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> 
         raise UnavailableError(f"publisher cannot store {_name(hand_over)}: {err}") from err
     _log.info(
         "%s: %s of %d bytes in %d chunks",
-        *(_name(hand_over), manifest.kind, manifest.num_bytes, len(manifest.chunks)),
+        _name(hand_over),
+        manifest.kind,
+        manifest.num_bytes,
+        len(manifest.chunks),
     )
     return manifest
 
@@ -85,7 +88,8 @@ def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> 
 def _store_version(
     store: ChunkStore, hand_over: HandOver, config: WeightsConfig, counted: list[Chunk]
 ) -> Manifest:
-    """`counted` collects what the store counts for the version, also on failure."""
+    """Stores chunks and makes the manifest. `counted` collects the chunks that the store counts for the
+    version, also on failure."""
     shortcut = _store_delta(store, hand_over, config, counted)
     manifest = Manifest(
         policy=hand_over.policy,
@@ -100,7 +104,8 @@ def _store_version(
     )
     delta = delta_of(manifest)
     if delta is not None and not _is_full_due(store, config, delta):
-        manifest, files = delta, _reused_files(store, hand_over.policy, counted)
+        manifest = delta
+        files = _reused_files(store, hand_over.policy, counted)
     elif not hand_over.path and hand_over.delta is not None:
         raise RefusedError(
             f"{_name(hand_over)} is needed in full: hand it over with the delta and the file of all tensors",
@@ -136,8 +141,8 @@ def _reused_files(store: ChunkStore, policy: str, counted: list[Chunk]) -> tuple
 def _store_delta(
     store: ChunkStore, hand_over: HandOver, config: WeightsConfig, counted: list[Chunk]
 ) -> Shortcut | None:
-    """The chunks of the delta, if one is handed over that a receiver may start from and that is smaller than
-    the version."""
+    """The chunks of the delta, if one was handed over whose base is stored here and that is smaller than the
+    version."""
     given = hand_over.delta
     if given is None or not config.delta or hand_over.is_first or hand_over.files:
         return None
@@ -162,9 +167,10 @@ def _store_delta(
 
 
 def _is_full_due(store: ChunkStore, config: WeightsConfig, delta: Manifest) -> bool:
-    """True if who starts from nothing would else need a longer chain than is allowed, or more bytes for
-    the chain than for the version itself."""
-    length, num_bytes = 1, sum(c.num_bytes for c in delta.chunks)
+    """True if a receiver that holds nothing would otherwise need a longer chain than is allowed, or more
+    bytes for the chain than for the version itself."""
+    length = 1
+    num_bytes = sum(c.num_bytes for c in delta.chunks)
     base = store.manifest(delta.policy, delta.base)
     while base is not None and base.kind == "delta":
         length += 1
@@ -177,7 +183,7 @@ def _is_full_due(store: ChunkStore, config: WeightsConfig, delta: Manifest) -> b
 def _store_chunks(
     store: ChunkStore, hand_over: HandOver, fd: int, chunk_bytes: int, counted: list[Chunk]
 ) -> tuple[Chunk, ...]:
-    """Cuts, hashes and stores the tensors' bytes, a few chunks at once."""
+    """Cuts, hashes and stores the bytes of the tensors, a few chunks at a time."""
     data = _map(fd, span_bytes(hand_over.tensors))
     digest = VersionDigest(data)
 
@@ -196,7 +202,7 @@ def _store_chunks(
             counted.extend(f.result() for f in writing if not f.cancelled() and not f.exception())
     if (found := digest.hexdigest()) != hand_over.digest:
         raise WireError(
-            f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {found}, the trainer said "
+            f"{_name(hand_over)}: the tensors in {hand_over.path} hash to {found}, but the trainer named "
             f"{hand_over.digest}; hand it over again"
         )
     return chunks
@@ -211,7 +217,7 @@ def _name(hand_over: HandOver) -> str:
 
 @contextlib.contextmanager
 def _opened(incoming: Path, hand_over: HandOver) -> Generator[int]:
-    """The file in full, which must hold exactly what the table says."""
+    """The file of a full version, which must have exactly the size that its table says."""
     with _open_inside(incoming, hand_over, hand_over.path) as (fd, num_bytes):
         expected = span_bytes(hand_over.tensors) + sum(f.chunk.num_bytes for f in hand_over.files)
         if num_bytes != expected:
@@ -229,13 +235,13 @@ def _mapped(incoming: Path, hand_over: HandOver, path: str) -> Generator[NDArray
 
 @contextlib.contextmanager
 def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tuple[int, int]]:
-    """A handed-over file, which must lie inside `incoming`, and its bytes."""
+    """Descriptor and size of a file that was handed over, which must lie inside `incoming`."""
     root = incoming.resolve()
     path = root
     try:
         path = (root / name).resolve()
         is_inside = path.is_relative_to(root) and path.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long a name, a zero byte, a loop of links
+    except (OSError, ValueError, RuntimeError):  # the name is too long, has a zero byte, or a loop of links
         is_inside = False
     if not is_inside:
         raise WireError(f"{_name(hand_over)}: {name[:200]!r} is no file inside the incoming folder")
@@ -247,7 +253,7 @@ def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tu
 
 
 def _map(fd: int, num_bytes: int) -> NDArray[np.uint8]:
-    """The first bytes of a file that is at least that long, to read."""
+    """The first bytes of a file that is at least that long, for reading."""
     if not num_bytes:
         return np.zeros(0, np.uint8)
     return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)

@@ -1,8 +1,9 @@
-"""Manifests: how tensors lie in a version's bytes, how these are cut and hashed, and how both are checked.
+"""Manifests: where tensors lie in the bytes of a version, how these bytes are cut and hashed, and how all of
+it is checked.
 
-A version's bytes are its tensors in manifest order, each at the next multiple of `ALIGNMENT`, with zeros
-between them; chunks are cut from these bytes at fixed size. The digest is the hash of the hashes of each half
-MiB: one pass that threads can share. Everything here is pure: no files, no sockets.
+The bytes of a version are its tensors in manifest order, each at the next multiple of `ALIGNMENT`, with zeros
+between them. Chunks of fixed size are cut from these bytes. The digest is the hash of the hashes of each half
+MiB, so that threads can share the work. Everything here is pure: no files, no sockets.
 """
 
 import math
@@ -30,6 +31,7 @@ __all__ = [
     "VersionBytes",
     "VersionDigest",
     "build_manifest",
+    "check_digest",
     "check_file_name",
     "check_manifest",
     "check_policy_name",
@@ -40,12 +42,12 @@ __all__ = [
     "hash_bytes",
     "is_model_file",
     "lay_out",
+    "name_of",
     "pack",
     "plan_path",
     "span_bytes",
     "tensors_in",
     "tensors_of",
-    "verify",
 ]
 
 ALIGNMENT = 64
@@ -55,21 +57,21 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element, by dtype."""
 
 SEGMENT_BYTES = 1 << 19
-"""Bytes of which the digest takes a hash each: a core's own cache holds them from their use to their hash."""
+"""Bytes per hash of the digest: they stay in a core's own cache from their use until they are hashed."""
 
 _THREADS_FROM = 16 * SEGMENT_BYTES
-"""A smaller version is hashed by the caller; a larger one in parts of this size."""
+"""A smaller version is hashed by the calling thread, a larger one in parts of this size by several."""
 
 MAX_CHUNK_BYTES = 1 << 30
-"""A chunk is held in memory by whoever serves or checks it."""
+"""A process that serves or checks a chunk holds it in memory."""
 
 _MAX_CHUNKS = 1 << 20
 _MAX_DIMENSIONS = 16
 _MAX_FILES = 256
 _MAX_FILE_BYTES = 1 << 29
-"""Config and tokenizer, all together; a large tokenizer has 40 MB."""
+"""Config and tokenizer together; a large tokenizer has 40 MB."""
 _MAX_DELTA_EXTRA = 1 << 20
-"""A delta may be so much larger than twice its version: headers of many small tensors."""
+"""A delta may have this many bytes more than twice its version, for the headers of many small tensors."""
 
 _HASH = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -81,27 +83,28 @@ _FILE_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".tiktoken", ".md")
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
-    """xxh3-128 of the bytes, 32 hexadecimal digits. Guards against damage, not against forgery."""
+    """xxh3-128 of the bytes as 32 hexadecimal digits. It detects damage, not forgery."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def check_policy_name(name: str) -> str:
-    """The name, if it can be a folder. Raises: WeightsError."""
+    """Returns the name if it can be that of a folder. Raises: WeightsError."""
     if not _NAME.fullmatch(name):
         raise WeightsError(f"policy name {name!r}: only letters, digits, '_', '-' and '.', not '.' first")
     return name
 
 
 def is_model_file(name: str) -> bool:
-    """True if a model folder's file of this name may travel with a version: read, never run, no weights."""
+    """True if a file of this name may be published with a version: it is read, never run, and holds no
+    weights."""
     return bool(_NAME.fullmatch(name)) and name.endswith(_FILE_SUFFIXES) and not name.endswith(".index.json")
 
 
 def check_file_name(name: str) -> str:
-    """The name, if a model folder may carry such a file. Raises: WeightsError."""
+    """Returns the name if such a file may be published with a version. Raises: WeightsError."""
     if not is_model_file(name):
         raise WeightsError(
-            f"file {name!r} may not travel with a version; expected is a plain name that ends in "
+            f"file {name!r} may not be published with a version; a plain name is expected that ends in "
             f"{', '.join(_FILE_SUFFIXES)}"
         )
     return name
@@ -111,7 +114,7 @@ def check_file_name(name: str) -> str:
 
 
 def lay_out(tensors: Iterable[HostTensor]) -> tuple[TensorInfo, ...]:
-    """Where each tensor lies in a version's bytes.
+    """Where each tensor lies in the bytes of a version.
 
     Raises: WeightsError if a tensor's bytes, shape and dtype disagree, or a name comes twice.
     """
@@ -139,7 +142,7 @@ def lay_out(tensors: Iterable[HostTensor]) -> tuple[TensorInfo, ...]:
 
 
 def span_bytes(tensors: Sequence[TensorInfo]) -> int:
-    """Bytes of a version: the end of its last tensor."""
+    """Number of bytes of a version: the end of its last tensor."""
     return tensors[-1].offset + tensors[-1].num_bytes if tensors else 0
 
 
@@ -156,7 +159,7 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
     for tensor in tensors:
         if len(tensor.shape) > _MAX_DIMENSIONS:
             raise WeightsError(
-                f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, {_MAX_DIMENSIONS} are the most"
+                f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions; {_MAX_DIMENSIONS} are allowed"
             )
         expected = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         if min(tensor.shape, default=0) < 0 or tensor.num_bytes != expected:
@@ -178,7 +181,7 @@ def check_tensors(tensors: Sequence[TensorInfo]) -> None:
 
 
 class VersionBytes(Protocol):
-    """A version's bytes: `[start:end]` gives them in a row, a view where that is possible."""
+    """The bytes of a version: `[start:end]` gives a range in one piece, as a view where that is possible."""
 
     @property
     def nbytes(self) -> int: ...
@@ -187,7 +190,8 @@ class VersionBytes(Protocol):
 
 
 class TensorBytes:
-    """A version's bytes as they lie in its tensors; a range that touches several is copied, zeros between."""
+    """The bytes of a version whose tensors lie apart. A range that touches several tensors is copied, with
+    the zeros between them."""
 
     def __init__(self, infos: Sequence[TensorInfo], tensors: Sequence[HostTensor]) -> None:
         self.nbytes = span_bytes(infos)
@@ -197,7 +201,8 @@ class TensorBytes:
     def __getitem__(self, index: slice, /) -> NDArray[np.uint8]:
         start, end, _ = index.indices(self.nbytes)
         first = max(bisect_right(self._starts, start) - 1, 0)
-        low, array = start - self._starts[first], self._arrays[first]
+        low = start - self._starts[first]
+        array = self._arrays[first]
         if end - self._starts[first] <= array.nbytes:
             return array[low : low + end - start]
         data = np.zeros(end - start, np.uint8)
@@ -211,7 +216,8 @@ class TensorBytes:
 
 
 class VersionDigest:
-    """Digest of a version's bytes, from the hashes of its segments: threads share the work, in any order.
+    """Digest of the bytes of a version, from the hashes of its segments. Threads may share the work in any
+    order.
 
     Example: `d = VersionDigest(buffer); d.take(0, 8 << 20); d.hexdigest()`.
     """
@@ -227,7 +233,7 @@ class VersionDigest:
             self._hashes[idx] = self._hashes[idx] or self._hash(idx)
 
     def hexdigest(self) -> str:
-        """32 hexadecimal digits. Hashes what no range covered."""
+        """32 hexadecimal digits. Hashes the segments that no range covered."""
         found = (known or self._hash(idx) for idx, known in enumerate(self._hashes))
         return xxhash.xxh3_128_hexdigest(b"".join(found))
 
@@ -237,7 +243,7 @@ class VersionDigest:
 
 
 def digest_of(data: VersionBytes) -> str:
-    """The digest of a version's bytes, by as many threads as pay."""
+    """The digest of the bytes of a version; several threads share a large one."""
     digest = VersionDigest(data)
     if data.nbytes >= _THREADS_FROM:
         pool = shared_threads()
@@ -250,7 +256,7 @@ def digest_of(data: VersionBytes) -> str:
 
 
 def pack(tensors: Sequence[HostTensor]) -> NDArray[np.uint8]:
-    """A full version's bytes in one array."""
+    """The bytes of a full version in one array."""
     infos = lay_out(tensors)
     buffer = np.zeros(span_bytes(infos), dtype=np.uint8)
     for info, tensor in zip(infos, tensors, strict=True):
@@ -268,7 +274,8 @@ def build_manifest(
     created_s: float = 0.0,
 ) -> Manifest:
     """The manifest of a full version whose bytes are `pack(tensors)`, without sources."""
-    buffer, infos = pack(tensors), lay_out(tensors)
+    buffer = pack(tensors)
+    infos = lay_out(tensors)
     spans = cut(buffer.nbytes, chunk_bytes)
     chunks = tuple(Chunk(hash=hash_bytes(buffer.data[a:b]), num_bytes=b - a) for a, b in spans)
     return Manifest(
@@ -294,11 +301,12 @@ def check_manifest(manifest: Manifest) -> None:
         chunks = (*manifest.chunks, *(f.chunk for f in manifest.files))
         for chunk in (*chunks, *(manifest.shortcut.chunks if manifest.shortcut else ())):
             if not _HASH.fullmatch(chunk.hash) or not 0 <= chunk.num_bytes <= MAX_CHUNK_BYTES:
-                raise WeightsError(f"chunk {chunk.hash!r} of {chunk.num_bytes} bytes is no chunk")
+                raise WeightsError(f"chunk {chunk.hash!r} of {chunk.num_bytes} bytes is not possible")
         _check_counts(manifest)
         if (total := sum(c.num_bytes for c in chunks)) != manifest.num_bytes:
             raise WeightsError(f"chunks hold {total} bytes, num_bytes says {manifest.num_bytes}")
-        held, needed = sum(c.num_bytes for c in manifest.chunks), span_bytes(manifest.tensors)
+        held = sum(c.num_bytes for c in manifest.chunks)
+        needed = span_bytes(manifest.tensors)
         if manifest.kind == "full" and held != needed:
             raise WeightsError(f"chunks hold {held} bytes, the tensors need {needed}")
         delta = delta_of(manifest)
@@ -306,43 +314,42 @@ def check_manifest(manifest: Manifest) -> None:
             raise WeightsError(f"a delta on {delta.base}, which is not an older version")
         size = sum(c.num_bytes for c in delta.chunks) if delta is not None else 0
         if size > (most := 2 * needed + _MAX_DELTA_EXTRA):
-            raise WeightsError(f"a delta of {size} bytes; between versions of {needed} it has {most} at most")
+            raise WeightsError(
+                f"a delta of {size} bytes; between versions of {needed} bytes it has at most {most}"
+            )
     except WeightsError as err:
         raise WeightsError(f"manifest of {manifest.policy!r} version {manifest.version}: {err}") from err
 
 
 def _check_counts(manifest: Manifest) -> None:
-    """Raises: WeightsError if there are more parts than a version can need."""
+    """Raises: WeightsError if there are more chunks or files than a version can need."""
     shortcut = manifest.shortcut.chunks if manifest.shortcut else ()
     for chunks in (manifest.chunks, shortcut):
         if len(chunks) > _MAX_CHUNKS or not all(chunk.num_bytes for chunk in chunks):
             raise WeightsError(
-                f"{len(chunks)} chunks; up to {_MAX_CHUNKS} are expected, and none of them empty"
+                f"{len(chunks)} chunks; at most {_MAX_CHUNKS} are allowed, and none may be empty"
             )
     num_bytes = sum(info.chunk.num_bytes for info in manifest.files)
     if len(manifest.files) > _MAX_FILES or num_bytes > _MAX_FILE_BYTES:
         raise WeightsError(
-            f"{len(manifest.files)} files of {num_bytes} bytes; {_MAX_FILES} of {_MAX_FILE_BYTES} in all "
-            "are the most"
+            f"{len(manifest.files)} files of {num_bytes} bytes in total; at most {_MAX_FILES} files of "
+            f"{_MAX_FILE_BYTES} bytes are allowed"
         )
 
 
-def verify(manifest: Manifest, buffer: NDArray[np.uint8]) -> None:
-    """Raises: WeightsError unless `buffer` holds exactly the full version of the manifest."""
-    check_manifest(manifest)
-    where = f"{manifest.policy!r} version {manifest.version}"
-    start = 0
-    for idx, chunk in enumerate(manifest.chunks):
-        found = hash_bytes(buffer.data[start : start + chunk.num_bytes])
-        if found != chunk.hash:
-            raise WeightsError(f"{where}: chunk {idx} hashes to {found}, expected {chunk.hash}")
-        start += chunk.num_bytes
-    if (found := digest_of(buffer)) != manifest.digest:
-        raise WeightsError(f"{where}: the tensors hash to {found}, expected {manifest.digest}")
+def check_digest(manifest: Manifest, data: VersionBytes) -> None:
+    """Raises: WeightsError unless these are the bytes of the manifest's version."""
+    if (found := digest_of(data)) != manifest.digest:
+        raise WeightsError(f"{name_of(manifest)}: the tensors hash to {found}, expected {manifest.digest}")
+
+
+def name_of(manifest: Manifest) -> str:
+    """How messages name a version."""
+    return f"policy {manifest.policy!r} version {manifest.version}"
 
 
 def tensors_of(manifest: Manifest, buffer: NDArray[np.uint8]) -> tuple[HostTensor, ...]:
-    """The tensors of a full version as views of its bytes, in manifest order."""
+    """The tensors of a full version, as views of its bytes, in manifest order."""
     return tuple(
         HostTensor(t.name, t.shape, t.dtype, buffer[t.offset : t.offset + t.num_bytes])
         for t in manifest.tensors
@@ -350,13 +357,13 @@ def tensors_of(manifest: Manifest, buffer: NDArray[np.uint8]) -> tuple[HostTenso
 
 
 def tensors_in(tensors: Sequence[TensorInfo], start: int, end: int) -> str:
-    """The tensors that `[start, end)` of a version's bytes touch, for messages."""
+    """The names of the tensors that `[start, end)` touches, for messages."""
     names = [t.name for t in tensors if t.offset < end and t.offset + t.num_bytes > start]
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}" if names else "no tensor"
 
 
 def delta_of(manifest: Manifest) -> Manifest | None:
-    """The version as a delta, if there is one: itself, or the full version's shortcut."""
+    """The version as a delta: the manifest itself, or the shortcut of a full version; None without one."""
     if manifest.kind == "delta":
         return manifest
     if manifest.shortcut is None:
@@ -374,11 +381,12 @@ def delta_of(manifest: Manifest) -> Manifest | None:
 
 
 def plan_path(manifests: Sequence[Manifest], held: Collection[int]) -> tuple[Manifest, ...]:
-    """The cheapest way, by bytes, to the newest version: a full one, or deltas from what is held.
+    """The path to the newest version that costs the fewest bytes: a full version, deltas from a held version,
+    or a full version and deltas.
 
-    `manifests` are of one policy. Returns what to fetch, in order, a full version's shortcut as the delta
-    that it is; nothing if the newest is held. Model files are not counted: they are fetched once.
-    Raises: WeightsError if no way exists.
+    `manifests` belong to one policy. Returns what to fetch, in order, with the shortcut of a full version as
+    a delta; nothing if the newest version is held. Model files do not count, since they are fetched once.
+    Raises: WeightsError if there is no path.
     """
     if not manifests:
         raise WeightsError("no manifests to plan with")
@@ -398,7 +406,7 @@ def plan_path(manifests: Sequence[Manifest], held: Collection[int]) -> tuple[Man
     newest = max(manifests, key=lambda m: m.version)
     if newest.version not in best:
         raise WeightsError(
-            f"{newest.policy!r} version {newest.version}: a delta on {newest.base}, and no way leads there "
+            f"{newest.policy!r} version {newest.version}: a delta on {newest.base}, and no path leads there "
             f"from {sorted(held) or 'nothing'}; ask for a full version"
         )
     return best[newest.version][1]

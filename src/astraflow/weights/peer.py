@@ -1,10 +1,10 @@
-"""The serving half of a peer: the chunks that a rollout service has, given to other rollout services.
+"""The serving half of a peer: a rollout service gives the chunks that it has to other rollout services.
 
     receiver --- expect(wanted) / put(chunk) ---> Spool (files, by hash) ---> PeerServer ---> other receivers
 
-A chunk is served once it is here whole and its hash is right, so that nothing unverified spreads. Whoever
-asks for one that is on its way waits at the state route. The spool keeps what arrived last, within a bound;
-what it held before a restart goes.
+A chunk is served once it has arrived whole and its hash is right, so that nothing unverified spreads. Those
+who ask for a chunk that is on its way wait at the state route. The spool keeps the chunks that arrived last,
+up to a bound, and is emptied by a restart.
 """
 
 import asyncio
@@ -35,33 +35,34 @@ from astraflow.weights.serving import UploadLimit, answers, chunk_response, pars
 __all__ = ["PeerServer", "Spool", "State", "parse_address", "peer_ticket", "served"]
 
 State = Literal["here", "coming", "absent"]
-"""Of a chunk at a peer."""
+"""Where a chunk is, as seen by a peer."""
 
 _MAX_WAIT_S = 10.0
-"""Longest wait for a chunk at the state route; the asker asks again."""
+"""Longest wait for a chunk at the state route, after which the receiver asks again."""
 _GRACE_S = 2.0
-"""So long a peer is asked in vain before it has begun the version that the asker wants: they all hear of a
-version at about the same time."""
+"""How long a receiver may wait for a version that this peer has not begun to fetch: all hear of a version at
+about the same time."""
 
 
 def peer_ticket(token: str) -> str:
-    """What services of a run show each other: it opens their chunks, and does not tell the worker's token
-    from which it is made. Empty for a run without tokens."""
+    """The token that rollout services of a run show each other for their chunks. It is derived from the
+    worker's token and does not reveal it. Empty for a run without tokens."""
     return hmac.digest(token.encode(), b"astraflow peer 1", "sha256").hex() if token else ""
 
 
 class Spool:
-    """Chunk files of one receiver, the newest `2 x` the largest version or so; owned by one event loop.
+    """Chunk files of one receiver: the newest ones, up to twice the largest transfer. Owned by one event
+    loop.
 
     Example: `spool.expect("actor", 3, chunks)`, then `await spool.put(chunk, view)` for each that arrived,
-    and `spool.give_up(chunks)` when the transfer ended, well or not.
+    and `spool.give_up(chunks)` when the transfer has ended or failed.
     """
 
     def __init__(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.url = ""
-        """Where the spool is served; empty while it is not."""
+        """URL at which the spool is served; empty while it is not."""
         self._folder = folder
         self._sizes: dict[str, int] = {}
         """In order of arrival."""
@@ -71,11 +72,11 @@ class Spool:
         self._changed = asyncio.Event()
 
     def path(self, chunk_hash: str) -> Path:
-        """Where a chunk's bytes lie. Only for hashes that `size` knows."""
+        """The file of a chunk. Only for hashes that `size` knows."""
         return self._folder / chunk_hash
 
     def size(self, chunk_hash: str) -> int | None:
-        """Bytes of a chunk that is here whole."""
+        """Bytes of a chunk that is here whole; None for any other."""
         return self._sizes.get(chunk_hash)
 
     def expect(self, policy: str, version: int, chunks: Iterable[Chunk]) -> None:
@@ -87,7 +88,7 @@ class Spool:
         self._wake()
 
     async def put(self, chunk: Chunk, view: memoryview) -> None:
-        """Keeps a verified chunk. A disk that refuses costs the others a source, nothing else."""
+        """Keeps a verified chunk. If the disk refuses it, the others lose a source, nothing else."""
         if chunk.hash not in self._sizes:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(_write, self.path(chunk.hash), view)
@@ -97,12 +98,12 @@ class Spool:
         self._wake()
 
     def give_up(self, chunks: Iterable[Chunk]) -> None:
-        """The transfer ended: what of it is not here does not come."""
+        """The transfer has ended: chunks that are not here will not come."""
         self._expected.difference_update(chunk.hash for chunk in chunks)
         self._wake()
 
     async def state(self, chunk_hash: str, policy: str, version: int, wait_s: float) -> State:
-        """What becomes of a chunk within `wait_s`."""
+        """The state of a chunk, once it is here or after `wait_s`."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while True:
@@ -131,7 +132,7 @@ class Spool:
 
 
 class PeerServer:
-    """ASGI app over a spool. Who calls must show the `ticket`, if there is one."""
+    """ASGI app over a spool. Callers must show the `ticket`, if there is one."""
 
     def __init__(self, spool: Spool, *, limit: UploadLimit, ticket: str = "") -> None:
         self.limit = limit
@@ -159,7 +160,7 @@ class PeerServer:
         wait_s = _parse_wait(query.get("wait_s", ""))
         if policy is None or version is None or wait_s is None:
             raise WireError(
-                "a chunk's state is asked with policy, version (0 or more) and wait_s (seconds, 0 or more)"
+                "the state of a chunk needs policy, version (0 or more) and wait_s (seconds, 0 or more)"
             )
         state = await self._spool.state(str(request.path_params["hash"]), policy, version, wait_s)
         return item_response(ChunkState(state=state), request)
@@ -171,13 +172,13 @@ async def served(
 ) -> AsyncGenerator[PeerServer]:
     """Serves a spool at `address`, `host` or `host:port`, while the context is open; sets `spool.url`.
 
-    `token`: this service's own; callers must show the ticket that is made of it. Raises: ConfigError if the
-    address cannot be bound, is none that others could call, or is open to other machines without a token.
+    Callers must show the ticket derived from `token`, which is this service's own. Raises: ConfigError if the
+    address cannot be bound, cannot be called by others, or is open to other machines without a token.
     """
     host, port = parse_address(address)
     host = await _in_numbers(host)
     if not token and not is_loopback(host):
-        raise ConfigError(f"peer address {address!r} is open to other machines: a token is needed")
+        raise ConfigError(f"peer address {address!r} is open to other machines, so a token is needed")
     app = PeerServer(spool, limit=UploadLimit(max_upload_mb_s * 1e6), ticket=peer_ticket(token))
     rules = WebRules(needs_token=bool(token))
     server = HttpServer(app, host=host, port=port, name="peer", rules=rules)
@@ -205,7 +206,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def _parse_wait(text: str) -> float | None:
-    """Seconds, `_MAX_WAIT_S` at most; None if it is no time. NaN would be waited for without end."""
+    """Seconds, at most `_MAX_WAIT_S`; None if the text is not a time. NaN would mean an endless wait."""
     try:
         wait_s = float(text)
     except ValueError:
@@ -214,7 +215,7 @@ def _parse_wait(text: str) -> float | None:
 
 
 async def _in_numbers(host: str) -> str:
-    """The address of a host of this machine: others are told a number, which nobody can give another meaning.
+    """The numeric address of a host name of this machine: a name could mean another machine elsewhere.
 
     Raises: ConfigError.
     """

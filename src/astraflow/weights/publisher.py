@@ -1,11 +1,12 @@
-"""The publisher: a process of its own that owns the chunk files of its policies and serves them.
+"""The publisher: a process that owns the chunk files of its policies and serves them.
 
     trainer  --- file in incoming/, POST /v1/publish ---> cut, hash, make durable ---> Manifest
     receiver --- GET /v1/chunks/HASH (Range) -----------> bytes; many at once, while a publish runs
 
-A version is immutable: publishing the same content again answers with the same manifest, other content under
-a known number is refused. A trainer killed at any moment leaves every retained version downloadable; a
-publisher killed at any moment restarts over its folder. Paths from the trainer must lie inside `incoming/`.
+A version is immutable: publishing the same content again gives the same manifest, and other content under a
+known number is refused. If the trainer is killed at any moment, every retained version stays downloadable; a
+publisher that is killed at any moment restarts over its folder. Paths from the trainer must lie inside
+`incoming/`.
 """
 
 import asyncio
@@ -37,8 +38,8 @@ from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.intake import is_same, take_over
 from astraflow.weights.manifest import check_policy_name
+from astraflow.weights.remote_stores import Mirror
 from astraflow.weights.serving import UploadLimit, answers, chunk_response, parse_version, require_role
-from astraflow.weights.stores import Mirror
 
 __all__ = ["Publisher", "run_publisher"]
 
@@ -56,7 +57,7 @@ class Publisher:
         publisher = Publisher(run / "weights" / "actor", WeightsConfig(), tokens={"secret": "trainer"})
         publisher.public_url = await HttpServer(publisher, host="127.0.0.1", port=0, name="publisher").start()
 
-    `public_url` is what manifests name as their source. Owns the folder until `close`.
+    `public_url` is the source that manifests name. Owns the folder until `close`.
     Raises: ConfigError if another publisher holds the folder.
     """
 
@@ -89,20 +90,20 @@ class Publisher:
 
     @property
     def incoming(self) -> Path:
-        """Where trainers leave what they hand over."""
+        """Where the trainer leaves the files that it hands over."""
         return self._store.incoming
 
     @property
     def sent_bytes(self) -> int:
-        """Chunk bytes given out since the start."""
+        """Chunk bytes sent since the start."""
         return self._limit.sent_bytes
 
     def versions(self) -> dict[str, tuple[int, ...]]:
-        """The versions that are here, by policy, oldest first."""
+        """The versions that are stored here, by policy, oldest first."""
         return self._store.versions()
 
     def close(self) -> None:
-        """Gives the folder free."""
+        """Releases the folder."""
         self._store.close()
 
     # --- routes ---
@@ -155,15 +156,15 @@ class Publisher:
                     f"content ({known.digest}, not {hand_over.digest}); take the next number",
                     code="version_conflict",
                 )
-            # a session's first version may take the place of one that its predecessor never announced
+            # The first version of a session may replace one that the session before it never announced.
             if known is None or (hand_over.is_first and (is_other or known.kind == "delta")):
                 known = await asyncio.to_thread(take_over, self._store, hand_over, self._config)
             sources = await self._upload(known)
         return item_response(msgspec.structs.replace(known, sources=sources), request)
 
     async def _upload(self, manifest: Manifest) -> tuple[SourceLink, ...]:
-        """Puts a version into the store, if there is one; where it then lies. A store that fails is left out,
-        with a warning, unless it is the only source."""
+        """Copies a version into the store, if there is one, and returns the sources that have it. A store
+        that fails is left out, with a warning, unless it is the only source."""
         if self._mirror is None:
             return self._sources()
         try:
@@ -171,7 +172,7 @@ class Publisher:
         except UnavailableError as err:
             if self._config.is_store_only:
                 raise
-            _log.warning("%s; receivers get it from the publisher alone", err)
+            _log.warning("%s; receivers can get the version from the publisher only", err)
             return self._sources()[:1]
         return self._sources()
 
@@ -209,11 +210,11 @@ async def run_publisher(
     tls: tuple[str, str] | None = None,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """The publisher's process: serves `folder` until `stop`, by HTTPS with `tls`, the files of a certificate
-    and its key; `on_ready` gets the URL.
+    """Serves `folder` until `stop`; the main function of a publisher's process. `on_ready` gets the URL.
 
-    With port 0 the port of the last time is taken again, so that the sources in manifests stay true after a
-    restart. Raises: ConfigError if the address cannot be bound, or is none that others could call.
+    `tls`, the files of a certificate and its key, turns on HTTPS. Port 0 takes the port of the last time
+    again, so that the sources in manifests stay valid after a restart. Raises: ConfigError if the address
+    cannot be bound, or cannot be called by others.
     """
     host = announced_host(config.host, config.advertise)
     publisher = Publisher(folder, config, tokens=tokens)
@@ -227,7 +228,7 @@ async def run_publisher(
         except ConfigError:
             if remembered == config.port:
                 raise
-            _log.warning("port %d of the last time is taken; choosing another", remembered)
+            _log.warning("port %d, which the publisher had before, is taken; choosing another", remembered)
             server = HttpServer(publisher, host=config.host, port=0, name="publisher", tls=tls, rules=rules)
             url = await server.start()
         scheme, port = url.partition(":")[0], url.rpartition(":")[2]

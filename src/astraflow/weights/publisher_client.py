@@ -1,11 +1,12 @@
-"""A trainer's way to its publisher: bytes through files, everything else through HTTP.
+"""How a trainer hands versions to its publisher: the bytes as files, everything else over HTTP.
 
-    publish(tensors) -> compared with the copy of the version before -> a delta
-                     -> or in full: at first, when it is due, when the delta would be as large
+    publish(tensors) -> compared with a copy of the version before -> a delta
+                     -> in full: the first version, one that is due, one whose delta would be as large
 
-The trainer and its publisher share a disk. A file is written under a temporary name and renamed, so that the
-publisher never reads half of it, and goes when the publisher has answered. The copy lives in the trainer's
-memory and is as large as the version; the comparison brings it up to date, and hashes the version on the way.
+The trainer and its publisher run on one machine (`ProcessSpec.near`), so that the bytes cross no network. A
+file is written under a temporary name and renamed, so that the publisher never reads half of it, and is
+deleted once the publisher has answered. The copy lives in the trainer's memory and is as large as the
+version; the comparison updates it and hashes the version in the same pass.
 """
 
 import asyncio
@@ -42,14 +43,14 @@ from astraflow.weights.threads import give_up, shared_threads
 __all__ = ["PublisherClient"]
 
 _SLOWEST_BYTES_PER_S = 20e6
-"""A disk slower than this is taken for a publisher that hangs."""
+"""If the disk were slower than this, a publisher that is writing would be taken for one that hangs."""
 _PART_BYTES = 16 * SEGMENT_BYTES
-"""What a thread writes before it takes the next."""
+"""Bytes that a thread writes before it takes the next part."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A copy of the version that the publisher got last."""
+    """A copy of the version that the publisher received last."""
 
     version: int
     digest: str
@@ -58,10 +59,11 @@ class _Base:
 
 
 class PublisherClient:
-    """Implements `protocols.Publishes`. One client publishes a policy at a time; it does not own `client`.
+    """Implements `protocols.Publishes`. A policy is published by one client at a time, which does not own
+    `client`.
 
-    With `delta` it keeps a copy of the newest version and hands over what changed, where the publisher can do
-    with that (`weights.delta`).
+    With `delta` it keeps a copy of the newest version and hands over what changed, if the publisher can use
+    it (`weights.delta`).
 
     Example: `manifest = await PublisherClient(client, run / "weights/incoming").publish("actor", 0, tensors,
     {"config.json": model_dir / "config.json"})`.
@@ -73,15 +75,16 @@ class PublisherClient:
         self._delta = delta
         self._bases: dict[str, _Base] = {}
         self._begun: set[str] = set()
-        """Policies of which this client, and so this trainer's session, has published a version."""
+        """Policies of which this client, and so this session of the trainer, has published a version."""
 
     async def publish(
         self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
     ) -> Manifest:
-        """Makes a version durable and downloadable; publishing the same again answers the same.
+        """Makes a version durable and downloadable. Publishing the same content again gives the same
+        manifest.
 
-        Raises: WeightsError or DataError for tensors or files that cannot travel; RefusedError if the version
-        is known with other content; UnavailableError. After an error the next version goes in full.
+        Raises: WeightsError or DataError for tensors or files that cannot be published; RefusedError if the
+        version exists with other content; UnavailableError. After an error the next version is sent in full.
         """
         hand_over = HandOver(
             policy=check_policy_name(policy),
@@ -90,7 +93,7 @@ class PublisherClient:
             digest="",
             is_first=policy not in self._begun,
         )
-        # From here the base belongs to the threads: if this task is cancelled, nobody else may use it.
+        # From here on the threads change the base. If this task is cancelled, nobody may use it any more.
         base = self._bases.pop(policy, None)
         manifest: Manifest | None = None
         if base is not None and not (base.tensors == hand_over.tensors and base.version < version):
@@ -108,11 +111,11 @@ class PublisherClient:
         return manifest
 
     async def forget(self, policy: str, needed: Sequence[int]) -> None:
-        """Lets the publisher delete versions that are neither needed nor among the newest."""
+        """Lets the publisher delete the versions that are neither needed nor among the newest."""
         await self._client.call("POST", "/v1/forget", None, body=Forget(policy=policy, needed=tuple(needed)))
 
     async def _offer(self, hand_over: HandOver) -> Manifest | None:
-        """Hands over a delta alone; None if the publisher needs the version in full, too."""
+        """Hands over a delta alone; None if the publisher also needs the version in full."""
         try:
             return await self._hand_over(hand_over)
         except RefusedError as err:
@@ -141,7 +144,8 @@ class PublisherClient:
     def _write_delta(
         self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]
     ) -> tuple[DeltaFile | None, _Base]:
-        """The difference to the base, which becomes the new version; no file if that is as large."""
+        """A file with the difference to the base, which becomes the new version; no file if it would be as
+        large as the version."""
         infos, new = hand_over.tensors, TensorBytes(hand_over.tensors, tensors)
         hashed = VersionDigest(new)
         with self._fresh_file(hand_over) as (path, fd):
@@ -165,7 +169,7 @@ class PublisherClient:
         tensors: Sequence[HostTensor],
         files: Mapping[str, Path],
     ) -> tuple[HandOver, _Base | None]:
-        """A file with the version's bytes and the model's files; the base of the next delta."""
+        """A file with the bytes of the version and of the model files, and the base of the next delta."""
         infos = hand_over.tensors
         contents = {check_file_name(name): _read(path) for name, path in files.items()}
         num_bytes = span_bytes(infos)
@@ -197,8 +201,8 @@ class PublisherClient:
 
     @contextlib.contextmanager
     def _fresh_file(self, hand_over: HandOver) -> Generator[tuple[Path, int]]:
-        """A file of the policy's folder, which gets its name at the end; what a trainer that was killed left
-        there goes."""
+        """A new file in the policy's folder, which gets its name at the end. Deletes files that a trainer
+        left there when it was killed."""
         folder = self._incoming / hand_over.policy
         folder.mkdir(parents=True, exist_ok=True)
         kept = _delta_path(hand_over).rpartition("/")[2]
@@ -221,7 +225,8 @@ class PublisherClient:
 def _write_version(
     source: VersionBytes, write: Callable[[int, memoryview], None], copy: NDArray[np.uint8] | None
 ) -> str:
-    """Writes a version's bytes by a few threads, and copies them if asked to. The digest."""
+    """Writes the bytes of a version with a few threads, into `copy` too if there is one; returns the
+    digest."""
     hashed = VersionDigest(source)
 
     def write_part(start: int, end: int) -> None:

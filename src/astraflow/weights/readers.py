@@ -20,7 +20,7 @@ from astraflow.weights.range_sockets import RangeSockets
 __all__ = ["ChunkReader", "FileReader", "FillsBuffer", "FindsManifests", "HttpReader"]
 
 _ANSWER_S = 2.0
-"""A peer answers this long after its wait at the latest."""
+"""Longest time from the end of a peer's wait to its answer."""
 
 
 class ChunkReader(Protocol):
@@ -33,7 +33,7 @@ class ChunkReader(Protocol):
 
 @runtime_checkable
 class FillsBuffer(Protocol):
-    """A chunk reader that needs no copy."""
+    """A chunk reader that writes straight into the caller's memory."""
 
     async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
         """Fills `view` with a chunk's bytes from `start`. Raises as `ChunkReader.read`."""
@@ -41,19 +41,20 @@ class FillsBuffer(Protocol):
 
 
 class FindsManifests(Protocol):
-    """Looks a version up at a source of its chunks."""
+    """Looks up versions at a source of their chunks."""
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
-        """None if the source does not have it. Raises: UnavailableError; WeightsError if it refuses."""
+        """The manifest; None if the source does not have it. Raises: UnavailableError; WeightsError if the
+        source refuses."""
         ...
 
 
 class HttpReader:
-    """Reads from publishers and peers over HTTP, one client a URL; `close` it.
+    """Reads from publishers and peers over HTTP, with one client per URL; `close` it.
 
-    `connect` makes the client of a URL; its patience is how long one source is tried before the next.
-    `token` is for the direct way into a buffer, which is tried first; there a source that gives no byte for
-    `quiet_s` is left.
+    `connect` makes the client of a URL, whose patience is how long a source is tried before the next one.
+    Ranges are first read straight into the caller's memory, for which the `token` is needed; a source that
+    sends no byte for `quiet_s` is then given up.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class HttpReader:
     ) -> None:
         self._connect = connect
         self._token = token
-        self._range_timeout_s, self._quiet_s = range_timeout_s, quiet_s
+        self._range_timeout_s = range_timeout_s
+        self._quiet_s = quiet_s
         self._clients: dict[str, ServiceClient] = {}
         self._sockets: dict[str, RangeSockets] = {}
 
@@ -80,15 +82,16 @@ class HttpReader:
             raise WeightsError(str(err)) from err
 
     async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
-        """As `read`, straight into `view`."""
+        """Like `read`, straight into `view`."""
         if url not in self._sockets:
             self._sockets[url] = RangeSockets(url, token=self._token, quiet_s=self._quiet_s)
-        path, timeout_s = f"/v1/chunks/{chunk_hash}", self._range_timeout_s
+        path = f"/v1/chunks/{chunk_hash}"
+        timeout_s = self._range_timeout_s
         if not await self._sockets[url].fill(path, view, start=start, timeout_s=timeout_s):
             view[:] = await self.read(url, chunk_hash, start=start, end=start + view.nbytes)
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
-        """The manifest of a version; None if the publisher does not have it (any more)."""
+        """The manifest of a version; None if the publisher does not have it, or no longer."""
         try:
             return await self._client(url).call("GET", f"/v1/manifests/{policy}/{version}", Manifest)
         except RefusedError as err:
@@ -99,9 +102,10 @@ class HttpReader:
             raise WeightsError(str(err)) from err
 
     async def state(self, url: str, chunk: Chunk, manifest: Manifest, wait_s: float) -> State:
-        """What a peer says of a chunk, after up to `wait_s`. Raises: UnavailableError, WeightsError."""
+        """The state of a chunk at a peer, after up to `wait_s`. Raises: UnavailableError, WeightsError."""
         params = {"policy": manifest.policy, "version": str(manifest.version), "wait_s": f"{wait_s:.3f}"}
-        path, timeout_s = f"/v1/chunks/{chunk.hash}/state", wait_s + _ANSWER_S
+        path = f"/v1/chunks/{chunk.hash}/state"
+        timeout_s = wait_s + _ANSWER_S
         try:
             reply = await self._client(url).call("GET", path, ChunkState, params=params, timeout_s=timeout_s)
         except (RefusedError, WireError) as err:
@@ -127,8 +131,8 @@ class FileReader:
     """Reads from a folder of chunk files; the URL is a path, or `file:///path`."""
 
     async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
-        """Bytes `[start, end)` of a chunk. Raises: UnavailableError if the folder is not there, WeightsError
-        if the chunk is not, or is too short."""
+        """Bytes `[start, end)` of a chunk. Raises: UnavailableError if the folder does not exist,
+        WeightsError if the chunk does not, or is too short."""
         return await asyncio.to_thread(_read_range, _folder(url), chunk_hash, start, end)
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
@@ -153,7 +157,7 @@ def _read_range(folder: Path, chunk_hash: str, start: int, end: int) -> bytes:
     except FileNotFoundError as err:
         if folder.is_dir():
             raise WeightsError(f"chunk {chunk_hash} is not in {folder}") from err
-        raise UnavailableError(f"{folder} is not there") from err
+        raise UnavailableError(f"{folder} does not exist") from err
     except OSError as err:
         raise UnavailableError(f"{folder}: {err}") from err
     if len(data) != end - start:

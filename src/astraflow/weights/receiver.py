@@ -1,12 +1,13 @@
-"""The receiver: fetches a version the cheapest way, verifies it, and only then shows it.
+"""The receiver: fetches a version in the cheapest way, verifies it, and only then returns it.
 
     fetch(manifest) -> path of manifests -> downloads -> host copy (filled, or patched in place)
                     -> digest -> snapshot
 
-A policy's newest version stays in host memory as the base of the next delta. Every chunk is checked against
-its hash and the whole against the digest before `fetch` returns; nothing partial is visible, on disk or in
-memory. A host copy is patched in place only if nobody looks at it any more, else a duplicate is. What a delta
-cannot give, because the copy here or the delta is not what it should be, is fetched in full, and counted.
+The newest version of a policy stays in host memory as the base of the next delta. Every chunk is checked
+against its hash and the whole against the digest before `fetch` returns; nothing partial is visible, on disk
+or in memory. A host copy is patched in place only if nobody reads it any more; otherwise a duplicate is
+patched. If a delta fails, because it or the copy here is damaged, the version is fetched in full, and
+counted.
 """
 
 import asyncio
@@ -22,13 +23,14 @@ from astraflow.errors import UnavailableError, WeightsError
 from astraflow.host_tensors import WeightChanges, WeightSnapshot
 from astraflow.service import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
-from astraflow.weights.bounds import available_bytes, check_fits, check_follows
+from astraflow.weights.admission import available_bytes, check_encoding, check_fits, check_follows
 from astraflow.weights.downloads import Downloads, Part
-from astraflow.weights.host_copy import HostCopy
 from astraflow.weights.manifest import (
+    check_digest,
     check_manifest,
     delta_of,
     hash_bytes,
+    name_of,
     plan_path,
     span_bytes,
     tensors_in,
@@ -36,45 +38,39 @@ from astraflow.weights.manifest import (
 )
 from astraflow.weights.peer import Spool, peer_ticket
 from astraflow.weights.readers import ChunkReader, FileReader, FindsManifests, HttpReader
-from astraflow.weights.standing import Standing
-from astraflow.weights.stores import ObjectReader
+from astraflow.weights.remote_stores import ObjectReader
+from astraflow.weights.reputation import Reputation
 from astraflow.weights.swarm import Swarm
 from astraflow.weights.threads import off_loop
-from astraflow.weights.transfers import (
-    Held,
-    Transfer,
-    build,
-    check_digest,
-    check_encoding,
-    content_of,
-    name_of,
-)
+from astraflow.weights.transfers import Held, HostCopy, Transfer, build, content_of
 
 __all__ = ["Receiver"]
 
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0
-"""A source that does not answer for this long is passed over: a publisher restarts faster than this."""
+"""A source that does not answer for this long is skipped: a publisher restarts faster than this."""
 _PEER_RANGE_S = 10.0
-"""A peer's turn is short: the publisher has what it does not give."""
-_PEER_QUIET_S, _QUIET_S = 3.0, 10.0
-"""So long a source may give no byte. A publisher with an upload limit lets many receivers take turns."""
+"""Short, because the publisher has what a peer does not give."""
+_PEER_QUIET_S = 3.0
+"""How long a peer may send no byte."""
+_QUIET_S = 10.0
+"""How long a publisher may send no byte: with an upload limit, many receivers take turns."""
 _NUM_REMEMBERED = 64
-"""Manifests of a policy that need not be asked for again; a chain is shorter."""
+"""Manifests kept per policy, so that they are not asked for again; a chain of deltas is shorter."""
 
 
 def _loop_time() -> float:
-    """The clock of the running loop, by which deadlines are kept as well."""
+    """The clock of the running loop, which deadlines use as well."""
     return asyncio.get_running_loop().time()
 
 
 class Receiver:
     """Fetches versions of any number of policies; `close` it.
 
-    `cache_dir` gets one folder a set of model files (config, tokenizer), shared by all versions that carry
-    them and by all receivers of a machine. One version of a policy is in transfer at a time. A peer that does
-    not answer for `peer_patience_s` is passed over, and so is one that takes much longer than the publisher.
+    `cache_dir` gets one folder per set of model files (config, tokenizer), shared by all versions that have
+    them and by all receivers of a machine. One version of a policy is transferred at a time. A peer that does
+    not answer for `peer_patience_s` is skipped, and so is one that takes much longer than the publisher.
 
     Example: `snapshot = await Receiver(Path("cache"), token=token).fetch(manifest)`.
     """
@@ -105,14 +101,16 @@ class Receiver:
             quiet_s=_PEER_QUIET_S,
         )
         self._spool = spool
-        standing, spare_s = Standing(), 2 * peer_patience_s
-        self._swarm = Swarm(self._peers.state, self._own_url, standing=standing, spare_s=spare_s)
-        files, objects = FileReader(), ObjectReader()
+        reputation = Reputation()
+        spare_s = 2 * peer_patience_s
+        self._swarm = Swarm(self._peers.state, self._own_url, reputation=reputation, spare_s=spare_s)
+        files = FileReader()
+        objects = ObjectReader()
         self._finders = finders or {"http": self._http, "file": files, "s3": objects}
         self._downloads = Downloads(
             readers or {"http": self._http, "file": files, "s3": objects, "peer": self._peers},
             swarm=self._swarm,
-            standing=standing,
+            reputation=reputation,
             num_parallel=num_parallel,
             range_bytes=range_bytes,
             clock=clock,
@@ -125,36 +123,37 @@ class Receiver:
         self._held: dict[str, Held] = {}
         self._remembered: dict[str, dict[int, Manifest]] = {}
         self.num_fallbacks = 0
-        """Versions that a delta from the copy here did not give and that were fetched another way."""
+        """Versions for which a delta on the copy here failed, and that were fetched in another way."""
         self.fetched_bytes = 0
-        """Bytes of versions that arrived, since the start."""
+        """Bytes of versions that have arrived since the start."""
 
     def _own_url(self) -> str:
         return self._spool.url if self._spool is not None else ""
 
     @property
     def peer_bytes(self) -> int:
-        """Bytes of versions that came from peers, since the start."""
+        """Bytes of versions that have come from peers since the start."""
         return self._downloads.peer_bytes
 
     @property
     def num_bad_peers(self) -> int:
-        """Peers that were passed over for a version, since the start: wrong bytes, no answer, or too slow."""
+        """How often a peer was given up for a version since the start: wrong bytes, no answer, or too
+        slow."""
         return self._swarm.num_bad
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
-        """A version, verified, in host memory: by deltas from the version here, or in full.
+        """A verified version in host memory, fetched by deltas on the version held here, or in full.
 
-        Raises: WeightsError if the manifest or the bytes are wrong at every source, or the version is a
-        delta of an unknown encoding, or no way leads to it; UnavailableError if no source answers in time.
-        What arrived is kept: fetching the same version again resumes.
+        Raises: WeightsError if the manifest is wrong, the bytes are wrong at every source, the encoding is
+        unknown, or no path leads to the version; UnavailableError if no source answers in time.
+        What has arrived is kept: fetching the same version again resumes.
         """
         check_encoding(manifest)
         check_manifest(manifest)
         try:
             return await self._fetch(manifest)
         except MemoryError as err:
-            raise WeightsError(f"{name_of(manifest)}: there is no memory for it on this machine") from err
+            raise WeightsError(f"{name_of(manifest)}: this machine has no memory for it") from err
 
     async def _fetch(self, manifest: Manifest) -> WeightSnapshot:
         policy = manifest.policy
@@ -171,7 +170,7 @@ class Receiver:
                 path = await self._plan(manifest, None)
                 self.num_fallbacks += 1
                 _log.warning(
-                    "%s: %s; it is fetched from version %d on", name_of(manifest), err, path[0].version
+                    "%s: %s; it is fetched again, from version %d on", name_of(manifest), err, path[0].version
                 )
             return await self._install(path)
 
@@ -180,13 +179,13 @@ class Receiver:
         await self._http.close()
         await self._peers.close()
 
-    # --- which way ---
+    # --- the path to a version ---
 
     async def _plan(self, manifest: Manifest, held: Held | None) -> tuple[Manifest, ...]:
-        """The cheapest path to a version from the one held; empty if it is the same.
+        """The cheapest path to a version from the one held; empty if they are the same.
 
-        A full version without a shortcut is fetched as it is. Manifests before it that are not known here
-        are asked for at the version's sources, while a chain from the version held may still pay.
+        A full version without a shortcut is fetched as it is. Unknown manifests of earlier versions are asked
+        for at the sources, as long as a chain of deltas may still be cheaper.
         """
         remembered = self._remembered.setdefault(manifest.policy, {})
         remembered[manifest.version] = manifest
@@ -213,7 +212,7 @@ class Receiver:
         return plan_path(known, [held.manifest.version] if held is not None else [])
 
     async def _find(self, manifest: Manifest, version: int) -> Manifest | None:
-        """A version's manifest from the sources of another. None if they do not have it.
+        """The manifest of a version, from the sources of another version; None if they do not have it.
 
         Raises: UnavailableError if none of them answers.
         """
@@ -238,7 +237,7 @@ class Receiver:
     # --- from manifests to a snapshot ---
 
     async def _install(self, path: tuple[Manifest, ...]) -> WeightSnapshot:
-        """Downloads what the path names, fills or patches the host copy, and verifies it."""
+        """Downloads the versions of the path, fills or patches the host copy, and verifies it."""
         for manifest in path:
             check_encoding(manifest)
         target = path[-1]
@@ -258,7 +257,7 @@ class Receiver:
             base = Held(base.manifest, await asyncio.to_thread(base.copy.duplicate))
         del self._transfers[policy]
         self.fetched_bytes += sum(part.chunk.num_bytes for part in transfer.all_parts)
-        # From here the copy belongs to the thread: if this task is cancelled, nobody else may touch it.
+        # From here on a thread changes the copy. If this task is cancelled, nobody may use it any more.
         if base is not None:
             del self._held[policy]
         copy, changes = await off_loop(span_bytes(target.tensors), build, transfer, base)
@@ -266,10 +265,11 @@ class Receiver:
         return self._keep(Held(target, copy), model_dir, changes)
 
     def _begin(self, path: tuple[Manifest, ...]) -> Transfer:
-        """A transfer with memory for all that the path names. Raises: WeightsError or MemoryError if there is
-        none."""
+        """A transfer with memory for the versions of the path. Raises: WeightsError or MemoryError if there
+        is not enough."""
         policy = path[-1].policy
-        held, unfinished = self._held.get(policy), self._transfers.get(policy)
+        held = self._held.get(policy)
+        unfinished = self._transfers.get(policy)
         copies = [owner.copy for owner in (held, unfinished) if owner is not None and owner.copy is not None]
         kept_bytes = sum(copy.data.nbytes for copy in copies)
         check_fits(path, self._cache_dir, self._memory_bytes(), kept_bytes=kept_bytes)
@@ -292,10 +292,10 @@ class Receiver:
             await self._spool.put(part.chunk, part.view)
 
     async def _lend_held(self, manifest: Manifest) -> WeightSnapshot:
-        """The version that is here already, as good as fetched."""
+        """The version that is held already, verified again."""
         held = self._held[manifest.policy]
         try:
-            await asyncio.to_thread(check_digest, manifest, held.copy)
+            await asyncio.to_thread(check_digest, manifest, held.copy.data)
         except WeightsError:
             del self._held[manifest.policy]
             self.num_fallbacks += 1
@@ -308,7 +308,7 @@ class Receiver:
         return self._keep(Held(manifest, copy), model_dir)
 
     def _keep(self, fetched: Held, model_dir: Path, changes: WeightChanges | None = None) -> WeightSnapshot:
-        """Shows a verified version, and keeps it as a base unless a newer one is here."""
+        """Returns a verified version, and keeps it as a base unless a newer one is held."""
         manifest = fetched.manifest
         held = self._held.get(manifest.policy)
         if held is None or held.manifest.version <= manifest.version:
@@ -338,8 +338,8 @@ class Receiver:
         return transfer
 
     def _empty_copy(self, manifest: Manifest, num_bytes: int, unfinished: Transfer | None) -> HostCopy:
-        """Memory for a full version: that of a version or transfer that it displaces, if nobody looks at
-        it, because fresh memory is slow to touch first."""
+        """Memory for a full version. That of a version or transfer that it displaces is used again if nobody
+        reads it, because the first touch of fresh memory is slow."""
         held = self._held.get(manifest.policy)
         candidates = [unfinished.copy if unfinished is not None else None]
         if held is not None and held.manifest.version <= manifest.version:
@@ -383,9 +383,12 @@ class Receiver:
         return target
 
     def _install_files(self, transfer: Transfer, target: Path) -> None:
-        """Writes the model folder aside and renames it; whoever comes second uses the first one's."""
+        """Writes the model folder aside and renames it. Of several receivers, the first one's folder
+        stays."""
         if len(transfer.files) != len(transfer.target.files):
-            raise UnavailableError(f"{name_of(transfer.target)}: {target} was deleted meanwhile; fetch again")
+            raise UnavailableError(
+                f"{name_of(transfer.target)}: {target} was deleted during the fetch; fetch again"
+            )
         self._cache_dir.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".model-", dir=self._cache_dir))
         try:

@@ -1,4 +1,4 @@
-"""Chunk files over HTTP: what a publisher and a peer have in common.
+"""Chunk files over HTTP: what publishers and peers have in common.
 
 GET /v1/chunks/HASH (Range) -> bytes straight from the system's page cache, within the upload limit
 """
@@ -20,23 +20,24 @@ from astraflow.service import error_response
 __all__ = ["Handler", "UploadLimit", "answers", "chunk_response", "parse_version", "require_role"]
 
 Handler = Callable[[Request], Awaitable[Response]]
-"""What a route calls."""
+"""A function that answers the requests of a route."""
 
 _BLOCK_BYTES = 1024 * 1024
-"""Sent at once: large enough to hide what a send costs, small enough for many receivers to take turns."""
+"""Bytes per send: enough to hide the cost of a send, few enough for many receivers to take turns."""
 _LIMITED_BLOCK_BYTES = 64 * 1024
 """The same under an upload limit: small, so that the rate is smooth and receivers share it evenly."""
 _SMOOTH_S = 0.02
-"""A send that may go within this time goes at once: timers are not finer."""
+"""A send that is due within this time is sent at once, since timers are no finer."""
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _VERSION = re.compile(r"[0-9]{1,15}")
-"""ASCII digits alone: `int` takes those of every script, and fails at thousands of them."""
+"""ASCII digits only: `int` accepts the digits of every script, and raises for thousands of them."""
 _MAX_SHOWN = 80
 """Characters of a request that a message repeats."""
 
 
 class UploadLimit:
-    """Bytes a second that one service sends, all connections together; 0: no limit. Passive: time is given.
+    """Limits the bytes per second that a service sends over all its connections; 0: no limit. Passive: time
+    is an argument.
 
     Example: `await asyncio.sleep(limit.delay_s(65536, loop.time()))`, then send 65,536 bytes.
     """
@@ -44,11 +45,11 @@ class UploadLimit:
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
         self.sent_bytes = 0
-        """Chunk bytes given out since the start."""
+        """Chunk bytes sent since the start."""
         self._free_at_s = 0.0
 
     def delay_s(self, num_bytes: int, now_s: float) -> float:
-        """Takes the bytes' place in the line; how long the sender must wait for it."""
+        """Reserves the next slot for these bytes; returns how long the sender must wait for it."""
         self.sent_bytes += num_bytes
         if not self.bytes_per_s:
             return 0.0
@@ -58,7 +59,7 @@ class UploadLimit:
 
 
 def answers(handler: Handler) -> Handler:
-    """The handler, with errors of ours as answers."""
+    """The handler, with our errors turned into responses."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -73,17 +74,17 @@ def require_role(request: Request, *roles: str) -> None:
     """Raises: RefusedError unless the caller has one of the roles, or is admin."""
     role = str(request.scope["role"])
     if role not in {*roles, "admin"}:
-        message = f"{request.url.path}: role {role!r} may not; {' or '.join(roles)} may"
+        message = f"{request.url.path}: role {role!r} is not allowed; {' or '.join(roles)} is expected"
         raise RefusedError(message, code="forbidden", status=403)
 
 
 def parse_version(text: str) -> int | None:
-    """The version that a request names; None if the text is no version's number."""
+    """The version that a request names; None if the text is not the number of a version."""
     return int(text) if _VERSION.fullmatch(text) else None
 
 
 async def chunk_response(request: Request, path: Path, size: int | None, limit: UploadLimit) -> Response:
-    """The chunk file, or the range of it that is asked for. `size` None: it is not here."""
+    """The chunk file, or the requested range of it. `size` is None for a chunk that is not here."""
     name = path.name[:_MAX_SHOWN]
     if size is None:
         message = f"chunk {name!r} is not here; its version may have been forgotten"
@@ -92,15 +93,16 @@ async def chunk_response(request: Request, path: Path, size: int | None, limit: 
     try:
         fd = await asyncio.to_thread(os.open, path, os.O_RDONLY)
     except FileNotFoundError as err:
-        message = f"chunk {name!r} went in the meantime"
+        message = f"chunk {name!r} has just been deleted"
         raise RefusedError(message, code="unknown_chunk", status=404) from err
     return _ChunkResponse(fd, (start, end), size, limit)
 
 
 class _ChunkResponse(Response):
-    """Streams `[start, end)` of an open file straight from the system's page cache; closes it.
+    """Streams `[start, end)` of an open file straight from the system's page cache, and closes the file.
 
-    Blocks that would have to come from the disk are first read by a thread, so that the loop never waits.
+    A thread first reads the blocks that are not in the cache, so that the event loop never waits for the
+    disk.
     """
 
     def __init__(self, fd: int, span: tuple[int, int], size: int, limit: UploadLimit) -> None:
@@ -112,7 +114,10 @@ class _ChunkResponse(Response):
         super().__init__(
             status_code=206 if is_part else 200, headers=headers, media_type="application/octet-stream"
         )
-        self._fd, self._start, self._end, self._limit = fd, start, end, limit
+        self._fd = fd
+        self._start = start
+        self._end = end
+        self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -141,7 +146,7 @@ class _ChunkResponse(Response):
 
 
 def _is_cached(fd: int, start: int, end: int) -> bool:
-    """True if both ends of a block are in memory, or the file system cannot tell, as memory's cannot."""
+    """True if both ends of a block are in memory. Also true if the file system cannot tell, as in tmpfs."""
     if not hasattr(os, "RWF_NOWAIT"):  # not Linux
         return False
     try:
@@ -155,7 +160,7 @@ def _is_cached(fd: int, start: int, end: int) -> bool:
 
 
 def _parse_range(header: str, size: int) -> tuple[int, int]:
-    """`[start, end)` of a Range header with one range; the whole without one."""
+    """`[start, end)` of a Range header with one range; the whole chunk without a header."""
     if not header:
         return 0, size
     match = _RANGE.fullmatch(header.strip())

@@ -37,11 +37,11 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
-    """Writes a complete Hugging Face folder: the version's tensors with its config and tokenizer files.
+    """Writes a complete Hugging Face folder: the tensors of a version with its config and tokenizer files.
 
-    Adapters are merged into the weights, so that the folder opens like any other; they are in `adapter/` as
-    well, in PEFT's format, for who has the base model.
-    Written aside and renamed. Raises: DataError if `folder` exists.
+    Adapters are merged into the weights, so that the folder opens like any other. They are in `adapter/` as
+    well, in PEFT's format, for those who have the base model. The folder is written aside and renamed.
+    Raises: DataError if `folder` exists.
     """
     if folder.exists():
         raise DataError(f"{folder} exists; choose a new folder, or delete it first")
@@ -62,12 +62,14 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
 
 
 def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
-    """One safetensors file, as `transformers` opens it; wide dtypes first, so that all are aligned."""
+    """Writes a safetensors file as `transformers` opens it, wide dtypes first, so that all tensors are
+    aligned."""
     ordered = sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in ordered:
-        start, end = end, end + tensor.data.nbytes
+        start = end
+        end = start + tensor.data.nbytes
         header[tensor.name] = {
             "dtype": _TO_SAFETENSORS[tensor.dtype],
             "shape": list(tensor.shape),
@@ -83,9 +85,9 @@ def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
 
 
 def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
-    """The tensors of a file, as views of its memory map, in the order of their bytes.
+    """The tensors of a file as views of its memory map, in the order of their bytes.
 
-    Raises: DataError if the file is no safetensors file, is cut short, or holds another dtype.
+    Raises: DataError if it is not a safetensors file, is cut short, or holds another dtype.
     """
     try:
         size = path.stat().st_size
@@ -94,7 +96,9 @@ def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
         raise DataError(f"{path} cannot be read: {err}") from err
     length = struct.unpack("<Q", data[:8].tobytes())[0] if size >= 8 else _MAX_HEADER_BYTES
     if length + 8 > min(size, _MAX_HEADER_BYTES):
-        raise DataError(f"{path} is no safetensors file: {size} bytes, header of {length}")
+        raise DataError(
+            f"{path} is not a safetensors file: it has {size} bytes and claims a header of {length}"
+        )
     try:
         header = msgspec.json.decode(data[8 : 8 + length].tobytes(), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
@@ -123,5 +127,6 @@ def read_model(folder: Path) -> tuple[HostTensor, ...]:
 
 
 def model_files(folder: Path) -> dict[str, Path]:
-    """The small files of a Hugging Face folder that travel with version 0: config, tokenizer, template."""
+    """The small files of a Hugging Face folder that are published with version 0: config, tokenizer,
+    template."""
     return {p.name: p for p in sorted(folder.iterdir()) if p.is_file() and is_model_file(p.name)}

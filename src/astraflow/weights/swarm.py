@@ -1,12 +1,12 @@
-"""Which peer to ask for which chunk, so that a publisher sends each chunk about once to all receivers.
+"""Which peer to ask for which chunk, so that a publisher sends each chunk about once for all receivers.
 
-All receivers rank the peers of a chunk alike (rendezvous hashing over chunk and address). The ranks form a
-tree: the k-th waits for the one at (k - 1) / 2, so that the first fetches from the publisher, each peer gives
-a chunk to two others at most, and the uploads of a version are spread evenly. If the one above has the chunk
-neither now nor soon, the others that rank before are asked, and if none of them fetches it, this receiver
-does. Nobody waits for a peer that ranks after itself, so that waits form no circle, even while receivers
-know different peers. What a peer did wrong is held against it for the version at hand, and after that for a
-while (`Standing`), so that it costs a run seconds, not seconds for each version.
+All receivers rank the peers of a chunk in the same way (rendezvous hashing over chunk and address). The ranks
+form a binary tree: number k waits for number (k - 1) / 2. Number 0 fetches from the publisher, each peer
+gives a chunk to at most two others, and the uploads of a version are spread evenly. If the peer above will
+not have the chunk soon, the others with a lower number are asked; if none of them fetches it, this receiver
+does. Nobody waits for a peer with a higher number, so that waits form no circle, even while receivers know
+different peers. A peer that fails is not asked again for the version, and for a while afterwards
+(`Reputation`), so that it costs a run seconds, not seconds per version.
 """
 
 import asyncio
@@ -18,18 +18,19 @@ import xxhash
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.peer import State
-from astraflow.weights.standing import Standing
+from astraflow.weights.reputation import Reputation
 
 __all__ = ["AsksPeer", "Swarm", "is_peer"]
 
 _log = logging.getLogger(__name__)
 
 AsksPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
-"""Asks the peer at a URL for the state of a version's chunk, waiting up to so many seconds for a change."""
+"""Asks the peer at a URL for the state of a chunk of a version; the peer waits up to this many seconds for a
+change."""
 
 _ASK_S = 2.0
 _BLIND_S = 30.0
-"""Patience with a peer while nothing tells how fast the publisher is."""
+"""Patience with a peer while the speed of the publisher is unknown."""
 
 
 def is_peer(source: SourceLink) -> bool:
@@ -38,32 +39,35 @@ def is_peer(source: SourceLink) -> bool:
 
 
 class Swarm:
-    """The peers as one receiver sees them, during one fetch after the other.
+    """The peers as one receiver sees them, for one fetch after another.
 
-    `own_url`: where this receiver serves; empty if it does not. A peer may be late by `spare_s` and more.
+    `own_url` is where this receiver serves; empty if it does not. `spare_s` is added to the time that a peer
+    has.
     """
 
     def __init__(
-        self, ask: AsksPeer, own_url: Callable[[], str], *, standing: Standing, spare_s: float = 2.0
+        self, ask: AsksPeer, own_url: Callable[[], str], *, reputation: Reputation, spare_s: float = 2.0
     ) -> None:
         self._ask = ask
         self._spare_s = spare_s
         self._own_url = own_url
-        self._standing = standing
+        self._reputation = reputation
         self._answered: set[str] = set()
-        """Peers that answer: only these are asked to hold their answer back until there is news."""
+        """Peers that have answered. Only these are asked to wait for a change before they answer."""
         self._bad: dict[str, tuple[int, set[str]]] = {}
         self._idle: set[str] = set()
-        """Peers that do not fetch what this receiver does."""
+        """Peers that are not fetching the version."""
         self._may_be_late = True
-        self._began_s = self._own_done_s = 0.0
+        self._began_s = 0.0
+        self._own_done_s = 0.0
+        """When this receiver had its own share, in seconds from the start; negative before."""
         self._own_scale = 1.0
-        """How much larger a mean share of the publisher's chunks is than this receiver's."""
+        """Ratio of the mean share of chunks to this receiver's share."""
         self.num_bad = 0
-        """Peers passed over for the rest of a version: wrong bytes, no answer, or too slow."""
+        """How often a peer was given up for a version: wrong bytes, no answer, or too slow."""
 
     def begin(self, manifest: Manifest, *, num_own: int, num_chunks: int) -> None:
-        """A fetch of so many chunks begins; `num_own` are this receiver's to fetch from the publisher."""
+        """A fetch of `num_chunks` begins, of which this receiver fetches `num_own` from the publisher."""
         self._idle.clear()
         self._may_be_late = True
         self._began_s = asyncio.get_running_loop().time()
@@ -72,13 +76,13 @@ class Swarm:
         self._own_scale = max(1.0, num_chunks / num_serving / max(num_own, 1))
 
     def own_done(self) -> None:
-        """The chunks that are this receiver's to fetch are here."""
+        """The chunks that this receiver fetches from the publisher are here."""
         if self._own_done_s < 0:
             self._own_done_s = asyncio.get_running_loop().time() - self._began_s
 
     def before_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
-        """The peers to ask for a chunk before it is fetched from a publisher or store: the one above in the
-        tree, then the others as they rank."""
+        """The peers to ask for a chunk before an origin is asked: the one above in the tree, then the others
+        by rank."""
         own = self._own_url()
         floor = _rank(own, chunk) if own else -1
         before = [p for p in self._ranked(manifest, chunk) if _rank(p.url, chunk) > floor]
@@ -87,12 +91,13 @@ class Swarm:
         return before
 
     def after_me(self, manifest: Manifest, chunk: Chunk) -> list[SourceLink]:
-        """The other peers: the last resort."""
+        """The other peers, as the last resort."""
         before = self.before_me(manifest, chunk)
         return [p for p in self._ranked(manifest, chunk) if p not in before]
 
     async def wait_for(self, peer: SourceLink, manifest: Manifest, chunk: Chunk, speed: float) -> bool:
-        """Whether the peer has the chunk, sooner or later. `speed`: of the publisher, bytes/s; 0: unknown."""
+        """Waits until the peer has the chunk; False if it will not. `speed` is the publisher's in bytes per
+        second; 0 if unknown."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while peer.url not in self._idle and not self.is_bad(peer, manifest):
@@ -106,7 +111,7 @@ class Swarm:
                 return False
             if state == "absent" and wait_s == 0.0 and peer.url not in self._answered:
                 self._answered.add(peer.url)
-                continue  # now that it is known to answer, it is asked whether the version is on its way
+                continue  # it answers, so it can be asked to wait: the version may be on its way
             self._answered.add(peer.url)
             if state == "absent":
                 self._idle.add(peer.url)
@@ -118,8 +123,8 @@ class Swarm:
         return False
 
     async def has_now(self, peer: SourceLink, manifest: Manifest, chunk: Chunk) -> bool:
-        """Whether the peer has the chunk already: it got the version before this receiver came. Asked until
-        one does not: the version is then on its way to all."""
+        """Whether the peer already has the chunk, because it had the version before this receiver joined.
+        Asked until a peer does not have a chunk: the version is then new to all."""
         if not self._may_be_late:
             return False
         try:
@@ -130,17 +135,17 @@ class Swarm:
         return self._may_be_late
 
     def delivered(self, peer: SourceLink) -> None:
-        """The peer gave a chunk whose hash is right."""
-        self._standing.delivered(peer.url)
+        """The peer sent a chunk whose hash is right."""
+        self._reputation.delivered(peer.url)
 
     def _charge(self, peer: SourceLink, manifest: Manifest, began_s: float) -> None:
-        """The receiver waited for the peer in vain; it is blamed if that was long, or happens often."""
-        if self._standing.wasted(peer.url, began_s, asyncio.get_running_loop().time()):
-            self.blame(peer, manifest, "is waited for in vain again and again")
+        """The receiver waited for the peer in vain; the peer is blamed if this took long or happens often."""
+        if self._reputation.wasted(peer.url, began_s, asyncio.get_running_loop().time()):
+            self.blame(peer, manifest, "made this receiver wait in vain several times")
 
     def blame(self, peer: SourceLink, manifest: Manifest, reason: str, *, is_lie: bool = False) -> None:
-        """The peer is not asked again for this version, nor for some time after it."""
-        self._standing.blame(peer.url, asyncio.get_running_loop().time(), is_lie=is_lie)
+        """The peer is not asked again for this version, and for some time afterwards."""
+        self._reputation.blame(peer.url, asyncio.get_running_loop().time(), is_lie=is_lie)
         if self._failed_for(peer, manifest):
             return
         version, urls = self._bad.get(manifest.policy, (-1, set[str]()))
@@ -152,8 +157,8 @@ class Swarm:
         _log.warning("%s version %d: peer %s %s", manifest.policy, manifest.version, name, reason)
 
     def is_bad(self, peer: SourceLink, manifest: Manifest) -> bool:
-        """Whether it failed for this version, or not long ago."""
-        is_paused = self._standing.is_paused(peer.url, asyncio.get_running_loop().time())
+        """Whether the peer failed for this version, or recently."""
+        is_paused = self._reputation.is_paused(peer.url, asyncio.get_running_loop().time())
         return is_paused or self._failed_for(peer, manifest)
 
     def _failed_for(self, peer: SourceLink, manifest: Manifest) -> bool:
@@ -166,8 +171,9 @@ class Swarm:
         return sorted(peers, key=lambda p: -_rank(p.url, chunk))
 
     def _patience_s(self, chunk: Chunk, speed: float) -> float:
-        """From the fetch's beginning: twice what this receiver needed for its own share, or would have for a
-        mean one if its own is smaller, or would need for the chunk."""
+        """Seconds from the start of the fetch: twice as long as this receiver needed for its own share (or
+        would have needed for a mean one, if that is larger), or would need for the chunk from the
+        publisher."""
         if self._own_done_s < 0:
             return float("inf")
         alone_s = chunk.num_bytes / speed if speed else 0.0

@@ -1,5 +1,7 @@
-"""Threads that copy, hash and code versions: they stay, because a new thread's first memory costs as much as
-its share of the work."""
+"""The threads that copy, hash and encode versions.
+
+They are kept, because touching the first memory of a new thread costs as much as its share of the work.
+"""
 
 import asyncio
 import functools
@@ -11,11 +13,11 @@ from typing import Any, ParamSpec, TypeVar
 __all__ = ["NUM_THREADS", "give_up", "off_loop", "shared_threads"]
 
 NUM_THREADS = min(os.cpu_count() or 1, 4)
-"""More would wait for the memory."""
+"""More threads would wait for the memory bus."""
 
 _FEW_BYTES = 1024 * 1024
-"""Copied or hashed in less time than it takes to change threads, above all where others keep the interpreter
-busy."""
+"""Copying or hashing this much takes less time than changing threads, above all while other threads keep the
+interpreter busy."""
 
 _ArgsT = ParamSpec("_ArgsT")
 _ResultT = TypeVar("_ResultT")
@@ -24,7 +26,7 @@ _ResultT = TypeVar("_ResultT")
 async def off_loop(
     num_bytes: int, work: Callable[_ArgsT, _ResultT], *args: _ArgsT.args, **kwargs: _ArgsT.kwargs
 ) -> _ResultT:
-    """What `work` returns, in a thread unless it works on few bytes."""
+    """Runs `work` in a thread, or at once if it handles few bytes."""
     if num_bytes <= _FEW_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
@@ -32,12 +34,12 @@ async def off_loop(
 
 @functools.cache
 def shared_threads() -> ThreadPoolExecutor:
-    """The process's threads for short work that waits for nothing."""
+    """The threads of this process for short work that never waits."""
     return ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="weights")
 
 
 def give_up(waiting: Collection[Future[Any]]) -> None:
-    """Nothing of this work runs any more when it returns."""
+    """Cancels work that has not begun and waits for the rest."""
     for future in waiting:
         future.cancel()
     wait(waiting)

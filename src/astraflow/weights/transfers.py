@@ -1,5 +1,6 @@
-"""A version's way from the chunks that arrived to a verified host copy. Blocks; opens nothing."""
+"""From the chunks of a version that arrived to a verified copy in host memory. Blocks; opens nothing."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,15 +13,55 @@ from astraflow.errors import WeightsError
 from astraflow.host_tensors import WeightChanges
 from astraflow.types import FileInfo, Manifest
 from astraflow.weights.codec.delta import Delta, apply_delta, parse_delta
-from astraflow.weights.codec.layout import ENCODING
 from astraflow.weights.downloads import Part
-from astraflow.weights.host_copy import HostCopy
-from astraflow.weights.manifest import ITEM_BYTES, digest_of
+from astraflow.weights.manifest import ITEM_BYTES, check_digest, name_of
 
-__all__ = ["Held", "Transfer", "build", "check_digest", "check_encoding", "content_of", "name_of"]
+__all__ = ["Held", "HostCopy", "Transfer", "build", "content_of"]
 
 _FEW = 16
-"""One element in so many changed at most: beyond, writing all of a tensor is as fast as looking up where."""
+"""Positions of changed elements are collected if at most one in this many changed. Beyond that, writing a
+whole tensor is as fast as looking up where it changed."""
+
+
+class HostCopy:
+    """The bytes of a version in host memory, lent to those who use its tensors, and patched in place once
+    nobody does.
+
+    `lend` gives an array; every view of it, and every torch tensor on its memory, keeps the loan alive. The
+    owner writes only while `is_free`.
+
+    Example::
+
+        copy = HostCopy(num_bytes)
+        tensors = tensors_of(manifest, copy.lend())
+        del tensors
+        assert copy.is_free
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.data: NDArray[np.uint8] = np.empty(num_bytes, dtype=np.uint8)
+        """For the owner only; it is never handed out."""
+        self._loan: weakref.ref[NDArray[np.uint8]] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no view of what was lent is alive."""
+        return self._loan is None or self._loan() is None
+
+    def lend(self) -> NDArray[np.uint8]:
+        """The bytes, to read."""
+        assert self.is_free, "a host copy is lent once at a time"
+        # numpy gives a view the array below as its base, which would let the loan die early. Through a
+        # memoryview, the loan itself is the base of its views.
+        loan: NDArray[np.uint8] = np.asarray(self.data.data)
+        self._loan = weakref.ref(loan)
+        return loan
+
+    def duplicate(self) -> "HostCopy":
+        """The same bytes in memory of their own."""
+        other = HostCopy(self.data.nbytes)
+        other.data[:] = self.data
+        return other
 
 
 @dataclass(slots=True)
@@ -33,55 +74,67 @@ class Held:
 
 @dataclass(slots=True)
 class Transfer:
-    """What has arrived of the versions of a path. `copy` is for a full version at its beginning."""
+    """What has arrived of the versions of a path."""
 
     path: tuple[Manifest, ...]
+    """Versions to fetch in this order: a full one or none, then deltas."""
     target: Manifest
     copy: HostCopy | None
+    """Memory for the full version at the beginning of the path."""
     deltas: list[bytearray]
     parts: list[Part]
     files: list[tuple[FileInfo, Part]] = field(default_factory=list[tuple[FileInfo, Part]])
 
     @property
     def all_parts(self) -> list[Part]:
+        """Parts of versions and of model files."""
         return [*self.parts, *(part for _, part in self.files)]
 
 
 def build(transfer: Transfer, held: Held | None) -> tuple[HostCopy, WeightChanges | None]:
-    """The target version in a host copy, and where it differs from the held one, whose copy, which nobody may
-    look at, is patched. Blocks.
+    """The target version in a host copy, and where it differs from the held one. A path without a full
+    version patches the copy of the held one, so that nobody may be reading it. Blocks.
 
-    Raises: WeightsError; a copy that was patched is then lost.
+    Raises: WeightsError; a copy that was being patched is then lost.
     """
-    deltas = [m for m in transfer.path if m.kind == "delta"]
+    deltas = [manifest for manifest in transfer.path if manifest.kind == "delta"]
     if transfer.copy is not None:
-        base, copy = transfer.path[0], transfer.copy
+        base = transfer.path[0]
+        copy = transfer.copy
         if not deltas:
-            check_digest(base, copy)
+            check_digest(base, copy.data)
     else:
         assert held is not None
-        base, copy = held.manifest, held.copy
+        base = held.manifest
+        copy = held.copy
     applied: list[Delta] = []
     for manifest, data in zip(deltas, transfer.deltas, strict=True):
         try:
-            if manifest.tensors != base.tensors:
-                raise WeightsError("its tensor table differs from its base's")
-            delta = parse_delta(data, manifest.tensors)
-            if (delta.base_digest, delta.digest) != (base.digest, manifest.digest):
-                raise WeightsError(
-                    f"it leads from {delta.base_digest} to {delta.digest}, expected {base.digest} and "
-                    f"{manifest.digest}"
-                )
-            apply_delta(delta, copy.data, is_verified=manifest is deltas[-1])
+            applied.append(_apply(manifest, data, base, copy, is_last=manifest is deltas[-1]))
         except WeightsError as err:
             raise WeightsError(f"{name_of(manifest)} as a delta on version {base.version}: {err}") from err
-        applied.append(delta)
         base = manifest
-    return copy, _changes(held.manifest, applied) if held is not None and transfer.copy is None else None
+    if held is None or transfer.copy is not None:
+        return copy, None
+    return copy, _changes(held.manifest, applied)
+
+
+def _apply(manifest: Manifest, data: bytearray, base: Manifest, copy: HostCopy, *, is_last: bool) -> Delta:
+    """Patches the copy from `base` to `manifest`. Only the last version of a chain is hashed."""
+    if manifest.tensors != base.tensors:
+        raise WeightsError("its tensor table differs from its base's")
+    delta = parse_delta(data, manifest.tensors)
+    if (delta.base_digest, delta.digest) != (base.digest, manifest.digest):
+        raise WeightsError(
+            f"it leads from {delta.base_digest} to {delta.digest}, expected {base.digest} and "
+            f"{manifest.digest}"
+        )
+    apply_delta(delta, copy.data, is_verified=is_last)
+    return delta
 
 
 def _changes(base: Manifest, deltas: Sequence[Delta]) -> WeightChanges | None:
-    """What a chain of deltas touches; None if that is much."""
+    """The elements that a chain of deltas changes; None if there are many."""
     num_elements = sum(t.num_bytes // ITEM_BYTES[t.dtype] for t in base.tensors)
     if sum(delta.num_changed for delta in deltas) * _FEW > num_elements:
         return None
@@ -89,6 +142,7 @@ def _changes(base: Manifest, deltas: Sequence[Delta]) -> WeightChanges | None:
 
 
 def _positions(deltas: Sequence[Delta]) -> Mapping[str, NDArray[np.int64]]:
+    """Positions of changed elements, by the name of their tensor."""
     pieces: dict[str, list[NDArray[np.int64]]] = {}
     for delta in deltas:
         for idx, positions in delta.changed():
@@ -96,24 +150,6 @@ def _positions(deltas: Sequence[Delta]) -> Mapping[str, NDArray[np.int64]]:
     return {name: np.concatenate(some) for name, some in pieces.items()}
 
 
-def check_encoding(manifest: Manifest) -> None:
-    expected = "raw" if manifest.kind == "full" else ENCODING
-    if manifest.encoding != expected:
-        raise WeightsError(
-            f"{name_of(manifest)}: encoding {manifest.encoding!r} of a {manifest.kind} version is not known; "
-            f"{expected!r} is expected"
-        )
-
-
-def check_digest(manifest: Manifest, copy: HostCopy) -> None:
-    if (found := digest_of(copy.data)) != manifest.digest:
-        raise WeightsError(f"{name_of(manifest)}: the tensors hash to {found}, expected {manifest.digest}")
-
-
-def name_of(manifest: Manifest) -> str:
-    return f"policy {manifest.policy!r} version {manifest.version}"
-
-
 def content_of(manifest: Manifest) -> Manifest:
-    """The manifest without what may differ between two tellings of one version."""
+    """The manifest without what may differ between two announcements of the same version."""
     return msgspec.structs.replace(manifest, sources=(), created_s=0.0)

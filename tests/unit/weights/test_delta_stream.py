@@ -16,7 +16,7 @@ from astraflow.weights.codec.encoder import encode_delta
 from astraflow.weights.manifest import digest_of, lay_out, pack
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from astraflow.weights.stored import StoredVersions
+from astraflow.weights.saved_versions import SavedVersions
 from weight_fakes import URL, WeightRig, make_host_tensor, trained, weight_rig
 
 
@@ -178,7 +178,7 @@ async def test_a_delta_whose_base_is_nowhere_is_no_path(tmp_path: Path) -> None:
     async with weight_rig(tmp_path, delta=True) as rig:
         manifests = await publish(rig, make_history(2))
         orphan = msgspec.structs.replace(manifests[1], version=9, base=8)
-        with pytest.raises(WeightsError, match="version 9: a delta on 8, and no way leads there"):
+        with pytest.raises(WeightsError, match="version 9: a delta on 8, and no path leads there"):
             await rig.receiver.fetch(orphan)
 
 
@@ -399,7 +399,7 @@ async def test_versions_are_read_from_the_publishers_folder(tmp_path: Path) -> N
     async with weight_rig(tmp_path, delta=True, full_every=2) as rig:
         history = make_history(4)
         await publish(rig, history)
-        stored = StoredVersions(tmp_path / "weights", "actor")
+        stored = SavedVersions(tmp_path / "weights", "actor")
         for version, weights in enumerate(history):
             tensors = stored.read(version).tensors
             assert [t.data.tobytes() for t in tensors] == [t.data.tobytes() for t in weights]

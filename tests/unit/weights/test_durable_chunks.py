@@ -9,7 +9,7 @@ import pytest
 from astraflow.types import Manifest
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.manifest import build_manifest, pack
-from astraflow.weights.stores import FolderStore
+from astraflow.weights.remote_stores import FolderStore
 from weight_fakes import make_weights
 
 

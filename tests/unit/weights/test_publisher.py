@@ -130,9 +130,9 @@ async def test_bytes_that_do_not_fit_the_table_are_refused_and_leave_nothing(tmp
         cases = [
             (msgspec.structs.replace(good, tensors=reshaped), "'layer.0'"),
             (msgspec.structs.replace(good, tensors=good.tensors[:-1]), "its table needs"),
-            (msgspec.structs.replace(good, digest="0" * 32), "the trainer said 0000"),
+            (msgspec.structs.replace(good, digest="0" * 32), "the trainer named 0000"),
             (msgspec.structs.replace(good, files=(wrong_file,)), "file 'config.json' does not hash"),
-            (msgspec.structs.replace(good, files=(script,)), "may not travel"),
+            (msgspec.structs.replace(good, files=(script,)), "may not be published"),
             (msgspec.structs.replace(good, policy="../actor"), "policy name"),
         ]
         for hand_over, message in cases:
@@ -159,7 +159,7 @@ async def test_a_missing_model_file_is_the_callers_mistake(tmp_path: Path) -> No
     async with weight_rig(tmp_path) as rig:
         with pytest.raises(DataError, match=r"absent\.json cannot be read"):
             await rig.client.publish("actor", 0, make_weights(), {"config.json": tmp_path / "absent.json"})
-        with pytest.raises(WeightsError, match="may not travel"):
+        with pytest.raises(WeightsError, match="may not be published"):
             await rig.client.publish("actor", 0, make_weights(), {"a.py": tmp_path / "a.py"})
 
 
@@ -227,7 +227,7 @@ async def test_roles_may_only_what_they_need(tmp_path: Path) -> None:
     manifest = await clients["t"].call("POST", "/v1/publish", Manifest, body=hand_over)
     path = f"/v1/chunks/{manifest.chunks[0].hash}"
     assert len(await clients["w"].fetch(path, start=0, end=4)) == 4
-    with pytest.raises(RefusedError, match="role 'viewer' may not"):
+    with pytest.raises(RefusedError, match="role 'viewer' is not allowed"):
         await clients["v"].fetch(path, start=0, end=4)
     await clients[""].call("GET", "/v1/health", PublisherHealth)
     publisher.close()

@@ -140,7 +140,7 @@ async def test_a_version_for_which_there_is_no_memory_is_refused_and_the_one_her
         before = [tensor.data.tobytes() for tensor in held.tensors]
         sound, rig.reader.script = rig.reader.script, without_memory
         second = await rig.client.publish("actor", 1, make_weights(seed=1), {})
-        with pytest.raises(WeightsError, match="'actor' version 1: there is no memory"):
+        with pytest.raises(WeightsError, match="'actor' version 1: this machine has no memory"):
             await rig.receiver.fetch(second)
         assert [tensor.data.tobytes() for tensor in held.tensors] == before
         rig.reader.script = sound
@@ -296,7 +296,7 @@ async def test_a_folder_source_says_what_it_lacks(tmp_path: Path) -> None:
         await reader.read(str(tmp_path), "absent", start=0, end=1)
     with pytest.raises(WeightsError, match="ends at 5, expected 9"):
         await reader.read(str(tmp_path), "short", start=0, end=9)
-    with pytest.raises(UnavailableError, match="is not there"):
+    with pytest.raises(UnavailableError, match="does not exist"):
         await reader.read(str(tmp_path / "none"), "absent", start=0, end=1)
 
 

@@ -3,8 +3,8 @@
     parse     bytes -> blocks, each checked against its checksum and the table; no tensor is touched
     apply     blocks -> the changed elements of a buffer that holds the base, in place
 
-docs/DELTA.md defines every byte. Lossless for every bit pattern. What is read is never trusted: damaged bytes
-give WeightsError, and what was applied must show its digest before it counts.
+docs/DELTA.md defines every byte. Every bit pattern is kept exactly. Input is never trusted: damaged bytes
+give WeightsError, and the result of a chain of deltas must have the digest of its version.
 """
 
 import threading
@@ -62,7 +62,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """An encoded delta that agrees with itself and with a tensor table."""
+    """A delta that agrees with itself and with a tensor table; still encoded."""
 
     tensors: tuple[TensorInfo, ...]
     base_digest: str
@@ -71,12 +71,12 @@ class Delta:
 
     @property
     def num_changed(self) -> int:
-        """Elements that the delta touches (all of a dense block)."""
+        """Number of elements that the delta writes (all elements of a dense block)."""
         return sum(block.counts.steps for block in self.blocks)
 
     def changed(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Index of a tensor in the table and flat positions of elements of it that the delta touches,
-        ascending; a large tensor comes in pieces. Raises: WeightsError if the bytes are damaged."""
+        """Yields the index of a tensor in the table and the flat positions of its elements that the delta
+        writes, ascending; a large tensor comes in pieces. Raises: WeightsError if the bytes are damaged."""
         starts = [tensor.offset for tensor in self.tensors]
         for block in self.blocks:
             places = block.offset + block.width * _positions(block)
@@ -90,7 +90,7 @@ class Delta:
 
 
 class _Coders(threading.local):
-    """A zstd context, which is not to be shared between threads."""
+    """A zstd context per thread, since threads must not share one."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
@@ -112,10 +112,12 @@ def parse_delta(data: bytes | bytearray | memoryview, tensors: Sequence[TensorIn
     _check(head[HEADER.size :], "header", head[: HEADER.size])
     if num_bytes != span_bytes(tensors):
         raise WeightsError(
-            f"the delta is of a version of {num_bytes} bytes, the table has {span_bytes(tensors)}"
+            f"the delta belongs to a version of {num_bytes} bytes, but the table has {span_bytes(tensors)}"
         )
     blocks: list[_Block] = []
-    spans, position, last_end = spans_of(tensors), len(head), 0
+    spans = spans_of(tensors)
+    position = len(head)
+    last_end = 0
     while True:
         block, position = _read_block(view, position)
         if block.mode == END:
@@ -155,8 +157,8 @@ def _read_block(view: memoryview, position: int) -> tuple[_Block, int]:
 
 
 def _check_place(block: _Block, spans: Sequence[Span], last_end: int) -> None:
-    """Raises: WeightsError unless the block lies within one span, after the block before, and its counts
-    are possible: they bound the memory that it takes."""
+    """Raises: WeightsError unless the block lies within one span, after the previous block, and has possible
+    counts, which bound the memory that it needs."""
     idx = bisect_right(spans, block.offset, key=lambda s: s.start) - 1
     span = spans[idx] if idx >= 0 else Span(0, 0, 0)
     is_placed = (
@@ -172,7 +174,7 @@ def _check_place(block: _Block, spans: Sequence[Span], last_end: int) -> None:
     else:
         is_possible = is_possible and steps <= symbols <= block.num_elements
     if not is_placed or not is_possible:
-        raise WeightsError(f"a block that fits no tensor: {block.offset=} {block.width=} {block.counts=}")
+        raise WeightsError(f"a block fits no tensor: {block.offset=} {block.width=} {block.counts=}")
 
 
 # --- applying -------------------------------------------------------------------------------------
@@ -185,10 +187,10 @@ def apply_delta(
     is_verified: bool = True,
     kernel: Kernel | None = None,
 ) -> None:
-    """Turns the base in `buffer` into the new version, in place; touches changed elements only.
+    """Turns the base in `buffer` into the new version, in place, writing only changed elements.
 
-    The caller knows that `buffer` holds the version of `delta.base_digest`. Without `is_verified` the digest
-    is not compared: for all but the last delta of a chain.
+    The caller knows that `buffer` holds the version with `delta.base_digest`. Without `is_verified` the
+    digest of the result is not compared, as is enough for all but the last delta of a chain.
 
     Raises: WeightsError; `buffer` is then neither version.
     """
@@ -213,7 +215,7 @@ def apply_delta(
 
 
 def _gaps(delta: Delta) -> Iterator[tuple[int, int]]:
-    """Ranges of the version without a block, cut as blocks are."""
+    """Ranges of the version that no block covers, in pieces."""
     end = 0
     for start, following in (*((b.offset, b.end) for b in delta.blocks), (span_bytes(delta.tensors), 0)):
         for low in range(end, start, BLOCK_ELEMENTS):
@@ -250,7 +252,7 @@ def _positions(block: _Block) -> NDArray[np.int64]:
 
 
 def _decompressed(frame: memoryview, num_bytes: int) -> NDArray[np.uint8]:
-    """A plane of known size: a frame that says otherwise is refused before memory is taken for it."""
+    """A plane of known size. A frame that claims another size is refused before memory is allocated."""
     if not num_bytes and not frame.nbytes:
         return np.zeros(0, np.uint8)
     try:

@@ -1,7 +1,7 @@
-"""Writing encoding `astraflow-delta-1`: base, new -> header, a block for each 4M elements, trailer.
+"""Writing encoding `astraflow-delta-1`: base, new -> header, a block per 4M elements, trailer.
 
-A block without changes is left out. Blocks are coded by threads; their bytes do not depend on how many, nor
-on the kernel. Memory beyond the two versions is a few blocks.
+A block without changes is left out. Threads encode blocks; the bytes depend neither on their number nor on
+the kernel. Beyond the two versions, memory is needed for a few blocks.
 """
 
 import threading
@@ -42,18 +42,20 @@ __all__ = ["HEADER_BYTES", "encode_blocks", "encode_delta", "encode_header"]
 HEADER_BYTES = HEADER.size + CHECKSUM.size
 
 _DENSE_FROM = 4
-"""A block is dense if more than one in this many of its elements changed: there the steps of all elements
-take about as many bytes as positions, and far less work."""
+"""A block is dense if more than one in this many of its elements changed: the steps of all elements then take
+about as many bytes as steps and positions, and far less work."""
 _GAP8_FROM = 400
-"""Gaps are one byte if more than one in this many elements changed: there both codes take the same."""
+"""Gaps are one byte wide if more than one in this many elements changed; at this share both widths take the
+same space."""
 _AHEAD = 2
-"""Blocks that wait for their turn, beyond one a thread."""
+"""Blocks that wait for their turn, beyond one per thread."""
 _LEVEL = zstandard.ZstdCompressionParameters.from_level(1, min_match=7)
-"""Higher levels gain under one percent. Planes look random: shorter matches are chance and cost bytes."""
+"""Higher levels gain less than one percent. Planes look random, so shorter matches are accidental and cost
+bytes."""
 
 
 class _Coders(threading.local):
-    """A zstd context, which is not to be shared between threads."""
+    """A zstd context per thread, since threads must not share one."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(compression_params=_LEVEL)
@@ -71,9 +73,9 @@ def encode_delta(
     digest: str,
     kernel: Kernel | None = None,
 ) -> Iterator[bytes]:
-    """The delta's bytes piece by piece.
+    """The bytes of a delta, piece by piece.
 
-    `base` and `new` hold versions of the same table, padding and all; the digests are theirs.
+    `base` and `new` hold versions with the same table, including padding; the digests are theirs.
     """
     yield encode_header(tensors, base_digest=base_digest, digest=digest)
     yield from encode_blocks(base, new, tensors, kernel=kernel)
@@ -94,10 +96,10 @@ def encode_blocks(
     hashed: VersionDigest | None = None,
     is_advancing: bool = False,
 ) -> Iterator[bytes]:
-    """A delta's bytes behind its header, piece by piece.
+    """The bytes of a delta after its header, piece by piece.
 
-    `hashed`, the digest of `new`, gets each part while the cache holds it. With `is_advancing` the base
-    becomes `new` on the way; it is neither if the iterator does not come to its end.
+    `hashed`, the digest of `new`, takes each part while it is in the cache. With `is_advancing` the base
+    becomes `new`; it is neither of them if the iterator is not exhausted.
     """
     kernel = kernel or choose_kernel(new.nbytes)
     coder = _Coder(kernel, base, new, hashed, is_advancing)
@@ -127,7 +129,7 @@ class _Coder:
     is_advancing: bool
 
     def encode(self, block: Span) -> bytes:
-        """The block's bytes; nothing if nothing changed."""
+        """The bytes of a block; none if nothing changed."""
         num_elements = (block.end - block.start) // block.width
         gaps: list[NDArray[np.uint8]] = []
         mode, positions, steps = self._find(block, num_elements)
@@ -145,14 +147,16 @@ class _Coder:
         return head + checksum_of(head, payload) + payload
 
     def _find(self, block: Span, num_elements: int) -> tuple[int, NDArray[np.uint32], Words]:
-        """Mode, positions and steps, found in parts that a core's own cache holds until they are hashed and
-        written into the base. In a dense block, the steps of all elements and no positions."""
+        """Mode, positions and steps; in a dense block the steps of all elements and no positions. The block
+        is searched in parts that stay in a core's own cache until they are hashed and written into the
+        base."""
         limit = max(num_elements // _DENSE_FROM, 1)
         sparse: list[tuple[NDArray[np.uint32], Words]] = []
         dense: Words | None = None
         for low, high in cut(block.end - block.start, SEGMENT_BYTES):
             part = Span(block.start + low, block.start + high, block.width)
-            old, new = words_in(self.base, part), words_in(self.new, part)
+            old = words_in(self.base, part)
+            new = words_in(self.new, part)
             first = low // block.width
             found = self.kernel.find(old, new, limit) if dense is None else None
             if found is not None:
@@ -176,7 +180,7 @@ class _Coder:
 
 
 def _spread(sparse: Sequence[tuple[NDArray[np.uint32], Words]], size: int, dtype: np.dtype[Any]) -> Words:
-    """The steps of all elements, as far as they were found before the block turned out to be dense."""
+    """The steps of all elements, from those that were found before the block turned out to be dense."""
     steps = np.zeros(size, dtype)
     for positions, some in sparse:
         steps[positions] = some + dtype.type(1)

@@ -1,4 +1,4 @@
-"""Chooses who does the arithmetic of deltas: numba where it is installed and worth its start, else numpy."""
+"""Chooses the arithmetic of deltas: compiled by numba where it is installed and worth loading, else numpy."""
 
 import functools
 import importlib
@@ -14,10 +14,10 @@ __all__ = ["NUMPY", "choose_kernel"]
 _log = logging.getLogger(__name__)
 
 NUMPY: Kernel = planes
-"""Always there; the same bytes as numba, five times slower."""
+"""Always available; gives the same bytes as numba, five times as slowly."""
 
 _WORTH_BYTES = 64 * 1024 * 1024
-"""Numpy codes this much in the second that loading numba costs."""
+"""Numpy encodes this much in the second that it takes to load numba."""
 
 
 def choose_kernel(num_bytes: int) -> Kernel:
@@ -28,6 +28,8 @@ def choose_kernel(num_bytes: int) -> Kernel:
 @functools.cache
 def _best() -> Kernel:
     if importlib.util.find_spec("numba") is None:
-        _log.info("numba is not installed: deltas are coded by numpy, slower; pip install 'astraflow[fast]'")
+        _log.info(
+            "numba is not installed, so numpy encodes deltas, more slowly; pip install 'astraflow[fast]'"
+        )
         return NUMPY
     return cast("Kernel", importlib.import_module("astraflow.weights.codec.jit"))

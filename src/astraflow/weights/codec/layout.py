@@ -1,4 +1,5 @@
-"""What writer and reader of encoding `astraflow-delta-1` share; docs/DELTA.md defines every byte."""
+"""The layout of encoding `astraflow-delta-1`, shared by writer and reader; docs/DELTA.md defines every
+byte."""
 
 import struct
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ __all__ = [
 ENCODING = "astraflow-delta-1"
 
 BLOCK_ELEMENTS = 1 << 22
-"""Elements of a block, at most: large enough that headers and code tables cost nothing, small enough for many
+"""Largest number of elements per block: enough to make headers and code tables cheap, few enough for many
 threads and little memory."""
 
 MAGIC = b"AFDELTA1"
@@ -39,11 +40,15 @@ HEADER = struct.Struct("<8s16s16sQ")
 BLOCK = struct.Struct("<QIIIIIBBHI")
 CHECKSUM = struct.Struct("<Q")
 LENGTH = struct.Struct("<I")
-END, GAP8, GAP16, DENSE = 0, 1, 2, 3
+END = 0
+"""Mode of the trailer; the modes of blocks follow."""
+GAP8 = 1
+GAP16 = 2
+DENSE = 3
 
 
 class Span(NamedTuple):
-    """Elements of one width that lie next to each other; `start` and `end` in bytes."""
+    """Adjacent elements of one width; `start` and `end` are positions in bytes."""
 
     start: int
     end: int
@@ -51,12 +56,13 @@ class Span(NamedTuple):
 
 
 def spans_of(tensors: Sequence[TensorInfo]) -> list[Span]:
-    """Neighbours of one element width as one span: small tensors cost no block of their own."""
+    """Spans of adjacent tensors with one element width, so that small tensors need no block of their own."""
     spans: list[Span] = []
     for tensor in tensors:
         if not tensor.num_bytes:
             continue
-        width, end = ITEM_BYTES[tensor.dtype], tensor.offset + tensor.num_bytes
+        width = ITEM_BYTES[tensor.dtype]
+        end = tensor.offset + tensor.num_bytes
         last = spans[-1] if spans else None
         if (
             last is not None

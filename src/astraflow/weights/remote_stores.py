@@ -1,9 +1,9 @@
-"""Versions in a store that needs no publisher: a shared folder, or object storage that speaks S3.
+"""Versions in a store, for receivers that cannot reach the publisher: a shared folder or S3 object storage.
 
     publisher --- upload(manifest) ---> STORE/chunks/HASH, STORE/manifests/POLICY/N.json <--- receivers
 
-The layout is the publisher's own, so that a store on a shared disk can be read like a publisher's folder. A
-manifest appears after all its chunks; what no kept version names any more goes. S3 needs `obstore` (the extra
+The layout is that of a publisher's folder, so that a store on a shared disk can be read like one. A manifest
+appears after all its chunks; chunks that no kept version refers to are deleted. S3 needs `obstore` (the extra
 `store`), which takes credentials, region and endpoint from the environment, as AWS's tools do.
 """
 
@@ -25,14 +25,14 @@ _NUM_PARALLEL = 4
 
 
 class KeepsFiles(Protocol):
-    """Somewhere that files can be put under a name. Raises OSError where it fails."""
+    """A place for named files. Methods raise OSError if they fail."""
 
     async def put(self, name: str, content: Path | bytes) -> None:
         """Makes a file appear whole."""
         ...
 
     async def delete(self, name: str) -> None:
-        """Removes a file; one that is not there is no error."""
+        """Removes a file; does nothing if it does not exist."""
         ...
 
 
@@ -40,10 +40,11 @@ class FolderStore:
     """A folder that receivers see under the same path: a shared disk, or /dev/shm of one machine."""
 
     def __init__(self, folder: Path, *, fsync: Fsync = os.fsync) -> None:
-        self._folder, self._fsync = folder, fsync
+        self._folder = folder
+        self._fsync = fsync
 
     async def put(self, name: str, content: Path | bytes) -> None:
-        """Writes aside, syncs and renames; durable on return."""
+        """Writes a temporary file, syncs and renames it; durable on return."""
         await asyncio.to_thread(self._put, self._folder / name, content)
 
     async def delete(self, name: str) -> None:
@@ -54,7 +55,7 @@ class FolderStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = content if isinstance(content, bytes) else content.read_bytes()
         write_durably(path, memoryview(data), self._fsync)
-        for folder in path.parents:  # a folder that is new here is a name in the one above it
+        for folder in path.parents:  # a new folder is a name in the one above it, to be synced there
             sync_folder(folder, self._fsync)
             if folder == self._folder:
                 break
@@ -70,21 +71,22 @@ class ObjectStore:
             from obstore.store import from_url
         except ImportError as err:
             raise ConfigError(f"{url} needs the package obstore: pip install 'astraflow[store]'") from err
-        self._obstore, self._error = obstore, BaseError
+        self._obstore = obstore
+        self._error = BaseError
         try:
             self._store = from_url(url, client_options={"allow_http": True})
         except (BaseError, ValueError) as err:
             raise ConfigError(f"{url} cannot be opened: {err}") from err
 
     async def put(self, name: str, content: Path | bytes) -> None:
-        """Uploads, in parts if it is large."""
+        """Uploads a file, in parts if it is large."""
         try:
             await self._obstore.put_async(self._store, name, content)
         except self._error as err:
             raise OSError(str(err)) from err
 
     async def delete(self, name: str) -> None:
-        """Deletes."""
+        """Deletes an object."""
         try:
             await self._obstore.delete_async(self._store, name)
         except FileNotFoundError:
@@ -118,7 +120,7 @@ def make_store(url: str) -> KeepsFiles:
 
 
 class Mirror:
-    """Keeps a store equal to what a publisher keeps.
+    """Keeps a store equal to the folder of a publisher.
 
     Example: `await Mirror("s3://bucket/run").upload(manifest, chunks)`, then list `mirror.link` as a source.
     """
@@ -126,7 +128,7 @@ class Mirror:
     def __init__(self, url: str, store: KeepsFiles | None = None) -> None:
         self._store = store or make_store(url)
         self._there: set[str] = set()
-        """Chunks known to be in the store; after a restart none, and they are put again."""
+        """Chunks known to be in the store. After a restart none is known, and all are uploaded again."""
         kind = "file" if urlsplit(url).scheme == "file" else "s3"
         self.link = SourceLink(kind=kind, url=f"{url.rstrip('/')}/chunks", labels={"store": "yes"})
 
@@ -156,7 +158,7 @@ class Mirror:
             ) from err
 
     async def forget(self, policy: str, versions: Iterable[int], chunk_hashes: Iterable[str]) -> None:
-        """Removes what the publisher forgot. Raises: OSError; calling it again mends."""
+        """Removes what the publisher forgot. Raises: OSError; the call may then be repeated."""
         for version in versions:
             await self._store.delete(_manifest_name(policy, version))
         for chunk_hash in chunk_hashes:
@@ -171,7 +173,7 @@ class ObjectReader:
         self._stores: dict[str, ObjectStore] = {}
 
     async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
-        """Bytes `[start, end)` of a chunk. Raises: UnavailableError; WeightsError if it is not there."""
+        """Bytes `[start, end)` of a chunk. Raises: UnavailableError; WeightsError if it does not exist."""
         try:
             return await self._store(url).read(f"chunks/{chunk_hash}", start, end)
         except FileNotFoundError as err:
@@ -193,7 +195,8 @@ class ObjectReader:
 
     def _store(self, url: str) -> ObjectStore:
         root = url.removesuffix("/chunks")
-        if not root.startswith("s3://"):  # else whoever writes a manifest could have any address asked
+        # Otherwise the author of a manifest could make this process call any address.
+        if not root.startswith("s3://"):
             raise ConfigError(f"source {url!r} of kind s3: s3://bucket/prefix is expected")
         if root not in self._stores:
             self._stores[root] = ObjectStore(root)

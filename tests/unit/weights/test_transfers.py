@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from astraflow.weights.host_copy import HostCopy
+from astraflow.weights.transfers import HostCopy
 
 
 @pytest.mark.parametrize("num_bytes", [0, 64])

@@ -1,7 +1,8 @@
-"""Reads versions from a publisher's folder without a publisher: offline, while one runs, or long after.
+"""Reads versions from a publisher's folder without the publisher: while it runs, or long after.
 
-Never writes and takes no lock, unlike `ChunkStore`: a running publisher may delete an old version meanwhile,
-which is then an error that says so. Every chunk and the whole version are verified. All calls block.
+Unlike `ChunkStore`, it never writes and takes no lock. A running publisher may therefore delete an old
+version while it is being read, which is an error that says so. Every chunk and the whole version are
+verified. All calls block.
 """
 
 from collections.abc import Sequence
@@ -16,38 +17,38 @@ from astraflow.errors import DataError, WeightsError, WireError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.types import Chunk, Manifest
 from astraflow.weights.manifest import (
+    check_digest,
     check_file_name,
     check_manifest,
-    digest_of,
     hash_bytes,
     plan_path,
     tensors_of,
 )
 
-__all__ = ["StoredVersion", "StoredVersions"]
+__all__ = ["SavedVersion", "SavedVersions"]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredVersion:
+class SavedVersion:
     """A verified version in host memory."""
 
     manifest: Manifest
     tensors: tuple[HostTensor, ...]
     files: dict[str, bytes]
-    """The model folder's small files by name."""
+    """The small files of the model folder, by name."""
 
     def snapshot(self, model_dir: Path) -> WeightSnapshot:
-        """The version as engines take it; writes its files to `model_dir`, which is made if missing."""
+        """The version as engines take it. Writes its files to `model_dir`, which is made if it is missing."""
         model_dir.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (model_dir / name).write_bytes(content)
         return WeightSnapshot(self.manifest.policy, self.manifest.version, self.tensors, model_dir)
 
 
-class StoredVersions:
+class SavedVersions:
     """The versions of one policy in a publisher's folder.
 
-    Example: `StoredVersions(run / "weights" / "actor", "actor").read(-1).manifest.version`.
+    Example: `SavedVersions(run / "weights" / "actor", "actor").read(-1).manifest.version`.
     """
 
     def __init__(self, folder: Path, policy: str) -> None:
@@ -56,15 +57,15 @@ class StoredVersions:
         self._manifests = folder / "manifests" / policy
 
     def versions(self) -> tuple[int, ...]:
-        """What is there, oldest first."""
+        """The versions that are stored, oldest first."""
         if not self._manifests.is_dir():
             return ()
         return tuple(sorted(int(p.stem) for p in self._manifests.glob("*.json") if p.stem.isdecimal()))
 
-    def read(self, version: int = -1) -> StoredVersion:
-        """A version, verified; -1: the newest.
+    def read(self, version: int = -1) -> SavedVersion:
+        """A verified version; -1 is the newest.
 
-        Raises: DataError if it is not there, naming those that are; WeightsError if its bytes are damaged.
+        Raises: DataError if it is not stored, naming those that are; WeightsError if its bytes are damaged.
         """
         known = self.versions()
         if not known:
@@ -74,14 +75,14 @@ class StoredVersions:
         if version not in known:
             raise DataError(
                 f"policy {self._policy!r}: version {version} is not kept (there are: {_listed(known)}); "
-                "`weights.keep` in the recipe says how many stay"
+                "`weights.keep` in the recipe says how many are"
             )
         manifests = [self._manifest(number) for number in known if number <= version]
         manifest = manifests[-1]
         buffer = self._buffer(plan_path(manifests, held=()))
-        _check_digest(manifest, buffer)
+        check_digest(manifest, buffer)
         files = {check_file_name(f.name): self._read(manifest, f.chunk) for f in manifest.files}
-        return StoredVersion(manifest, tensors_of(manifest, buffer), files)
+        return SavedVersion(manifest, tensors_of(manifest, buffer), files)
 
     def _manifest(self, version: int) -> Manifest:
         path = self._manifests / f"{version}.json"
@@ -89,7 +90,7 @@ class StoredVersions:
             manifest = wire.decode(path.read_bytes(), Manifest, wire.JSON)
         except FileNotFoundError as err:
             raise DataError(
-                f"{path} was deleted meanwhile: the run goes on and keeps newer versions; ask for one of them"
+                f"{path} was just deleted: the run goes on and keeps newer versions; ask for one of them"
             ) from err
         except WireError as err:
             raise WeightsError(f"{path} is broken: {err}") from err
@@ -97,7 +98,7 @@ class StoredVersions:
         return manifest
 
     def _buffer(self, path: Sequence[Manifest]) -> NDArray[np.uint8]:
-        """A full version, and the deltas after it applied in place."""
+        """The bytes of a full version with the deltas after it applied."""
         buffer = np.frombuffer(bytearray(self._joined(path[0])), dtype=np.uint8)
         for delta in path[1:]:
             from astraflow.weights.codec.delta import apply_delta, parse_delta  # heavy: compiles its kernels
@@ -117,14 +118,6 @@ class StoredVersions:
         if (found := hash_bytes(data)) != chunk.hash:
             raise WeightsError(f"{where}: its bytes hash to {found}; the file is damaged")
         return data
-
-
-def _check_digest(manifest: Manifest, buffer: NDArray[np.uint8]) -> None:
-    if (found := digest_of(buffer)) != manifest.digest:
-        raise WeightsError(
-            f"policy {manifest.policy!r} version {manifest.version}: the tensors hash to {found}, expected "
-            f"{manifest.digest}"
-        )
 
 
 def _listed(versions: Sequence[int]) -> str:

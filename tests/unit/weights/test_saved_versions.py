@@ -15,7 +15,7 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest, cut, pack
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
-from astraflow.weights.stored import StoredVersions
+from astraflow.weights.saved_versions import SavedVersions
 from weight_fakes import make_weights, trained
 
 CHUNK_BYTES = 4096
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_version_is_read_bit_by_bit_with_its_files(folder: Path, tmp_path: Path) -> None:
-    stored = StoredVersions(folder, "actor")
+    stored = SavedVersions(folder, "actor")
     assert stored.versions() == (3, 4)
     version = stored.read(3)
     assert [t.data.tobytes() for t in version.tensors] == [t.data.tobytes() for t in tensors(3)]
@@ -54,28 +54,28 @@ def test_a_version_is_read_bit_by_bit_with_its_files(folder: Path, tmp_path: Pat
 
 
 def test_the_newest_version_is_the_default(folder: Path) -> None:
-    assert StoredVersions(folder, "actor").read().manifest.version == 4
+    assert SavedVersions(folder, "actor").read().manifest.version == 4
 
 
 def test_a_version_that_is_not_kept_names_those_that_are(folder: Path) -> None:
     with pytest.raises(DataError, match=r"version 2 is not kept \(there are: 3, 4\)"):
-        StoredVersions(folder, "actor").read(2)
+        SavedVersions(folder, "actor").read(2)
     with pytest.raises(DataError, match="no version is stored"):
-        StoredVersions(folder, "verifier").read()
+        SavedVersions(folder, "verifier").read()
 
 
 def test_a_damaged_chunk_is_an_error(folder: Path) -> None:
     for path in (folder / "chunks").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(WeightsError, match="is damaged"):
-        StoredVersions(folder, "actor").read()
+        SavedVersions(folder, "actor").read()
 
 
 def test_a_chunk_that_went_meanwhile_is_an_error(folder: Path) -> None:
     for path in (folder / "chunks").iterdir():
         path.unlink()
     with pytest.raises(DataError, match="is the version still kept"):
-        StoredVersions(folder, "actor").read()
+        SavedVersions(folder, "actor").read()
 
 
 async def test_deltas_are_applied_to_the_full_version_before_them(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_deltas_are_applied_to_the_full_version_before_them(tmp_path: Path
         contents[version] = [tensor.data.tobytes() for tensor in weights]
         weights = trained(weights, seed=version)
     assert manifest.kind == "delta"
-    stored = StoredVersions(tmp_path, "actor")
+    stored = SavedVersions(tmp_path, "actor")
     for version, expected in contents.items():
         assert [t.data.tobytes() for t in stored.read(version).tensors] == expected
     await service.close()
