@@ -104,11 +104,10 @@ class Receiver:
         reputation = Reputation()
         spare_s = 2 * peer_patience_s
         self._swarm = Swarm(self._peers.state, self._own_url, reputation=reputation, spare_s=spare_s)
-        files = FileReader()
-        objects = ObjectReader()
-        self._finders = finders or {"http": self._http, "file": files, "s3": objects}
+        origins = {"http": self._http, "file": FileReader(), "s3": ObjectReader()}
+        self._finders = finders or origins
         self._downloads = Downloads(
-            readers or {"http": self._http, "file": files, "s3": objects, "peer": self._peers},
+            readers or {**origins, "peer": self._peers},
             swarm=self._swarm,
             reputation=reputation,
             num_parallel=num_parallel,
