@@ -64,7 +64,8 @@ def make_service(folder: Path, *, groups_per_batch: int, max_staleness: int) -> 
         recipe="{}",
     )
     config = DataflowConfig(lease_timeout_s=LEASE_TIMEOUT_S)
-    return DataflowService(plan, {"sums": SumSource()}, {}, run_info, config, Journal(folder))
+    journal = Journal(folder, snapshot_every=config.snapshot_every)
+    return DataflowService(plan, {"sums": SumSource()}, {}, run_info, config, journal)
 
 
 def make_bare_app() -> Starlette:

@@ -13,6 +13,7 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.segments import SEGMENT_BYTES
 from astraflow.dataflow.service import DataflowService
 from astraflow.errors import RefusedError
 from astraflow.protocols import TaskSource
@@ -132,7 +133,7 @@ async def running(
     config: DataflowConfig | None = None,
     http: bool = False,
     snapshot_every: int = 20_000,
-    segment_bytes: int = 256 * 1024 * 1024,
+    segment_bytes: int = SEGMENT_BYTES,
     peer_rules: PeerRules | None = None,
     resumes_failed: bool = False,
     train: TaskSource | None = None,

@@ -51,7 +51,7 @@ from astraflow.dataflow.records import (
     encode_plan,
     encode_records,
 )
-from astraflow.dataflow.segments import PendingWrite, SegmentStore, checked_end
+from astraflow.dataflow.segments import SEGMENT_BYTES, PendingWrite, SegmentStore, checked_end
 from astraflow.dataflow.table_writer import RETRY_S, InsertRows, TableWriter
 from astraflow.dataflow.tables import (
     DATABASE,
@@ -135,14 +135,16 @@ class Journal:
         self,
         folder: Path,
         *,
-        snapshot_every: int = 80_000,
-        segment_bytes: int = 256 * 1024 * 1024,
+        snapshot_every: int = sys.maxsize,
+        segment_bytes: int = SEGMENT_BYTES,
         retained_steps: int = sys.maxsize,
         insert: InsertRows = insert_rows,
     ) -> None:
         """Opens or creates the folder.
 
-        `retained_steps`: committed steps whose payloads are kept. `insert`: puts rows into the tables.
+        `snapshot_every`: commands between two snapshots. `retained_steps`: committed steps whose payloads
+        are kept. By default no snapshot comes while the journal is open, and all payloads are kept.
+        `insert`: puts rows into the tables.
 
         Raises: JournalError if it is in use, damaged or not writable.
         """

@@ -30,6 +30,7 @@ from astraflow.dataflow.records import decode_records
 from astraflow.errors import JournalError
 
 __all__ = [
+    "SEGMENT_BYTES",
     "SEGMENT_SCHEMA",
     "PendingWrite",
     "SegmentReader",
@@ -40,6 +41,9 @@ __all__ = [
 ]
 
 SEGMENT_SCHEMA = 2
+SEGMENT_BYTES = 256 * 1024 * 1024
+"""Size at which the next segment begins. Space is freed by whole segments, so they must not be too large;
+each is an open file of a reader, so they must not be too many."""
 _HEADER = struct.Struct("<4sHxxQ")
 _MAGIC = b"AFSG"
 _ENTRY = struct.Struct("<IBQ")
@@ -143,7 +147,7 @@ class SegmentReader:
 class SegmentStore:
     """The writing side. Example: `ref = store.append(b"..."); store.write(store.take())`."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Opens or creates the folder, and cuts off a torn end. Raises: JournalError."""
         self._folder = folder
         self._segment_bytes = segment_bytes
