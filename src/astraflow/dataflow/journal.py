@@ -36,7 +36,7 @@ import msgspec
 
 from astraflow.dataflow.compaction import Compaction, CompactionPlan
 from astraflow.dataflow.core.commands import Command, Decision, Event, PayloadRef
-from astraflow.dataflow.journal_check import check_database, check_end, check_header
+from astraflow.dataflow.journal_check import check_database, check_header, segments_end
 from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.records import (
     UNWRITABLE,
@@ -51,7 +51,7 @@ from astraflow.dataflow.records import (
     encode_plan,
     encode_records,
 )
-from astraflow.dataflow.segments import SEGMENT_BYTES, PendingWrite, SegmentStore, checked_end
+from astraflow.dataflow.segments import SEGMENT_BYTES, PendingWrite, SegmentStore
 from astraflow.dataflow.table_writer import RETRY_S, InsertRows, TableWriter
 from astraflow.dataflow.tables import (
     DATABASE,
@@ -183,17 +183,17 @@ class Journal:
 
     def _open(self, segment_bytes: int) -> None:
         """Opens what is there, if it is whole: the audit makes the same checks (`journal_check`)."""
-        segments = self.folder / "segments"
         check_header(self.folder / DATABASE)
         self._db = open_database(self.folder / DATABASE)
         try:
             with JournalReader(self.folder) as reader:
                 check_database(reader)
+                # Records that the tables lack are checked when the tables catch up with them.
+                segments_end(self.folder, reader)
                 first = reader.first_segment
                 written = reader.written
                 self.run_id = reader.meta("run_id")
-            check_end(segments, checked_end(segments, first), written)
-            self._segments = SegmentStore(segments, segment_bytes=segment_bytes)
+            self._segments = SegmentStore(self.folder / "segments", segment_bytes=segment_bytes)
             if self._segments.end > written:
                 records = self._segments.records(written)
                 plans = self._segments.plans(written)

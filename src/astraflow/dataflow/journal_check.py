@@ -26,7 +26,7 @@ from astraflow.dataflow.tables import (
 )
 from astraflow.errors import JournalError
 
-__all__ = ["check_database", "check_end", "check_header", "check_segments"]
+__all__ = ["check_database", "check_header", "check_segments", "segments_end"]
 
 _REMEDY = (
     f"restore the journal folder from a copy, or move {DATABASE}* away and resume the run: if the "
@@ -121,20 +121,24 @@ def _chain_at(reader: JournalReader, seq: int) -> bytes | None:
 def check_segments(folder: Path, reader: JournalReader) -> None:
     """Raises JournalError if the kept segments do not agree with the tables.
 
-    That is: one is damaged, they end before what the tables know of them, or they go on with records that do
-    not follow those of the tables.
+    That is: `segments_end` raises, or they go on with records that do not follow those of the tables.
     """
-    segments = folder / "segments"
-    end = checked_end(segments, reader.first_segment)
-    check_end(segments, end, reader.written)
-    for _ in records_following(reader.newest, records_within(segments, reader.written, end)):
+    end = segments_end(folder, reader)
+    for _ in records_following(reader.newest, records_within(folder / "segments", reader.written, end)):
         pass
 
 
-def check_end(segments: Path, end: tuple[int, int], written: tuple[int, int]) -> None:
-    """Raises JournalError if the segments end before what the tables know of them."""
+def segments_end(folder: Path, reader: JournalReader) -> tuple[int, int]:
+    """Segment and offset at which the kept segments end. Reads all of them.
+
+    Raises: JournalError if one is damaged, or if they end before what the tables know of them.
+    """
+    segments = folder / "segments"
+    end = checked_end(segments, reader.first_segment)
+    written = reader.written
     if end < written:
         raise JournalError(
             f"{segments}: payloads that the journal refers to are missing: segment {written[0]} should reach "
             f"{written[1]} and ends at {end[1]}; restore the file from a copy"
         )
+    return end

@@ -25,6 +25,7 @@ from astraflow.dataflow.tables import (
     TranscriptRow,
     catch_up,
     make_tables,
+    newest_record,
 )
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, EvalRecord, Message, StepRecord
@@ -129,9 +130,11 @@ class JournalReader:
 
     @property
     def newest(self) -> tuple[int, bytes]:
-        """Number and chain of the newest record."""
-        row = next(self._rows("SELECT seq, chain FROM records ORDER BY seq DESC LIMIT 1"), None)
-        return (int(row[0]), bytes(row[1])) if row else (0, b"")
+        """Number and chain of the newest record; (0, b"") if there is none."""
+        try:
+            return newest_record(self.database)
+        except UNREADABLE as err:
+            raise JournalError(f"{self.path} cannot be read: {err}") from err
 
     def plans(self) -> list[tuple[int, PlanRow]]:
         """(number of the record after which it holds, plan), oldest first."""

@@ -7,8 +7,8 @@ Concurrent parts, all in one event loop:
   command), or for a record to be durable (woken by the flush task).
 - The deadline watch, one task. Consumes `Liveness` and the evaluation rounds; produces ExpireLeases,
   DropWorker, ExpireEval; waits for the earliest deadline (woken by `deadline_moved`).
-- The journal's flush task. Consumes pending records and payloads; produces durable records; waits for the disk,
-  in a thread (started by `append`).
+- The journal's flush task. Consumes pending records and payloads; produces durable records; waits for the
+  disk, in a thread (started by `append`).
 - The journal's task for its tables, and sometimes a compaction. Consume durable records; produce rows and
   snapshots, and delete what nobody needs any more; wait for SQLite, in a thread of their own.
 """
