@@ -195,9 +195,7 @@ class Journal:
                 self.run_id = reader.meta("run_id")
             self._segments = SegmentStore(self.folder / "segments", segment_bytes=segment_bytes)
             if self._segments.end > written:
-                records = self._segments.records(written)
-                plans = self._segments.plans(written)
-                catch_up(self._db, records, plans, self._segments.end)
+                catch_up(self._db, self.folder / "segments", written, self._segments.end)
                 # A database that is made again takes the run's id from the log.
                 with JournalReader(self.folder) as reader:
                     self.run_id = reader.meta("run_id")

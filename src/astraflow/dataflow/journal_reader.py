@@ -14,7 +14,7 @@ import msgspec
 
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.records import PlanRow, Record
-from astraflow.dataflow.segments import checked_end, plans_within, records_within
+from astraflow.dataflow.segments import checked_end
 from astraflow.dataflow.tables import (
     DATABASE,
     JOURNAL_SCHEMA,
@@ -223,8 +223,7 @@ def reader_of_all(folder: Path) -> JournalReader:
     database = sqlite3.connect("", isolation_level=None)
     try:
         make_tables(database)
-        end = checked_end(segments, 0)
-        catch_up(database, records_within(segments, (0, 0), end), plans_within(segments, (0, 0), end), end)
+        catch_up(database, segments, (0, 0), checked_end(segments, 0))
     except BaseException:
         database.close()
         raise

@@ -198,17 +198,6 @@ class SegmentStore:
             if idx + 1 == len(writes) or writes[idx + 1].segment != write.segment:
                 os.fdatasync(self._file)
 
-    def records(self, after: tuple[int, int]) -> Iterator[bytes]:
-        """What was given to `append_records` from a position (as `end` gives it) on, in order.
-
-        Raises: JournalError if an entry there is damaged or a segment is missing.
-        """
-        return records_within(self._folder, after, self.end)
-
-    def plans(self, after: tuple[int, int]) -> Iterator[bytes]:
-        """What was given to `append_plan` from a position on, in order. Raises: as `records`."""
-        return plans_within(self._folder, after, self.end)
-
     def read(self, ref: PayloadRef) -> bytes:
         """A written payload. Raises: JournalError."""
         return self._reader.read(ref)

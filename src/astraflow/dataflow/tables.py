@@ -16,7 +16,7 @@ its chain, every other row a `sum`.
 
 import itertools
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -26,6 +26,7 @@ import xxhash
 
 from astraflow.dataflow.core.commands import EvalFinished, Event, FateDecided, PayloadRef, StepCommitted
 from astraflow.dataflow.records import Record, decode_events, decode_plan, records_following
+from astraflow.dataflow.segments import plans_within, records_within
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, Item
 
@@ -238,25 +239,22 @@ def newest_record(database: sqlite3.Connection) -> tuple[int, bytes]:
 
 
 def catch_up(
-    database: sqlite3.Connection,
-    records: Iterable[bytes],
-    plans: Iterable[bytes],
-    end: tuple[int, int],
+    database: sqlite3.Connection, segments: Path, written: tuple[int, int], end: tuple[int, int]
 ) -> None:
-    """Puts rows into the tables that a crash kept from them.
+    """Puts the rows of the log's entries from `written` to `end` into the tables: a crash kept them out.
 
-    `records` and `plans` are the log's entries from where the database last knew the segments, to `end`.
     Raises: JournalError, sqlite3.Error; nothing is changed then.
     """
     database.execute("BEGIN IMMEDIATE")
     try:
         is_new = newest_record(database)[0] == 0
-        for plan in map(decode_plan, plans):
+        for plan in map(decode_plan, plans_within(segments, written, end)):
             if is_new:
                 # A database that is made again keeps the run's id.
                 database.execute(*summed("meta", ("run_id", plan.run_id), replaces=True))
             database.execute(*summed("plans", (plan.seq, plan.at_s, plan.plan)))
-        for record in records_following(newest_record(database), records):
+        logged = records_within(segments, written, end)
+        for record in records_following(newest_record(database), logged):
             insert_rows(database, TableRows([record], derived_rows(record.seq, decode_events(record))))
         insert_rows(database, TableRows(end=end))
         database.execute("COMMIT")
