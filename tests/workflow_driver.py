@@ -10,12 +10,14 @@ from typing import TypeAlias
 from jinja2 import Template
 
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import ChatRenderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest, Generation, Message, ToolSpec, Trajectory
 from astraflow.wire import array
 from astraflow.workflows.conversation import Workflow
-from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
+from environment_fakes import Counting, config_of, task_of
+from rollout_fakes import ScriptedEngine, exact, make_policy
 
 _TOOLS = "{% for t in tools %}[{{ t.name }} {{ t.parameters }}]{% endfor %}"
 _OPEN = "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -136,8 +138,12 @@ class Table:
         }
 
     async def play(self, workflow: Workflow, *, seed: int = 0) -> Episode:
-        async with EpisodeRunner(self._hosted, workflow, exact) as runner:
-            return await runner.episode(make_task(), seed=seed)
+        environments = Environments({"count": config_of(Counting)})
+        await environments.open()
+        async with EpisodeRunner(self._hosted, workflow, exact, environments=environments) as runner:
+            episode = await runner.episode(task_of("count"), seed=seed)
+        await environments.close()
+        return episode
 
 
 def versions_of(trajectory: Trajectory) -> dict[int, int]:

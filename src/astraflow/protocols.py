@@ -8,7 +8,7 @@ What crosses several seams is defined elsewhere: items of the network in `types`
 `facts`, weights in `host_tensors`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.errors import RolloutError
 from astraflow.facts import Outcome
 from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.types import (
@@ -36,8 +37,11 @@ __all__ = [
     "Completed",
     "Curator",
     "Engine",
+    "Environment",
+    "InteractiveEnvironment",
     "Launcher",
     "MetricSink",
+    "Observation",
     "ProcessHandle",
     "ProcessSpec",
     "Publishes",
@@ -116,6 +120,75 @@ class Completed(Protocol):
 
 Reward = Callable[[Task, str], float]
 """Scores a completion. A plain function that runs in a process pool, with a hard deadline."""
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an interactive environment answers to `reset` and to `step`.
+
+    Example: `Observation("You are in a kitchen.")`; at the end `Observation(reward=1.0, is_done=True)`.
+    """
+
+    messages: str | Sequence[Message] = ()
+    """What the policy is told next; a text is one message of the role `user`."""
+    reward: float = 0.0
+    """Reward of the reply that led here; 0 in the answer to `reset`."""
+    is_done: bool = False
+    """The episode is over: there is nothing to reply to."""
+    tools: Sequence[ToolSpec] = ()
+    """Functions that the chat template shows to the model; only the answer to `reset` may name any."""
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """A set of tasks and what an answer is worth.
+
+    A recipe names a class (`use`) and its arguments (`args`). The class is instantiated in every process that
+    needs it: where tasks are drawn, where answers are scored, and in each rollout service. Only the rollout
+    service calls `open` and `close`, once each; so import and start there what only episodes need.
+    A subclass inherits what is not abstract here.
+    """
+
+    def tasks(self, split: str) -> TaskSource | Sequence[Task]:
+        """The tasks of a split, e.g. `train` or `heldout`: always the same ones in the same order."""
+        ...
+
+    def score(self, task: Task, text: str) -> float:
+        """Reward of a completion. Runs in a scoring process, under a hard deadline."""
+        raise RolloutError(f"{type(self).__name__} does not score texts", is_retryable=False)
+
+    def open(self) -> Awaitable[None] | None:
+        """Starts what episodes need."""
+        return None
+
+    def close(self) -> Awaitable[None] | None:
+        """Ends what `open` started."""
+        return None
+
+
+@runtime_checkable
+class InteractiveEnvironment(Environment, Protocol):
+    """An environment that answers to the policy's replies. Many episodes run at the same time.
+
+    Methods may be `async`. One that is not runs outside the event loop, in a thread that belongs to the
+    episode. An exception, or a call that takes too long, fails the episode; it is never a reward of 0.
+    """
+
+    def reset(self, task: Task, seed: int) -> tuple[Any, Observation] | Awaitable[tuple[Any, Observation]]:
+        """Begins an episode: its state, which is whatever `step` needs, and the first observation."""
+        ...
+
+    def step(self, state: Any, reply: str) -> Observation | Awaitable[Observation]:
+        """Takes the policy's reply and says what happens; `state` may be changed in place."""
+        ...
+
+    def end(self, state: Any) -> Awaitable[None] | None:
+        """Releases what an episode holds. Called once per `reset` that succeeded, however the episode
+        ended."""
+        return None
 
 
 # --- rollout --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from astraflow.models.tokenizer import make_tokenizer
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engines.torch_engine import TorchEngine
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Generation, Trajectory
@@ -27,6 +28,7 @@ from astraflow.workflows.agent import function_run
 from astraflow.workflows.factory import WORKFLOWS
 from astraflow.workflows.tools import make_tool
 from engine_models import snapshot_of
+from environment_fakes import Counting, config_of, task_of
 from gateway_driver import two_turns
 from rollout_fakes import exact, make_policy, make_task
 from workflow_driver import Sampled, digests, versions_of
@@ -136,10 +138,16 @@ async def test_a_full_forward_gives_the_recorded_logprobs(name: str, folder: Pat
     required = {key: needed[key] for key in needed.keys() & inspect.signature(function).parameters.keys()}
     engine = Updated(folder)
     hosted = HostedPolicy(make_policy("actor", max_tokens=24), engine, load_renderer(folder))
-    async with EpisodeRunner({"actor": hosted}, partial(function, **required), exact) as runner:
-        episodes = await asyncio.gather(*(runner.episode(make_task(), seed=seed) for seed in range(6)))
+    environments = Environments({"count": config_of(Counting)})
+    await environments.open()
+    task = task_of("count") if name == "environment" else make_task()
+    async with EpisodeRunner(
+        {"actor": hosted}, partial(function, **required), exact, environments=environments
+    ) as runner:
+        episodes = await asyncio.gather(*(runner.episode(task, seed=seed) for seed in range(6)))
         await engine.update()  # on a busy machine all may have ended before the first update
-        episodes.append(await runner.episode(make_task(), seed=6))
+        episodes.append(await runner.episode(task, seed=6))
+    await environments.close()
     await engine.close()
     trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     assert max(worst_error(trajectory) for trajectory in trajectories) < 1e-3

@@ -1,13 +1,15 @@
 """Task sources, rewards and evaluation sets of a recipe."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from astraflow.config import Config, Use
 
 __all__ = [
+    "EnvironmentConfig",
+    "EnvironmentSourceConfig",
     "EvalConfig",
     "EvalSetConfig",
     "ExactReward",
@@ -76,13 +78,34 @@ class HubSourceConfig(Config):
     """System message before each prompt; empty: none."""
 
 
+class EnvironmentSourceConfig(Config):
+    """The tasks of one of `tasks.environments`."""
+
+    name: Literal["environment"] = "environment"
+    environment: str = ""
+    """Name of the environment; empty: the only one."""
+    split: str = "train"
+    """Which of its tasks to use; the environment says which splits it has."""
+
+
 TaskSourceConfig = Annotated[
-    ReasoningGymConfig | JsonlSourceConfig | HubSourceConfig | Use, Field(discriminator="name")
+    ReasoningGymConfig | JsonlSourceConfig | HubSourceConfig | EnvironmentSourceConfig | Use,
+    Field(discriminator="name"),
 ]
 
 
+class EnvironmentConfig(Use):
+    """An environment of your own: its tasks, their scoring and, if it is interactive, its replies."""
+
+    call_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds after which a call of `reset`, `step` or `end` fails its episode."""
+    open_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds after which an environment that does not open fails the rollout service."""
+
+
 class SourceReward(Config):
-    """The task source's own scorer: that of reasoning-gym, or `math_verify` for prompt/answer data."""
+    """The task source's own scorer: that of reasoning-gym or of the environment, or `math_verify` for
+    prompt/answer data."""
 
     name: Literal["source"] = "source"
     allow: tuple[str, ...] = ()
@@ -110,6 +133,9 @@ class TasksConfig(Config):
 
     sources: dict[str, TaskSourceConfig] = Field(min_length=1)
     """Named task sources; tasks are drawn from them in proportion to their sizes."""
+    environments: dict[str, EnvironmentConfig] = Field(default_factory=dict)
+    """Named environments; each rollout service opens them once, and sources and evaluation sets take their
+    tasks from them."""
     reward: RewardConfig = SourceReward()
     """Scores a completion."""
     score_timeout_s: float = Field(default=10.0, gt=0)
@@ -122,6 +148,19 @@ class TasksConfig(Config):
     none."""
     format_weight: float = Field(default=0.1, ge=0, le=1)
     """Share of `format` in the score: (1 - weight) * reward + weight * matches."""
+
+    @model_validator(mode="after")
+    def _sources_have_environments(self) -> Self:
+        for name, source in self.sources.items():
+            if not isinstance(source, EnvironmentSourceConfig):
+                continue
+            is_only_one = not source.environment and len(self.environments) == 1
+            if not is_only_one and source.environment not in self.environments:
+                raise ValueError(
+                    f"sources.{name}.environment = {source.environment!r} is not one of the environments "
+                    f"(choices: {', '.join(self.environments) or 'none'})"
+                )
+        return self
 
     @field_validator("format")
     @classmethod

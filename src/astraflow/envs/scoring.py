@@ -8,7 +8,7 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,11 @@ from astraflow.envs.config import (
     TasksConfig,
     TaskSourceConfig,
 )
+from astraflow.envs.environment import make_environment, without_environment
 from astraflow.envs.gym import GYM, check_scorer, score_gym
 from astraflow.envs.math_answers import is_right, readable_gold
 from astraflow.errors import DataError
-from astraflow.protocols import Reward, TaskSource
+from astraflow.protocols import Environment, Reward, TaskSource
 from astraflow.types import Task
 
 __all__ = ["check_gradable", "extract_answer", "make_reward"]
@@ -48,7 +49,7 @@ def make_reward(config: TasksConfig) -> Reward:
     for source in config.sources.values():
         _check_source(config.reward, source)
     weight = config.format_weight if config.format else 0.0
-    return _ExtractedReward(_scorer(config.reward), config.extract, config.format, weight)
+    return _ExtractedReward(_scorer(config), config.extract, config.format, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,17 @@ def _check_answer(task: Task, reward: RewardConfig) -> None:
         )
 
 
-def _scorer(config: RewardConfig) -> Reward:
-    match config:
+def _scorer(config: TasksConfig) -> Reward:
+    match config.reward:
         case SourceReward():
-            return _SourceScorer(config.allow)
+            made = {name: make_environment(name, env) for name, env in config.environments.items()}
+            return _SourceScorer(config.reward.allow, made)
         case MathVerifyReward():
             return _score_by_math_verify
         case ExactReward():
             return _score_exact
         case Use():
-            return _user_scorer(config)
+            return _user_scorer(config.reward)
 
 
 # --- extraction -----------------------------------------------------------------------------------
@@ -174,13 +176,18 @@ def _score_exact(task: Task, text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _SourceScorer:
-    """The scorer of what made the task: reasoning-gym's own, or `math_verify` for prompt and answer."""
+    """The scorer of what made the task: its environment, reasoning-gym's own scorer, or `math_verify` for
+    prompt and answer."""
 
     allowed: tuple[str, ...]
+    environments: Mapping[str, Environment]
 
     def __call__(self, task: Task, text: str) -> float:
         if not task.spec:
             return _score_by_math_verify(task, text)
+        name, own = without_environment(task)
+        if name:
+            return self._environment(name, task).score(own, text)
         spec = json.loads(task.spec)
         if spec.get("kind") != GYM:
             raise DataError(
@@ -188,6 +195,14 @@ class _SourceScorer:
                 "one in tasks.reward"
             )
         return score_gym(task, text, spec, allowed=self.allowed)
+
+    def _environment(self, name: str, task: Task) -> Environment:
+        if name not in self.environments:
+            raise DataError(
+                f"task {task.id} belongs to the environment {name!r}, which is not one of tasks.environments "
+                f"({', '.join(self.environments) or 'there are none'})"
+            )
+        return self.environments[name]
 
 
 def _score_by_math_verify(task: Task, text: str) -> float:

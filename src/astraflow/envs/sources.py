@@ -6,12 +6,22 @@ Libraries are imported only by the source that needs them.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from astraflow.config import Use, check_args, load_attr
-from astraflow.envs.config import HubSourceConfig, JsonlSourceConfig, ReasoningGymConfig, TaskSourceConfig
+from astraflow.envs.config import (
+    EnvironmentConfig,
+    EnvironmentSourceConfig,
+    HubSourceConfig,
+    JsonlSourceConfig,
+    ReasoningGymConfig,
+    TaskSourceConfig,
+)
+from astraflow.envs.environment import chosen_environment, make_environment, with_environment
 from astraflow.envs.gym import GymSource, system_context
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
@@ -20,10 +30,16 @@ from astraflow.types import Task
 __all__ = ["ListSource", "make_source", "shared_prompts"]
 
 
-def make_source(config: TaskSourceConfig, *, name: str = "") -> TaskSource:
-    """The source of a config; `name` is its name in the recipe: the tasks' `source`, and the start of
-    their ids.
+def make_source(
+    config: TaskSourceConfig,
+    *,
+    name: str = "",
+    environments: Mapping[str, EnvironmentConfig] | None = None,
+) -> TaskSource:
+    """The source of a config.
 
+    `name`: its name in the recipe, which is the tasks' `source` and begins their ids. `environments`: those
+    of the recipe.
     Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
     file.
     """
@@ -34,6 +50,8 @@ def make_source(config: TaskSourceConfig, *, name: str = "") -> TaskSource:
             return _jsonl_source(config, name)
         case HubSourceConfig():
             return _hub_source(config, name)
+        case EnvironmentSourceConfig():
+            return _EnvironmentSource(config, environments or {}, name=name)
         case Use():
             return _user_source(config)
 
@@ -56,6 +74,47 @@ class ListSource:
     def task(self, idx: int) -> Task:
         """Task number `idx`, from 0."""
         return self._tasks[idx]
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+class _EnvironmentSource:
+    """The tasks of one split of an environment, as the dataflow draws them.
+
+    Each task gets the source's name in the recipe, also at the start of its id, and names its environment.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentSourceConfig,
+        environments: Mapping[str, EnvironmentConfig],
+        *,
+        name: str,
+    ) -> None:
+        """`environments`: those of the recipe. Raises: ConfigError."""
+        self._name = name
+        self._environment = chosen_environment(config, environments)
+        made = make_environment(self._environment, environments[self._environment])
+        try:
+            found = made.tasks(config.split)
+        except SystemExit as err:
+            raise DataError(
+                f"tasks.environments.{self._environment}: tasks({config.split!r}) called exit({err})"
+            ) from err
+        if isinstance(found, Sequence):
+            found = ListSource(found)
+        where = f"tasks.environments.{self._environment}: tasks({config.split!r})"
+        self._tasks = _checked_source(found, where)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def task(self, idx: int) -> Task:
+        """Task number `idx`, from 0."""
+        task = self._tasks.task(idx)
+        named = msgspec.structs.replace(task, id=f"{self._name}/{task.id}", source=self._name)
+        return with_environment(named, self._environment)
 
 
 # --- JSONL ----------------------------------------------------------------------------------------
@@ -190,9 +249,12 @@ def _user_source(config: Use) -> TaskSource:
         source = maker(**config.args)
     except SystemExit as err:
         raise DataError(f"source.use = {config.use!r} called exit({err}) instead of making a source") from err
+    return _checked_source(source, f"source.use = {config.use!r}")
+
+
+def _checked_source(source: object, where: str) -> TaskSource:
     if not (hasattr(source, "__len__") and callable(getattr(source, "task", None))):
         raise ConfigError(
-            f"source.use = {config.use!r} made a {type(source).__name__}; expected an object with __len__() "
-            "and task(idx)"
+            f"{where} made a {type(source).__name__}; expected an object with __len__() and task(idx)"
         )
     return cast("TaskSource", source)

@@ -33,6 +33,7 @@ from astraflow.launch.program import choose_addresses, num_threads
 from astraflow.launch.targets import host_models
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.rollout.scoring import ScoringPool
@@ -213,11 +214,15 @@ async def _trial(recipe: Recipe, sources: OpenSources) -> Finding:
         scoring = ScoringPool(recipe.tasks.without_curators)
         stack.push_async_callback(scoring.close)
         await scoring.start()
+        environments = Environments(recipe.tasks.environments)
+        stack.push_async_callback(environments.close)
+        await environments.open()
         runner = await stack.enter_async_context(
             EpisodeRunner(
                 hosted,
                 make_workflow(recipe.workflow),
                 scoring.score,
+                environments=environments,
                 timeout_s=recipe.rollout.episode_timeout_s,
             )
         )

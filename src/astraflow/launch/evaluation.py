@@ -20,6 +20,7 @@ from astraflow.launch.config import Recipe
 from astraflow.metrics import reduce_metrics
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.types import Episode, Failure, Item, Lease, MetricItem
@@ -106,17 +107,21 @@ async def evaluate(
     """
     rounds = [_opened(recipe, name, size) for name in _chosen(recipe, size.sets)]
     scoring = ScoringPool(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers)
+    environments = Environments(recipe.tasks.environments)
     try:
+        await environments.open()
         await scoring.start()
         async with EpisodeRunner(
             hosted,
             make_workflow(recipe.workflow),
             scoring.score,
+            environments=environments,
             timeout_s=recipe.rollout.episode_timeout_s,
             eval_temperature=recipe.eval.temperature,
         ) as runner:
             return tuple([await _score(recipe, runner, hosted, round_, progress) for round_ in rounds])
     finally:
+        await environments.close()
         await scoring.close()
 
 
@@ -135,7 +140,7 @@ def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
 def _opened(recipe: Recipe, name: str, size: EvalSize) -> _Round:
     config = recipe.eval.sets[name]
     try:
-        source = make_source(config.source, name=name)
+        source = make_source(config.source, name=name, environments=recipe.tasks.environments)
     except (ConfigError, DataError) as err:
         raise type(err)(f"eval.sets.{name}.source: {err}") from err
     num_tasks = size.tasks or config.num_tasks

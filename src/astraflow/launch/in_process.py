@@ -22,6 +22,7 @@ from astraflow.launch.plan import fingerprints, run_info, run_plan
 from astraflow.launch.preflight import OpenSources
 from astraflow.protocols import TrainerBackend
 from astraflow.rollout.engines.factory import engine_maker
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
@@ -128,6 +129,7 @@ def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: Memo
         policies=info.policies,
         workflow=make_workflow(recipe.workflow),
         scoring=ScoringPool(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
+        environments=Environments(recipe.tasks.environments),
         weights=versions,
         config=recipe.rollout,
         make_engine=engine_maker(recipe.rollout.engine),

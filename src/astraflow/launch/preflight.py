@@ -12,6 +12,7 @@ from pathlib import Path
 
 from astraflow.config import Use, load_attr
 from astraflow.envs.config import TaskSourceConfig
+from astraflow.envs.environment import check_environments
 from astraflow.envs.scoring import check_gradable
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
@@ -21,7 +22,7 @@ from astraflow.protocols import TaskSource
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.offline import offline_files
 from astraflow.wire import MAX_BODY_BYTES
-from astraflow.workflows.config import AgentConfig
+from astraflow.workflows.config import AgentConfig, EnvironmentWorkflowConfig
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
@@ -53,6 +54,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
     for use in uses(recipe):
         load_attr(use.use, where="use")
     _check_workflow(recipe)
+    check_environments(recipe.tasks, played=_played(recipe))
     _check_lengths(recipe)
     _check_batches(recipe)
     _check_attached(recipe)
@@ -94,18 +96,19 @@ def _check_folder(where: str, model: str) -> None:
 def open_sources(recipe: Recipe) -> OpenSources:
     """Opens every task source. Raises: ConfigError or DataError, naming the source."""
     train = {
-        name: _open(config, name, f"tasks.sources.{name}") for name, config in recipe.tasks.sources.items()
+        name: _open(config, recipe, name, f"tasks.sources.{name}")
+        for name, config in recipe.tasks.sources.items()
     }
     held_out = {
-        name: _open(config.source, name, f"eval.sets.{name}.source")
+        name: _open(config.source, recipe, name, f"eval.sets.{name}.source")
         for name, config in recipe.eval.sets.items()
     }
     return OpenSources(train, held_out)
 
 
-def _open(config: TaskSourceConfig, name: str, where: str) -> TaskSource:
+def _open(config: TaskSourceConfig, recipe: Recipe, name: str, where: str) -> TaskSource:
     try:
-        return make_source(config, name=name)
+        return make_source(config, name=name, environments=recipe.tasks.environments)
     except (ConfigError, DataError) as err:
         raise type(err)(f"{where}: {err}") from err
 
@@ -126,6 +129,14 @@ def _check_workflow(recipe: Recipe) -> None:
             f"policies.{idle[0]} is trained, but the workflow {recipe.workflow.name} lets only {listed} act, "
             "so its table could never fill a batch; give it `role: frozen`, or name a workflow that uses it"
         )
+
+
+def _played(recipe: Recipe) -> dict[str, TaskSourceConfig]:
+    """Sources whose tasks the workflow plays in their environments."""
+    if not isinstance(recipe.workflow, EnvironmentWorkflowConfig):
+        return {}
+    train = {f"tasks.sources.{name}": source for name, source in recipe.tasks.sources.items()}
+    return train | {f"eval.sets.{name}.source": config.source for name, config in recipe.eval.sets.items()}
 
 
 def _check_lengths(recipe: Recipe) -> None:

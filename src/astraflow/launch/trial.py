@@ -14,6 +14,7 @@ from astraflow.launch.preflight import check_recipe
 from astraflow.launch.shown import shown
 from astraflow.protocols import Engine, TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.rollout.scoring import ScoringPool
@@ -41,8 +42,10 @@ async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: 
     sources = check_recipe(recipe)
     chosen = _chosen({**sources.train, **sources.eval}, source, task)
     scoring = ScoringPool(recipe.tasks.without_curators, num_workers=1)
+    environments = Environments(recipe.tasks.environments)
     hosted: dict[str, HostedPolicy] = {}
     try:
+        await environments.open()
         await scoring.start()
         for name, policy in recipe.policies.items():
             engine = await _engine(recipe, name, policy.model_dir)
@@ -52,10 +55,12 @@ async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: 
             hosted,
             make_workflow(recipe.workflow),
             scoring.score,
+            environments=environments,
             timeout_s=recipe.rollout.episode_timeout_s,
         ) as runner:
             return Trial(chosen, await runner.episode(chosen, seed=seed))
     finally:
+        await environments.close()
         await scoring.close()
         for policy in hosted.values():
             await policy.engine.close()

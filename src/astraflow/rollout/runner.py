@@ -9,14 +9,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import msgspec
 
 from astraflow import wire
+from astraflow.envs.environment import with_environment, without_environment
 from astraflow.errors import DeadlineError, Error, RolloutError
 from astraflow.facts import episode_weights
 from astraflow.rollout.deadlines import Deadlines
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.exits import guarded_tasks
 from astraflow.rollout.gateway import Gateway
 from astraflow.rollout.proposals import Proposals, Proposing
@@ -76,11 +79,14 @@ class EpisodeRunner:
         timeout_s: float = 300.0,
         eval_temperature: float = 1.0,
         proposing: Proposing | None = None,
+        environments: Environments | None = None,
     ) -> None:
         """`policies` is read when an episode starts, so it may be filled after the runner is made.
 
-        `proposing`: where tasks go that a training episode proposes; None for nowhere.
+        `proposing`: where tasks go that a training episode proposes; None for nowhere. `environments`: those
+        that tasks may belong to; None for none.
         """
+        self._environments = environments or Environments({})
         self._proposing = proposing
         self._policies = policies
         self._workflow = workflow
@@ -155,7 +161,7 @@ class EpisodeRunner:
             self._policies, seed=seed, opens=self._gateway.endpoint, pinned=pinned, temperature=temperature
         )
         proposals = Proposals(self._proposing if may_propose else None)
-        scored = _TimedTask(task, self._score, proposals.propose)
+        scored = self._scored(task, proposals, seed)
         timeout = self._deadlines.begin()
         try:
             with guarded_tasks():
@@ -182,6 +188,20 @@ class EpisodeRunner:
         )
         # A reward, score or metric of the user's own may be any number; the dataflow would refuse it.
         return wire.checked(episode)
+
+    def _scored(self, task: Task, proposals: Proposals, seed: int) -> "_TimedTask":
+        """What the workflow gets of a task. A task of an environment is shown as the environment made it."""
+        environment, own = without_environment(task)
+        if not environment:
+            return _TimedTask(task, self._score, proposals.propose)
+
+        async def score(_: Task, text: str) -> float:
+            return await self._score(task, text)
+
+        async def propose(new: Task) -> bool:
+            return await proposals.propose(with_environment(new, environment))
+
+        return _TimedTask(own, score, propose, partial(self._environments.episode, task, seed=seed))
 
 
 class _TimedTask(ScoredTask):

@@ -161,7 +161,8 @@ def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> Non
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         sys.path[:] = path
         tasks = TasksConfig.model_validate_json(tasks_json)
-        _forget_secrets(() if isinstance(tasks.reward, Use) else _SECRET_ENDINGS)
+        is_of_the_user = isinstance(tasks.reward, Use) or bool(tasks.environments)
+        _forget_secrets(() if is_of_the_user else _SECRET_ENDINGS)
         try:
             reward = make_reward(tasks)
         except BaseException as error:  # noqa: BLE001 - code of the user's; it is told, and no call is made

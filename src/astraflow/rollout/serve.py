@@ -12,6 +12,7 @@ from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool
@@ -62,6 +63,7 @@ async def run_rollout(
             policies=_hosted(run_info, hosts),
             workflow=make_workflow(workflow, private=private),
             scoring=ScoringPool(tasks, num_workers=rollout.scorers),
+            environments=Environments(tasks.environments),
             weights=_AfterLoading(weights, loading),
             config=rollout,
             make_engine=partial(_settled_engine, engine_maker(rollout.engine)),

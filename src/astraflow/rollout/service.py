@@ -31,6 +31,7 @@ from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity, Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.environments import Environments
 from astraflow.rollout.hosting import FetchesWeights, PolicyHost
 from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
@@ -74,7 +75,7 @@ class RolloutService:
     """Serves a run until it ends, the dataflow drains it, or it is told to stop.
 
     Example: `await RolloutService(link, policies=run_info.policies, ...).run(stop)`. `run` is called once; it
-    closes the engines and the scoring pool that it was given.
+    closes the engines, the environments and the scoring pool that it was given.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class RolloutService:
         policies: Sequence[PolicyInfo],
         workflow: Workflow,
         scoring: ScoringPool,
+        environments: Environments | None = None,
         weights: FetchesWeights,
         config: RolloutConfig,
         make_engine: Callable[[WeightSnapshot], Engine],
@@ -117,7 +119,15 @@ class RolloutService:
         self._hosted: dict[str, HostedPolicy] = {}
         limits = {"timeout_s": config.episode_timeout_s, "eval_temperature": eval_temperature}
         proposing = Proposing(link.push_tasks, config.max_proposals)
-        self._runner = EpisodeRunner(self._hosted, workflow, scoring.score, proposing=proposing, **limits)
+        self._environments = environments or Environments({})
+        self._runner = EpisodeRunner(
+            self._hosted,
+            workflow,
+            scoring.score,
+            proposing=proposing,
+            environments=self._environments,
+            **limits,
+        )
         self._freed, self._ended, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
         """The run is over; the dataflow asked the service to finish what runs and leave."""
         self._broken, self._failure = asyncio.Event(), ServiceError()
@@ -140,6 +150,7 @@ class RolloutService:
             raise _first_leaf(failures) from failures
         finally:
             await self._runner.close()
+            await self._environments.close()
             await self._scoring.close()
             for host in self._hosts.values():
                 await host.close()
@@ -219,6 +230,7 @@ class RolloutService:
     # --- leases and episodes ---
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
+        await self._environments.open()
         await self._scoring.start()
         await self._all_served()
         while True:

@@ -24,6 +24,7 @@ from astraflow.workflows.spawn import RESULTS_PROMPT, SPLIT_PROMPT
 __all__ = [
     "AgentConfig",
     "DebateConfig",
+    "EnvironmentWorkflowConfig",
     "MultiTurnConfig",
     "PlanAndSolveConfig",
     "ProgramConfig",
@@ -92,6 +93,16 @@ class MultiTurnConfig(PolicyRoles):
     def most_turns(self) -> int:
         """`turns`."""
         return self.turns
+
+
+class EnvironmentWorkflowConfig(PolicyRoles):
+    """The policy replies to the environment of the task until it is done; each turn has its own reward."""
+
+    name: Literal["environment"] = "environment"
+    policy: str = ""
+    """Policy that replies; empty: the recipe's first policy."""
+    max_turns: int = Field(default=16, ge=1)
+    """Largest number of replies per episode."""
 
 
 class ToolUseConfig(PolicyRoles):
@@ -324,6 +335,7 @@ WorkflowConfig = (
     SingleTurnConfig
     | AgentConfig
     | MultiTurnConfig
+    | EnvironmentWorkflowConfig
     | ToolUseConfig
     | SolveAndVerifyConfig
     | SolveAndCheckConfig

@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from astraflow.bounds import Label, Reward, Text
 from astraflow.errors import RolloutError
+from astraflow.protocols import Observation
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
 from astraflow.wire import ColumnType, column
 from astraflow.workflows.calls import CallParser, tagged_calls
@@ -40,6 +41,8 @@ __all__ = [
     "Completion",
     "Conversation",
     "Endpoint",
+    "Play",
+    "Played",
     "Policies",
     "Policy",
     "Rewards",
@@ -200,18 +203,39 @@ class Policies(Mapping[str, Policy]):
         """
 
 
+class Played(Protocol):
+    """One episode of the task's environment: what it showed last, and the way to reply."""
+
+    @property
+    def observation(self) -> Observation:
+        """The newest one; at first, the answer to `reset`."""
+        ...
+
+    async def step(self, reply: str) -> Observation:
+        """Hands the policy's reply to the environment. Raises: RolloutError, or what the environment raises;
+        neither is ever a reward of 0."""
+        ...
+
+
+Play: TypeAlias = Callable[[], AbstractAsyncContextManager[Played]]
+"""Begins an episode of the task's environment, which ends with the block."""
+
+
 class ScoredTask:
-    """A task together with the recipe's reward, which runs in a process pool under a deadline."""
+    """A task together with the recipe's reward, which runs in a process pool under a deadline, and with its
+    environment, if it has one."""
 
     def __init__(
         self,
         task: Task,
         scorer: Callable[[Task, str], Awaitable[float]],
         proposer: Callable[[Task], Awaitable[bool]] | None = None,
+        play: Play | None = None,
     ) -> None:
         self.task = task
         self._scorer = scorer
         self._proposer = proposer
+        self._play = play
         self._scores: list[float] = []
 
     @property
@@ -268,6 +292,15 @@ class ScoredTask:
             spec=spec,
         )
         return await self._proposer(task)
+
+    def play(self) -> AbstractAsyncContextManager[Played]:
+        """Begins an episode of the task's environment: `async with task.play() as played: ...`.
+
+        Raises: RolloutError if the task belongs to no environment.
+        """
+        if self._play is None:
+            raise RolloutError(f"task {self.id} belongs to no environment", is_retryable=False)
+        return self._play()
 
     async def score(self, text: str) -> float:
         """The reward of a completion. Raises: RolloutError if scoring fails; that is never a score of 0."""

@@ -12,6 +12,7 @@ from astraflow.workflows.agent import agent, function_run
 from astraflow.workflows.config import AgentConfig, ProgramConfig, ToolUseConfig, WorkflowConfig
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.debate import debate
+from astraflow.workflows.environment import environment
 from astraflow.workflows.multi_turn import multi_turn
 from astraflow.workflows.plan_and_solve import plan_and_solve
 from astraflow.workflows.program import ProgramRuns
@@ -30,6 +31,7 @@ __all__ = ["WORKFLOWS", "make_workflow"]
 WORKFLOWS: dict[str, Callable[..., Awaitable[Rewards]]] = {
     "agent": agent,
     "debate": debate,
+    "environment": environment,
     "multi_turn": multi_turn,
     "plan_and_solve": plan_and_solve,
     "propose_and_select": propose_and_select,

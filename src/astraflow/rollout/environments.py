@@ -1,0 +1,306 @@
+"""The environments of a rollout service: opened once, closed at its end, played by many episodes at a time.
+
+Nothing that an environment does can stop the event loop or the process. A method that is not `async` runs in
+a thread, and all such calls of one episode in the same thread, since libraries of games and browsers often
+ask for that. A call that takes too long fails its episode and leaves its thread behind: a thread cannot be
+killed, but it is a daemon, so it does not hold up the end of the process.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import threading
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from queue import SimpleQueue
+from typing import Any, TypeAlias, cast
+
+from astraflow.envs.config import EnvironmentConfig
+from astraflow.envs.environment import make_environment, without_environment
+from astraflow.errors import ConfigError, RolloutError
+from astraflow.protocols import Environment, InteractiveEnvironment, Observation
+from astraflow.types import Task
+
+__all__ = ["Environments"]
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S = 2.0
+"""Longest wait for what still ends, and then for `close`: a supervisor kills a service 5 s after it asked it
+to stop."""
+
+_Outcome: TypeAlias = tuple[Any, BaseException | None]
+"""What a call returned, or what it raised."""
+
+
+class Environments:
+    """The recipe's environments, ready to be played.
+
+    Example::
+
+        environments = Environments(recipe.tasks.environments)
+        await environments.open()
+        async with environments.episode(task, seed=7) as episode:
+            observation = await episode.step("go north")
+        await environments.close()
+    """
+
+    def __init__(self, configs: Mapping[str, EnvironmentConfig]) -> None:
+        self._configs = configs
+        self._open: dict[str, Environment] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """Episodes that failed or were cancelled, and whose `end` still runs."""
+
+    async def open(self) -> None:
+        """Makes and opens all of them. Raises: ConfigError naming the one that cannot be opened."""
+        for name, config in self._configs.items():
+            environment = make_environment(name, config)
+            caller = _Caller(f"environment {name}", config.open_timeout_s)
+            self._open[name] = environment
+            try:
+                await caller.call(environment.open)
+            except Exception as err:
+                reason = str(err) or type(err).__name__
+                raise ConfigError(f"tasks.environments.{name} cannot be opened: {reason}") from err
+            finally:
+                caller.release()
+
+    async def close(self) -> None:
+        """Closes all that were opened, after the episodes that still end. Never raises: the service ends."""
+        if self._ending:
+            _, late = await asyncio.wait(self._ending, timeout=_CLOSE_S)
+            for ending in late:
+                ending.cancel()
+        closing = [self._close(name, environment) for name, environment in self._open.items()]
+        self._open.clear()
+        await asyncio.gather(*closing)
+
+    async def _close(self, name: str, environment: Environment) -> None:
+        caller = _Caller(f"environment {name}", _CLOSE_S)
+        try:
+            await caller.call(environment.close)
+        except Exception as err:  # noqa: BLE001 - code of the user's; nothing is lost any more
+            _log.warning("environment %s did not close: %s: %s", name, type(err).__name__, err)
+        finally:
+            caller.release()
+
+    @asynccontextmanager
+    async def episode(self, task: Task, *, seed: int) -> "AsyncGenerator[EnvironmentEpisode]":
+        """An episode of the task's environment, begun by `reset` and ended with the block.
+
+        Raises: RolloutError if the task has no interactive environment here; whatever `reset` raises.
+        """
+        name, own = without_environment(task)
+        environment = self._interactive(name, task)
+        caller = _Caller(f"task {task.id}: environment {name}", self._configs[name].call_timeout_s)
+        try:
+            episode = await self._begun(environment, caller, own, seed)
+        except BaseException:
+            caller.release()
+            raise
+        try:
+            yield episode
+        except BaseException:
+            # What went wrong is raised at once; `end` goes on by itself, and `close` waits for it.
+            self._end_in_background(episode)
+            raise
+        await episode.end()
+
+    async def _begun(
+        self, environment: InteractiveEnvironment, caller: "_Caller", task: Task, seed: int
+    ) -> "EnvironmentEpisode":
+        def end_late(returned: object) -> None:
+            """A `reset` that took too long has begun an episode after all."""
+            with contextlib.suppress(RolloutError):
+                self._end_in_background(_episode(environment, caller, returned))
+
+        returned = await caller.call(environment.reset, task, seed, unwanted=end_late)
+        return _episode(environment, caller, returned)
+
+    def _end_in_background(self, episode: "EnvironmentEpisode") -> None:
+        ending = asyncio.create_task(_end_quietly(episode))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    def _interactive(self, name: str, task: Task) -> InteractiveEnvironment:
+        environment = self._open.get(name)
+        if environment is None:
+            raise RolloutError(
+                f"task {task.id} belongs to {f'environment {name!r}' if name else 'no environment'}, so it "
+                f"cannot be played (open here: {', '.join(self._open) or 'none'})",
+                is_retryable=False,
+            )
+        if not isinstance(environment, InteractiveEnvironment):
+            raise RolloutError(
+                f"task {task.id}: environment {name!r} has no `reset`, `step` and `end`", is_retryable=False
+            )
+        return environment
+
+
+class EnvironmentEpisode:
+    """One episode of an environment. Implements `workflows.conversation.Played`."""
+
+    def __init__(
+        self, environment: InteractiveEnvironment, caller: "_Caller", state: Any, observation: Observation
+    ) -> None:
+        self.observation = observation
+        """The newest one."""
+        self._environment = environment
+        self._caller = caller
+        self._state = state
+
+    async def step(self, reply: str) -> Observation:
+        """Takes a reply. Raises: RolloutError after the last observation; whatever the environment raises."""
+        if self.observation.is_done:
+            raise RolloutError(
+                f"{self._caller.name}: `step` after the end of the episode", is_retryable=False
+            )
+        returned = await self._caller.call(self._environment.step, self._state, reply)
+        self.observation = _checked(returned, f"{self._caller.name}: `step`")
+        return self.observation
+
+    async def end(self) -> None:
+        """Lets the environment release what the episode holds."""
+        try:
+            await self._caller.call(self._environment.end, self._state)
+        finally:
+            self._caller.release()
+
+
+async def _end_quietly(episode: EnvironmentEpisode) -> None:
+    try:
+        await episode.end()
+    except Exception as err:  # noqa: BLE001 - code of the user's; the episode has failed already
+        _log.warning("%s: %s", type(err).__name__, err)
+
+
+def _episode(environment: InteractiveEnvironment, caller: "_Caller", returned: object) -> EnvironmentEpisode:
+    """The episode that `reset` began. Raises: RolloutError if it returned something else."""
+    parts = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else ()
+    if len(parts) != 2:
+        raise RolloutError(
+            f"{caller.name}: `reset` returned {returned!r}; expected a state and an Observation",
+            is_retryable=False,
+        )
+    state, observation = parts
+    return EnvironmentEpisode(environment, caller, state, _checked(observation, f"{caller.name}: `reset`"))
+
+
+def _checked(returned: object, where: str) -> Observation:
+    """Raises: RolloutError if it is no observation, or its reward no finite number."""
+    if not isinstance(returned, Observation):
+        raise RolloutError(
+            f"{where} returned {type(returned).__name__}; expected an Observation", is_retryable=False
+        )
+    if not math.isfinite(returned.reward):
+        raise RolloutError(f"{where} returned the reward {returned.reward}", is_retryable=False)
+    return returned
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+class _Caller:
+    """Calls methods of an environment, each under a deadline. `release` it.
+
+    Its thread is started by the first call that needs one.
+    """
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self.name = name
+        """Begins the messages of its errors."""
+        self._timeout_s = timeout_s
+        self._calls: SimpleQueue[_ThreadCall | None] | None = None
+
+    async def call(
+        self,
+        method: Callable[..., object],
+        *arguments: object,
+        unwanted: Callable[[object], None] | None = None,
+    ) -> object:
+        """What the method returns. Raises: what it raises; RolloutError if it takes too long or exits.
+
+        `unwanted` gets what a thread returned when nobody waited for it any more.
+        """
+        if inspect.iscoroutinefunction(method):
+            work = _outcome_of(method, arguments)
+        else:
+            work = self._in_thread(_ThreadCall(method, arguments, unwanted))
+        timeout = asyncio.timeout(self._timeout_s)
+        try:
+            async with timeout:
+                value, error = await work
+        except TimeoutError as err:
+            if not timeout.expired():
+                raise
+            raise RolloutError(
+                f"{self.name}: `{method.__name__}` took longer than {self._timeout_s:g} s"
+            ) from err
+        if error is None:
+            return value
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise RolloutError(
+                f"{self.name}: `{method.__name__}` raised {type(error).__name__}: {error}", is_retryable=False
+            ) from error
+        raise error
+
+    def release(self) -> None:
+        """Lets the thread end after the calls that it has."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+    async def _in_thread(self, call: "_ThreadCall") -> _Outcome:
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            threading.Thread(target=_serve, args=[self._calls], name=self.name, daemon=True).start()
+        self._calls.put(call)
+        return await call.outcome
+
+
+class _ThreadCall:
+    """A call on its way to a thread; the outcome goes back to the event loop that made it."""
+
+    def __init__(
+        self,
+        method: Callable[..., object],
+        arguments: Collection[object],
+        unwanted: Callable[[object], None] | None,
+    ) -> None:
+        self._method = method
+        self._arguments = arguments
+        self._unwanted = unwanted
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[_Outcome] = self._loop.create_future()
+
+    def run(self) -> None:
+        """Makes the call. In the thread."""
+        try:
+            outcome: _Outcome = (self._method(*self._arguments), None)
+        except BaseException as error:  # noqa: BLE001 - raised again in the event loop
+            outcome = (None, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._tell, outcome)
+
+    def _tell(self, outcome: _Outcome) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+            return
+        value, error = outcome
+        if self._unwanted is not None and error is None:
+            self._unwanted(value)
+
+
+def _serve(calls: "SimpleQueue[_ThreadCall | None]") -> None:
+    while (call := calls.get()) is not None:
+        call.run()
+
+
+async def _outcome_of(method: Callable[..., Any], arguments: Collection[object]) -> _Outcome:
+    """Keeps what would end the event loop, or pass for its own cancellation, out of it."""
+    try:
+        return await method(*arguments), None
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised again by the caller
+        return None, error

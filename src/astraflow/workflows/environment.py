@@ -1,0 +1,48 @@
+"""The policy replies to an environment until it is done."""
+
+from collections.abc import Sequence
+
+from astraflow.errors import RolloutError
+from astraflow.protocols import Observation
+from astraflow.types import Message
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from astraflow.workflows.roles import policy_at
+
+__all__ = ["environment"]
+
+
+async def environment(
+    task: ScoredTask, policies: Policies, *, policy: str = "", max_turns: int = 16
+) -> Rewards:
+    """Shows each observation to the policy and hands its reply to the environment, in one conversation.
+
+    Rewarded: each turn with the reward that the environment gives its reply. The episode's score is their
+    sum. It ends when the environment is done, after `max_turns`, or when the context is full.
+    Metrics: `done`, whether the environment was done.
+    """
+    rewards = Rewards()
+    total = 0.0
+    async with task.play() as played:
+        if played.observation.is_done:
+            raise RolloutError(f"task {task.id}: the environment was done at once", is_retryable=False)
+        chat = policy_at(policies, policy, 0).conversation(
+            context=task.context, tools=played.observation.tools
+        )
+        for _ in range(max_turns):
+            answer = await chat.send(_messages(played.observation))
+            if answer.num_tokens == 0:
+                break  # no token: the context is full
+            observation = await played.step(answer.reply)
+            rewards.add(answer, observation.reward)
+            total += observation.reward
+            if observation.is_done:
+                break
+        rewards.add_metric("done", float(played.observation.is_done))
+    rewards.set_score(total)
+    return rewards
+
+
+def _messages(observation: Observation) -> Sequence[Message]:
+    if isinstance(observation.messages, str):
+        return [Message(role="user", content=observation.messages)]
+    return observation.messages
