@@ -21,7 +21,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +77,7 @@ class RolloutService:
     closes the engines, the environments and the scoring pool that it was given.
     """
 
+    # size: sets each field that the loops share, one statement per field
     def __init__(
         self,
         link: WorkerLink,
@@ -97,12 +97,25 @@ class RolloutService:
         fingerprints: Fingerprints | None = None,
         drain_s: float = 2.0,
     ) -> None:
-        """`policies`: what it hosts, in the recipe's order; at `peer_url` it serves their weights."""
-        self._link, self._scoring, self._config, self._drain_s = link, scoring, config, drain_s
-        self._served_changed, self._beat_due = asyncio.Event(), asyncio.Event()
-        host = partial(PolicyHost, link=link, weights=weights, changed=self._note_served)
+        """`policies`: those that it hosts, in the recipe's order. `peer_url`: where it serves their weights
+        to other services; empty if it does not."""
+        self._link = link
+        self._scoring = scoring
+        self._environments = environments or Environments({})
+        self._config = config
+        self._drain_s = drain_s
+        self._served_changed = asyncio.Event()
+        self._beat_due = asyncio.Event()
         self._hosts = {
-            info.name: host(info, make_engine=make_engine, make_renderer=make_renderer) for info in policies
+            info.name: PolicyHost(
+                info,
+                link=link,
+                weights=weights,
+                make_engine=make_engine,
+                make_renderer=make_renderer,
+                changed=self._note_served,
+            )
+            for info in policies
         }
         request = RegisterWorker(
             name=name,
@@ -115,25 +128,32 @@ class RolloutService:
         )
         self._membership = Membership(link, request)
         self._running: dict[str, asyncio.Task[None]] = {}
+        """Lease id -> its episode."""
         self._outbox = Outbox(link, self._membership, busy_share=self._busy_share)
         self._hosted: dict[str, HostedPolicy] = {}
-        limits = {"timeout_s": config.episode_timeout_s, "eval_temperature": eval_temperature}
-        proposing = Proposing(link.push_tasks, config.max_proposals)
-        self._environments = environments or Environments({})
+        """Filled once all policies are served: the runner reads it when an episode starts."""
         self._runner = EpisodeRunner(
             self._hosted,
             workflow,
             scoring.score,
-            proposing=proposing,
+            proposing=Proposing(link.push_tasks, config.max_proposals),
             environments=self._environments,
-            **limits,
+            timeout_s=config.episode_timeout_s,
+            eval_temperature=eval_temperature,
         )
-        self._freed, self._ended, self._draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        """The run is over; the dataflow asked the service to finish what runs and leave."""
-        self._broken, self._failure = asyncio.Event(), ServiceError()
-        """An engine will never serve again, and why."""
+        self._freed = asyncio.Event()
+        """A slot may have become free."""
+        self._ended = asyncio.Event()
+        """The run is over."""
+        self._draining = asyncio.Event()
+        """The dataflow asked the service to finish what runs and leave."""
+        self._broken = asyncio.Event()
+        """An engine will never serve again; `_failure` says why."""
+        self._failure = ServiceError()
         self._waits_for = ""
-        self._tokens_before, self._beat_at_s = 0, time.monotonic()
+        """Whom the lease loop waits for, for the status."""
+        self._tokens_before = 0
+        self._beat_at_s = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves. Raises: the error that made it fail; an episode's failure never does."""

@@ -104,6 +104,11 @@ class EnvironmentWorkflowConfig(PolicyRoles):
     max_turns: int = Field(default=16, ge=1)
     """Largest number of replies per episode."""
 
+    @property
+    def most_turns(self) -> int:
+        """`max_turns`."""
+        return self.max_turns
+
 
 class ToolUseConfig(PolicyRoles):
     """The model may call functions, which its own chat template presents to it, until it answers."""
