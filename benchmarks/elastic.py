@@ -90,7 +90,7 @@ class Phase:
 
     @property
     def rate(self) -> float:
-        """Of all."""
+        """Emulated tokens per second of all services together."""
         return sum(self.rates.values())
 
     def nominal(self, args: argparse.Namespace) -> float:

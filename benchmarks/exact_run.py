@@ -113,7 +113,7 @@ class Pace:
     """Durations are rounded up to multiples of this."""
 
     def duration_s(self, lease: LeaseView, seed: int) -> float:
-        """Of a lease's episode, whatever the sampler."""
+        """Duration of a lease's episode, the same for every sampler."""
         drawn = math.exp(random.Random(f"{seed}/{lease.id}").gauss(0.0, self.sigma))
         return math.ceil(drawn / self.resolution_s) * self.resolution_s
 
@@ -149,7 +149,7 @@ class ExactRun:
     seed: int
     points: list[Point] = field(default_factory=list[Point])
     metrics: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
-    """Of each step, as the trainer reports them."""
+    """Metrics of each step, as the trainer reports them."""
     staleness: list[float] = field(default_factory=list[float])
     """Mean of each batch."""
     staleness_max: int = 0

@@ -62,7 +62,7 @@ TOKENS_PER_S, MEAN_TOKENS, MAX_TOKENS = 50.0, 1500.0, 4096
 ENV_S, ENV_SIGMA = 1.0, 1.0
 MAX_STALENESS = 4
 DRAWN_SIGMA = 1.0
-"""Of the runs in the picture and in the figures."""
+"""Sigma of the lengths in the runs of the picture and of the figures."""
 
 
 # --- what the systems have in common --------------------------------------------------------------
@@ -125,7 +125,7 @@ def recipe_of(system: str, sigma: float, run: "Settings", barrier: Path) -> dict
 
 @dataclass(frozen=True)
 class Settings:
-    """Of all runs."""
+    """Settings of all runs."""
 
     steps: int
     scale: float

@@ -75,7 +75,7 @@ class Curve:
     lr: float
     seed: int
     times_s: list[float]
-    """Of versions 1, 2, ..."""
+    """Times at which versions 1, 2, ... were reached."""
     completions_per_s: float
     """Completions trained on, over the time of the last version."""
     scores: dict[int, float] = field(default_factory=dict[int, float])

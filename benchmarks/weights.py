@@ -79,7 +79,7 @@ def tensors_from(words: Words) -> list[HostTensor]:
 
 
 def entropy_bytes(size: int, changed: int) -> float:
-    """Of the positions and of a direction each, independent: no code can be shorter on average."""
+    """Bytes for independent positions with one direction each; no code is shorter on average."""
     p = changed / size
     return size * (-p * np.log2(p) - (1 - p) * np.log2(1 - p) + p) / 8
 

@@ -35,7 +35,7 @@ class Step:
     """Share of the changes that are one step up or down."""
     delta_bytes: int
     entropy_bytes: float
-    """Of the positions and a direction each, independent."""
+    """Entropy of the positions and one direction per position, if they were independent."""
     full_bytes: int
 
 

@@ -124,7 +124,7 @@ def _model(snapshot: WeightSnapshot) -> Any:
 
 @torch.inference_mode()
 def _logprobs(model: Any, token_ids: Sequence[int], temperature: float) -> NDArray[np.float32]:
-    """Of a full forward, at the sampling temperature, over the full vocabulary, as the protocol asks."""
+    """Logprobs of a full forward pass, at the sampling temperature and over the whole vocabulary."""
     ids = torch.tensor([list(token_ids)])
     logits = model(ids).logits[0, :-1].float() / temperature
     return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()

@@ -33,7 +33,7 @@ class BadNetwork:
     """Use: `async with BadNetwork(url, seed=1).opened() as joined_url: ...`."""
 
     url: str
-    """Of the dataflow."""
+    """URL of the dataflow."""
     seed: int
     weather: str = "clear"
     num_requests: int = 0

@@ -51,7 +51,7 @@ _MOST_JOINED = 3
 _KILL_EVERY_S = (10.0, 15.0)
 _CHANGE_EVERY_S = (8.0, 20.0)
 _MOST_KILLS = 3
-"""Of one process before it works again; the launcher gives up after 6."""
+"""Most kills of one process before it works again; the launcher gives up after 6."""
 _GONE_S = 20.0
 
 
@@ -311,8 +311,8 @@ class _Chaos:
         ]
 
     def _lost(self) -> list[str]:
-        """Of what was acknowledged on its way through the bad network, nothing was asked for again, and every
-        group has its fate."""
+        """What is wrong with episodes that were acknowledged through the bad network: none may be asked for
+        again, and each of their groups must have a fate."""
         problems, fates = list[str](), self._fates()
         for (group, episode), leases in self._network.accepted.items():
             if len(leases) > 1:

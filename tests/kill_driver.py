@@ -71,7 +71,7 @@ class Kill:
     num_committed: int
     """Steps that were committed when it fell."""
     num_frozen: int = 0
-    """Of the window: how often the trainer was frozen, the last time for good."""
+    """How often the trainer was frozen in the window, the last time for good."""
 
 
 @dataclass

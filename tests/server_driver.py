@@ -58,7 +58,7 @@ class TinyModel:
 
     @torch.inference_mode()
     def logprobs(self, version: int, token_ids: tuple[int, ...], temperature: float = 1.0) -> NDArray[Any]:
-        """Of tokens 1..T-1, by one full forward of the version."""
+        """Logprobs of tokens 1..T-1, by one full forward pass of the version."""
         model = self._model(version)
         install_tensors(model, self.snapshot(version).tensors)
         ids = torch.tensor([token_ids])

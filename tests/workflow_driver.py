@@ -85,7 +85,7 @@ Sampled: TypeAlias = Counter[tuple[int, int, int]]
 
 
 def digests(ids: Sequence[int], start: int = 0) -> list[int]:
-    """Of the tokens before each position, and of all of them; `start` is the digest of what came before."""
+    """Digests of the tokens before each position, and of all tokens, continuing from the digest `start`."""
     return list(accumulate(ids, lambda seen, token: zlib.crc32(token.to_bytes(4), seen), initial=start))
 
 

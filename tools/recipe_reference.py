@@ -130,7 +130,7 @@ class Place:
 
     @property
     def anchor(self) -> str:
-        """Of its heading, as GitHub and MyST make it."""
+        """The anchor of its heading, as GitHub and MyST make it."""
         return re.sub(r"[^\w\- ]", "", self.title.lower()).replace(" ", "-")
 
     def link_from(self, page: Page) -> str:

@@ -47,7 +47,7 @@ def _gate(tau: float, ratio: float) -> float:
 
 
 def _sapo_slope(tau: float, ratio: float) -> float:
-    """Of 4 / tau * sigmoid(tau * (ratio - 1)) in the logprob."""
+    """Derivative of 4 / tau * sigmoid(tau * (ratio - 1)) with respect to the logprob."""
     return 4 * _gate(tau, ratio) * (1 - _gate(tau, ratio)) * ratio
 
 

@@ -11,7 +11,7 @@ from chaos_driver import run_in_chaos
 
 LEAST_S, LEAST_KILLS = 480.0, 30
 PAUSE_S = 5.0
-"""Of each of 51,200 episodes, at most 512 at once: 500 s, and what the kills cost."""
+"""Pause of each of 51,200 episodes, at most 512 at once: 500 s in all, plus what the kills cost."""
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from workflow_driver import letter_renderer
 
 pytestmark = pytest.mark.timeout(180)
 MAX_BLOCK_S = 1.0
-"""Of the event loop, in CPU time: a busy machine is not the gateway's fault."""
+"""Longest block of the event loop, in CPU time, because a busy machine is not the gateway's fault."""
 CHAT = {"model": "actor", "messages": [{"role": "user", "content": "2+3"}]}
 KNOWN = {
     "model": "actor", "role": "user", "content": "2+3", "n": 1, "max_tokens": 4, "type": "function",

@@ -30,7 +30,7 @@ from astraflow.weights.serving import UploadLimit
 from weight_fakes import URL, make_weights
 
 MAX_BLOCK_S = 1.0
-"""Of the event loop, in CPU time: a busy machine is not the publisher's fault."""
+"""Longest block of the event loop, in CPU time, because a busy machine is not the publisher's fault."""
 RANGES = (
     "", "bytes=", "bytes=-", "bytes=0-0", "bytes=5-1", "bytes=-1", "bytes=0-", "bytes=0-0,1-1", "lines=0-1",
     f"bytes={'9' * 5000}-", f"bytes=0-{'9' * 5000}", f"bytes=-{'9' * 5000}", f"bytes={2**64}-{2**64 + 1}",

@@ -34,7 +34,7 @@ from dataflow_driver import (
 
 TOKENS = {f"{role}-token": role for role in ("worker", "trainer", "viewer", "admin")}
 MAX_BLOCK_S = 1.0
-"""Of the event loop, in CPU time: a busy machine is not the dataflow's fault."""
+"""Longest block of the event loop, in CPU time, because a busy machine is not the dataflow's fault."""
 PLAN = dataclasses.replace(
     make_plan(num_steps=4, group_size=2, groups_per_batch=2, eval_tasks=2, max_attempts=1000),
     frozen=("judge",),

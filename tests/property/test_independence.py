@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(120)
 STEPS = 200
 STEP_S = 1.2
 NUM_SLOTS = 32
-"""Of each of three services: enough that the trainers set the pace."""
+"""Slots of each of three services, enough for the trainers to set the pace."""
 LIMIT_S = 20_000.0
 UNDISTURBED = 0.95
 """Least share of the rate without trouble."""

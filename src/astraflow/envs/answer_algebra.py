@@ -19,7 +19,7 @@ __all__ = ["rational_near", "same_algebra", "same_sets"]
 _DIGITS = 60
 """Digits beyond the decimal point's place to which exact numbers are compared."""
 _GUARD_DIGITS = 20
-"""Of these, the last may be lost in the computation."""
+"""How many of these digits, the last ones, the computation may lose."""
 _MAX_DIGITS = 5_000
 """Numbers with more digits are equal only if they are written alike."""
 _MAX_EXPONENT = 10_000

@@ -32,7 +32,7 @@ class Shape:
     items: tuple[str, ...]
     """The texts of the parts; of a value, the value itself."""
     brackets: str = ""
-    """Of a tuple: its opening and closing bracket."""
+    """The opening and closing bracket of a tuple; empty for other shapes."""
 
 
 def shape_of(text: str) -> Shape:

@@ -67,7 +67,7 @@ def fresh(step: int, *, num_groups: int = 4, rank: int = 0, world: int = 1) -> B
 
 
 def offline_tasks(batch: Batch) -> list[str]:
-    """Of the offline groups of a batch, one a group."""
+    """Task ids of the offline groups of a batch, one per group."""
     return [s.task_id for s in batch.samples if s.group_id < 0 and s.episode_idx == 0]
 
 
