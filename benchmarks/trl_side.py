@@ -50,7 +50,7 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
     max_steps: int
 
     def is_over(self, rewards: Sequence[float]) -> bool:
-        """Whether a run with these mean rewards, one a step, ends now."""
+        """Whether a run with these mean rewards, one per step, ends now."""
         recent = rewards[-self.window :]
         is_high = len(recent) == self.window and sum(recent) / self.window >= self.reward
         return is_high or len(rewards) >= self.max_steps

@@ -12,7 +12,7 @@ __all__ = ["CheckedEngine"]
 
 
 class CheckedEngine(TorchEngine):
-    """Named in a rollout configuration as `checked_engine:CheckedEngine`; one a process at a time."""
+    """Named in a rollout configuration as `checked_engine:CheckedEngine`; one per process at a time."""
 
     published: ClassVar[dict[int, str]] = {}
     """Version -> digest, as the trainer said it."""

@@ -58,7 +58,7 @@ def group_of(drawn: list[tuple[list[tuple[float, int]], str, int, bool]]) -> Gro
 
 
 def rows(found: Any) -> list[tuple[float, ...]]:
-    """One tuple a trajectory, of a number or of one a turn."""
+    """One tuple per trajectory, with one number or with one number per turn."""
     return [tuple(entry) if isinstance(entry, tuple | list) else (entry,) for entry in found]
 
 

@@ -141,7 +141,7 @@ class Dataflow:
         self._start(core)
 
     def _watch(self, life: int) -> None:
-        """Looks for what is overdue, at the earliest deadline and at least once a second."""
+        """Looks for what is overdue, at the earliest deadline and at least once per second."""
         if life != self._life or not self.is_up:
             return
         now_s, core, liveness = self._world.now_s, self.core, self.liveness

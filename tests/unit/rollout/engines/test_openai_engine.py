@@ -26,7 +26,7 @@ def answer(text: str, finish_reason: str = "stop") -> JSONResponse:
 
 
 class Endpoint:
-    """Serves two models and answers with `replies`, one a request; keeps what it was asked."""
+    """Serves two models and answers with `replies`, one per request, and keeps the requests."""
 
     def __init__(self, *replies: Response) -> None:
         self.replies = list(replies)
