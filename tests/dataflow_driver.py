@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from astraflow.algorithms.config import CuratorConfig, ReplayConfig, ShuffleConfig
+from astraflow.algorithms.config import CuratorConfig, ShuffleConfig
+from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan

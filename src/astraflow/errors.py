@@ -3,6 +3,7 @@
     Error
     +-- ConfigError (ValueError)          the recipe or a command-line value is wrong; the user must fix it
     +-- DataError (ValueError)            a task file, model folder or saved run is broken or missing
+    +-- ComponentError                    a component of the user's own raised, or gave what cannot be
     +-- WireError (ValueError)            a message is malformed, too large, or disagrees with itself
     |   +-- VersionMismatchError          the peer speaks another schema version
     |   +-- BoundError                    a value in a message is beyond its bound
@@ -23,6 +24,7 @@ Messages say what failed, the value, what was expected, and what to do next.
 
 __all__ = [
     "BoundError",
+    "ComponentError",
     "ConfigError",
     "DataError",
     "DeadlineError",
@@ -52,6 +54,10 @@ class ConfigError(Error, ValueError):
 
 class DataError(Error, ValueError):
     """A task file, a model folder or a saved run is broken or missing."""
+
+
+class ComponentError(Error):
+    """A component that the recipe names, such as a curator or a sampler, raised or broke its contract."""
 
 
 class WireError(Error, ValueError):

@@ -8,7 +8,7 @@ What crosses several seams is defined elsewhere: items of the network in `types`
 `facts`, weights in `host_tensors`.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -40,14 +40,22 @@ __all__ = [
     "Environment",
     "InteractiveEnvironment",
     "Launcher",
+    "LearnsFromBatches",
+    "Limiter",
     "MetricSink",
     "Observation",
     "ProcessHandle",
     "ProcessSpec",
     "Publishes",
+    "Remover",
     "Renderer",
     "Reward",
+    "Sampler",
+    "Stateful",
     "StepResult",
+    "TableSizes",
+    "TableView",
+    "TakenBatch",
     "TaskGate",
     "TaskSource",
     "ToolRenderer",
@@ -105,21 +113,143 @@ class TaskGate(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
+Reward = Callable[[Task, str], float]
+"""Scores a completion. A plain function that runs in a process pool, with a hard deadline."""
+
+
+# --- tables: what bounds, picks and evicts the groups of one policy --------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TableSizes:
+    """The fixed numbers of a table, from which the worst staleness follows."""
+
+    groups_per_batch: int
+    max_staleness: int
+    """S: groups that would be staler than this are dropped at the take, whatever the sampler."""
+    engine_lag: int
+    """L: number of versions that an engine may be behind the newest one."""
+    reserve: int = 0
+    """Number of versions of `max_staleness` that are reserved for replayed groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """What a limiter may know of its table at this moment."""
+
+    num_running: int
+    """Groups whose episodes are not all done."""
+    num_ready: int
+    """Complete groups that wait for a batch."""
+    num_in_batches: int
+    """Groups in batches whose step is not committed."""
+    num_committed: int
+    """Steps trained and published."""
+    newest_version: int
+    """-1 before the first one."""
+
+
 class Completed(Protocol):
-    """What samplers, removers and replay may know of a completed group."""
+    """What samplers, removers and replay may know of a complete group."""
 
     @property
-    def oldest_version(self) -> int: ...
+    def oldest_version(self) -> int:
+        """Version of the oldest token that is trained on."""
+        ...
 
     @property
     def num_trained_tokens(self) -> int: ...
 
     @property
-    def advantage_square_sum(self) -> float: ...
+    def advantage_square_sum(self) -> float:
+        """Sum of the squared advantages of all trained tokens."""
+        ...
 
 
-Reward = Callable[[Task, str], float]
-"""Scores a completion. A plain function that runs in a process pool, with a hard deadline."""
+class Limiter(Protocol):
+    """Decides how many groups may be in flight: drawn, and neither committed nor discarded.
+
+    Deterministic. It may be asked any number of times; asking must change nothing.
+    """
+
+    def max_tickets(self, sizes: TableSizes) -> int:
+        """The largest number that `tickets` ever gives, at least one batch. The samplers' worst staleness
+        follows from it."""
+        ...
+
+    def tickets(self, table: TableView, sizes: TableSizes) -> int:
+        """How many groups may be in flight now, from 0 to `max_tickets`. A lower number than before takes no
+        group back."""
+        ...
+
+
+class Sampler(Protocol):
+    """Picks the groups of a batch, and states how stale they can be at worst.
+
+    Deterministic. It may be asked any number of times; asking must change nothing.
+    """
+
+    def pick(
+        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+    ) -> Sequence[int] | None:
+        """The ids of the next batch's groups, `num_groups` different ones of `ready`; None if the batch has
+        to wait.
+
+        `waiting`: all undecided groups that are in no batch, in draw order. `ready`: the complete ones among
+        them, in the order in which they completed. Membership tests are cheap in both.
+        """
+        ...
+
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        """The formula of the worst staleness of a picked group while no trainer restarts; at most
+        `max_staleness`, to which every take holds it anyway.
+
+        Raises: ValueError if the sampler does not work with these sizes.
+        """
+        ...
+
+
+class Remover(Protocol):
+    """Evicts complete groups when more of them wait than a batch holds. An evicted group gives its ticket
+    back, and another one is drawn.
+
+    Deterministic. It may be asked any number of times; asking must change nothing.
+    """
+
+    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> Sequence[int]:
+        """The ids of the groups of `ready` that go now; at least `num_groups`, a batch, must stay."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBatch:
+    """What a limiter, sampler or remover with a memory learns of each batch, once, when it is first taken."""
+
+    step: int
+    trainer_version: int
+    group_ids: tuple[int, ...]
+    staleness: tuple[int, ...]
+    """One entry per group."""
+    num_stale: int
+    """Groups that were dropped as too stale at this take."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What a component with a memory adds, so that a restarted dataflow decides as it would have before."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything that it remembers, as plain data; it need not be a copy."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class LearnsFromBatches(Stateful, Protocol):
+    """A limiter, sampler or remover with a memory. Only `observe` changes it."""
+
+    def observe(self, batch: TakenBatch) -> None: ...
 
 
 # --- environments ---------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.algorithms.config import GresoConfig, ReplayConfig, SolvedConfig
+from astraflow.algorithms.config import GresoConfig, SolvedConfig
+from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.dataflow.core.commands import (
     BatchDropped,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.algorithms.config import ReplayConfig
+from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.dataflow.compaction import carried_ledger
 from astraflow.dataflow.config import DataflowConfig, TableConfig

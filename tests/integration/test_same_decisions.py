@@ -13,15 +13,9 @@ from typing import Any, get_args
 
 import pytest
 
-from astraflow.algorithms.config import (
-    CreditConfig,
-    CuratorConfig,
-    FilterConfig,
-    RemoverConfig,
-    ReplayConfig,
-    SamplerConfig,
-    ShapingConfig,
-)
+from astraflow.algorithms.config import CreditConfig, CuratorConfig, FilterConfig, ShapingConfig
+from astraflow.algorithms.removers import RemoverConfig
+from astraflow.algorithms.samplers import ReplayConfig, SamplerConfig
 from astraflow.config import Config, Use, parse_config
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig, TableConfig

@@ -6,19 +6,19 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.algorithms.fifo import Fifo
-from astraflow.algorithms.sweep import Sweep
-from astraflow.algorithms.window import Window
+from astraflow.algorithms.limiters import TicketLimiter
+from astraflow.algorithms.samplers import FifoSampler, SweepSampler, WindowSampler
 from astraflow.dataflow.core.commands import BatchTaken
 from core_driver import Driver, make_plan, make_table
 
 _NUM_STEPS = 12
+_OWN = {"name": "use", "use": "own_sampler:MostToLearn", "args": {"spare": 1}}
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
-    sampler=st.sampled_from(["fifo", "sweep", "edf", "window", "on_policy"]),
+    sampler=st.sampled_from(["fifo", "sweep", "edf", "window", "on_policy", "own"]),
     span=st.integers(1, 6),
     engine_lag=st.integers(0, 2),
     slack=st.integers(0, 2),
@@ -35,7 +35,7 @@ def test_no_group_is_staler_at_take_than_its_sampler_states(
         groups_per_batch=groups_per_batch,
         max_staleness=engine_lag + slack,
         engine_lag=engine_lag,
-        sampler={"name": sampler, "span": span} if sampler == "window" else {"name": sampler},
+        sampler={"window": {"name": sampler, "span": span}, "own": _OWN}.get(sampler, {"name": sampler}),
     )
     driver = Driver(make_plan(table=table, num_steps=_NUM_STEPS))
     play(driver, seed=seed, is_ahead=is_ahead)
@@ -69,9 +69,7 @@ def test_a_window_keeps_its_formula_without_the_sweep(
     max_tickets = num_tickets * groups_per_batch
     driver = Driver(make_plan(table=table, num_steps=_NUM_STEPS))
     play(driver, seed=seed, is_ahead=False, max_tickets=max_tickets)
-    bound = Window(span=span).worst_staleness(
-        max_tickets=max_tickets, groups_per_batch=groups_per_batch, engine_lag=engine_lag, max_staleness=99
-    )
+    bound = WindowSampler(span=span).worst_staleness(table.sizes, max_tickets=max_tickets)
     batches = [event for event in driver.events if isinstance(event, BatchTaken)]
     assert len(batches) == _NUM_STEPS
     assert max(max(batch.staleness) for batch in batches) <= bound
@@ -113,11 +111,9 @@ def test_samplers_pick_whole_batches_of_ready_groups_in_their_order(
     ready = dict.fromkeys(done[: data.draw(st.integers(0, num_waiting))])
     head = tuple(waiting)[:num_groups]
     is_whole = len(head) == num_groups and set(head) <= ready.keys()
-    assert Fifo().pick(waiting.keys(), ready.keys(), num_groups) == (head if is_whole else None)
+    assert FifoSampler().pick(waiting, ready, num_groups) == (head if is_whole else None)
     first = tuple(ready)[:num_groups]
-    assert Sweep().pick(waiting.keys(), ready.keys(), num_groups) == (
-        first if len(first) == num_groups else None
-    )
+    assert SweepSampler().pick(waiting, ready, num_groups) == (first if len(first) == num_groups else None)
 
 
 @given(
@@ -132,13 +128,10 @@ def test_the_stated_bounds_follow_from_the_tickets_and_never_pass_the_limit(
     table = make_table(
         groups_per_batch=groups_per_batch, engine_lag=engine_lag, max_staleness=engine_lag + slack
     )
-    sizes = {
-        "groups_per_batch": groups_per_batch,
-        "engine_lag": engine_lag,
-        "max_staleness": table.max_staleness,
-    }
-    assert table.max_tickets == (slack + 1) * groups_per_batch
-    assert Fifo().worst_staleness(max_tickets=table.max_tickets, **sizes) == table.max_staleness
-    assert Sweep().worst_staleness(max_tickets=table.max_tickets + spare, **sizes) == table.max_staleness
-    fewer = max(1, table.max_tickets - spare)
-    assert engine_lag <= Fifo().worst_staleness(max_tickets=fewer, **sizes) <= table.max_staleness
+    sizes = table.sizes
+    max_tickets = TicketLimiter().max_tickets(sizes)
+    assert max_tickets == (slack + 1) * groups_per_batch
+    assert FifoSampler().worst_staleness(sizes, max_tickets=max_tickets) == table.max_staleness
+    assert SweepSampler().worst_staleness(sizes, max_tickets=max_tickets + spare) == table.max_staleness
+    fewer = max(1, max_tickets - spare)
+    assert engine_lag <= FifoSampler().worst_staleness(sizes, max_tickets=fewer) <= table.max_staleness

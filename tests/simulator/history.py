@@ -281,9 +281,10 @@ class History:
         num_needed = (plan.num_steps - len(policy.batches)) * plan.table.groups_per_batch
         least_staleness = self._next_version(policy) - (policy.newest - plan.table.engine_lag)
         num_live = policy.num_drawn - len(policy.fates)
+        num_versions = plan.table.max_staleness - plan.table.replay.reserve - plan.table.engine_lag + 1
         return (
             len(policy.waiting) < num_needed
-            and num_live < plan.table.max_tickets
+            and num_live < num_versions * plan.table.groups_per_batch
             and (least_staleness <= plan.table.max_staleness or not policy.has_session)
         )
 

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
-from astraflow.algorithms.config import ReplayConfig
+from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from core_driver import make_table

@@ -13,14 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from astraflow.algorithms.config import (
-    CreditConfig,
-    CuratorConfig,
-    FilterConfig,
-    RemoverConfig,
-    SamplerConfig,
-    ShapingConfig,
-)
+from astraflow.algorithms.config import CreditConfig, CuratorConfig, FilterConfig, ShapingConfig
+from astraflow.algorithms.limiters import LimiterConfig
+from astraflow.algorithms.removers import RemoverConfig
+from astraflow.algorithms.samplers import SamplerConfig
 from astraflow.cli.main import main
 from astraflow.config import Use, load_attr
 from astraflow.launch.config import load_recipe
@@ -153,6 +149,7 @@ def names_in(annotation: object) -> list[str]:
         ("Credit", CreditConfig),
         ("Samplers", SamplerConfig),
         ("Removers", RemoverConfig),
+        ("Limiters", LimiterConfig),
     ],
 )
 def test_every_data_algorithm_is_on_its_page(heading: str, union: object) -> None:

@@ -1,4 +1,4 @@
-"""Data algorithms of a recipe: curators, filters, credit and samplers. One class per variant."""
+"""Data algorithms of a recipe: curators, filters and credit. One class per variant."""
 # size: a catalogue, one class per variant; splitting it by kind would hide that it is one choice
 
 from typing import Annotated, Literal
@@ -8,12 +8,9 @@ from pydantic import Field
 from astraflow.config import Config, Use
 
 __all__ = [
-    "CapacityConfig",
     "CreditConfig",
     "CuratorConfig",
     "CurriculumConfig",
-    "EdfConfig",
-    "FifoConfig",
     "FilterConfig",
     "FollowingConfig",
     "GaeConfig",
@@ -21,31 +18,24 @@ __all__ = [
     "GresoConfig",
     "GresoFloorsConfig",
     "GroupRelativeConfig",
-    "KeepConfig",
     "LengthFilterConfig",
     "LengthRewardConfig",
     "MaxRlConfig",
-    "OnPolicyConfig",
     "OpoConfig",
     "OverlongConfig",
     "PassAtKCreditConfig",
     "PriorityConfig",
     "ReinforcePlusPlusConfig",
-    "RemoverConfig",
     "RepetitionConfig",
-    "ReplayConfig",
     "RewardRangeConfig",
     "RlooConfig",
     "RoleBalancedConfig",
-    "SamplerConfig",
     "ShapingConfig",
     "ShuffleConfig",
     "SolvedConfig",
-    "SweepConfig",
     "TruncatedConfig",
     "TurnDiscountConfig",
     "WeightedConfig",
-    "WindowConfig",
     "ZeroVarianceConfig",
 ]
 
@@ -368,84 +358,3 @@ CreditConfig = Annotated[
     | Use,
     Field(discriminator="name"),
 ]
-
-
-class FifoConfig(Config):
-    """Takes groups in the order in which they were drawn; worst staleness is `tickets / groups_per_batch - 1
-    + L`."""
-
-    name: Literal["fifo"] = "fifo"
-
-
-class SweepConfig(Config):
-    """Takes groups in the order in which they completed; groups over `max_staleness` at the take are dropped
-    as stale."""
-
-    name: Literal["sweep"] = "sweep"
-
-
-class EdfConfig(Config):
-    """Takes completed groups with the oldest tokens first; groups over `max_staleness` at the take are
-    dropped as stale."""
-
-    name: Literal["edf"] = "edf"
-
-
-class WindowConfig(Config):
-    """The same as `fifo`, except that groups drawn soon after a slow group may overtake it; worst staleness
-    is `(tickets + span - 2) // groups_per_batch + L`, and must not exceed `max_staleness`."""
-
-    name: Literal["window"] = "window"
-    span: int = Field(default=128, ge=1)
-    """Number of draws, counted from the oldest waiting group, among which a batch is chosen."""
-
-
-class OnPolicyConfig(Config):
-    """Takes only groups that were generated entirely by the version that is updated; needs `max_staleness:
-    0`."""
-
-    name: Literal["on_policy"] = "on_policy"
-
-
-SamplerConfig = Annotated[
-    FifoConfig | SweepConfig | EdfConfig | WindowConfig | OnPolicyConfig, Field(discriminator="name")
-]
-
-
-class KeepConfig(Config):
-    """Evicts nothing; the number of tickets bounds how many groups wait."""
-
-    name: Literal["keep"] = "keep"
-
-
-class CapacityConfig(Config):
-    """Evicts completed groups above a given number; rollout goes on, and batches consist of the freshest
-    groups."""
-
-    name: Literal["capacity"] = "capacity"
-    num_groups: int = Field(default=128, ge=1)
-    """Number of completed groups that may wait; at least `groups_per_batch`."""
-    evict: Literal["oldest", "stalest"] = "stalest"
-    """`oldest`: the group that was drawn first goes first. `stalest`: the group with the oldest token goes
-    first."""
-
-
-RemoverConfig = Annotated[KeepConfig | CapacityConfig, Field(discriminator="name")]
-
-
-class ReplayConfig(Config):
-    """Adds groups that were already trained on to later batches, beside the fresh groups and never above
-    `max_staleness`."""
-
-    ratio: float = Field(default=0.0, ge=0)
-    """Largest number of replayed groups per fresh group of a batch; 0: no replay."""
-    size: int = Field(default=256, ge=1)
-    """Number of trained groups that are kept for replay, the latest ones."""
-    select: Literal["latest", "uniform", "priority"] = "uniform"
-    """`latest`: the newest tokens first. `uniform`: at random. `priority`: at random, in proportion to the
-    size of the advantages."""
-    max_uses: int = Field(default=2, ge=2)
-    """Largest number of steps that may train on the same group, including the first."""
-    reserve: int = Field(default=0, ge=0)
-    """Number of versions of `max_staleness` that are reserved for replayed groups; fresh groups get
-    correspondingly fewer tickets."""

@@ -1,16 +1,22 @@
 """The chain of a recipe's curators: one proposes tasks in some order, the others may pass over them."""
 
-from collections.abc import Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from astraflow.algorithms.own import called, called_for_state
 from astraflow.algorithms.shuffle import Shuffle
 from astraflow.algorithms.weighted import Weighted
 from astraflow.errors import DataError
 from astraflow.facts import Outcome
-from astraflow.protocols import Curator, TaskGate
+from astraflow.protocols import Curator, Stateful, TaskGate
 from astraflow.types import MetricItem
 
 __all__ = ["Curation"]
+
+StateGetter = Callable[[str, Stateful], Mapping[str, Any] | None]
+"""From a component and its name to its state."""
 
 _MAX_LOOKS = 1000
 """Tasks that one draw may pass over; about 10 ms."""
@@ -24,24 +30,32 @@ class Curation:
     Example: shuffle proposes 4, 2, 7; `solved` skips 4, `greso` skips 2: task 7 is drawn.
     """
 
-    def __init__(self, order: Curator, gates: Sequence[tuple[str, TaskGate]]) -> None:
+    def __init__(
+        self, order: Curator, gates: Sequence[tuple[str, TaskGate]], *, order_name: str = "shuffle"
+    ) -> None:
         self._order = order
+        self.order_name = order_name
+        """That of the curator that proposes, for messages."""
         self._gates = dict(gates)
         self._counts = {"selected": 0, "forced": 0}
 
     def next(self) -> int:
-        """Index of the next task to draw."""
+        """Index of the next task to draw. Raises: ComponentError if a curator fails."""
         self._counts["selected"] += 1
         for _ in range(_MAX_LOOKS):
-            task_idx = self._order.next()
+            task_idx = self._proposed()
             if not self._is_skipped(task_idx):
                 return task_idx
         self._counts["forced"] += 1
-        return self._order.next()
+        return self._proposed()
+
+    def _proposed(self) -> int:
+        what = f"curator {self.order_name}.next()"
+        return called(f"the answer of {what}", operator.index, called(what, self._order.next))
 
     def _is_skipped(self, task_idx: int) -> bool:
         for name, gate in self._gates.items():
-            if reason := gate.why_skip(task_idx):
+            if reason := called(f"curator {name}.why_skip()", gate.why_skip, task_idx):
                 key = f"{name}/skipped_{reason}"
                 self._counts[key] = self._counts.get(key, 0) + 1
                 return True
@@ -53,34 +67,47 @@ class Curation:
         return bool(self._gates) or type(self._order) not in {Shuffle, Weighted}
 
     def observe(self, outcome: Outcome) -> None:
-        """Tells every curator how a group ended."""
-        for curator in (self._order, *self._gates.values()):
-            curator.observe(outcome)
+        """Tells every curator how a group ended. Raises: ComponentError."""
+        called(f"curator {self.order_name}.observe()", self._order.observe, outcome)
+        for name, gate in self._gates.items():
+            called(f"curator {name}.observe()", gate.observe, outcome)
 
     def metrics(self) -> tuple[MetricItem, ...]:
         """Since the run's start: tasks selected, forced and skipped, by gate and reason; and the gates' own
-        numbers now (those of their state that are floats). Nothing for a plain order."""
+        numbers now (those of their state that are finite floats). Nothing for a plain order.
+
+        Raises: ComponentError.
+        """
         if not self._gates:
             return ()
         values = {key: float(num) for key, num in self._counts.items()}
         for name, gate in self._gates.items():
-            own = gate.state().items()
-            values |= {f"{name}/{key}": value for key, value in own if isinstance(value, float)}
+            own = called_for_state(f"curator {name}", gate).items()
+            values |= {
+                f"{name}/{key}": value
+                for key, value in own
+                if isinstance(value, float) and math.isfinite(value)
+            }
         return tuple(MetricItem(f"curation/{key}", value, "last") for key, value in values.items())
 
-    def state(self) -> dict[str, Any]:
-        """State of all curators, and the counts."""
-        gates = {name: gate.state() for name, gate in self._gates.items()}
-        return {"order": self._order.state(), "gates": gates, "counts": self._counts}
+    def state(self, get: StateGetter = called_for_state) -> dict[str, Any]:
+        """State of all curators, as `get` gives it, and the counts. Raises: ComponentError."""
+        return {
+            "order": get(f"curator {self.order_name}", self._order),
+            "gates": {name: get(f"curator {name}", gate) for name, gate in self._gates.items()},
+            "counts": self._counts,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. Raises: DataError if it is of other curators."""
+        """Goes on where `state` was taken. Raises: DataError if it is of other curators; ComponentError."""
         if list(state["gates"]) != list(self._gates):
             raise DataError(
                 f"the state is of the curators {', '.join(state['gates']) or 'none'}; the recipe names "
                 f"{', '.join(self._gates) or 'none'}"
             )
-        self._order.restore(state["order"])
-        for name, gate in self._gates.items():
-            gate.restore(state["gates"][name])
+        own = {self.order_name: (self._order, state["order"])}
+        own |= {name: (gate, state["gates"][name]) for name, gate in self._gates.items()}
+        for name, (curator, kept) in own.items():
+            if kept is not None:  # None: it could not give its state as the run failed, and begins anew.
+                called(f"curator {name}.restore()", curator.restore, kept)
         self._counts = {str(key): int(num) for key, num in state["counts"].items()}

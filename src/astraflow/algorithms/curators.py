@@ -7,11 +7,12 @@ from astraflow.algorithms.config import CuratorConfig, ShuffleConfig, WeightedCo
 from astraflow.algorithms.curation import Curation
 from astraflow.algorithms.curriculum import Curriculum
 from astraflow.algorithms.greso import Greso
+from astraflow.algorithms.own import check_methods, own_object
 from astraflow.algorithms.priority import Priority
 from astraflow.algorithms.shuffle import Shuffle
 from astraflow.algorithms.solved import Solved
 from astraflow.algorithms.weighted import Weighted
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Use
 from astraflow.errors import ConfigError
 from astraflow.protocols import Curator, TaskGate
 
@@ -28,18 +29,19 @@ def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int
     two have the same name.
     """
     num_tasks = sum(sources.values())
-    orders: list[Curator] = []
+    orders: list[tuple[str, Curator]] = []
     gates: list[tuple[str, TaskGate]] = []
     for config in configs:
         match config:
             case ShuffleConfig():
-                orders.append(Shuffle(num_tasks=num_tasks, seed=seed))
+                orders.append((config.name, Shuffle(num_tasks=num_tasks, seed=seed)))
             case WeightedConfig():
-                orders.append(Weighted(sources=sources, weights=config.weights, seed=seed))
+                order = Weighted(sources=sources, weights=config.weights, seed=seed)
+                orders.append((config.name, order))
             case Use():
                 own = _users_own(config, num_tasks=num_tasks, seed=seed)
                 if callable(getattr(own, "next", None)):
-                    orders.append(own)
+                    orders.append((config.use, own))
                 else:
                     gates.append((config.use, own))
             case _:
@@ -51,19 +53,15 @@ def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int
     names = [name for name, _ in gates]
     if len(set(names)) < len(names):
         raise ConfigError(f"tasks.curators: {', '.join(names)}: one of them is named twice")
-    order = orders[0] if orders else Shuffle(num_tasks=num_tasks, seed=seed)
-    return Curation(order, gates)
+    order_name, order = orders[0] if orders else ("shuffle", Shuffle(num_tasks=num_tasks, seed=seed))
+    return Curation(order, gates, order_name=order_name)
 
 
 def _users_own(config: Use, *, num_tasks: int, seed: int) -> Any:
-    make: Callable[..., Any] = load_attr(config.use, where="tasks.curators.use")
-    given = {**config.args, "num_tasks": num_tasks, "seed": seed}
-    check_args(make, given, where="tasks.curators.args")
-    curator = make(**given)
+    where = "tasks.curators"
+    curator = own_object(config, where=where, methods=(), num_tasks=num_tasks, seed=seed)
     does = "why_skip" if callable(getattr(curator, "why_skip", None)) else "next"
-    missing = [m for m in (does, "observe", "state", "restore") if not callable(getattr(curator, m, None))]
-    if missing:
-        raise ConfigError(f"tasks.curators.use = {config.use!r}: a curator needs the method {missing[0]!r}")
+    check_methods(curator, (does, "observe", "state", "restore"), config, where=where)
     return curator
 
 

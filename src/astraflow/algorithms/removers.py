@@ -1,45 +1,58 @@
-"""Which completed groups go when there are too many: the choice of removers.
+"""Which complete groups are evicted when more wait than a batch holds: the choice of removers.
 
-Groups that are too old are no choice: every take sweeps them, whatever the remover.
+Groups that are too stale are no choice: every take drops them, whatever the remover.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from astraflow.algorithms.config import RemoverConfig
-from astraflow.protocols import Completed
+from pydantic import Field
 
-__all__ = ["REMOVERS", "Remover", "capacity", "keep", "make_remover"]
+from astraflow.algorithms.own import own_object
+from astraflow.config import Config, Use
+from astraflow.protocols import Completed, Remover
 
-Remover = Callable[[Mapping[int, Completed]], tuple[int, ...]]
-"""From the ready groups, in completion order, to those that are evicted."""
+__all__ = ["CapacityRemover", "KeepRemover", "RemoverConfig", "make_remover"]
+
+
+class KeepRemover(Config):
+    """Evicts nothing; the number of tickets bounds how many groups wait."""
+
+    name: Literal["keep"] = "keep"
+
+    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+
+class CapacityRemover(Config):
+    """Evicts complete groups above a given number; rollout goes on, and batches consist of the freshest
+    groups."""
+
+    name: Literal["capacity"] = "capacity"
+    num_groups: int = Field(default=128, ge=1)
+    """Number of complete groups that may wait; at least `groups_per_batch`."""
+    evict: Literal["oldest", "stalest"] = "stalest"
+    """`oldest`: the group that was drawn first goes first. `stalest`: the group with the oldest token goes
+    first."""
+
+    def remove(self, ready: Mapping[int, Completed], num_groups: int) -> tuple[int, ...]:
+        """Those above the capacity: first drawn first, or oldest token first.
+
+        An evicted group gives its ticket back, so rollout goes on while the trainer is busy; what that costs
+        is counted as `evicted`.
+        """
+        surplus = max(0, len(ready) - self.num_groups)
+        if self.evict == "oldest":
+            return tuple(sorted(ready)[:surplus])
+        return tuple(sorted(ready, key=lambda i: (ready[i].oldest_version, i))[:surplus])
+
+
+RemoverConfig = Annotated[KeepRemover | CapacityRemover | Use, Field(discriminator="name")]
 
 
 def make_remover(config: RemoverConfig) -> Remover:
-    """The remover of a config."""
-    return partial(REMOVERS[config.name], **config.model_dump(exclude={"name"}))
-
-
-def keep(ready: Mapping[int, Completed]) -> tuple[int, ...]:
-    """None: the tickets bound how many there are."""
-    return ()
-
-
-def capacity(
-    ready: Mapping[int, Completed], *, num_groups: int = 128, evict: Literal["oldest", "stalest"] = "stalest"
-) -> tuple[int, ...]:
-    """Those above `num_groups`: first drawn first, or oldest token first.
-
-    An evicted group gives its ticket back, so rollout goes on while the trainer is busy, and the batch is of
-    the freshest groups; what that costs is counted as `evicted`.
-    """
-    surplus = len(ready) - num_groups
-    if surplus <= 0:
-        return ()
-    order = sorted(ready) if evict == "oldest" else sorted(ready, key=lambda i: (ready[i].oldest_version, i))
-    return tuple(order[:surplus])
-
-
-REMOVERS: dict[str, Callable[..., tuple[int, ...]]] = {"capacity": capacity, "keep": keep}
-"""Built-in removers by name."""
+    """The remover of a table. Raises: ConfigError if the user's own cannot be made."""
+    if isinstance(config, Use):
+        return own_object(config, where="table.remover", methods=("remove",))
+    return config

@@ -1,49 +1,217 @@
-"""Which ready groups a batch takes: the choice of samplers, and how one is built from its config."""
+"""Which groups a batch takes: the choice of samplers, for complete groups, and of those to train on again.
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+Every take first drops the groups that would be staler than `max_staleness`, whatever the sampler.
+"""
 
-from astraflow.algorithms.config import SamplerConfig
-from astraflow.algorithms.edf import Edf
-from astraflow.algorithms.fifo import Fifo
-from astraflow.algorithms.on_policy import OnPolicy
-from astraflow.algorithms.sweep import Sweep
-from astraflow.algorithms.window import Window
-from astraflow.protocols import Completed
+from collections.abc import Collection, Mapping
+from heapq import nlargest, nsmallest
+from itertools import islice
+from typing import Annotated, Literal
 
-__all__ = ["SAMPLERS", "Sampler", "make_sampler"]
+from pydantic import Field
+
+from astraflow.algorithms.own import own_object
+from astraflow.algorithms.task_history import chance
+from astraflow.config import Config, Use
+from astraflow.protocols import Completed, Sampler, TableSizes
+
+__all__ = [
+    "EdfSampler",
+    "FifoSampler",
+    "OnPolicySampler",
+    "ReplayConfig",
+    "SamplerConfig",
+    "SweepSampler",
+    "WindowSampler",
+    "make_sampler",
+]
 
 
-class Sampler(Protocol):
-    """Picks the groups of a batch, and states how stale they can be at worst."""
+class FifoSampler(Config):
+    """Takes groups in the order in which they were drawn; worst staleness is `tickets / groups_per_batch - 1
+    + L`."""
+
+    name: Literal["fifo"] = "fifo"
 
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
     ) -> tuple[int, ...] | None:
-        """The ids of the next batch's groups, or None if it is not there yet.
+        """The first `num_groups` of `waiting` if all are in `ready`: slow groups are waited for.
 
-        `waiting`: all undecided groups that are in no batch, in draw order. `ready`: the completed ones
-        among them, in completion order. Membership tests must be cheap (dict views are).
+        Example: groups 4, 5, 6 were drawn and 5 and 6 are ready: a batch of two waits for group 4.
         """
-        ...
+        if len(ready) < num_groups:
+            return None
+        head = tuple(islice(waiting, num_groups))
+        return head if all(group_id in ready for group_id in head) else None
 
-    def worst_staleness(
-        self, *, max_tickets: int, groups_per_batch: int, engine_lag: int, max_staleness: int
-    ) -> int:
-        """The worst staleness of a group at take."""
-        ...
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        """`ceil(max_tickets / groups_per_batch) - 1 + L`, at most `max_staleness`.
+
+        A group drawn at version v has at most `max_tickets - 1` groups before it, so it is taken at version
+        `v + ceil(max_tickets / groups_per_batch) - 1` at the latest; its oldest token is of version `v - L`
+        or newer. The sweep at the take acts only after a trainer's restart, when versions jump.
+        """
+        num_batches = -(-max_tickets // sizes.groups_per_batch)
+        return min(num_batches - 1 + sizes.engine_lag, sizes.max_staleness)
+
+
+class SweepSampler(Config):
+    """Takes groups in the order in which they completed; groups over `max_staleness` at the take are dropped
+    as stale."""
+
+    name: Literal["sweep"] = "sweep"
+
+    def pick(
+        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+    ) -> tuple[int, ...] | None:
+        """The first `num_groups` of `ready`; slow groups are passed over and may grow stale.
+
+        Example: groups 4, 5, 6 were drawn, 6 completed and then 5: a batch of two holds 6 and 5.
+        """
+        return tuple(islice(ready, num_groups)) if len(ready) >= num_groups else None
+
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        """`max_staleness`. Without the sweep at the take, a slow group would have no bound."""
+        return sizes.max_staleness
+
+
+class EdfSampler(Config):
+    """Takes complete groups with the oldest tokens first; groups over `max_staleness` at the take are dropped
+    as stale."""
+
+    name: Literal["edf"] = "edf"
+
+    def pick(
+        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+    ) -> tuple[int, ...] | None:
+        """The `num_groups` of `ready` with the earliest deadlines, which is when they grow stale: the
+        trainer's version `oldest_version + max_staleness`. Equal ones go in draw order.
+
+        Example: groups 4 (version 3) and 5 (version 1) are ready: a batch of one holds 5.
+        """
+        if len(ready) < num_groups:
+            return None
+        return tuple(nsmallest(num_groups, ready, key=lambda i: (ready[i].oldest_version, i)))
+
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        """`max_staleness`: a group that completes after its deadline is dropped at the take."""
+        return sizes.max_staleness
+
+
+class WindowSampler(Config):
+    """The same as `fifo`, except that groups drawn soon after a slow group may overtake it; worst staleness
+    is `(tickets + span - 2) // groups_per_batch + L`, and must not exceed `max_staleness`."""
+
+    name: Literal["window"] = "window"
+    span: int = Field(default=128, ge=1)
+    """Number of draws, counted from the oldest waiting group, among which a batch is chosen."""
+
+    def pick(
+        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+    ) -> tuple[int, ...] | None:
+        """The first `num_groups` ready ones of the span, in draw order: between `fifo`, where no group
+        overtakes another, and `sweep`, where any group may.
+
+        If the span holds fewer groups than a batch, because others were filtered, it is widened to one batch,
+        which then is that of `fifo`.
+        Example: span 4, batch 2, groups 4 to 9 wait, all but 4 are ready: 5 and 6 go; then 7 and, once it is
+        ready, 4.
+        """
+        if len(ready) < num_groups:
+            return None
+        end = next(iter(waiting)) + self.span
+        head = islice(waiting, max(num_groups, self.span))
+        within = [i for position, i in enumerate(head) if i < end or position < num_groups]
+        picked = tuple(islice((i for i in within if i in ready), num_groups))
+        return picked if len(picked) == num_groups else None
+
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        """`(max_tickets + max(span, groups_per_batch) - 2) // groups_per_batch + L`, at most `max_staleness`.
+
+        A group has at most `max_tickets - 1` groups before it when it is drawn, and at most `max(span,
+        groups_per_batch) - 1` later ones overtake it.
+        """
+        num_overtaking = max(self.span, sizes.groups_per_batch) - 1
+        num_batches = (max_tickets - 1 + num_overtaking) // sizes.groups_per_batch
+        return min(num_batches + sizes.engine_lag, sizes.max_staleness)
+
+
+class OnPolicySampler(Config):
+    """Takes only groups that were generated entirely by the version that is updated; needs `max_staleness:
+    0`."""
+
+    name: Literal["on_policy"] = "on_policy"
+
+    def pick(
+        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+    ) -> tuple[int, ...] | None:
+        """The first `num_groups` of `ready`; all of them are equally new.
+
+        With a staleness of 0 the tickets are one batch: nothing is drawn for the next version before it is
+        published.
+        """
+        return tuple(islice(ready, num_groups)) if len(ready) >= num_groups else None
+
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        """0. Raises: ValueError if `max_staleness` is not 0."""
+        if sizes.max_staleness > 0:
+            raise ValueError(f"sampler on_policy needs max_staleness 0 (got {sizes.max_staleness})")
+        return 0
+
+
+SamplerConfig = Annotated[
+    FifoSampler | SweepSampler | EdfSampler | WindowSampler | OnPolicySampler | Use,
+    Field(discriminator="name"),
+]
 
 
 def make_sampler(config: SamplerConfig) -> Sampler:
-    """The sampler of a config."""
-    return SAMPLERS[config.name](**config.model_dump(exclude={"name"}))
+    """The sampler of a table. Raises: ConfigError if the user's own cannot be made."""
+    if isinstance(config, Use):
+        return own_object(config, where="table.sampler", methods=("pick", "worst_staleness"))
+    return config
 
 
-SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    "edf": Edf,
-    "fifo": Fifo,
-    "on_policy": OnPolicy,
-    "sweep": Sweep,
-    "window": Window,
-}
-"""Built-in samplers by name."""
+# --- groups that were trained on before -----------------------------------------------------------
+
+
+class ReplayConfig(Config):
+    """Adds groups that were already trained on to later batches, beside the fresh groups and never above
+    `max_staleness`."""
+
+    ratio: float = Field(default=0.0, ge=0)
+    """Largest number of replayed groups per fresh group of a batch; 0: no replay."""
+    size: int = Field(default=256, ge=1)
+    """Number of trained groups that are kept for replay, the latest ones."""
+    select: Literal["latest", "uniform", "priority"] = "uniform"
+    """`latest`: the newest tokens first. `uniform`: at random. `priority`: at random, in proportion to the
+    size of the advantages."""
+    max_uses: int = Field(default=2, ge=2)
+    """Largest number of steps that may train on the same group, including the first."""
+    reserve: int = Field(default=0, ge=0)
+    """Number of versions of `max_staleness` that are reserved for replayed groups; fresh groups get
+    correspondingly fewer tickets."""
+
+    def pick(self, groups: Mapping[int, Completed], num: int, *, seed: str) -> tuple[int, ...]:
+        """The ids of at most `num` of the groups; the same for the same arguments.
+
+        `latest`: those whose oldest token is newest. `uniform`: each set is equally likely. `priority`: one
+        after the other in proportion to the root mean square w of their advantages (keys u^(1/w), u uniform:
+        Efraimidis & Spirakis 2006), so that groups without a gradient come last.
+        """
+        if self.select == "latest":
+            return tuple(nlargest(num, groups, key=lambda i: (groups[i].oldest_version, i)))
+        keys = {i: chance(seed, i) for i in groups}
+        if self.select == "priority":
+            keys = {i: _weighted_key(key, _weight(groups[i])) for i, key in keys.items()}
+        return tuple(nlargest(num, groups, key=lambda i: (keys[i], i)))
+
+
+def _weight(group: Completed) -> float:
+    """Root mean square of the group's advantages over its trained tokens."""
+    return (group.advantage_square_sum / max(1, group.num_trained_tokens)) ** 0.5
+
+
+def _weighted_key(key: float, weight: float) -> float:
+    return key ** (1.0 / weight) if weight > 0 else -1.0

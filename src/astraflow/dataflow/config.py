@@ -6,25 +6,23 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from astraflow.algorithms.config import (
-    CapacityConfig,
     CreditConfig,
-    FifoConfig,
     FilterConfig,
     GroupRelativeConfig,
-    KeepConfig,
-    OnPolicyConfig,
     ReinforcePlusPlusConfig,
-    RemoverConfig,
-    ReplayConfig,
-    SamplerConfig,
     ShapingConfig,
     TruncatedConfig,
 )
-from astraflow.config import Config
+from astraflow.algorithms.limiters import LimiterConfig, TicketLimiter
+from astraflow.algorithms.removers import CapacityRemover, KeepRemover, RemoverConfig
+from astraflow.algorithms.samplers import FifoSampler, ReplayConfig, SamplerConfig
+from astraflow.config import Config, Use
+from astraflow.protocols import TableSizes
 
 __all__ = ["DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
 
 
+# size: one key per part of a table; sections below it would make recipes longer, not simpler
 class TableConfig(Config):
     """How the groups of one policy are admitted, filtered, credited and taken."""
 
@@ -49,17 +47,24 @@ class TableConfig(Config):
     normalize: Literal["none", "scale", "whiten"] = "none"
     """Normalizes advantages over the trained tokens of a batch: `scale` divides by their root mean square;
     `whiten` subtracts their mean and divides by their standard deviation."""
-    sampler: SamplerConfig = FifoConfig()
+    limiter: LimiterConfig = TicketLimiter()
+    """Decides how many groups may be in flight: drawn, and neither committed nor discarded."""
+    sampler: SamplerConfig = FifoSampler()
     """Chooses which complete groups go into a batch."""
-    remover: RemoverConfig = KeepConfig()
+    remover: RemoverConfig = KeepRemover()
     """Chooses which complete groups are evicted when too many wait."""
     replay: ReplayConfig = ReplayConfig()
     """Trains on a group in more than one step."""
 
     @property
-    def max_tickets(self) -> int:
-        """Groups in flight: `(max_staleness - replay.reserve - L + 1) * groups_per_batch`."""
-        return (self.max_staleness - self.replay.reserve - self.engine_lag + 1) * self.groups_per_batch
+    def sizes(self) -> TableSizes:
+        """What limiter and sampler derive their bounds from."""
+        return TableSizes(
+            groups_per_batch=self.groups_per_batch,
+            max_staleness=self.max_staleness,
+            engine_lag=self.engine_lag,
+            reserve=self.replay.reserve,
+        )
 
     @property
     def normalization(self) -> Literal["none", "scale", "whiten"]:
@@ -94,9 +99,10 @@ class TableConfig(Config):
                 f"replay.reserve ({self.replay.reserve}) must not exceed max_staleness - engine_lag "
                 f"({self.max_staleness - self.engine_lag})"
             )
-        if isinstance(self.sampler, OnPolicyConfig) and self.max_staleness > 0:
-            raise ValueError(f"sampler on_policy needs max_staleness 0 (got {self.max_staleness})")
-        if isinstance(self.remover, CapacityConfig) and self.remover.num_groups < self.groups_per_batch:
+        if not isinstance(self.sampler, Use) and not isinstance(self.limiter, Use):
+            # Raises a ValueError if they do not work with the sizes. One's own is asked when the run starts.
+            self.sampler.worst_staleness(self.sizes, max_tickets=self.limiter.max_tickets(self.sizes))
+        if isinstance(self.remover, CapacityRemover) and self.remover.num_groups < self.groups_per_batch:
             raise ValueError(
                 f"remover.num_groups ({self.remover.num_groups}) must hold a batch ({self.groups_per_batch})"
             )

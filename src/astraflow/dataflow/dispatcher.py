@@ -32,6 +32,7 @@ from astraflow.dataflow.core.commands import (
     RunResumed,
     ServiceRestored,
     ServiceSetAside,
+    StopRun,
     TakeBatch,
 )
 from astraflow.dataflow.core.core import Core
@@ -40,7 +41,7 @@ from astraflow.dataflow.liveness import Liveness
 from astraflow.dataflow.records import UNWRITABLE, encode_command
 from astraflow.dataflow.scaling import WaitShares
 from astraflow.dataflow.waiting import Line, Topics, WaitList, waited
-from astraflow.errors import JournalError, RefusedError
+from astraflow.errors import ComponentError, JournalError, RefusedError
 from astraflow.types import Wait
 
 __all__ = ["Dispatcher", "clamped_wait_s"]
@@ -120,7 +121,7 @@ class Dispatcher:
                 # A component of the user's own may have ended the run: mended, it would not do so again, and
                 # its records could not be replayed.
                 self.journal.snapshot(self.core)
-            self.journal.snapshot_if_due(self.core)
+            self._snapshot_if_due()
             self._follow(events)
         self.topics.wake(wakes)
         for topic in wakes:
@@ -130,6 +131,12 @@ class Dispatcher:
         if "leases" in wakes:
             self.line.wake()
         return decisions
+
+    def _snapshot_if_due(self) -> None:
+        try:
+            self.journal.snapshot_if_due(self.core)
+        except ComponentError as err:  # e.g. the `state()` of a curator of the user's own
+            self.apply(StopRun(reason=str(err), is_failure=True))
 
     def drop_worker(self, worker_id: str, reason: str) -> None:
         """A rollout service is gone; what is known of it goes too. Raises: JournalError."""

@@ -33,7 +33,7 @@ from astraflow.dataflow.records import PlanRow, PolicyFacts
 from astraflow.dataflow.routes import make_app
 from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.dataflow.waiting import waited
-from astraflow.errors import JournalError
+from astraflow.errors import ComponentError, JournalError
 from astraflow.protocols import TaskSource
 from astraflow.types import RunInfo, RunState
 from astraflow.weights.addresses import PeerRules
@@ -152,7 +152,10 @@ class DataflowService:
             await asyncio.wait({self._watch})
             self._watch = None
         if not self._dispatcher.fatal.is_set():
-            self._journal.snapshot(self._dispatcher.core)
+            try:
+                self._journal.snapshot(self._dispatcher.core)
+            except ComponentError as err:
+                _log.error("no snapshot: %s; the next start replays the journal", err)
         await self._journal.close()
 
     # --- deadlines ---

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from astraflow.algorithms.limiters import make_limiter
 from astraflow.errors import Error
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import PolicyConfig, Recipe
@@ -186,7 +187,7 @@ def _whole(recipe: Recipe) -> Finding:
     check_recipe(recipe)
     parts = [
         f"{name}: {p.train.steps} steps of {p.table.groups_per_batch} groups of {p.table.group_size}, "
-        f"{p.table.max_tickets} groups in flight"
+        f"{make_limiter(p.table.limiter).max_tickets(p.table.sizes)} groups in flight"
         for name, p in recipe.trained.items()
     ]
     return Finding("ok", "recipe", f"{'; '.join(parts)}: the tables can be filled")

@@ -8,13 +8,12 @@ from typing import NoReturn
 
 from astraflow.algorithms.config import RepetitionConfig
 from astraflow.algorithms.curators import make_curation
-from astraflow.algorithms.removers import make_remover
-from astraflow.algorithms.samplers import make_sampler
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import Event
 from astraflow.dataflow.core.judge import Judge
 from astraflow.dataflow.core.plan import PolicyPlan, RunPlan
 from astraflow.dataflow.core.state import PolicyState, RunStateData
+from astraflow.dataflow.core.table_parts import TableParts
 from astraflow.errors import RefusedError
 
 __all__ = ["Context", "derived_seed", "refuse"]
@@ -29,8 +28,7 @@ class Context:
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self.state = RunStateData(policies={name: PolicyState() for name in plan.policies})
-        self.samplers = {name: make_sampler(p.table.sampler) for name, p in plan.policies.items()}
-        self.removers = {name: make_remover(p.table.remover) for name, p in plan.policies.items()}
+        self.parts = {name: TableParts(name, p.table) for name, p in plan.policies.items()}
         self.judges = {name: Judge(p.table) for name, p in plan.policies.items()}
         tables = {name: p.table for name, p in plan.policies.items()}
         self.repetition_of = frozenset(

@@ -35,6 +35,7 @@ from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.fates import end_run, resume_run
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.core.state import Conduct
+from astraflow.errors import ComponentError
 from astraflow.types import (
     EvalRecord,
     MetricItem,
@@ -86,7 +87,10 @@ class Core:
     # --- snapshot ---------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """The full state. `Core.restored(plan, data)` goes on exactly as this core would."""
+        """The full state. `Core.restored(plan, data)` goes on exactly as this core would.
+
+        Raises: ComponentError if a component that the recipe names cannot give its state.
+        """
         return b"".join(self.snapshot_parts())
 
     def snapshot_parts(self) -> Iterator[bytes]:
@@ -122,8 +126,15 @@ class Core:
         return self._ctx.repetition_of
 
     def curation(self) -> tuple[MetricItem, ...]:
-        """What the curators did so far; nothing for a plain order."""
-        return self._ctx.curation.metrics()
+        """What the curators did so far; nothing for a plain order.
+
+        Nothing either while one of them fails: the next commit or snapshot asks it again, and ends the run
+        with the reason.
+        """
+        try:
+            return self._ctx.curation.metrics()
+        except ComponentError:
+            return ()
 
     def waits(self) -> tuple[Wait, ...]:
         """Who waits for whom, since when, as far as the core can tell."""

@@ -19,9 +19,10 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run
-from astraflow.dataflow.core.judge import ComponentError, Discarded, called, outcome_of
+from astraflow.dataflow.core.judge import Discarded, outcome_of
 from astraflow.dataflow.core.state import GroupState, LeaseState, Slot
 from astraflow.dataflow.core.tables import has_room
+from astraflow.errors import ComponentError
 from astraflow.types import EpisodeReceipt, Failure, PushTasksReply
 
 __all__ = ["draw", "drop_lease", "fail_attempt", "push_tasks", "record_result", "requeue"]
@@ -76,7 +77,11 @@ def draw(ctx: Context, worker_id: str) -> GroupState | None:
     """A new group, charged to every policy with room and `unadmitted` for the others; None if none has
     room."""
     state = ctx.state
-    admitted = [name for name in ctx.plan.policies if has_room(ctx, name)]
+    try:
+        admitted = [name for name in ctx.plan.policies if has_room(ctx, name)]
+    except ComponentError as err:
+        end_run(ctx, str(err), is_failure=True)
+        return None
     if not admitted:
         return None
     if not state.pushed_queue and ctx.num_tasks == 0:
@@ -134,9 +139,11 @@ def _next_task(ctx: Context) -> tuple[int, str, str, int]:
         position = next(iter(state.pushed_queue))
         del state.pushed_queue[position]
         return -1, state.pushed[position].id, "", position
-    task_idx = called("curator.next()", ctx.curation.next)
+    task_idx = ctx.curation.next()
     if not 0 <= task_idx < ctx.num_tasks:
-        raise ComponentError(f"curator.next() gave {task_idx!r}; there are {ctx.num_tasks} tasks")
+        raise ComponentError(
+            f"curator {ctx.curation.order_name}.next() gave {task_idx!r}; there are {ctx.num_tasks} tasks"
+        )
     rest = task_idx
     for source, size in ctx.plan.sources.items():
         if rest < size:
@@ -319,7 +326,7 @@ def _complete(ctx: Context, group: GroupState) -> None:
     try:
         if group.task_idx >= 0 and ctx.curation.heeds_outcomes:
             versions = {name: policy.newest for name, policy in ctx.state.policies.items()}
-            called("curator.observe()", ctx.curation.observe, outcome_of(group, versions))
+            ctx.curation.observe(outcome_of(group, versions))
         for name in group.undecided:
             _judge(ctx, name, group)
     except ComponentError as err:
@@ -337,7 +344,7 @@ def _judge(ctx: Context, name: str, group: GroupState) -> None:
     policy.ready[group.id] = verdict
     policy.lost_in_a_row = policy.failed_in_a_row = 0
     policy.failed_on.clear()
-    for evicted in ctx.removers[name](policy.ready):
+    for evicted in ctx.parts[name].remove(policy.ready):
         decide_fate(ctx, name, evicted, "evicted", num_tokens=policy.ready[evicted].num_tokens)
     if len(policy.ready) >= table.groups_per_batch:
         ctx.wake(f"batch/{name}")

@@ -5,13 +5,14 @@ A filter or credit function of the user's own that raises, or returns something 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from astraflow.algorithms.credit import Advantages, make_credit
 from astraflow.algorithms.filters import make_filter
+from astraflow.algorithms.own import called
 from astraflow.algorithms.shaping import make_shaping
 from astraflow.bounds import MAX_ADVANTAGE
 from astraflow.config import Use
@@ -19,40 +20,17 @@ from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
 from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import GroupState, ReadyGroup
-from astraflow.errors import Error
+from astraflow.errors import ComponentError
 from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
-__all__ = ["ComponentError", "Discarded", "Judge", "called", "outcome_of"]
-
-_Params = ParamSpec("_Params")
-_ResultT = TypeVar("_ResultT")
-
+__all__ = ["Discarded", "Judge", "outcome_of"]
 
 _NOT_FINITE = "not_finite"
 """Under this name groups are counted whose rewards the built-in functions cannot compare."""
 
 
-class ComponentError(Error):
-    """A curator, filter or credit function failed or broke its contract."""
-
-
 class _NotFiniteError(ComponentError):
     """A function gave a number that is not finite, or too large."""
-
-
-def called(
-    what: str, function: Callable[_Params, _ResultT], *args: _Params.args, **kwargs: _Params.kwargs
-) -> _ResultT:
-    """The function's result. Raises: ComponentError that names `what`, whatever the function raised.
-
-    Also for `exit()`, which would end the dataflow: restarted, it would call the same function again.
-    """
-    try:
-        return function(*args, **kwargs)
-    except OverflowError as err:
-        raise _NotFiniteError(f"{what} raised {type(err).__name__}: {err}") from err
-    except BaseException as err:  # the one place where the user's own functions may fail
-        raise ComponentError(f"{what} raised {type(err).__name__}: {err}") from err
 
 
 class Discarded(NamedTuple):
@@ -87,8 +65,9 @@ class Judge:
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 return self._judged(policy, group)
-        except _NotFiniteError:
-            if self._has_own:
+        except ComponentError as err:
+            is_too_large = isinstance(err, _NotFiniteError) or isinstance(err.__cause__, OverflowError)
+            if self._has_own or not is_too_large:
                 raise
             return Discarded("filtered", _NOT_FINITE)
 

@@ -18,10 +18,11 @@ from astraflow.dataflow.core.commands import (
     VersionPublished,
 )
 from astraflow.dataflow.core.context import Context, refuse
-from astraflow.dataflow.core.fates import check_finished, decide_fate
+from astraflow.dataflow.core.fates import check_finished, decide_fate, end_run
 from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, SessionState
 from astraflow.dataflow.core.tables import checked_session, trainer_version
+from astraflow.errors import ComponentError
 from astraflow.types import MetricItem, PublicationReply, Session, StepRecord, VersionsReply
 
 __all__ = ["attach", "commit", "needed_versions", "publish", "publish_frozen", "release", "versions_reply"]
@@ -181,15 +182,32 @@ def commit(ctx: Context, command: CommitStep) -> None:
             staleness=staleness,
         )
     policy.committed += 1
-    record = _record(ctx, policy, batch, command)
+    curation, failure = _curation_figures(ctx)
+    record = _record(ctx, policy, batch, command, curation)
     policy.num_discarded = 0
     policy.records.append(record)
     ctx.emit(StepCommitted(record=record))
     ctx.wake(f"steps/{name}")
     check_finished(ctx)
+    if failure:  # The step is trained whatever the curators do, so it is committed first.
+        end_run(ctx, failure, is_failure=True)
 
 
-def _record(ctx: Context, policy: PolicyState, batch: BatchState, command: CommitStep) -> StepRecord:
+def _curation_figures(ctx: Context) -> tuple[tuple[MetricItem, ...], str]:
+    """The figures of the curators; none, and why, if one of them fails."""
+    try:
+        return ctx.curation.metrics(), ""
+    except ComponentError as err:
+        return (), str(err)
+
+
+def _record(
+    ctx: Context,
+    policy: PolicyState,
+    batch: BatchState,
+    command: CommitStep,
+    curation: Sequence[MetricItem],
+) -> StepRecord:
     groups, staleness = (*batch.groups, *batch.replayed), (*batch.staleness, *batch.replayed_staleness)
     return StepRecord(
         policy=command.policy,
@@ -204,7 +222,7 @@ def _record(ctx: Context, policy: PolicyState, batch: BatchState, command: Commi
         num_trained_tokens=sum(group.num_trained_tokens for group in groups),
         num_discarded_groups=policy.num_discarded,
         num_replayed_groups=len(batch.replayed),
-        metrics=(*command.metrics, *_dropped(policy), *ctx.curation.metrics()),
+        metrics=(*command.metrics, *_dropped(policy), *curation),
     )
 
 

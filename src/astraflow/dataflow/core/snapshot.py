@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from astraflow.algorithms.own import called, called_for_state, state_or_none
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, RunStateData
 from astraflow.errors import DataError
+from astraflow.protocols import Stateful
 
 __all__ = ["SNAPSHOT_FORMAT", "restore_state", "snapshot_parts"]
 
@@ -28,9 +30,13 @@ _T = TypeVar("_T")
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
+    """The first part."""
+
     format: int
     curation: dict[str, Any]
     state: RunStateData
+    memories: dict[str, dict[str, Any] | None] = {}
+    """By `POLICY/KIND`: the states of the table's parts that have one. Missing in older snapshots."""
 
 
 class _Whole(msgspec.Struct, frozen=True):
@@ -53,15 +59,34 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 def snapshot_parts(ctx: Context) -> Iterator[bytes]:
     """State and curators of a core as of now; joined, they are the snapshot. All but the first are made when
-    they are asked for."""
+    they are asked for.
+
+    Raises: ComponentError if a component cannot give its state while the run goes on.
+    """
     policies = ctx.state.policies
     rest = [_heavy(name, policy) for name, policy in policies.items()]
     light = {
         name: msgspec.structs.replace(p, ready={}, batches={}, replay={}) for name, p in policies.items()
     }
     state = msgspec.structs.replace(ctx.state, policies=light)
-    head = _Snapshot(format=SNAPSHOT_FORMAT, curation=ctx.curation.state(), state=state)
+    # A run may have failed because a component cannot give its state. It is kept without that state, so that
+    # it can go on once the component is mended: its records could not be replayed by the mended one.
+    get_state = state_or_none if state.run_state == "failed" else called_for_state
+    memories = {key: get_state(name, part) for key, name, part in _with_memory(ctx)}
+    head = {
+        "format": SNAPSHOT_FORMAT,
+        "curation": ctx.curation.state(get_state),
+        "state": state,
+        "memories": memories,
+    }
     return _encoded(msgspec.msgpack.encode(head), rest)
+
+
+def _with_memory(ctx: Context) -> Iterator[tuple[str, str, Stateful]]:
+    """(key in the snapshot, name in messages, object) of each part of a table that has a state."""
+    for policy, parts in ctx.parts.items():
+        for kind, (name, part) in parts.with_memory.items():
+            yield f"{policy}/{kind}", name, part
 
 
 def _heavy(name: str, policy: PolicyState) -> _Part:
@@ -93,7 +118,8 @@ def _framed(part: _Part) -> bytes:
 def restore_state(ctx: Context, data: bytes) -> None:
     """Puts a snapshot into a fresh context.
 
-    Raises: DataError if it is of another format, broken, or of a run with other policies or group size.
+    Raises: DataError if it is of another format, broken, or of a run with other policies or group size;
+    ComponentError if a component cannot take its state back.
     """
     try:
         head, *parts = _frames(data) if data.startswith(_MAGIC) else (data,)
@@ -111,6 +137,9 @@ def restore_state(ctx: Context, data: bytes) -> None:
     for group_id in snapshot.state.fresh:
         ctx.add_fresh(group_id)
     ctx.curation.restore(snapshot.curation)
+    for key, name, part in _with_memory(ctx):
+        if (memory := snapshot.memories.get(key)) is not None:
+            called(f"{name}.restore()", part.restore, memory)
 
 
 def _decoded(head: bytes | memoryview) -> _Snapshot:

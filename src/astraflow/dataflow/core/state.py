@@ -110,8 +110,9 @@ class GroupState(msgspec.Struct, gc=False):
     num_failed: int = 0
 
 
-class ReadyGroup(msgspec.Struct, gc=False):
-    """What a completed group holds for one policy, judged and credited."""
+class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
+    """What a complete group holds for one policy, judged and credited. Samplers and removers see it, so it is
+    frozen."""
 
     group_id: int
     samples: tuple[SampleView, ...]

@@ -6,7 +6,7 @@ from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.fates import fate_counts, num_live
 from astraflow.dataflow.core.state import ReadyGroup
-from astraflow.dataflow.core.tables import has_room, why_no_room
+from astraflow.dataflow.core.tables import why_no_room
 from astraflow.types import PolicyStatus, Wait
 
 __all__ = ["groups_for_replay", "policy_status", "retained_payloads", "waits"]
@@ -16,12 +16,8 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
     """One policy's figures."""
     policy, plan = ctx.policy(name), ctx.plan.policies[name]
     table = plan.table
-    fresh_bound = ctx.samplers[name].worst_staleness(
-        max_tickets=table.max_tickets,
-        groups_per_batch=table.groups_per_batch,
-        engine_lag=table.engine_lag,
-        max_staleness=table.max_staleness,
-    )
+    parts = ctx.parts[name]
+    replays = table.max_replayed or table.replay.reserve
     return PolicyStatus(
         name=name,
         step=policy.committed,
@@ -30,11 +26,11 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
         durable_step=policy.released,
         epoch=policy.epoch,
         num_tickets=num_live(policy),
-        max_tickets=table.max_tickets,
+        max_tickets=parts.max_tickets,
         num_running_groups=len(policy.waiting) - len(policy.ready),
         num_ready_groups=len(policy.ready),
         groups_per_batch=table.groups_per_batch,
-        staleness_bound=table.max_staleness if table.max_replayed or table.replay.reserve else fresh_bound,
+        staleness_bound=table.max_staleness if replays else parts.worst_staleness,
         redone_steps=policy.redone,
         fates=fate_counts(policy),
         num_replayed_groups=policy.num_replayed,
@@ -86,8 +82,8 @@ def _policy_waits(ctx: Context, name: str) -> Iterator[Wait]:
         num = plan.table.groups_per_batch
         what = f"step {policy.taken}: {len(policy.ready)} groups ready, {num} make a batch"
         yield Wait(who=trainer, whom="rollout", what=what, since_s=since_s)
-    elif not has_room(ctx, name) and policy.committed < plan.num_steps:
-        yield Wait(who="rollout", whom=trainer, what=why_no_room(ctx, name), since_s=since_s)
+    elif policy.committed < plan.num_steps and (reason := why_no_room(ctx, name)):
+        yield Wait(who="rollout", whom=trainer, what=reason, since_s=since_s)
 
 
 def groups_for_replay(ctx: Context) -> frozenset[int]:

@@ -7,15 +7,15 @@ person can give it up (`drops`).
 
 from collections.abc import Sequence
 
-from astraflow.algorithms.config import ReplayConfig
-from astraflow.algorithms.replay import replayed
+from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.core.commands import BatchTaken, BatchView, TakeBatch
 from astraflow.dataflow.core.context import Context, refuse
-from astraflow.dataflow.core.fates import decide_fate, num_live
+from astraflow.dataflow.core.fates import decide_fate, end_run, num_live
 from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.normalize import normalized
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, SessionState
-from astraflow.errors import FencedError
+from astraflow.errors import ComponentError, FencedError
+from astraflow.protocols import TableView, TakenBatch
 from astraflow.types import BatchTotals
 
 __all__ = ["checked_session", "has_room", "take_batch", "trainer_version", "why_no_room"]
@@ -27,28 +27,45 @@ def trainer_version(session: SessionState, step: int) -> int:
 
 
 def has_room(ctx: Context, name: str) -> bool:
-    """The limiter: may another group be charged to this policy?"""
-    return not why_no_room(ctx, name)
+    """Whether another group may be charged to the policy. Raises: ComponentError if its limiter fails."""
+    return not _why_full(ctx, name)
 
 
 def why_no_room(ctx: Context, name: str) -> str:
-    """Why no group may be charged to the policy now; empty if one may.
+    """Why no group may be charged to the policy now; empty if one may. For those who only look: a limiter
+    that fails ends the run with the next draw."""
+    try:
+        return _why_full(ctx, name)
+    except ComponentError as err:
+        return str(err)
 
-    No ticket is free; or the groups that it still needs are all on their way; or even the very next batch
-    would be too new for a group drawn now (while a restarted trainer repeats steps).
-    """
+
+def _why_full(ctx: Context, name: str) -> str:
+    """No ticket is free; or the groups that the policy still needs are all on their way; or even the very
+    next batch would be too new for a group drawn now, while a restarted trainer repeats steps."""
     policy, plan = ctx.state.policies[name], ctx.plan.policies[name]
     table = plan.table
     if (plan.num_steps - policy.taken) * table.groups_per_batch <= len(policy.waiting):
         return f"policy {name!r} has all the groups that it needs"
-    if num_live(policy) >= table.max_tickets:
-        return f"all {table.max_tickets} tickets of policy {name!r} are charged"
+    num_tickets = ctx.parts[name].tickets(_view_of(policy))
+    if num_live(policy) >= num_tickets:
+        return f"all {num_tickets} tickets of policy {name!r} are charged"
     session = policy.session
     if session is not None:
         least_staleness = trainer_version(session, policy.taken) - (policy.newest - table.engine_lag)
         if least_staleness > table.max_staleness:
             return f"the trainer of policy {name!r} repeats steps and has not published far enough"
     return ""
+
+
+def _view_of(policy: PolicyState) -> TableView:
+    return TableView(
+        num_running=len(policy.waiting) - len(policy.ready),
+        num_ready=len(policy.ready),
+        num_in_batches=num_live(policy) - len(policy.waiting),
+        num_committed=policy.committed,
+        newest_version=policy.newest,
+    )
 
 
 def checked_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
@@ -88,13 +105,17 @@ def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
 
 
 def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
+    """The batch that a step holds from now on. None if there are too few groups, or the run ends here because
+    a part of the table fails."""
     policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
-    for group in tuple(policy.ready.values()):
-        staleness = version - group.oldest_version
-        if staleness > table.max_staleness:
-            decide_fate(ctx, name, group.group_id, "stale", num_tokens=group.num_tokens, staleness=staleness)
-    picked = ctx.samplers[name].pick(policy.waiting.keys(), policy.ready, table.groups_per_batch)
+    num_stale = _drop_stale(ctx, name, version)
+    try:
+        picked = ctx.parts[name].pick(policy.waiting.keys(), policy.ready)
+    except ComponentError as err:
+        end_run(ctx, str(err), is_failure=True)
+        return None
     if picked is None:
+        _end_if_stuck(ctx, name)
         return None
     groups = [policy.ready.pop(group_id) for group_id in picked]
     for group_id in picked:
@@ -126,7 +147,46 @@ def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
             replayed_staleness=tuple(batch.replayed_staleness),
         )
     )
+    taken = TakenBatch(batch.step, version, picked, tuple(batch.staleness), num_stale)
+    try:
+        ctx.parts[name].observe(taken)
+    except ComponentError as err:
+        end_run(ctx, str(err), is_failure=True)
+        return None
     return _view(name, batch, is_redo=False)
+
+
+def _drop_stale(ctx: Context, name: str, version: int) -> int:
+    """Drops the ready groups that are too old for a batch of this version; how many."""
+    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    num_stale = 0
+    for group in tuple(policy.ready.values()):
+        staleness = version - group.oldest_version
+        if staleness > table.max_staleness:
+            num_stale += 1
+            decide_fate(ctx, name, group.group_id, "stale", num_tokens=group.num_tokens, staleness=staleness)
+    return num_stale
+
+
+def _end_if_stuck(ctx: Context, name: str) -> None:
+    """Ends the run with a failure if nothing under way can ever give the next step its batch.
+
+    That is so if every group is complete, the trainer has no step in hand, the sampler takes no batch, and
+    the limiter lets no group be drawn.
+    """
+    policy = ctx.state.policies[name]
+    is_idle = policy.session is not None and policy.session.done == policy.taken
+    if not is_idle or len(policy.ready) < len(policy.waiting):
+        return
+    if reason := why_no_room(ctx, name):
+        num = ctx.plan.policies[name].table.groups_per_batch
+        end_run(
+            ctx,
+            f"policy {name!r} will never get its batch of step {policy.taken}: {len(policy.ready)} groups "
+            f"are ready and none is running, {num} make a batch, the {ctx.parts[name].sampler_name} takes "
+            f"none, and no more may be drawn ({reason}); look at table.limiter and table.sampler",
+            is_failure=True,
+        )
 
 
 def _replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
@@ -135,10 +195,9 @@ def _replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
     for group_id, entry in tuple(policy.replay.items()):
         if version - entry.group.oldest_version > table.max_staleness:
             del policy.replay[group_id]
-    picked = replayed(
+    picked = table.replay.pick(
         {group_id: entry.group for group_id, entry in policy.replay.items()},
         table.max_replayed,
-        select=table.replay.select,
         seed=f"{ctx.plan.seed}/replay/{name}/{policy.taken}",
     )
     groups: list[ReadyGroup] = []

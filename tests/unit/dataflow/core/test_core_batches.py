@@ -252,7 +252,7 @@ def test_a_group_is_in_at_most_max_uses_steps():
 
 def test_a_reserve_leaves_versions_to_replay():
     table = make_table(max_staleness=3, replay={"ratio": 1.0, "reserve": 2})
-    assert table.max_tickets == 4
+    assert started(table=table).status().max_tickets == 4
     driver = started(table=table)
     driver.finish_groups(4)
     assert driver.status().num_tickets == 4

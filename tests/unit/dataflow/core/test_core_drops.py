@@ -2,7 +2,7 @@
 
 import pytest
 
-from astraflow.algorithms.config import ReplayConfig
+from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.core.commands import BatchDropped, BatchTaken, DropBatch
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import FencedError, RefusedError

@@ -8,7 +8,7 @@ import pytest
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import PushTaskIds, RunEnded, StopRun
 from astraflow.dataflow.core.core import Core
-from astraflow.errors import ConfigError, DataError, RefusedError
+from astraflow.errors import ComponentError, ConfigError, DataError, RefusedError
 from astraflow.types import Task
 from core_driver import Driver, make_plan, make_table
 
@@ -149,7 +149,7 @@ def test_a_curator_that_points_nowhere_ends_the_run():
     assert driver.lease(1) == ()
     assert (driver.core.state, driver.core.reason) == (
         "failed",
-        "curator.next() gave 100; there are 100 tasks",
+        f"curator {__name__}:next_is_outside.next() gave 100; there are 100 tasks",
     )
 
 
@@ -170,15 +170,93 @@ class Leaving(Lost):
 @pytest.mark.parametrize(
     ("draws", "reason"),
     [
-        (False, "curator.next() raised SystemExit: no more tasks"),
-        (True, "curator.observe() raised KeyboardInterrupt: "),
+        (False, "next() raised SystemExit: no more tasks"),
+        (True, "observe() raised KeyboardInterrupt: "),
     ],
 )
 def test_a_curator_that_calls_exit_ends_the_run_and_not_the_process(draws: bool, reason: str):
     driver = started(curators=(Use(use=f"{__name__}:Leaving", args={"draws": draws}),))
     for lease_id in driver.lease(4):
         driver.finish(lease_id)
-    assert (driver.core.state, driver.core.reason) == ("failed", reason)
+    assert (driver.core.state, driver.core.reason) == ("failed", f"curator {__name__}:Leaving.{reason}")
+
+
+class Speechless(Lost):
+    """Draws tasks, and cannot say what it remembers."""
+
+    def __init__(self, *, num_tasks: int, seed: int, answer: object = None) -> None:
+        super().__init__(num_tasks)
+        self._answer = answer
+
+    def next(self) -> int:
+        return 0
+
+    def state(self) -> dict[str, int]:
+        return sys.exit("no state") if self._answer is None else self._answer  # type: ignore[return-value]
+
+
+class SpeechlessGate(Speechless):
+    """Passes over no task."""
+
+    next = None  # type: ignore[assignment]
+
+    def why_skip(self, task_idx: int) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, "raised SystemExit: no state"),
+        ([1, 2], "gave [1, 2]; a mapping was expected"),
+        ({"x": {1j}}, "cannot be stored: encoding it raised"),
+    ],
+)
+@pytest.mark.parametrize("name", ["Speechless", "SpeechlessGate"])
+def test_a_curator_whose_state_cannot_be_kept_is_named_and_a_failed_run_is_kept_without_it(
+    name: str, answer: object, reason: str
+):
+    use = Use(use=f"{__name__}:{name}", args={"answer": answer})
+    driver = started(curators=(use,))
+    driver.run_step() if name == "Speechless" else driver.finish_groups(2)
+    with pytest.raises(ComponentError) as failed:
+        driver.core.snapshot()
+    assert str(failed.value).startswith(f"curator {__name__}:{name}.state() ")
+    assert reason in str(failed.value)
+    driver.apply(StopRun(reason=str(failed.value), is_failure=True))
+    restored = Core.restored(driver.plan, driver.core.snapshot())
+    assert (restored.state, restored.reason) == ("failed", str(failed.value))
+
+
+def test_a_step_is_committed_before_a_curator_that_fails_at_it_ends_the_run():
+    driver = started(curators=(Use(use=f"{__name__}:SpeechlessGate"),))
+    driver.run_step()
+    assert (driver.core.state, driver.status().step) == ("failed", 1)
+    assert driver.core.reason == f"curator {__name__}:SpeechlessGate.state() raised SystemExit: no state"
+    assert driver.core.curation() == ()
+    assert driver.fates().trained == 2
+    again = Core(driver.plan)
+    for command, at_s, events in driver.commands:
+        assert again.apply(command, at_s).events == events
+
+
+@pytest.mark.parametrize("given", ["task 7", 1.5, None])
+def test_a_curator_that_gives_no_number_ends_the_run(given: object):
+    Numberless.given = given
+    driver = started(curators=(Use(use=f"{__name__}:Numberless"),))
+    assert driver.lease(1) == ()
+    assert driver.core.reason.startswith(
+        f"the answer of curator {__name__}:Numberless.next() raised TypeError"
+    )
+
+
+class Numberless(Speechless):
+    """Draws what is no task."""
+
+    given: object = None
+
+    def next(self) -> int:
+        return self.given  # type: ignore[return-value]
 
 
 def test_two_curators_that_propose_tasks_are_refused():

@@ -1,0 +1,31 @@
+"""A sampler of one's own: batches of the groups from which there is most to learn."""
+
+from collections.abc import Collection, Mapping
+from heapq import nlargest
+
+from astraflow.protocols import Completed, TableSizes
+
+
+def strength(group: Completed) -> float:
+    """Mean squared advantage of the group's trained tokens."""
+    return group.advantage_square_sum / max(1, group.num_trained_tokens)
+
+
+class MostToLearn:
+    """Waits until `spare` more groups are ready than a batch holds, and takes the strongest."""
+
+    def __init__(self, *, spare: int) -> None:
+        self.spare = spare
+
+    def pick(
+        self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
+    ) -> list[int] | None:
+        wanted = max(
+            num_groups, min(num_groups + self.spare, len(waiting))
+        )  # the last batch has no spare ones
+        if len(ready) < wanted:
+            return None
+        return nlargest(num_groups, ready, key=lambda i: (strength(ready[i]), -i))
+
+    def worst_staleness(self, sizes: TableSizes, *, max_tickets: int) -> int:
+        return sizes.max_staleness  # what is never picked grows stale, and is dropped
