@@ -119,7 +119,7 @@ def parse_curator(name: str) -> Any:
     """A curator's config with its defaults; those that follow outcomes follow the policy's rewards."""
     from pydantic import TypeAdapter
 
-    from astraflow.algorithms.config import CuratorConfig
+    from astraflow.algorithms.curation import CuratorConfig
 
     fields = {"name": name} if name == "shuffle" else {"name": name, "policy": "actor"}
     return TypeAdapter[Any](CuratorConfig).validate_json(json.dumps(fields))

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from astraflow.algorithms.config import ShuffleConfig
+from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.commands import (
     AddWorker,

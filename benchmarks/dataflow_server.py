@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from astraflow import wire
-from astraflow.algorithms.config import ShuffleConfig
+from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.journal import Journal

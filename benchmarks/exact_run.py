@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from astraflow import wire
-from astraflow.algorithms.config import CuratorConfig
+from astraflow.algorithms.curation import CuratorConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
     AddWorker,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from astraflow.algorithms.config import CuratorConfig, ShuffleConfig
+from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.samplers import ReplayConfig
+from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan

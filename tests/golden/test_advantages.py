@@ -4,21 +4,22 @@ import dataclasses
 
 import pytest
 
-from astraflow.algorithms.gigpo import gigpo
-from astraflow.algorithms.group_relative import group_relative
-from astraflow.algorithms.max_rl import max_rl
-from astraflow.algorithms.opo import opo
-from astraflow.algorithms.pass_at_k_credit import pass_at_k_credit
-from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
-from astraflow.algorithms.relative import group_mean
-from astraflow.algorithms.rloo import rloo
-from astraflow.algorithms.role_balanced import role_balanced
-from astraflow.algorithms.shaping import length_reward, overlong
-from astraflow.algorithms.task_history import mean_reward
-from astraflow.algorithms.turn_discount import turn_discount
+from astraflow.algorithms.credit import (
+    GroupRelativeCredit,
+    MaxRlCredit,
+    OpoCredit,
+    PassAtKCredit,
+    ReinforcePlusPlusCredit,
+    RlooCredit,
+    RoleBalancedCredit,
+)
+from astraflow.algorithms.group_statistics import group_mean
+from astraflow.algorithms.shaping import LengthShaping, OverlongShaping
+from astraflow.algorithms.task_gates import mean_reward
+from astraflow.algorithms.turn_credit import GigpoCredit, TurnDiscountCredit
 from astraflow.dataflow.core.commands import PayloadRef, SampleView
-from astraflow.dataflow.core.normalize import normalized
 from astraflow.dataflow.core.state import ReadyGroup
+from astraflow.dataflow.core.tables import normalized
 from astraflow.facts import GroupFacts, TrajectoryFacts
 
 
@@ -45,83 +46,85 @@ def make_group(*rewards: float, roles: tuple[str, ...] = ()) -> GroupFacts:
 
 def test_one_right_of_four_divides_by_the_sample_deviation():
     # mean 1/4; squares 9/16 + 3 * 1/16 = 3/4; variance (n - 1) 1/4; deviation 1/2.
-    advantages = group_relative(make_group(1.0, 0.0, 0.0, 0.0), scale="std", epsilon=1e-12)
+    advantages = GroupRelativeCredit(scale="std", epsilon=1e-12)(make_group(1.0, 0.0, 0.0, 0.0))
     assert advantages == pytest.approx((1.5, -0.5, -0.5, -0.5))
 
 
 def test_two_of_two_differ_by_the_root_of_two():
     # mean 1/2; variance (n - 1) 1/2; 0.5 / sqrt(0.5) = sqrt(0.5).
-    advantages = group_relative(make_group(1.0, 0.0), scale="std", epsilon=1e-12)
+    advantages = GroupRelativeCredit(scale="std", epsilon=1e-12)(make_group(1.0, 0.0))
     assert advantages == pytest.approx((0.7071067811865476, -0.7071067811865476))
 
 
 def test_epsilon_is_added_to_the_deviation():
     # 0.5 / (sqrt(0.5) + 0.5) = 0.41421...
-    assert group_relative(make_group(1.0, 0.0), epsilon=0.5)[0] == pytest.approx(0.41421356237)
+    assert GroupRelativeCredit(epsilon=0.5)(make_group(1.0, 0.0))[0] == pytest.approx(0.41421356237)
 
 
 def test_unscaled_advantages_are_the_distance_from_the_mean():
-    assert group_relative(make_group(3.0, 1.0, 2.0, -2.0), scale="none") == pytest.approx(
+    assert GroupRelativeCredit(scale="none")(make_group(3.0, 1.0, 2.0, -2.0)) == pytest.approx(
         (2.0, 0.0, 1.0, -3.0)
     )
 
 
 def test_equal_rewards_give_no_advantage():
-    assert group_relative(make_group(1.0, 1.0, 1.0)) == (0.0, 0.0, 0.0)
+    assert GroupRelativeCredit()(make_group(1.0, 1.0, 1.0)) == (0.0, 0.0, 0.0)
 
 
 def test_roles_are_compared_with_themselves_only():
     # solver: rewards 1 and 0; verifier: rewards 10 and 20, deviation sqrt(50).
     group = make_group(1.0, 10.0, 0.0, 20.0, roles=("solver", "verifier", "solver", "verifier"))
     root = 0.7071067811865476
-    assert group_relative(group, epsilon=1e-12) == pytest.approx((root, -root, -root, root))
+    assert GroupRelativeCredit(epsilon=1e-12)(group) == pytest.approx((root, -root, -root, root))
 
 
 def test_a_role_with_one_trajectory_has_nothing_to_compare_with():
     group = make_group(1.0, 0.0, 7.0, roles=("solver", "solver", "judge"))
-    assert group_relative(group, scale="none") == pytest.approx((0.5, -0.5, 0.0))
+    assert GroupRelativeCredit(scale="none")(group) == pytest.approx((0.5, -0.5, 0.0))
 
 
 def test_the_population_deviation_divides_by_n():
     # mean 1/4, mean square 3/16, deviation sqrt(3)/4: 3/4 over it is sqrt(3).
-    advantages = group_relative(make_group(1.0, 0.0, 0.0, 0.0), scale="population_std", epsilon=1e-12)
+    advantages = GroupRelativeCredit(scale="population_std", epsilon=1e-12)(make_group(1.0, 0.0, 0.0, 0.0))
     assert advantages == pytest.approx((3**0.5, *(-(3**-0.5),) * 3))
 
 
 def test_leave_one_out_subtracts_the_mean_of_the_others():
     # 1 - 0; 0 - 1/3 three times.
-    assert rloo(make_group(1.0, 0.0, 0.0, 0.0)) == pytest.approx((1.0, -1 / 3, -1 / 3, -1 / 3))
+    assert RlooCredit()(make_group(1.0, 0.0, 0.0, 0.0)) == pytest.approx((1.0, -1 / 3, -1 / 3, -1 / 3))
     group = make_group(1.0, 5.0, 0.0, roles=("solver", "judge", "solver"))
-    assert rloo(group) == pytest.approx((1.0, 0.0, -1.0))
+    assert RlooCredit()(group) == pytest.approx((1.0, 0.0, -1.0))
 
 
 def test_balanced_roles_weigh_alike_however_frequent_they_are():
     # Role a: rewards 1, 1, 0, mean 2/3; role b: 0; balanced mean 1/3. Weights 4 / (2 * 3) and 4 / 2.
     group = make_group(1.0, 1.0, 0.0, 0.0, roles=("a", "a", "b", "a"))
     expected = (4 / 9, 4 / 9, -2 / 3, -2 / 9)
-    assert role_balanced(group, roles=("a", "b")) == pytest.approx(expected)
+    assert RoleBalancedCredit(roles=("a", "b"))(group) == pytest.approx(expected)
     # One that always approves is right on all of a and wrong on all of b, and gains nothing from more of a.
     group = make_group(1.0, 1.0, 1.0, 0.0, roles=("a", "a", "a", "b"))
-    advantages = role_balanced(group, roles=("a", "b"))
+    advantages = RoleBalancedCredit(roles=("a", "b"))(group)
     assert advantages == pytest.approx((1 / 3, 1 / 3, 1 / 3, -1.0))
     assert sum(advantages) == pytest.approx(0.0)
 
 
 def test_a_group_without_one_of_the_balanced_roles_says_nothing_of_them():
     group = make_group(1.0, 0.0, 3.0, 1.0, roles=("a", "a", "judge", "judge"))
-    assert role_balanced(group, roles=("a", "b")) == (0.0, 0.0, 1.0, -1.0)
+    assert RoleBalancedCredit(roles=("a", "b"))(group) == (0.0, 0.0, 1.0, -1.0)
 
 
 def test_max_rl_divides_by_the_pass_rate():
     # mean 1/4: (1 - 1/4) / (1/4) = 3, -1/4 / (1/4) = -1; nothing where nobody is right.
-    assert max_rl(make_group(1.0, 0.0, 0.0, 0.0), epsilon=1e-12) == pytest.approx((3.0, -1.0, -1.0, -1.0))
-    assert max_rl(make_group(1.0, 1.0)) == (0.0, 0.0)
-    assert max_rl(make_group(0.0, 0.0)) == (0.0, 0.0)
+    assert MaxRlCredit(epsilon=1e-12)(make_group(1.0, 0.0, 0.0, 0.0)) == pytest.approx(
+        (3.0, -1.0, -1.0, -1.0)
+    )
+    assert MaxRlCredit()(make_group(1.0, 1.0)) == (0.0, 0.0)
+    assert MaxRlCredit()(make_group(0.0, 0.0)) == (0.0, 0.0)
 
 
 def test_reinforce_plus_plus_leaves_normalising_to_the_batch():
-    assert reinforce_plus_plus(make_group(1.0, 0.0)) == (1.0, 0.0)
-    assert reinforce_plus_plus(make_group(1.0, 0.0), baseline="group") == (0.5, -0.5)
+    assert ReinforcePlusPlusCredit()(make_group(1.0, 0.0)) == (1.0, 0.0)
+    assert ReinforcePlusPlusCredit(baseline="group")(make_group(1.0, 0.0)) == (0.5, -0.5)
 
 
 def make_forked(reward: float, num_tokens: tuple[int, ...], *others: float) -> GroupFacts:
@@ -142,17 +145,17 @@ def test_an_episode_that_forks_weighs_no_more_than_the_others():
     # One right of four, in four forks: mean 1/4, deviation 1/2, baseline of the right one 0.
     group = make_forked(1.0, (1, 2, 2, 5), 0.0, 0.0, 0.0)
     forked = (1.5,) * 4 + (-0.5,) * 3
-    assert group_relative(group, epsilon=1e-12) == pytest.approx(forked)
-    assert group_relative(group, scale="none") == pytest.approx((0.75,) * 4 + (-0.25,) * 3)
-    population = group_relative(group, scale="population_std", epsilon=1e-12)
+    assert GroupRelativeCredit(epsilon=1e-12)(group) == pytest.approx(forked)
+    assert GroupRelativeCredit(scale="none")(group) == pytest.approx((0.75,) * 4 + (-0.25,) * 3)
+    population = GroupRelativeCredit(scale="population_std", epsilon=1e-12)(group)
     assert population == pytest.approx((3**0.5,) * 4 + (-(3**-0.5),) * 3)
-    assert rloo(group) == pytest.approx((1.0,) * 4 + (-1 / 3,) * 3)
-    assert max_rl(group, epsilon=1e-12) == pytest.approx((3.0,) * 4 + (-1.0,) * 3)
-    assert reinforce_plus_plus(group, baseline="group") == pytest.approx((0.75,) * 4 + (-0.25,) * 3)
-    turns = turn_discount(group, epsilon=1e-12)
+    assert RlooCredit()(group) == pytest.approx((1.0,) * 4 + (-1 / 3,) * 3)
+    assert MaxRlCredit(epsilon=1e-12)(group) == pytest.approx((3.0,) * 4 + (-1.0,) * 3)
+    assert ReinforcePlusPlusCredit(baseline="group")(group) == pytest.approx((0.75,) * 4 + (-0.25,) * 3)
+    turns = TurnDiscountCredit(epsilon=1e-12)(group)
     assert [a for (a,) in turns] == pytest.approx(forked)
     # All saw state 7, so the comparison of turns gives the same once more.
-    steps = gigpo(group, step_weight=1.0, epsilon=1e-12)
+    steps = GigpoCredit(step_weight=1.0, epsilon=1e-12)(group)
     assert [a for (a,) in steps] == pytest.approx([2 * a for a in forked])
     assert group_mean(group) == 0.25
     assert mean_reward(group) == 0.25
@@ -164,18 +167,18 @@ def test_different_rewards_within_an_episode_count_by_their_tokens():
     first = dataclasses.replace(first, num_trained_tokens=3)
     second = dataclasses.replace(second, episode_idx=0)
     group = GroupFacts("actor", 0, (first, second, third))
-    assert group_relative(group, scale="none") == pytest.approx((0.5, -0.5, -0.25))
+    assert GroupRelativeCredit(scale="none")(group) == pytest.approx((0.5, -0.5, -0.25))
     # Over n - 1 = 1: 3/4 * 1/4 + 1/4 * 1/4 + 1/16 = 5/16.
-    scaled = group_relative(group, epsilon=1e-12)
+    scaled = GroupRelativeCredit(epsilon=1e-12)(group)
     assert scaled == pytest.approx([a / (5 / 16) ** 0.5 for a in (0.5, -0.5, -0.25)])
-    assert rloo(group) == pytest.approx((0.75, -0.25, -0.5))
+    assert RlooCredit()(group) == pytest.approx((0.75, -0.25, -0.5))
 
 
 def test_a_role_in_a_single_episode_compares_its_trajectories():
     first, second = make_group(1.0, 0.0).trajectories
     group = GroupFacts("actor", 0, (first, dataclasses.replace(second, episode_idx=0)))
-    assert rloo(group) == pytest.approx((1.0, -1.0))
-    assert group_relative(group, scale="none") == pytest.approx((0.5, -0.5))
+    assert RlooCredit()(group) == pytest.approx((1.0, -1.0))
+    assert GroupRelativeCredit(scale="none")(group) == pytest.approx((0.5, -0.5))
 
 
 def test_pass_at_k_pays_for_what_a_set_of_answers_gains() -> None:
@@ -184,19 +187,19 @@ def test_pass_at_k_pays_for_what_a_set_of_answers_gains() -> None:
     s = 5**0.5 / 6
     wrong = (1 / 6 - 1 / 3) / s
     expected = (1 / 6 / s, 1 / 6 / s, wrong, wrong)
-    assert pass_at_k_credit(group, k=2, epsilon=1e-12) == pytest.approx(expected)
+    assert PassAtKCredit(k=2, epsilon=1e-12)(group) == pytest.approx(expected)
     # k = 1 is the distance from the pass rate over its deviation.
-    assert pass_at_k_credit(group, k=1, epsilon=1e-12) == pytest.approx((1.0, 1.0, -1.0, -1.0))
+    assert PassAtKCredit(k=1, epsilon=1e-12)(group) == pytest.approx((1.0, 1.0, -1.0, -1.0))
     # Every set of three has a right one, and no set of five is there.
-    assert pass_at_k_credit(group, k=3) == pass_at_k_credit(group, k=5) == (0.0,) * 4
+    assert PassAtKCredit(k=3)(group) == PassAtKCredit(k=5)(group) == (0.0,) * 4
     forked = make_forked(1.0, (1, 2, 5), 0.0, 0.0, 0.0)
-    assert pass_at_k_credit(forked, epsilon=1e-12) == pytest.approx((1.0,) * 3 + (-1 / 3,) * 3)
+    assert PassAtKCredit(epsilon=1e-12)(forked) == pytest.approx((1.0,) * 3 + (-1 / 3,) * 3)
 
 
 def test_the_optimal_baseline_weighs_rewards_by_length() -> None:
     group = make_lengths((1.0, 30), (0.0, 10))
-    assert opo(group) == pytest.approx((0.25, -0.75))
-    assert opo(make_lengths((1.0, 30))) == (0.0,)
+    assert OpoCredit()(group) == pytest.approx((0.25, -0.75))
+    assert OpoCredit()(make_lengths((1.0, 30))) == (0.0,)
 
 
 def test_balanced_roles_count_episodes_not_forks():
@@ -206,7 +209,7 @@ def test_balanced_roles_count_episodes_not_forks():
     fork = dataclasses.replace(fork, episode_idx=0)
     group = GroupFacts("actor", 0, (first, fork, *rest))
     expected = (4 / 9, 4 / 9, 4 / 9, -2 / 3, -2 / 9)
-    assert role_balanced(group, roles=("a", "b")) == pytest.approx(expected)
+    assert RoleBalancedCredit(roles=("a", "b"))(group) == pytest.approx(expected)
 
 
 def make_turns(*turns: tuple[tuple[float, ...], tuple[int, ...]], extra: float = 0.0) -> GroupFacts:
@@ -234,14 +237,14 @@ def make_turns(*turns: tuple[tuple[float, ...], tuple[int, ...]], extra: float =
 def test_turns_are_credited_with_what_followed_them():
     # Returns at discount 1/2: 0 + 1/2 = 1/2, 1; 0. Mean 1/2.
     group = make_turns(((0.0, 1.0), ()), ((0.0,), ()))
-    first, second = turn_discount(group, discount=0.5, scale="none")
+    first, second = TurnDiscountCredit(discount=0.5, scale="none")(group)
     assert (*first, *second) == pytest.approx((0.0, 0.5, -0.5))
 
 
 def test_a_reward_of_the_whole_trajectory_counts_for_its_last_turn():
     # Returns 1/2 and 1 for the first, 1 for the second; mean 5/6.
     group = make_turns(((0.0, 0.0), ()), ((0.0,), ()), extra=1.0)
-    first, second = turn_discount(group, discount=0.5, scale="none")
+    first, second = TurnDiscountCredit(discount=0.5, scale="none")(group)
     assert (*first, *second) == pytest.approx((-1 / 3, 1 / 6, 1 / 6))
 
 
@@ -249,7 +252,7 @@ def test_gigpo_adds_the_comparison_of_turns_that_saw_the_same_state():
     # Episodes: rewards 1 and 0, so +1/2 and -1/2. States: 7 is seen by both (returns 1/2 and 0, mean 1/4:
     # +1/4 and -1/4); 8 and 9 by one each, which says nothing.
     group = make_turns(((0.0, 1.0), (7, 8)), ((0.0, 0.0), (7, 9)))
-    first, second = gigpo(group, discount=0.5, step_weight=2.0, scale="none")
+    first, second = GigpoCredit(discount=0.5, step_weight=2.0, scale="none")(group)
     assert (*first, *second) == pytest.approx((1.0, 0.5, -1.0, -0.5))
 
 
@@ -264,22 +267,22 @@ def make_lengths(*pairs: tuple[float, int]) -> GroupFacts:
 
 def test_overlong_punishes_linearly_within_the_cache():
     group = make_lengths((1.0, 60), (1.0, 80), (0.0, 90), (1.0, 100), (1.0, 500))
-    shaped = overlong(group, max_tokens=100, cache_tokens=40)
+    shaped = OverlongShaping(max_tokens=100, cache_tokens=40)(group)
     assert shaped == pytest.approx((1.0, 0.5, -0.75, 0.0, 0.0))
 
 
 def test_the_length_reward_prefers_the_short_ones_and_never_rewards_the_wrong():
     # Lengths 10 to 30: 1/2, 0, -1/2; the wrong ones keep only the malus.
     group = make_lengths((1.0, 10), (1.0, 30), (0.0, 10), (0.0, 30), (1.0, 20))
-    assert length_reward(group, weight=0.2) == pytest.approx((1.1, 0.9, 0.0, -0.1, 1.0))
-    assert length_reward(make_lengths((1.0, 5), (0.0, 5))) == (1.0, 0.0)
+    assert LengthShaping(weight=0.2)(group) == pytest.approx((1.1, 0.9, 0.0, -0.1, 1.0))
+    assert LengthShaping()(make_lengths((1.0, 5), (0.0, 5))) == (1.0, 0.0)
 
 
 def test_the_length_of_an_episode_is_that_of_all_its_forks():
     # 10 + 20, 10 and 20 tokens: the forked one is the longest.
     first, fork, *rest = make_lengths((1.0, 10), (1.0, 20), (1.0, 10), (0.0, 20)).trajectories
     group = GroupFacts("actor", 0, (first, dataclasses.replace(fork, episode_idx=0), *rest))
-    assert length_reward(group, weight=0.2) == pytest.approx((0.9, 0.9, 1.1, 0.0))
+    assert LengthShaping(weight=0.2)(group) == pytest.approx((0.9, 0.9, 1.1, 0.0))
 
 
 def make_ready(*advantages: tuple[float, int]) -> ReadyGroup:

@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from astraflow.algorithms.config import CreditConfig, ShapingConfig
-from astraflow.algorithms.credit import make_credit
-from astraflow.algorithms.shaping import make_shaping
+from astraflow.algorithms.credit import CreditConfig, make_credit
+from astraflow.algorithms.shaping import ShapingConfig, make_shaping
 from astraflow.config import Config, Use
 from astraflow.facts import GroupFacts, TrajectoryFacts
 from astraflow.losses.auxiliary import CORRECTIONS, KL_ESTIMATORS

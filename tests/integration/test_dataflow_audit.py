@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from astraflow.algorithms.config import GresoConfig, SolvedConfig
 from astraflow.algorithms.samplers import ReplayConfig
+from astraflow.algorithms.task_gates import GresoConfig, SolvedConfig
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.dataflow.core.commands import (
     BatchDropped,

@@ -13,9 +13,12 @@ from typing import Any, get_args
 
 import pytest
 
-from astraflow.algorithms.config import CreditConfig, CuratorConfig, FilterConfig, ShapingConfig
+from astraflow.algorithms.credit import CreditConfig
+from astraflow.algorithms.curation import CuratorConfig
+from astraflow.algorithms.filters import FilterConfig
 from astraflow.algorithms.removers import RemoverConfig
 from astraflow.algorithms.samplers import ReplayConfig, SamplerConfig
+from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.config import Config, Use, parse_config
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig, TableConfig

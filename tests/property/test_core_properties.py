@@ -1,14 +1,16 @@
 """The dataflow core under random services, trainers, failures, restarts and repeated messages."""
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from astraflow.algorithms.config import CurriculumConfig, GresoConfig, PriorityConfig, SolvedConfig
-from astraflow.algorithms.credit import CREDIT
+from astraflow.algorithms.credit import CreditConfig
+from astraflow.algorithms.task_gates import CurriculumConfig, GresoConfig, PriorityConfig, SolvedConfig
+from astraflow.config import Use
 from astraflow.dataflow.core.commands import (
     BatchTaken,
     BatchView,
@@ -34,6 +36,7 @@ _CURATORS = {
     "greso": GresoConfig(policy="actor", delta=0.1),
     "priority": PriorityConfig(),
 }
+_CREDIT = sorted(c.model_fields["name"].default for c in get_args(get_args(CreditConfig)[0]) if c is not Use)
 _MAX_ROUNDS = 400
 """Rounds of undisturbed work within which every run of `_NUM_STEPS` steps must end."""
 
@@ -110,7 +113,7 @@ class CoreMachine(RuleBasedStateMachine):
             select=st.sampled_from(["latest", "uniform", "priority"]),
         ),
         curators=st.sets(st.sampled_from(["solved", "curriculum", "greso", "priority"])),
-        credit=st.sampled_from(sorted(CREDIT)),
+        credit=st.sampled_from(_CREDIT),
         reserve=st.integers(0, 1),
         engine_lag=st.integers(0, 1),
         slack=st.integers(0, 2),

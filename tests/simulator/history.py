@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from astraflow.algorithms.config import ShuffleConfig
+from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
     AddWorker,

@@ -142,11 +142,11 @@ def test_a_part_that_cannot_work_names_its_log_and_why(runs: Runs) -> None:
 def test_a_run_that_failed_goes_on_once_the_cause_is_mended(runs: Runs) -> None:
     (runs.folder / "own_credit.py").write_text(
         "from pathlib import Path\n\n"
-        "from astraflow.algorithms.rloo import rloo\n\n\n"
+        "from astraflow.algorithms.credit import RlooCredit\n\n\n"
         "def picky(facts):\n"
         "    if not Path(__file__).with_name('mended').exists():\n"
         "        raise ValueError('this credit is broken')\n"
-        "    return rloo(facts)\n"
+        "    return RlooCredit()(facts)\n"
     )
     recipe = runs.recipe()
     credit = "policies.actor.table.credit={use: 'own_credit:picky'}"

@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from astraflow.algorithms.config import CreditConfig, CuratorConfig, FilterConfig, ShapingConfig
+from astraflow.algorithms.credit import CreditConfig
+from astraflow.algorithms.curation import CuratorConfig
+from astraflow.algorithms.filters import FilterConfig
 from astraflow.algorithms.limiters import LimiterConfig
 from astraflow.algorithms.removers import RemoverConfig
 from astraflow.algorithms.samplers import SamplerConfig
+from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.cli.main import main
 from astraflow.config import Use, load_attr
 from astraflow.launch.config import load_recipe

@@ -1,50 +1,246 @@
-"""From rewards to advantages: the choice of credit functions, and how one is built from its config."""
+"""From the rewards of a group to one advantage per trajectory: the choice of credit. Each variant is a config
+that is called with a group; those that give one advantage per turn are in `turn_credit`.
 
+Legend: N trajectories of the group or of a role in it, E episodes.
+"""
+
+import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Annotated, Literal
 
-from astraflow.algorithms.config import CreditConfig
-from astraflow.algorithms.gae import gae
-from astraflow.algorithms.gigpo import gigpo
-from astraflow.algorithms.group_relative import group_relative
-from astraflow.algorithms.max_rl import max_rl
-from astraflow.algorithms.opo import opo
-from astraflow.algorithms.pass_at_k_credit import pass_at_k_credit
-from astraflow.algorithms.reinforce_plus_plus import reinforce_plus_plus
-from astraflow.algorithms.rloo import rloo
-from astraflow.algorithms.role_balanced import role_balanced
-from astraflow.algorithms.turn_discount import turn_discount
-from astraflow.config import Use, check_args, load_attr
+import numpy as np
+from pydantic import Field
+
+from astraflow.algorithms.group_statistics import Scale, by_role, relative, relative_rewards
+from astraflow.algorithms.own import own_function
+from astraflow.algorithms.turn_credit import GaeCredit, GigpoCredit, TurnDiscountCredit
+from astraflow.config import Config, Use
 from astraflow.facts import GroupFacts
 
-__all__ = ["CREDIT", "Advantages", "Credit", "make_credit"]
+__all__ = [
+    "Advantages",
+    "Credit",
+    "CreditConfig",
+    "GroupRelativeCredit",
+    "MaxRlCredit",
+    "OpoCredit",
+    "PassAtKCredit",
+    "ReinforcePlusPlusCredit",
+    "RlooCredit",
+    "RoleBalancedCredit",
+    "make_credit",
+]
 
 Advantages = Sequence[float | Sequence[float]]
-"""One entry a trajectory: a number for all of its trained tokens, or one number for each of its turns."""
+"""One entry per trajectory: a number for all of its trained tokens, or one number for each of its turns."""
 
 Credit = Callable[[GroupFacts], Advantages]
 
 
+class GroupRelativeCredit(Config):
+    """Reward minus the mean of the group, per role; optionally divided by the standard deviation (GRPO,
+    arXiv:2402.03300)."""
+
+    name: Literal["group_relative"] = "group_relative"
+    scale: Scale = "std"
+    """`std`: divide by the sample standard deviation (n - 1) plus `epsilon`. `population_std`: the same with
+    n. `none`: do not divide (Dr. GRPO, arXiv:2503.20783)."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the standard deviation."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """One advantage per trajectory, among the n episodes in which its role acts in the group.
+
+        `std`:            A_i = (r_i - mean(r)) / (s + epsilon)
+        `population_std`: the same with n instead of n - 1 in s
+        `none`:           A_i = r_i - mean(r)
+
+        mean(r) = sum_j w_j r_j / n;  s = sqrt(sum_j w_j (r_j - mean(r))^2 / (n - 1)), w the weights of the
+        trajectories: 1 where an episode has one of the role.
+        A role with a single trajectory has nothing to compare with: its advantage is 0.
+        """
+        return tuple(relative_rewards(facts, scale=self.scale, epsilon=self.epsilon).tolist())
+
+
+class RlooCredit(Config):
+    """Reward minus the mean of the other members of the group, per role (RLOO, arXiv:2402.14740)."""
+
+    name: Literal["rloo"] = "rloo"
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """A_i = r_i - mean of the other episodes' rewards, within a role (eq. 8). The baseline does not
+        depend on the own episode, so it is unbiased.
+
+        An episode's reward is the weighted mean of its trajectories'. In a role with a single episode there
+        are no others: advantage 0.
+        """
+        advantages_N = np.zeros(len(facts.trajectories))
+        for own in by_role(facts):
+            num = own.num_episodes
+            if num < 2:
+                continue
+            values_E = own.episode_rewards()
+            beyond_E = (values_E - values_E.mean()) * num / (num - 1)
+            advantages_N[own.positions] = own.rewards - values_E[own.episodes] + beyond_E[own.episodes]
+        return tuple(advantages_N.tolist())
+
+
+class RoleBalancedCredit(Config):
+    """Compares several roles with one another and gives each the same weight, however often it occurs. Made
+    for a verifier whose verdicts on right and on wrong answers are roles of their own."""
+
+    name: Literal["role_balanced"] = "role_balanced"
+    roles: tuple[str, ...] = Field(default=("verifier_of_right", "verifier_of_wrong"), min_length=2)
+    """Roles that are compared with one another; a group that lacks one of them gives them no advantage. Every
+    other role is compared with itself only."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """One advantage per trajectory. `n_k`: episodes with role k of the `K` named ones; `n`: their sum.
+
+        m = mean over k of the mean over the episodes of role k;  A_i = n / (K n_k) (r_i - m) for i of role k
+
+        The weights sum to n. A policy that cannot tell the roles apart gains nothing by guessing the more
+        frequent one: what pays for one role costs as much for the others. A group that lacks one of the roles
+        says nothing about the balance: advantage 0. Roles that are not named are compared with themselves.
+        """
+        advantages_N = np.zeros(len(facts.trajectories))
+        found = {own.role: own for own in by_role(facts)}
+        for role, own in found.items():
+            if role not in self.roles:
+                advantages_N[own.positions] = relative(own.rewards, own.weights, scale="none", epsilon=0.0)
+        if all(role in found for role in self.roles):
+            chosen = [found[role] for role in self.roles]
+            mean = np.mean([own.episode_rewards().mean() for own in chosen])
+            num = sum(own.num_episodes for own in chosen)
+            for own in chosen:
+                weight = num / (len(self.roles) * own.num_episodes)
+                advantages_N[own.positions] = weight * (own.rewards - mean)
+        return tuple(advantages_N.tolist())
+
+
+class MaxRlCredit(Config):
+    """Reward minus the mean of the group, divided by that mean, per role (MaxRL, arXiv:2602.02710); hard
+    tasks weigh more."""
+
+    name: Literal["max_rl"] = "max_rl"
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the mean."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """A_i = (r_i - mean(r)) / (mean(r) + epsilon) within a role; 0 if mean(r) <= 0 or it has one episode.
+
+        The mean is over episodes. For rewards 0 and 1, K of N right: the mean gradient over the right ones
+        only, minus a baseline, which is unbiased for the likelihood's gradient truncated at order N (Tajwar
+        et al. 2026). Hard tasks weigh 1/p.
+        """
+        advantages_N = np.zeros(len(facts.trajectories))
+        for own in by_role(facts):
+            mean = own.episode_rewards().mean()
+            if own.num_episodes > 1 and mean > 0:
+                advantages_N[own.positions] = (own.rewards - mean) / (mean + self.epsilon)
+        return tuple(advantages_N.tolist())
+
+
+class OpoCredit(Config):
+    """Reward minus the mean reward weighted by length, per role (OPO, arXiv:2505.23585)."""
+
+    name: Literal["opo"] = "opo"
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """A_i = r_i - b, b = sum_j |y_j| r_j / sum_j |y_j| within a role, |y_j| the trained tokens.
+
+        The baseline of least variance, if the squared norm of a trajectory's gradient grows with its length.
+        Forks share their episode's tokens, so they leave it as it is. One trajectory alone: advantage 0.
+        Source: Hao et al. 2025 (arXiv:2505.23585); the formula as public codes have it.
+        """
+        advantages_N = np.zeros(len(facts.trajectories))
+        lengths_N = np.asarray([t.num_trained_tokens for t in facts.trajectories], dtype=np.float64)
+        for own in by_role(facts):
+            lengths = lengths_N[own.positions]
+            if len(lengths) > 1 and lengths.sum() > 0:
+                baseline = (lengths * own.rewards).sum() / lengths.sum()
+                advantages_N[own.positions] = own.rewards - baseline
+        return tuple(advantages_N.tolist())
+
+
+class PassAtKCredit(Config):
+    """How much an answer adds to the best of k answers (arXiv:2508.10751). Made for exploration, where one
+    right answer out of several is enough."""
+
+    name: Literal["pass_at_k"] = "pass_at_k"
+    k: int = Field(default=2, ge=1)
+    """Number of answers of which one must be right; less than `group_size`."""
+    right_above: float = 0.5
+    """Reward above which an answer counts as right."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the standard deviation."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """The mean advantage of an episode over all sets of k of the role's N episodes, R of them wrong.
+
+        m = 1 - C(R, k) / C(N, k),  s = sqrt(m (1 - m))
+        right: A = (1 - m) / (s + epsilon)
+        wrong: A = (1 - m - C(R - 1, k - 1) / C(N - 1, k - 1)) / (s + epsilon)
+
+        A set of k passes if one of it is right, which is an episode whose reward is above `right_above`. All
+        trajectories of an episode have its advantage. 0 where a role has fewer than k episodes, or s is 0.
+        Source: Chen et al. 2025 (arXiv:2508.10751), section 2.4, analytic derivation.
+        """
+        k = self.k
+        advantages_N = np.zeros(len(facts.trajectories))
+        for own in by_role(facts):
+            is_right_E = own.episode_rewards() > self.right_above
+            num = own.num_episodes
+            num_wrong = int((~is_right_E).sum())
+            if num < k:
+                continue
+            mean = 1 - math.comb(num_wrong, k) / math.comb(num, k)
+            deviation = math.sqrt(mean * (1 - mean))
+            if deviation == 0:
+                continue
+            right = 1 - mean
+            wrong = right - math.comb(num_wrong - 1, k - 1) / math.comb(num - 1, k - 1)
+            values_E = np.where(is_right_E, right, wrong) / (deviation + self.epsilon)
+            advantages_N[own.positions] = values_E[own.episodes]
+        return tuple(advantages_N.tolist())
+
+
+class ReinforcePlusPlusCredit(Config):
+    """The reward itself, whitened over the batch (REINFORCE++, arXiv:2501.03262)."""
+
+    name: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
+    baseline: Literal["none", "group"] = "none"
+    """`group`: subtract the mean of the group first (REINFORCE++-baseline)."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """`none`: A_i = r_i; `group`: A_i = r_i - mean(r) within a role, the mean over episodes.
+
+        The table then whitens the advantages over the trained tokens of the batch, whatever `normalize` says.
+        The paper's KL term belongs to the trainer, and is not in here.
+        """
+        advantages_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
+        if self.baseline == "group":
+            for own in by_role(facts):
+                advantages_N[own.positions] -= own.episode_rewards().mean()
+        return tuple(advantages_N.tolist())
+
+
+CreditConfig = Annotated[
+    GroupRelativeCredit
+    | RlooCredit
+    | RoleBalancedCredit
+    | MaxRlCredit
+    | OpoCredit
+    | PassAtKCredit
+    | ReinforcePlusPlusCredit
+    | TurnDiscountCredit
+    | GigpoCredit
+    | GaeCredit
+    | Use,
+    Field(discriminator="name"),
+]
+
+
 def make_credit(config: CreditConfig) -> Credit:
-    """The credit function of a config. Raises: ConfigError if the user's own cannot be loaded or called
-    so."""
-    if not isinstance(config, Use):
-        return partial(CREDIT[config.name], **config.model_dump(exclude={"name"}))
-    function: Callable[..., Advantages] = load_attr(config.use, where="table.credit.use")
-    check_args(function, config.args, where="table.credit.args")
-    return partial(function, **config.args)
-
-
-CREDIT: dict[str, Callable[..., Advantages]] = {
-    "gae": gae,
-    "gigpo": gigpo,
-    "group_relative": group_relative,
-    "max_rl": max_rl,
-    "opo": opo,
-    "pass_at_k": pass_at_k_credit,
-    "reinforce_plus_plus": reinforce_plus_plus,
-    "rloo": rloo,
-    "role_balanced": role_balanced,
-    "turn_discount": turn_discount,
-}
-"""Built-in credit functions by name."""
+    """The credit of a table. Raises: ConfigError if the user's own cannot be loaded or called so."""
+    return own_function(config, where="table.credit") if isinstance(config, Use) else config

@@ -1,19 +1,44 @@
-"""The chain of a recipe's curators: one proposes tasks in some order, the others may pass over them."""
+"""Which task is drawn next: the choice of curators, and the chain that a recipe's are built into.
+
+One curator of the chain proposes tasks in some order (`task_orders`), the others may pass over them
+(`task_gates`).
+"""
 
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from astraflow.algorithms.own import called, called_for_state
-from astraflow.algorithms.shuffle import Shuffle
-from astraflow.algorithms.weighted import Weighted
-from astraflow.errors import DataError
+from pydantic import Field
+
+from astraflow.algorithms.own import called, called_for_state, check_methods, own_object
+from astraflow.algorithms.task_gates import (
+    CurriculumConfig,
+    GresoConfig,
+    GresoFloorsConfig,
+    PriorityConfig,
+    SolvedConfig,
+)
+from astraflow.algorithms.task_orders import Shuffle, ShuffleConfig, Weighted, WeightedConfig
+from astraflow.config import Use
+from astraflow.errors import ConfigError, DataError
 from astraflow.facts import Outcome
 from astraflow.protocols import Curator, Stateful, TaskGate
 from astraflow.types import MetricItem
 
-__all__ = ["Curation"]
+__all__ = ["Curation", "CuratorConfig", "make_curation"]
+
+CuratorConfig = Annotated[
+    ShuffleConfig
+    | WeightedConfig
+    | SolvedConfig
+    | CurriculumConfig
+    | PriorityConfig
+    | GresoConfig
+    | GresoFloorsConfig
+    | Use,
+    Field(discriminator="name"),
+]
 
 StateGetter = Callable[[str, Stateful], Mapping[str, Any] | None]
 """From a component and its name to its state."""
@@ -111,3 +136,48 @@ class Curation:
             if kept is not None:  # None: it could not give its state as the run failed, and begins anew.
                 called(f"curator {name}.restore()", curator.restore, kept)
         self._counts = {str(key): int(num) for key, num in state["counts"].items()}
+
+
+def make_curation(configs: Sequence[CuratorConfig], *, sources: Mapping[str, int], seed: int) -> Curation:
+    """The chain over all tasks of the sources (name -> size), in the recipe's order.
+
+    One of the user's own is a class or function that takes `num_tasks` and `seed` besides its `args`; it
+    proposes tasks if it has `next`, and passes over them if it has `why_skip`. Without a curator that
+    proposes, `shuffle` does.
+    Raises: ConfigError if one cannot be loaded, takes other arguments, or lacks a method; if two propose, or
+    two have the same name.
+    """
+    num_tasks = sum(sources.values())
+    orders: list[tuple[str, Curator]] = []
+    gates: list[tuple[str, TaskGate]] = []
+    for config in configs:
+        match config:
+            case ShuffleConfig():
+                orders.append((config.name, Shuffle(num_tasks=num_tasks, seed=seed)))
+            case WeightedConfig():
+                order = Weighted(sources=sources, weights=config.weights, seed=seed)
+                orders.append((config.name, order))
+            case Use():
+                own = _users_own(config, num_tasks=num_tasks, seed=seed)
+                if callable(getattr(own, "next", None)):
+                    orders.append((config.use, own))
+                else:
+                    gates.append((config.use, own))
+            case _:  # one of `task_gates`
+                name = f"{config.name}:{config.policy}" if config.policy else config.name
+                gates.append((name, config.make(seed=seed)))
+    if len(orders) > 1:
+        raise ConfigError(f"tasks.curators: {len(orders)} of them propose tasks; name one")
+    names = [name for name, _ in gates]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"tasks.curators: {', '.join(names)}: one of them is named twice")
+    order_name, order = orders[0] if orders else ("shuffle", Shuffle(num_tasks=num_tasks, seed=seed))
+    return Curation(order, gates, order_name=order_name)
+
+
+def _users_own(config: Use, *, num_tasks: int, seed: int) -> Any:
+    where = "tasks.curators"
+    curator = own_object(config, where=where, methods=(), num_tasks=num_tasks, seed=seed)
+    does = "why_skip" if callable(getattr(curator, "why_skip", None)) else "next"
+    check_methods(curator, (does, "observe", "state", "restore"), config, where=where)
+    return curator

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from astraflow.algorithms.own import own_object
-from astraflow.algorithms.task_history import chance
+from astraflow.algorithms.seeded import chance
 from astraflow.config import Config, Use
 from astraflow.protocols import Completed, Sampler, TableSizes
 

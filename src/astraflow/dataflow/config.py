@@ -5,17 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from astraflow.algorithms.config import (
-    CreditConfig,
-    FilterConfig,
-    GroupRelativeConfig,
-    ReinforcePlusPlusConfig,
-    ShapingConfig,
-    TruncatedConfig,
-)
+from astraflow.algorithms.credit import CreditConfig, GroupRelativeCredit, ReinforcePlusPlusCredit
+from astraflow.algorithms.filters import FilterConfig, TruncatedFilter
 from astraflow.algorithms.limiters import LimiterConfig, TicketLimiter
 from astraflow.algorithms.removers import CapacityRemover, KeepRemover, RemoverConfig
 from astraflow.algorithms.samplers import FifoSampler, ReplayConfig, SamplerConfig
+from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.config import Config, Use
 from astraflow.protocols import TableSizes
 
@@ -42,7 +37,7 @@ class TableConfig(Config):
     """Decide which complete groups are worth training on; a group must pass all of them."""
     shaping: tuple[ShapingConfig, ...] = ()
     """Change the rewards before credit sees them, one after the other."""
-    credit: CreditConfig = GroupRelativeConfig()
+    credit: CreditConfig = GroupRelativeCredit()
     """Turns rewards into advantages."""
     normalize: Literal["none", "scale", "whiten"] = "none"
     """Normalizes advantages over the trained tokens of a batch: `scale` divides by their root mean square;
@@ -69,12 +64,12 @@ class TableConfig(Config):
     @property
     def normalization(self) -> Literal["none", "scale", "whiten"]:
         """`normalize`, but `whiten` for `reinforce_plus_plus`, which means it."""
-        return "whiten" if isinstance(self.credit, ReinforcePlusPlusConfig) else self.normalize
+        return "whiten" if isinstance(self.credit, ReinforcePlusPlusCredit) else self.normalize
 
     @property
     def masks_truncated(self) -> bool:
         """Whether truncated trajectories get no advantage."""
-        return any(isinstance(f, TruncatedConfig) and f.action == "mask" for f in self.filters)
+        return any(isinstance(f, TruncatedFilter) and f.action == "mask" for f in self.filters)
 
     @property
     def max_replayed(self) -> int:

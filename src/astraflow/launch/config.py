@@ -6,13 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from astraflow.algorithms.config import (
-    CuratorConfig,
-    FollowingConfig,
-    GaeConfig,
-    ShuffleConfig,
-    WeightedConfig,
-)
+from astraflow.algorithms.curation import CuratorConfig
+from astraflow.algorithms.task_gates import TaskGateConfig
+from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
+from astraflow.algorithms.turn_credit import GaeCredit
 from astraflow.config import Config, Use, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
@@ -85,7 +82,7 @@ class PolicyConfig(Config):
     def _critic_gets_rewards(self) -> "PolicyConfig":
         has_critic, leaves_it = (
             self.train.auxiliary.critic.name != "none",
-            isinstance(self.table.credit, GaeConfig),
+            isinstance(self.table.credit, GaeCredit),
         )
         if has_critic != leaves_it:
             raise ValueError(
@@ -216,7 +213,7 @@ class Recipe(Config):
             )
         if listens_everywhere(self.weights.advertise or self.weights.host):
             _ = self.advertised_host
-        followed = [c.policy for c in self.tasks.curators if isinstance(c, FollowingConfig)]
+        followed = [c.policy for c in self.tasks.curators if isinstance(c, TaskGateConfig)]
         if unknown := [name for name in followed if name and name not in self.trained]:
             raise ValueError(
                 f"tasks.curators: {unknown[0]!r} is no trained policy (trained: {', '.join(self.trained)})"

@@ -1,23 +1,21 @@
 """The choice of filters, shaping and credit functions, and each filter."""
 
 import dataclasses
-import inspect
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from astraflow.algorithms.config import (
-    CreditConfig,
+from astraflow.algorithms.credit import CreditConfig, GroupRelativeCredit, make_credit
+from astraflow.algorithms.filters import (
     FilterConfig,
-    GroupRelativeConfig,
-    ShapingConfig,
-    ZeroVarianceConfig,
+    LengthFilter,
+    RepetitionFilter,
+    RewardRangeFilter,
+    TruncatedFilter,
+    ZeroVarianceFilter,
+    make_filter,
 )
-from astraflow.algorithms.credit import CREDIT, make_credit
-from astraflow.algorithms.filters import FILTERS, make_filter
-from astraflow.algorithms.group_limits import length, repetition, reward_range, truncated
-from astraflow.algorithms.shaping import SHAPING
-from astraflow.algorithms.zero_variance import zero_variance
+from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.config import Use
 from astraflow.errors import ConfigError
 from astraflow.facts import GroupFacts, TrajectoryFacts
@@ -53,35 +51,40 @@ def shifted(facts: GroupFacts, *, by: float = 0.0) -> tuple[float, ...]:
 
 
 def test_equal_rewards_are_dropped_and_different_ones_kept():
-    assert not zero_variance(make_group(1.0, 1.0))
-    assert zero_variance(make_group(1.0, 0.0))
+    assert not ZeroVarianceFilter()(make_group(1.0, 1.0))
+    assert ZeroVarianceFilter()(make_group(1.0, 0.0))
 
 
 def test_epsilon_is_the_largest_difference_that_counts_as_equal():
-    assert not zero_variance(make_group(0.0, 0.5), epsilon=0.5)
-    assert zero_variance(make_group(0.0, 0.5), epsilon=0.49)
+    assert not ZeroVarianceFilter(epsilon=0.5)(make_group(0.0, 0.5))
+    assert ZeroVarianceFilter(epsilon=0.49)(make_group(0.0, 0.5))
 
 
 def test_rewards_that_differ_between_roles_only_carry_no_gradient():
     solver, judge = make_group(1.0, 1.0, role="solver"), make_group(0.0, 0.0, role="judge")
     both = GroupFacts(policy="actor", group_id=0, trajectories=solver.trajectories + judge.trajectories)
-    assert not zero_variance(both)
+    assert not ZeroVarianceFilter()(both)
 
 
 def test_one_role_that_differs_keeps_the_group():
     solver, judge = make_group(1.0, 1.0, role="solver"), make_group(0.0, 1.0, role="judge")
     both = GroupFacts(policy="actor", group_id=0, trajectories=solver.trajectories + judge.trajectories)
-    assert zero_variance(both)
+    assert ZeroVarianceFilter()(both)
 
 
 def test_a_configs_fields_reach_its_function():
-    assert make_filter(ZeroVarianceConfig(epsilon=2.0))(make_group(0.0, 1.0)) is False
-    assert make_credit(GroupRelativeConfig(scale="none"))(make_group(0.0, 1.0)) == (-0.5, 0.5)
+    assert make_filter(ZeroVarianceFilter(epsilon=2.0))(make_group(0.0, 1.0)) is False
+    assert make_credit(GroupRelativeCredit(scale="none"))(make_group(0.0, 1.0)) == (-0.5, 0.5)
+
+
+def names_in(union: Any) -> set[str]:
+    """The names that a recipe may choose."""
+    return {c.model_fields["name"].default for c in get_args(get_args(union)[0]) if c is not Use}
 
 
 def test_every_built_in_has_a_name_that_a_recipe_may_choose():
-    assert set(FILTERS) == {"length", "repetition", "reward_range", "truncated", "zero_variance"}
-    assert set(CREDIT) == {
+    assert names_in(FilterConfig) == {"length", "repetition", "reward_range", "truncated", "zero_variance"}
+    assert names_in(CreditConfig) == {
         "gae",
         "gigpo",
         "group_relative",
@@ -93,22 +96,22 @@ def test_every_built_in_has_a_name_that_a_recipe_may_choose():
         "role_balanced",
         "turn_discount",
     }
-    assert set(SHAPING) == {"length", "overlong"}
+    assert names_in(ShapingConfig) == {"length", "overlong"}
 
 
 def test_length_drops_groups_with_many_lengths_outside():
     group = make_lengths(1, 5, 9, 20)
-    assert length(group, min_tokens=5, max_tokens=10)
-    assert not length(group, min_tokens=6, max_tokens=10)
-    assert not length(group, min_tokens=5, max_tokens=10, max_frac=0.25)
+    assert LengthFilter(min_tokens=5, max_tokens=10)(group)
+    assert not LengthFilter(min_tokens=6, max_tokens=10)(group)
+    assert not LengthFilter(min_tokens=5, max_tokens=10, max_frac=0.25)(group)
 
 
 def test_truncated_drops_or_masks():
     group = make_lengths(1, 1, 1, truncated=2)
-    assert not truncated(group)
-    assert truncated(group, max_frac=0.7)
-    assert truncated(group, action="mask")
-    assert not truncated(make_lengths(1, 1, truncated=2), action="mask")
+    assert not TruncatedFilter()(group)
+    assert TruncatedFilter(max_frac=0.7)(group)
+    assert TruncatedFilter(action="mask")(group)
+    assert not TruncatedFilter(action="mask")(make_lengths(1, 1, truncated=2))
 
 
 def test_repetition_looks_at_each_trajectory():
@@ -116,26 +119,15 @@ def test_repetition_looks_at_each_trajectory():
     first, *rest = group.trajectories
     loops = dataclasses.replace(first, repeated_frac=0.9)
     group = dataclasses.replace(group, trajectories=(loops, *rest))
-    assert repetition(group)
-    assert not repetition(group, max_frac=0.3)
-    assert repetition(group, max_repeated=0.9, max_frac=0.3)
+    assert RepetitionFilter()(group)
+    assert not RepetitionFilter(max_frac=0.3)(group)
+    assert RepetitionFilter(max_repeated=0.9, max_frac=0.3)(group)
 
 
 def test_reward_range_keeps_the_middle():
-    assert reward_range(make_group(1.0, 0.0, 0.0, 0.0))
-    assert not reward_range(make_group(1.0, 1.0))
-    assert not reward_range(make_group(1.0, 0.0, 0.0, 0.0), low=0.3)
-
-
-def test_the_fields_of_each_variant_are_its_functions_arguments():
-    for union, table in ((FilterConfig, FILTERS), (CreditConfig, CREDIT), (ShapingConfig, SHAPING)):
-        configs = [c for c in get_args(get_args(union)[0]) if c is not Use]
-        assert {c.model_fields["name"].default for c in configs} == set(table)
-        for config in configs:
-            parameters = inspect.signature(table[config.model_fields["name"].default]).parameters
-            arguments = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-            fields = {n: f.default for n, f in config.model_fields.items() if n != "name"}
-            assert fields == arguments, config
+    assert RewardRangeFilter()(make_group(1.0, 0.0, 0.0, 0.0))
+    assert not RewardRangeFilter()(make_group(1.0, 1.0))
+    assert not RewardRangeFilter(low=0.3)(make_group(1.0, 0.0, 0.0, 0.0))
 
 
 def make_lengths(*lengths: int, truncated: int = 0) -> GroupFacts:

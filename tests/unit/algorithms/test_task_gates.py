@@ -10,18 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.algorithms.config import (
-    CuratorConfig,
+from astraflow.algorithms.curation import Curation, CuratorConfig, make_curation
+from astraflow.algorithms.task_gates import (
     CurriculumConfig,
     GresoConfig,
     GresoFloorsConfig,
     PriorityConfig,
     SolvedConfig,
-    WeightedConfig,
 )
-from astraflow.algorithms.curation import Curation
-from astraflow.algorithms.curators import GATES, make_curation
-from astraflow.algorithms.greso import Greso
+from astraflow.algorithms.task_orders import WeightedConfig
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
 from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts
@@ -96,7 +93,7 @@ def test_a_solved_task_comes_at_its_chance_of_revisit_only():
 
 
 def test_a_task_is_not_solved_by_one_group_and_may_be_forgotten():
-    gate = GATES["solved"](seed=0, revisit=0.0)
+    gate = SolvedConfig(revisit=0.0).make(seed=0)
     gate.observe(make_outcome(3, 1.0))
     assert gate.why_skip(3) == ""
     gate.observe(make_outcome(3, 1.0))
@@ -106,7 +103,7 @@ def test_a_task_is_not_solved_by_one_group_and_may_be_forgotten():
 
 
 def test_greso_skips_with_the_papers_probability():
-    gate = Greso(seed=0, start_p=0.5)
+    gate = GresoConfig(start_p=0.5).make(seed=0)
     for _ in range(3):
         gate.observe(make_outcome(1, 0.0, 0.0))
     skipped = sum(gate.why_skip(1) == "hard" for _ in range(4000))
@@ -117,14 +114,14 @@ def test_greso_skips_with_the_papers_probability():
 
 
 def test_a_floor_bounds_the_skip_probability():
-    gate = Greso(seed=0, start_p=0.5, floor_easy=0.4)
+    gate = GresoConfig(start_p=0.5, floor_easy=0.4).make(seed=0)
     for _ in range(5):
         gate.observe(make_outcome(1, 1.0, 1.0))
     assert sum(gate.why_skip(1) == "easy" for _ in range(4000)) / 4000 == pytest.approx(0.6, abs=0.03)
 
 
 def test_greso_moves_each_p_towards_its_target_once_a_version():
-    gate = Greso(seed=0)  # targets: 1/12 easy, 1/6 hard
+    gate = GresoConfig().make(seed=0)  # targets: 1/12 easy, 1/6 hard
     for _ in range(2):  # the second epoch counts
         for task in range(12):
             rewards = (1.0, 1.0) if task == 0 else (0.0, 0.0) if task == 1 else (0.0, 1.0)
@@ -145,7 +142,7 @@ def test_greso_adapts_from_the_second_epoch_on():
     p would fall by 0.01 in 119 versions, from 0.5 to its bound of 0.05, and a task seen once would be skipped
     with 0.95. It is skipped with 0.5. In the second epoch 2 of 4 groups are easy and 1 hard: both p fall.
     """
-    gate = Greso(seed=0)
+    gate = GresoConfig().make(seed=0)
     for task in range(120):
         reward = float(task < 60)
         gate.observe(make_outcome(task, reward, reward, version=task))
@@ -153,7 +150,7 @@ def test_greso_adapts_from_the_second_epoch_on():
     assert (state["p_easy"], state["p_hard"]) == (0.5, 0.5)
     skipped = sum(gate.why_skip(task) == "easy" for task in range(60) for _ in range(50))
     assert skipped / 3000 == pytest.approx(0.5, abs=0.03)
-    restored = Greso(seed=0)
+    restored = GresoConfig().make(seed=0)
     restored.restore(gate.state())
     for task, rewards in ((0, (1.0, 1.0)), (1, (1.0, 1.0)), (60, (0.0, 0.0)), (61, (0.0, 1.0))):
         restored.observe(make_outcome(task, *rewards, version=120))
@@ -166,7 +163,7 @@ def test_greso_adapts_from_the_second_epoch_on():
 
 
 def test_greso_keeps_p_within_its_bounds():
-    gate = Greso(seed=0, delta=0.3)
+    gate = GresoConfig(delta=0.3).make(seed=0)
     for version in range(1, 10):
         gate.observe(make_outcome(0, 0.0, 0.0, version=version))
     state = gate.state()
@@ -174,7 +171,7 @@ def test_greso_keeps_p_within_its_bounds():
 
 
 def test_greso_compares_rewards_within_a_role():
-    gate = Greso(seed=0, start_p=0.05)
+    gate = GresoConfig(start_p=0.05).make(seed=0)
     first, second = make_facts(1.0, 0.0).trajectories
     facts = GroupFacts("actor", 0, (first, dataclasses.replace(second, role="judge")))
     gate.observe(Outcome(0, {"": facts}, {"": 0}))
@@ -182,7 +179,7 @@ def test_greso_compares_rewards_within_a_role():
 
 
 def test_gates_follow_the_policy_that_they_name():
-    gate = GATES["solved"](seed=0, policy="critic", revisit=0.0)
+    gate = SolvedConfig(policy="critic", revisit=0.0).make(seed=0)
     for _ in range(2):
         gate.observe(make_outcome(0, 1.0))
     assert gate.why_skip(0) == ""

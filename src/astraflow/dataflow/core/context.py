@@ -6,14 +6,14 @@ The rules are functions `(ctx, command) -> answer`, one file a subject; `Context
 import hashlib
 from typing import NoReturn
 
-from astraflow.algorithms.config import RepetitionConfig
-from astraflow.algorithms.curators import make_curation
+from astraflow.algorithms.curation import make_curation
+from astraflow.algorithms.filters import RepetitionFilter
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import Event
-from astraflow.dataflow.core.judge import Judge
 from astraflow.dataflow.core.plan import PolicyPlan, RunPlan
 from astraflow.dataflow.core.state import PolicyState, RunStateData
 from astraflow.dataflow.core.table_parts import TableParts
+from astraflow.dataflow.core.valuation import Valuation
 from astraflow.errors import RefusedError
 
 __all__ = ["Context", "derived_seed", "refuse"]
@@ -29,12 +29,12 @@ class Context:
         self.plan = plan
         self.state = RunStateData(policies={name: PolicyState() for name in plan.policies})
         self.parts = {name: TableParts(name, p.table) for name, p in plan.policies.items()}
-        self.judges = {name: Judge(p.table) for name, p in plan.policies.items()}
+        self.valuations = {name: Valuation(p.table) for name, p in plan.policies.items()}
         tables = {name: p.table for name, p in plan.policies.items()}
         self.repetition_of = frozenset(
             name
             for name, t in tables.items()
-            if any(isinstance(f, RepetitionConfig | Use) for f in t.filters)
+            if any(isinstance(f, RepetitionFilter | Use) for f in t.filters)
         )
         self.num_tasks = sum(plan.sources.values())
         self.curation = make_curation(plan.curators, sources=plan.sources, seed=plan.seed)

@@ -8,7 +8,7 @@ decisions, so the journal's commands rebuild it. A refused command raises and ch
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from astraflow.dataflow.core import conduct, drops, evals, groups, leases, policies, snapshot, status, tables
+from astraflow.dataflow.core import conduct, evals, groups, leases, policies, snapshot, status, tables
 from astraflow.dataflow.core.commands import (
     AddWorker,
     AttachTrainer,
@@ -248,7 +248,7 @@ _HANDLERS: dict[type[Any], Callable[[Context, Any], Any]] = {
     PublishVersion: policies.publish,
     CommitStep: policies.commit,
     ReleaseSteps: policies.release,
-    DropBatch: drops.drop_batch,
+    DropBatch: tables.drop_batch,
     ExpireEval: evals.expire,
     StopRun: _stop,
     ResumeRun: resume_run,

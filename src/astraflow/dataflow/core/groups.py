@@ -19,9 +19,9 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run
-from astraflow.dataflow.core.judge import Discarded, outcome_of
 from astraflow.dataflow.core.state import GroupState, LeaseState, Slot
 from astraflow.dataflow.core.tables import has_room
+from astraflow.dataflow.core.valuation import Discarded, outcome_of
 from astraflow.errors import ComponentError
 from astraflow.types import EpisodeReceipt, Failure, PushTasksReply
 
@@ -321,21 +321,21 @@ def _fail_episode(ctx: Context, group: GroupState, slot: Slot) -> None:
 
 
 def _complete(ctx: Context, group: GroupState) -> None:
-    """Judges the group for each policy that it may serve."""
+    """Decides what the group is worth to each policy that it may serve."""
     _drop_group(ctx, group)
     try:
         if group.task_idx >= 0 and ctx.curation.heeds_outcomes:
             versions = {name: policy.newest for name, policy in ctx.state.policies.items()}
             ctx.curation.observe(outcome_of(group, versions))
         for name in group.undecided:
-            _judge(ctx, name, group)
+            _value(ctx, name, group)
     except ComponentError as err:
         end_run(ctx, str(err), is_failure=True)
 
 
-def _judge(ctx: Context, name: str, group: GroupState) -> None:
+def _value(ctx: Context, name: str, group: GroupState) -> None:
     policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
-    verdict = ctx.judges[name].judge(name, group)
+    verdict = ctx.valuations[name].value(name, group)
     if isinstance(verdict, Discarded):
         if verdict.by:
             policy.filtered_by[verdict.by] = policy.filtered_by.get(verdict.by, 0) + 1

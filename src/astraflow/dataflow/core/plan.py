@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from astraflow.algorithms.config import CuratorConfig
+from astraflow.algorithms.curation import CuratorConfig
 from astraflow.dataflow.config import TableConfig
 
 __all__ = ["EvalPlan", "EvalSetPlan", "PolicyPlan", "RunPlan"]

@@ -1,24 +1,39 @@
-"""The tables: may a group be charged to a policy (limiter), which groups are next (sampler), what is too old
-(remover).
+"""The tables: whether a group may be charged to a policy, and which groups a batch takes.
 
-A step has one batch for ever: it is kept until the step is released, and served again as it was. Only a
-person can give it up (`drops`).
+A step has one batch for ever: it is kept until the step is released, and served again as it was. There is one
+exception, which only a person asks for: a batch that cannot be trained is given up. The steps that are not
+committed lose their batches, and get others from groups that are ready later. Steps taken ahead go with the
+oldest one: their batches were made for weights that it was to give.
 """
 
+import math
 from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
 
 from astraflow.algorithms.samplers import ReplayConfig
-from astraflow.dataflow.core.commands import BatchTaken, BatchView, TakeBatch
+from astraflow.dataflow.core.commands import BatchDropped, BatchTaken, BatchView, DropBatch, TakeBatch
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import decide_fate, end_run, num_live
 from astraflow.dataflow.core.finite import finite_sum
-from astraflow.dataflow.core.normalize import normalized
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, SessionState
 from astraflow.errors import ComponentError, FencedError
 from astraflow.protocols import TableView, TakenBatch
-from astraflow.types import BatchTotals
+from astraflow.types import BatchTotals, DropReply
 
-__all__ = ["checked_session", "has_room", "take_batch", "trainer_version", "why_no_room"]
+__all__ = [
+    "checked_session",
+    "drop_batch",
+    "has_room",
+    "normalized",
+    "take_batch",
+    "trainer_version",
+    "why_no_room",
+]
+
+_EPSILON = 1e-6
+"""Added to what advantages are divided by."""
 
 
 def trainer_version(session: SessionState, step: int) -> int:
@@ -219,6 +234,39 @@ def _keep_for_replay(policy: PolicyState, replay: ReplayConfig, groups: Sequence
         del policy.replay[group_id]
 
 
+def normalized(groups: Sequence[ReadyGroup], mode: Literal["none", "scale", "whiten"]) -> list[ReadyGroup]:
+    """The groups with other advantages; those given stay as they are.
+
+    `scale`:  A / (sqrt(mean(A^2)) + 1e-6);  `whiten`: (A - mean(A)) / (sqrt(mean(A^2) - mean(A)^2) + 1e-6);
+    means over trained tokens.
+    """
+    if mode == "none":
+        return list(groups)
+    num = sum(group.num_trained_tokens for group in groups)
+    mean = sum(group.advantage_sum for group in groups) / num if mode == "whiten" else 0.0
+    square = sum(group.advantage_square_sum for group in groups) / num
+    scale = 1.0 / (math.sqrt(max(0.0, square - mean * mean)) + _EPSILON)
+    return [_changed(group, mean, scale) for group in groups]
+
+
+def _changed(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup:
+    """A -> (A - mean) * scale, and the sums over trained tokens accordingly."""
+    num, total = group.num_trained_tokens, group.advantage_sum
+    square = group.advantage_square_sum - 2 * mean * total + mean * mean * num
+    samples = tuple(
+        msgspec.structs.replace(
+            sample, advantages=tuple((s, e, (value - mean) * scale) for s, e, value in sample.advantages)
+        )
+        for sample in group.samples
+    )
+    return msgspec.structs.replace(
+        group,
+        samples=samples,
+        advantage_sum=(total - mean * num) * scale,
+        advantage_square_sum=square * scale * scale,
+    )
+
+
 def _view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
     groups = (*batch.groups, *batch.replayed)
     staleness = (*batch.staleness, *batch.replayed_staleness)
@@ -242,3 +290,43 @@ def _view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
         staleness_max=max(staleness),
         is_redo=is_redo,
     )
+
+
+# --- a batch that cannot be trained ----------------------------------------------------------------
+
+
+def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
+    """Ends the groups of the oldest step that is not committed, and of those taken ahead of it: `evicted`.
+
+    The session is over: its trainer may hold what is dropped. A repeated command is refused, as its epoch is
+    over as well.
+    """
+    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    if not ctx.is_running:
+        refuse("finished", f"the run is over: {ctx.state.reason}; no step holds a batch that is not trained")
+    if command.epoch != policy.epoch:
+        raise FencedError(
+            f"policy {name!r}: session {policy.epoch} is the newest, not {command.epoch}; look whether its "
+            "trainer still fails, then ask again"
+        )
+    if step != policy.committed or step not in policy.batches:
+        having = f"step {policy.committed}" if policy.committed in policy.batches else "none now"
+        refuse(
+            "no_batch",
+            f"policy {name!r}: the batch of step {step} cannot be dropped, only that of the oldest step that "
+            f"is not committed ({having})",
+        )
+    steps = tuple(sorted(s for s in policy.batches if s >= policy.committed))
+    batches = [policy.batches.pop(s) for s in steps]
+    groups = [group for batch in batches for group in batch.groups]
+    for group in groups:
+        policy.replay.pop(group.group_id, None)  # No step was trained on it.
+        decide_fate(ctx, name, group.group_id, "evicted", num_tokens=group.num_tokens)
+    policy.num_replayed -= sum(len(batch.replayed) for batch in batches)
+    policy.num_dropped_batches += len(steps)
+    policy.taken = policy.committed
+    policy.session = None
+    policy.epoch += 1
+    policy.changed_s = ctx.now_s
+    ctx.emit(BatchDropped(policy=name, steps=steps, reason=command.reason))
+    return DropReply(steps=steps, num_groups=len(groups))

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from astraflow.algorithms.config import SolvedConfig
+from astraflow.algorithms.task_gates import SolvedConfig
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import BatchTaken, FateDecided, StepCommitted, TakeBatch
 from astraflow.errors import ConfigError, FencedError, RefusedError

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from astraflow.config import Use
@@ -240,12 +241,46 @@ def too_few(facts: GroupFacts) -> list[float]:
     return [0.0]
 
 
+def answers(facts: GroupFacts, *, given: object) -> object:
+    """Whatever the recipe says."""
+    return given
+
+
+def own(kind: str, given: object) -> dict[str, object]:
+    use = {"name": "use", "use": f"{__name__}:answers", "args": {"given": given}}
+    return {kind: [use] if kind == "shaping" else use}
+
+
+def in_arrays(facts: GroupFacts) -> object:
+    """As numpy gives numbers: one for each turn, in half precision."""
+    return [np.ones(1, dtype=np.float16) * t.reward for t in facts.trajectories]
+
+
+def test_advantages_may_be_arrays_of_numpy():
+    table = make_table(groups_per_batch=1, credit=Use(use=f"{__name__}:in_arrays").model_dump())
+    driver = started(table=table)
+    driver.finish_groups(1)
+    view = driver.take(0)
+    assert view is not None
+    assert [sample.advantages[0][2] for sample in view.samples] == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ({"filters": [{"name": "use", "use": f"{__name__}:explode"}]}, "ZeroDivisionError: by zero"),
         ({"credit": {"name": "use", "use": f"{__name__}:not_finite"}}, "not finite"),
         ({"credit": {"name": "use", "use": f"{__name__}:too_few"}}, "1 advantages for 2 trajectories"),
+        (own("credit", None), "the answer None of policy 'actor', group 0: credit raised TypeError"),
+        (own("credit", [1.0, {}]), "raised TypeError: float() argument must be"),
+        (own("credit", [None, 1.0]), "raised TypeError"),
+        (own("credit", "12"), "'1' is a text, not a number"),
+        (
+            own("shaping", None),
+            "the answer None of policy 'actor', group 0: shaping 'use' raised TypeError",
+        ),
+        (own("shaping", [1.0]), "shaping gave (1.0,) for 2 trajectories"),
+        (own("shaping", ["1", "2"]), "'1' is a text, not a number"),
     ],
 )
 def test_a_component_that_breaks_its_contract_ends_the_run_with_its_name(

@@ -1,4 +1,5 @@
-"""What credit functions share: the members of each role, and values relative to their mean.
+"""What filters, curators, shaping and credit share: the members of each role in a group, and values relative
+to their mean.
 
 Every episode weighs the same, however many trajectories of a role it has (`GroupFacts.weights`).
 
@@ -13,15 +14,24 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.facts import GroupFacts, TrajectoryFacts
+from astraflow.facts import GroupFacts
 
-__all__ = ["Floats", "Members", "Scale", "by_role", "group_mean", "relative", "turn_returns"]
+__all__ = [
+    "ROUNDING",
+    "Floats",
+    "Members",
+    "Scale",
+    "by_role",
+    "group_mean",
+    "relative",
+    "relative_rewards",
+]
 
 Floats = NDArray[np.float64]
 Scale = Literal["std", "population_std", "none"]
 
-_ROUNDING = 1e-9
-"""What a sum of weights may miss a whole number by."""
+ROUNDING = 1e-9
+"""By how much a sum of weights may miss a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +102,14 @@ def relative(values_N: Floats, weights_N: Floats, *, scale: Scale, epsilon: floa
     centered_N = values_N - np.add.reduce(weights_N * values_N) / num
     if scale == "none":
         return centered_N
-    freedom = num - 1 if scale == "std" and num > 1 + _ROUNDING else num
+    freedom = num - 1 if scale == "std" and num > 1 + ROUNDING else num
     variance = np.add.reduce(weights_N * centered_N * centered_N) / freedom
     return centered_N / (math.sqrt(variance) + epsilon)
 
 
-def turn_returns(trajectory: TrajectoryFacts, discount: float) -> Floats:
-    """R_k = sum_{l >= k} discount^(l - k) r_l over the turns [K]; what the trajectory was rewarded beyond its
-    turns counts for its last one."""
-    rewards_K = np.asarray(trajectory.turn_rewards, dtype=np.float64)
-    rewards_K[-1] += trajectory.reward - rewards_K.sum()
-    for k in range(len(rewards_K) - 2, -1, -1):
-        rewards_K[k] += discount * rewards_K[k + 1]
-    return rewards_K
+def relative_rewards(facts: GroupFacts, *, scale: Scale, epsilon: float) -> Floats:
+    """The rewards [N] of the group, each relative to those of its role."""
+    advantages_N = np.zeros(len(facts.trajectories))
+    for own in by_role(facts):
+        advantages_N[own.positions] = relative(own.rewards, own.weights, scale=scale, epsilon=epsilon)
+    return advantages_N

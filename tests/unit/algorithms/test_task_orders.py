@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.algorithms.config import ShuffleConfig, WeightedConfig
-from astraflow.algorithms.curators import make_curation
-from astraflow.algorithms.shuffle import Shuffle, permuted
+from astraflow.algorithms.curation import make_curation
+from astraflow.algorithms.seeded import permuted
+from astraflow.algorithms.task_orders import Shuffle, ShuffleConfig, WeightedConfig
 from astraflow.config import Use
 from astraflow.errors import ConfigError
 

@@ -1,16 +1,16 @@
-"""What a completed group is worth to one policy: filters, then credit; pure but for the user's own functions.
+"""What a complete group is worth to one policy: filters, then shaping, then credit.
 
-A filter or credit function of the user's own that raises, or returns something else than it should, is a
-`ComponentError`: the run ends with its message, since training on a guess would be worse.
+A function of the user's own that raises, or returns something else than it should, is a `ComponentError`: the
+run ends with its message, since training on a guess would be worse.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from astraflow.algorithms.credit import Advantages, make_credit
+from astraflow.algorithms.credit import make_credit
 from astraflow.algorithms.filters import make_filter
 from astraflow.algorithms.own import called
 from astraflow.algorithms.shaping import make_shaping
@@ -23,8 +23,10 @@ from astraflow.dataflow.core.state import GroupState, ReadyGroup
 from astraflow.errors import ComponentError
 from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
-__all__ = ["Discarded", "Judge", "outcome_of"]
+__all__ = ["Discarded", "Valuation", "outcome_of"]
 
+_Advantage = float | tuple[float, ...]
+"""Of all of a trajectory's trained tokens, or of each of its turns."""
 _NOT_FINITE = "not_finite"
 """Under this name groups are counted whose rewards the built-in functions cannot compare."""
 
@@ -40,10 +42,10 @@ class Discarded(NamedTuple):
     by: str = ""
 
 
-class Judge:
-    """Filters and credit of one policy's table.
+class Valuation:
+    """Filters, shaping and credit of one policy's table.
 
-    Example: `Judge(table).judge("actor", group)` is a `ReadyGroup`, or the fate of a group that has none.
+    Example: `Valuation(table).value("actor", group)` is a `ReadyGroup`, or the fate of a group that has none.
     """
 
     def __init__(self, table: TableConfig) -> None:
@@ -55,7 +57,7 @@ class Judge:
             isinstance(config, Use) for config in (*table.shaping, *table.filters, table.credit)
         )
 
-    def judge(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
+    def value(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
         """The group as the policy trains on it; `unused` if the policy sampled no token, or `filtered`.
 
         Finite rewards may be so large that their sums or squares are not. Where only built-in functions are
@@ -64,14 +66,14 @@ class Judge:
         """
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                return self._judged(policy, group)
+                return self._valued(policy, group)
         except ComponentError as err:
             is_too_large = isinstance(err, _NotFiniteError) or isinstance(err.__cause__, OverflowError)
             if self._has_own or not is_too_large:
                 raise
             return Discarded("filtered", _NOT_FINITE)
 
-    def _judged(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
+    def _valued(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
         metas = _metas(policy, group)
         if not metas:
             return Discarded("unused")
@@ -82,21 +84,45 @@ class Judge:
                 return Discarded("filtered", name)
         at = f"policy {policy!r}, group {group.id}"
         for name, shape in self._shaping:
-            facts = _with_rewards(facts, called(f"{at}: shaping {name!r}", shape, facts), at)
+            what = f"{at}: shaping {name!r}"
+            given: Any = called(what, shape, facts)
+            rewards = called(f"the answer {given!r} of {what}", _numbers, given)
+            facts = _with_rewards(facts, rewards, at)
         return _credited(group, metas, self._advantages(facts, f"{at}: credit"), f"{at}: credit")
 
-    def _advantages(self, facts: GroupFacts, what: str) -> Advantages:
+    def _advantages(self, facts: GroupFacts, what: str) -> list[_Advantage]:
         """One entry a trajectory; 0 for those that are masked, which the others are not compared with."""
         all_ = facts.trajectories
         counted = [i for i, t in enumerate(all_) if not (self._masks_truncated and t.is_truncated)]
         facts = dataclasses.replace(facts, trajectories=tuple(all_[i] for i in counted))
-        given = called(what, self._credit, facts)
+        answer = called(what, self._credit, facts)
+        given = called(f"the answer {answer!r} of {what}", _as_advantages, answer)
         if len(given) != len(counted):
             raise ComponentError(f"{what} gave {len(given)} advantages for {len(counted)} trajectories")
-        advantages: list[float | Sequence[float]] = [0.0] * len(all_)
+        advantages: list[_Advantage] = [0.0] * len(all_)
         for i, advantage in zip(counted, given, strict=True):
             advantages[i] = advantage
         return advantages
+
+
+def _numbers(answer: Iterable[Any]) -> tuple[float, ...]:
+    """The numbers of an answer. Raises: TypeError, ValueError if it holds anything else."""
+    return tuple(_number(value) for value in answer)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError(f"{value!r} is a text, not a number")
+    return float(value)
+
+
+def _as_advantages(answer: Iterable[Any]) -> list[_Advantage]:
+    """A number or the numbers of the turns, for each trajectory; arrays of numpy count as lists."""
+    found: list[_Advantage] = []
+    for entry in answer:
+        is_list = isinstance(entry, list | tuple | np.ndarray)
+        found.append(_numbers(cast("Any", entry)) if is_list else _number(entry))
+    return found
 
 
 def _with_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> GroupFacts:
@@ -107,7 +133,7 @@ def _with_rewards(facts: GroupFacts, rewards: Sequence[float], at: str) -> Group
             f"{at}: shaping gave rewards that are not within +-{MAX_ADVANTAGE:g}: {rewards!r}"
         )
     changed = zip(facts.trajectories, rewards, strict=True)
-    shaped = tuple(dataclasses.replace(t, reward=float(r)) for t, r in changed)
+    shaped = tuple(dataclasses.replace(t, reward=r) for t, r in changed)
     return dataclasses.replace(facts, trajectories=shaped)
 
 
@@ -166,7 +192,10 @@ def _facts(episode_idx: int, meta: TrajectoryMeta) -> TrajectoryFacts:
 
 
 def _credited(
-    group: GroupState, metas: Sequence[tuple[int, TrajectoryMeta]], advantages: Advantages, what: str
+    group: GroupState,
+    metas: Sequence[tuple[int, TrajectoryMeta]],
+    advantages: Sequence[_Advantage],
+    what: str,
 ) -> ReadyGroup:
     samples: list[SampleView] = []
     total = square_total = 0.0
@@ -201,14 +230,14 @@ def _credited(
 
 
 def _spans(
-    meta: TrajectoryMeta, advantage: float | Sequence[float], what: str
+    meta: TrajectoryMeta, advantage: _Advantage, what: str
 ) -> tuple[tuple[tuple[int, int, float], ...], tuple[int, ...]]:
     """(start, end, advantage) of each span, and the number of trained tokens in it."""
-    if isinstance(advantage, int | float):
-        spans, weights = ((0, meta.num_tokens, float(advantage)),), (meta.num_trained_tokens,)
+    if not isinstance(advantage, tuple):
+        spans, weights = ((0, meta.num_tokens, advantage),), (meta.num_trained_tokens,)
     elif len(advantage) == len(meta.turn_spans):
         pairs = zip(meta.turn_spans, advantage, strict=True)
-        spans, weights = tuple((s, e, float(a)) for (s, e), a in pairs), meta.num_trained_by_turn
+        spans, weights = tuple((s, e, a) for (s, e), a in pairs), meta.num_trained_by_turn
     else:
         raise ComponentError(f"{what} gave {len(advantage)} advantages for {len(meta.turn_spans)} turns")
     if not all(abs(value) <= MAX_ADVANTAGE for _, _, value in spans):
