@@ -23,7 +23,7 @@ from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Environment, InteractiveEnvironment, Observation
 from astraflow.types import Task
 
-__all__ = ["Environments"]
+__all__ = ["EnvironmentEpisode", "Environments"]
 
 _log = logging.getLogger(__name__)
 
