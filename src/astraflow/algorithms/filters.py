@@ -42,7 +42,8 @@ class ZeroVarianceFilter(Config):
         lowest: dict[str, float] = {}
         highest: dict[str, float] = {}
         for trajectory in facts.trajectories:
-            role, reward = trajectory.role, trajectory.reward
+            role = trajectory.role
+            reward = trajectory.reward
             lowest[role] = min(reward, lowest.get(role, reward))
             highest[role] = max(reward, highest.get(role, reward))
         return any(highest[role] - lowest[role] > self.epsilon for role in lowest)

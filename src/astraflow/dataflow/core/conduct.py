@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from astraflow.dataflow.core.commands import ServiceRestored, ServiceSetAside
 from astraflow.dataflow.core.context import Context
-from astraflow.dataflow.core.state import Conduct, LeaseState, Slot, WorkerState
+from astraflow.dataflow.core.state import Conduct, EpisodeState, LeaseState, WorkerState
 from astraflow.types import Failure
 
 __all__ = [
@@ -76,11 +76,11 @@ def remember(ctx: Context, worker: WorkerState) -> None:
         del gone_keys[next(iter(gone_keys))]
 
 
-def note_holder(slot: Slot, worker: WorkerState) -> None:
+def note_holder(episode: EpisodeState, worker: WorkerState) -> None:
     """The episode's present attempt is granted to a service: nobody else may answer it."""
-    earlier = slot.holders[: slot.attempt]
-    unknown = ("",) * (slot.attempt - len(earlier))  # Granted before holders were noted.
-    slot.holders = (*earlier, *unknown, worker.id if worker.key else "")
+    earlier = episode.holders[: episode.attempt]
+    unknown = ("",) * (episode.attempt - len(earlier))  # Granted before holders were noted.
+    episode.holders = (*earlier, *unknown, worker.id if worker.key else "")
 
 
 def note_failure(ctx: Context, lease: LeaseState, failure: Failure) -> None:
@@ -151,11 +151,11 @@ def num_allowed(ctx: Context, worker: WorkerState, num_free: int) -> int:
     return 0 if is_tried else min(num_free, 1)
 
 
-def is_left_to_others(ctx: Context, slot: Slot, worker: WorkerState) -> bool:
+def is_left_to_others(ctx: Context, episode: EpisodeState, worker: WorkerState) -> bool:
     """Whether an episode that failed on this service should go to another one, and one is at work."""
-    if worker.id not in slot.failed_on or not 0 <= ctx.now_s - slot.failed_s < _LEFT_TO_OTHERS_S:
+    if worker.id not in episode.failed_on or not 0 <= ctx.now_s - episode.failed_s < _LEFT_TO_OTHERS_S:
         return False
-    others = (other for id_, other in ctx.state.workers.items() if id_ not in slot.failed_on)
+    others = (other for id_, other in ctx.state.workers.items() if id_ not in episode.failed_on)
     return any(_is_at_work(ctx, other) for other in others)
 
 
@@ -169,11 +169,11 @@ def _is_at_work(ctx: Context, worker: WorkerState) -> bool:
 # --- when to look again ---------------------------------------------------------------------------
 
 
-def retries_for(ctx: Context, worker_id: str) -> Iterator[Slot]:
+def retries_for(ctx: Context, worker_id: str) -> Iterator[EpisodeState]:
     """Pending episodes that failed on a service."""
-    slots = [slot for group_id in ctx.state.retries for slot in ctx.state.groups[group_id].slots]
-    slots += [round_.slots[idx] for round_ in ctx.state.rounds.values() for idx in round_.retries]
-    return (slot for slot in slots if slot.status == "pending" and worker_id in slot.failed_on)
+    episodes = [episode for group_id in ctx.state.retries for episode in ctx.state.groups[group_id].episodes]
+    episodes += [round_.episodes[idx] for round_ in ctx.state.rounds.values() for idx in round_.retries]
+    return (episode for episode in episodes if episode.status == "pending" and worker_id in episode.failed_on)
 
 
 def is_apart(ctx: Context, worker_id: str) -> bool:
@@ -191,7 +191,7 @@ def next_chance_s(ctx: Context, worker_id: str, now_s: float) -> float:
         return float("inf")
     if (rest_s := rest_left_s(worker, now_s)) > 0:
         return now_s + rest_s
-    times = (slot.failed_s + _LEFT_TO_OTHERS_S for slot in retries_for(ctx, worker_id))
+    times = (episode.failed_s + _LEFT_TO_OTHERS_S for episode in retries_for(ctx, worker_id))
     return min((at_s for at_s in times if at_s > now_s), default=float("inf"))
 
 
@@ -200,7 +200,8 @@ def next_chance_s(ctx: Context, worker_id: str, now_s: float) -> float:
 
 def why_all_fail(ctx: Context) -> str:
     """Names the failures of all services if none is left that works; empty if one may."""
-    state, workers = ctx.state, ctx.state.workers.values()
+    state = ctx.state
+    workers = ctx.state.workers.values()
     limit = _HOPELESS if state.num_good else _HOPELESS_AT_FIRST
     if not workers or any(worker.conduct.strikes < limit for worker in workers):
         return ""

@@ -12,14 +12,14 @@ from astraflow.dataflow.core.conduct import is_left_to_others
 from astraflow.dataflow.core.context import Context, derived_seed
 from astraflow.dataflow.core.fates import check_finished
 from astraflow.dataflow.core.finite import bounded, finite_mean, standard_error
-from astraflow.dataflow.core.state import EvalRound, LeaseState, MetricSum, Slot, WorkerState
+from astraflow.dataflow.core.state import EpisodeState, EvalRound, LeaseState, MetricSum, WorkerState
 from astraflow.types import EvalRecord, MetricItem, ServedVersions
 
 __all__ = [
     "can_serve",
-    "close_slot",
+    "close_episode",
     "expire",
-    "next_slot",
+    "next_episode",
     "pinned_versions",
     "plan_rounds",
     "view",
@@ -35,7 +35,8 @@ def plan_rounds(ctx: Context, name: str, version: int, step: int) -> None:
     Due: 0 steps, each multiple of `every`, and the last step; each number of steps once. A round that needs
     another policy's first version waits for it.
     """
-    state, plan = ctx.state, ctx.plan.eval
+    state = ctx.state
+    plan = ctx.plan.eval
     policy = state.policies[name]
     num_steps = ctx.plan.policies[name].num_steps
     is_due = step % plan.every == 0 or step == num_steps
@@ -51,10 +52,11 @@ def plan_rounds(ctx: Context, name: str, version: int, step: int) -> None:
 
 
 def _open_round(ctx: Context, due: tuple[str, int, int], eval_set: str) -> None:
-    state, size = ctx.state, ctx.plan.eval.sets[eval_set]
+    state = ctx.state
+    size = ctx.plan.eval.sets[eval_set]
     name, version, step = due
     pinned = {other: policy.newest for other, policy in state.policies.items()} | {name: version}
-    num_slots = size.num_tasks * size.samples
+    num_episodes = size.num_tasks * size.samples
     round_ = EvalRound(
         id=state.next_round_id,
         policy=name,
@@ -63,8 +65,8 @@ def _open_round(ctx: Context, due: tuple[str, int, int], eval_set: str) -> None:
         eval_set=eval_set,
         pinned=pinned,
         samples=size.samples,
-        slots=[Slot() for _ in range(num_slots)],
-        num_open=num_slots,
+        episodes=[EpisodeState() for _ in range(num_episodes)],
+        num_open=num_episodes,
         opened_s=ctx.now_s,
         deadline_s=ctx.now_s + ctx.plan.eval.deadline_s,
     )
@@ -87,13 +89,13 @@ def can_serve(round_: EvalRound, served: dict[str, frozenset[int]]) -> bool:
     return all(version in served.get(name, ()) for name, version in round_.pinned.items())
 
 
-def next_slot(ctx: Context, round_: EvalRound, worker: WorkerState) -> int:
+def next_episode(ctx: Context, round_: EvalRound, worker: WorkerState) -> int:
     """The next episode to lease to a service, retries first; -1 if all are out, done or left to others."""
     for episode_idx in round_.retries:
-        if not is_left_to_others(ctx, round_.slots[episode_idx], worker):
+        if not is_left_to_others(ctx, round_.episodes[episode_idx], worker):
             del round_.retries[episode_idx]
             return episode_idx
-    if round_.next_fresh < len(round_.slots):
+    if round_.next_fresh < len(round_.episodes):
         round_.next_fresh += 1
         return round_.next_fresh - 1
     return -1
@@ -118,15 +120,16 @@ def view(ctx: Context, lease: LeaseState) -> LeaseView:
     )
 
 
-def close_slot(ctx: Context, round_: EvalRound, episode_idx: int, facts: EpisodeFacts | None) -> None:
+def close_episode(ctx: Context, round_: EvalRound, episode_idx: int, facts: EpisodeFacts | None) -> None:
     """An episode of the round is done, or failed for good (`facts` None); the last one ends the round."""
-    slot = round_.slots[episode_idx]
+    episode = round_.episodes[episode_idx]
     round_.retries.pop(episode_idx, None)
     round_.num_open -= 1
     if facts is None:
-        slot.status = "failed"
+        episode.status = "failed"
     else:
-        slot.status, slot.score = "good", facts.score
+        episode.status = "good"
+        episode.score = facts.score
         _add_metrics(round_.metrics, facts.metrics)
     if round_.num_open == 0:
         _finish(ctx, round_)
@@ -145,15 +148,15 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
     for lease in [i for i in state.leases.values() if i.kind == "eval" and i.group_id == round_.id]:
         del state.leases[lease.id]
         state.workers[lease.worker_id].leases.pop(lease.id, None)
-    mean, stderr, num_samples = _scores(round_.slots, round_.samples)
+    mean, stderr, num_samples = _scores(round_.episodes, round_.samples)
     record = EvalRecord(
         policy=round_.policy,
         version=round_.version,
         step=round_.step,
         eval_set=round_.eval_set,
-        num_tasks=len(round_.slots) // round_.samples,
+        num_tasks=len(round_.episodes) // round_.samples,
         num_samples=num_samples,
-        num_failed=len(round_.slots) - num_samples,
+        num_failed=len(round_.episodes) - num_samples,
         score_mean=mean,
         score_stderr=stderr,
         at_s=ctx.now_s,
@@ -162,7 +165,7 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
                 MetricItem(name, bounded(s.value / s.num if s.reduction == "mean" else s.value), s.reduction)
                 for name, s in round_.metrics.items()
             ),
-            *_passes(round_.slots, round_.samples),
+            *_passes(round_.episodes, round_.samples),
         ),
     )
     state.eval_records.append(record)
@@ -173,12 +176,12 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
     check_finished(ctx)
 
 
-def _scores(slots: Sequence[Slot], samples: int) -> tuple[float | None, float, int]:
+def _scores(episodes: Sequence[EpisodeState], samples: int) -> tuple[float | None, float, int]:
     """Mean over tasks of the mean over good samples, its standard error over tasks, and the good samples.
 
     A task without a good sample is left out; without any there is no score.
     """
-    tasks = _scored_tasks(slots, samples)
+    tasks = _scored_tasks(episodes, samples)
     num_good = sum(len(scores) for scores in tasks)
     means = [finite_mean(scores) for scores in tasks]
     if not means:
@@ -186,16 +189,16 @@ def _scores(slots: Sequence[Slot], samples: int) -> tuple[float | None, float, i
     return finite_mean(means), standard_error(means), num_good
 
 
-def _scored_tasks(slots: Sequence[Slot], samples: int) -> list[list[float]]:
+def _scored_tasks(episodes: Sequence[EpisodeState], samples: int) -> list[list[float]]:
     """The scores of the good samples of each task that has any."""
-    tasks = (slots[first : first + samples] for first in range(0, len(slots), samples))
-    scored = ([slot.score for slot in task if slot.status == "good"] for task in tasks)
+    tasks = (episodes[first : first + samples] for first in range(0, len(episodes), samples))
+    scored = ([episode.score for episode in task if episode.status == "good"] for task in tasks)
     return [scores for scores in scored if scores]
 
 
-def _passes(slots: Sequence[Slot], samples: int) -> tuple[MetricItem, ...]:
+def _passes(episodes: Sequence[EpisodeState], samples: int) -> tuple[MetricItem, ...]:
     """`pass@k` with its 95 % interval (`_low`, `_high`), for 1, 2, 4, ... and all samples."""
-    found = pass_estimates(_scored_tasks(slots, samples), samples=samples)
+    found = pass_estimates(_scored_tasks(episodes, samples), samples=samples)
     return tuple(
         MetricItem(f"pass@{k}{end}", value)
         for k, estimate in found.items()

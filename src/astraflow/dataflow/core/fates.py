@@ -183,8 +183,11 @@ def resume_run(ctx: Context, _: ResumeRun) -> None:
         refuse("finished", f"the run is over: {state.reason}")
     if ctx.is_running:
         return
-    state.run_state, state.reason, state.last_failure = "running", "", ""
-    state.num_good, state.last_good_s = 0, 0.0
+    state.run_state = "running"
+    state.reason = ""
+    state.last_failure = ""
+    state.num_good = 0
+    state.last_good_s = 0.0
     state.absent.clear()
     for worker in state.workers.values():
         worker.conduct = Conduct()

@@ -19,7 +19,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run
-from astraflow.dataflow.core.state import GroupState, LeaseState, Slot
+from astraflow.dataflow.core.state import EpisodeState, GroupState, LeaseState
 from astraflow.dataflow.core.tables import has_room
 from astraflow.dataflow.core.valuation import Discarded, outcome_of
 from astraflow.errors import ComponentError
@@ -50,7 +50,8 @@ def push_tasks(ctx: Context, command: PushTaskIds) -> PushTasksReply:
     is taken once."""
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
-    state, plan = ctx.state, ctx.plan
+    state = ctx.state
+    plan = ctx.plan
     accepted: list[str] = []
     num_known = num_refused = 0
     for task in command.tasks:
@@ -102,7 +103,7 @@ def draw(ctx: Context, worker_id: str) -> GroupState | None:
         source_idx=source_idx,
         undecided=admitted,
         home=worker_id,
-        slots=[Slot() for _ in range(ctx.plan.group_size)],
+        episodes=[EpisodeState() for _ in range(ctx.plan.group_size)],
         num_open=ctx.plan.group_size,
     )
     state.next_group_id += 1
@@ -161,18 +162,18 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
     Lease ids are no secret: only the service that the lease was granted to may answer it.
     """
     ref = _parsed(ctx, command.lease_id)
-    slot = _slot(ctx, ref)
-    if slot is None:
+    episode = _episode(ctx, ref)
+    if episode is None:
         return _dropped(ctx, command, "its group is complete or was given up")
-    if ref.attempt > slot.attempt or (ref.attempt == slot.attempt and slot.status == "pending"):
+    if ref.attempt > episode.attempt or (ref.attempt == episode.attempt and episode.status == "pending"):
         _refuse_unknown(command.lease_id)
-    if (holder := _holder(slot, ref.attempt)) and holder != command.worker_id:
+    if (holder := _holder(episode, ref.attempt)) and holder != command.worker_id:
         return _dropped(ctx, command, "the lease was granted to another service")
-    if slot.status == "good" and slot.winner == ref.attempt:
+    if episode.status == "good" and episode.winner == ref.attempt:
         return EpisodeReceipt(lease_id=command.lease_id, status="accepted", reason="recorded before")
-    if slot.status == "good":
-        return _dropped(ctx, command, f"attempt {slot.winner} of the episode won")
-    if slot.status == "failed":
+    if episode.status == "good":
+        return _dropped(ctx, command, f"attempt {episode.winner} of the episode won")
+    if episode.status == "failed":
         return _dropped(ctx, command, "the episode was given up")
     if isinstance(command.outcome, Failure):
         lease = ctx.state.leases.get(command.lease_id)
@@ -183,7 +184,7 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
         _check_versions(ctx, command.lease_id, command.outcome)
         lease = ctx.state.leases.get(command.lease_id)
         conduct.note_success(ctx, lease.worker_id if lease else command.worker_id)
-        _accept(ctx, ref, slot, command.outcome)
+        _accept(ctx, ref, episode, command.outcome)
     if ctx.events:
         check_starved(ctx)
     return EpisodeReceipt(lease_id=command.lease_id, status="accepted")
@@ -210,19 +211,19 @@ def _refuse_unknown(lease_id: str) -> NoReturn:
     refuse("unknown_lease", f"lease {shown!r} was never issued by this run", 404)
 
 
-def _slot(ctx: Context, ref: _LeaseRef) -> Slot | None:
+def _episode(ctx: Context, ref: _LeaseRef) -> EpisodeState | None:
     """The episode, or None if its group or round is over."""
     owner = (ctx.state.rounds if ref.kind == "eval" else ctx.state.groups).get(ref.group_id)
     if owner is None:
         return None
-    if ref.episode_idx >= len(owner.slots):
+    if ref.episode_idx >= len(owner.episodes):
         _refuse_unknown(f"e{ref.group_id}.{ref.episode_idx}.{ref.attempt}")
-    return owner.slots[ref.episode_idx]
+    return owner.episodes[ref.episode_idx]
 
 
-def _holder(slot: Slot, attempt: int) -> str:
+def _holder(episode: EpisodeState, attempt: int) -> str:
     """The service that alone may answer an attempt; empty if anybody may."""
-    return slot.holders[attempt] if attempt < len(slot.holders) else ""
+    return episode.holders[attempt] if attempt < len(episode.holders) else ""
 
 
 def _dropped(ctx: Context, command: RecordResult, reason: str) -> EpisodeReceipt:
@@ -244,15 +245,17 @@ def _check_versions(ctx: Context, lease_id: str, facts: EpisodeFacts) -> None:
             )
 
 
-def _accept(ctx: Context, ref: _LeaseRef, slot: Slot, facts: EpisodeFacts) -> None:
+def _accept(ctx: Context, ref: _LeaseRef, episode: EpisodeState, facts: EpisodeFacts) -> None:
     prefix = "e" if ref.kind == "eval" else ""
-    drop_lease(ctx, f"{prefix}{ref.group_id}.{ref.episode_idx}.{slot.attempt}")
-    was_pending = slot.status == "pending"
-    slot.status, slot.winner, slot.score = "good", ref.attempt, facts.score
+    drop_lease(ctx, f"{prefix}{ref.group_id}.{ref.episode_idx}.{episode.attempt}")
+    was_pending = episode.status == "pending"
+    episode.status = "good"
+    episode.winner = ref.attempt
+    episode.score = facts.score
     if ref.kind == "eval":
-        evals.close_slot(ctx, ctx.state.rounds[ref.group_id], ref.episode_idx, facts)
+        evals.close_episode(ctx, ctx.state.rounds[ref.group_id], ref.episode_idx, facts)
         return
-    slot.facts = facts
+    episode.facts = facts
     group = ctx.state.groups[ref.group_id]
     group.num_open -= 1
     if was_pending:
@@ -272,39 +275,39 @@ def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed
     drop_lease(ctx, lease.id)
     is_eval = lease.kind == "eval"
     owner = ctx.state.rounds[lease.group_id] if is_eval else ctx.state.groups[lease.group_id]
-    slot = owner.slots[lease.episode_idx]
+    episode = owner.episodes[lease.episode_idx]
     holder = ctx.state.workers.get(lease.worker_id)
     is_hopeless = not failure.is_retryable and not (holder and conduct.is_set_aside(holder))
-    is_final = is_hopeless or slot.attempt + 1 >= ctx.plan.max_attempts
+    is_final = is_hopeless or episode.attempt + 1 >= ctx.plan.max_attempts
     ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
     ctx.emit(AttemptFailed(lease_id=lease.id, error_class=failure.error_class, is_final=is_final))
     if is_blamed:
         conduct.note_failure(ctx, lease, failure)
-        slot.failed_on = (*slot.failed_on, lease.worker_id)
-        slot.failed_s = ctx.now_s
+        episode.failed_on = (*episode.failed_on, lease.worker_id)
+        episode.failed_s = ctx.now_s
     if not is_final:
-        slot.attempt += 1
-        slot.status = "pending"
+        episode.attempt += 1
+        episode.status = "pending"
         ctx.wake("leases")
         ctx.wake(f"worker/{lease.worker_id}")
     if isinstance(owner, GroupState):
         for name in owner.undecided:
             ctx.state.policies[name].failed_on[lease.worker_id] = None
         if is_final:
-            _fail_episode(ctx, owner, slot)
+            _fail_episode(ctx, owner, episode)
         else:
             requeue(ctx, owner)
     elif is_final:
-        evals.close_slot(ctx, owner, lease.episode_idx, None)
+        evals.close_episode(ctx, owner, lease.episode_idx, None)
     else:
         owner.retries[lease.episode_idx] = None
 
 
-def _fail_episode(ctx: Context, group: GroupState, slot: Slot) -> None:
-    slot.status = "failed"
+def _fail_episode(ctx: Context, group: GroupState, episode: EpisodeState) -> None:
+    episode.status = "failed"
     group.num_failed += 1
     group.num_open -= 1
-    num_possible = len(group.slots) - group.num_failed
+    num_possible = len(group.episodes) - group.num_failed
     for name in tuple(group.undecided):
         if num_possible < ctx.plan.policies[name].table.min_group_size:
             group.undecided.remove(name)
@@ -334,7 +337,8 @@ def _complete(ctx: Context, group: GroupState) -> None:
 
 
 def _value(ctx: Context, name: str, group: GroupState) -> None:
-    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    policy = ctx.state.policies[name]
+    table = ctx.plan.policies[name].table
     verdict = ctx.valuations[name].value(name, group)
     if isinstance(verdict, Discarded):
         if verdict.by:
@@ -351,7 +355,7 @@ def _value(ctx: Context, name: str, group: GroupState) -> None:
 
 
 def _num_tokens(group: GroupState, name: str) -> int:
-    facts = [slot.facts for slot in group.slots if slot.facts is not None]
+    facts = [episode.facts for episode in group.episodes if episode.facts is not None]
     return sum(meta.num_tokens for f in facts for meta in f.trajectories if meta.policy == name)
 
 
@@ -360,9 +364,9 @@ def _drop_group(ctx: Context, group: GroupState) -> None:
     del state.groups[group.id]
     ctx.drop_fresh(group.id, group.home)
     state.retries.pop(group.id, None)
-    for episode_idx, slot in enumerate(group.slots):
-        if slot.status == "running":
-            drop_lease(ctx, f"{group.id}.{episode_idx}.{slot.attempt}")
+    for episode_idx, episode in enumerate(group.episodes):
+        if episode.status == "running":
+            drop_lease(ctx, f"{group.id}.{episode_idx}.{episode.attempt}")
     if group.task_idx < 0:
         state.pushed.pop(group.source_idx, None)
 
@@ -379,7 +383,7 @@ def drop_lease(ctx: Context, lease_id: str) -> None:
 
 def requeue(ctx: Context, group: GroupState) -> None:
     """Brings the queues of pending episodes up to date with the group."""
-    pending = [slot.attempt for slot in group.slots if slot.status == "pending"]
+    pending = [episode.attempt for episode in group.episodes if episode.status == "pending"]
     if 0 in pending:
         ctx.add_fresh(group.id)
     else:

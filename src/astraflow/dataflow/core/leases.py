@@ -103,15 +103,15 @@ def _leases(ctx: Context, worker: WorkerState, served: _Served, num_free: int) -
     num_left = num_free
     for round_ in tuple(ctx.state.rounds.values()):
         while num_left > 0 and evals.can_serve(round_, served):
-            episode_idx = evals.next_slot(ctx, round_, worker)
+            episode_idx = evals.next_episode(ctx, round_, worker)
             if episode_idx < 0:
                 break
-            slot = round_.slots[episode_idx]
-            slot.status = "running"
-            conduct.note_holder(slot, worker)
+            episode = round_.episodes[episode_idx]
+            episode.status = "running"
+            conduct.note_holder(episode, worker)
             num_left -= 1
-            lease_id = f"e{round_.id}.{episode_idx}.{slot.attempt}"
-            yield LeaseState(lease_id, "eval", worker.id, round_.id, episode_idx, slot.attempt)
+            lease_id = f"e{round_.id}.{episode_idx}.{episode.attempt}"
+            yield LeaseState(lease_id, "eval", worker.id, round_.id, episode_idx, episode.attempt)
     if num_left <= 0 or _why_not_train(ctx, served):
         return
     for group in _groups(ctx, worker):
@@ -146,16 +146,16 @@ def _is_elsewhere(ctx: Context, group_id: int, worker: WorkerState) -> bool:
 
 
 def _pending(ctx: Context, group: GroupState, worker: WorkerState, limit: int) -> Iterator[LeaseState]:
-    for episode_idx, slot in enumerate(group.slots):
+    for episode_idx, episode in enumerate(group.episodes):
         if limit == 0:
             return
-        if slot.status != "pending" or conduct.is_left_to_others(ctx, slot, worker):
+        if episode.status != "pending" or conduct.is_left_to_others(ctx, episode, worker):
             continue
         limit -= 1
-        slot.status = "running"
-        conduct.note_holder(slot, worker)
-        lease_id = f"{group.id}.{episode_idx}.{slot.attempt}"
-        yield LeaseState(lease_id, "train", worker.id, group.id, episode_idx, slot.attempt)
+        episode.status = "running"
+        conduct.note_holder(episode, worker)
+        lease_id = f"{group.id}.{episode_idx}.{episode.attempt}"
+        yield LeaseState(lease_id, "train", worker.id, group.id, episode_idx, episode.attempt)
 
 
 def _view(ctx: Context, lease: LeaseState) -> LeaseView:
@@ -210,5 +210,6 @@ def _why_set_aside(ctx: Context, worker_id: str) -> str:
     worker = ctx.state.workers.get(worker_id)
     if worker is None or not conduct.is_set_aside(worker):
         return ""
-    strikes, last = worker.conduct.strikes, worker.conduct.last_failure
+    strikes = worker.conduct.strikes
+    last = worker.conduct.last_failure
     return f"itself: it is set aside after {strikes} failures in a row, the last: {last}"

@@ -30,7 +30,9 @@ __all__ = ["attach", "commit", "needed_versions", "publish", "publish_frozen", "
 
 def attach(ctx: Context, command: AttachTrainer) -> Session:
     """Opens a session at the step of the trainer's checkpoint; older sessions are fenced from now on."""
-    policy, name, step = ctx.policy(command.policy), command.policy, command.durable_step
+    policy = ctx.policy(command.policy)
+    name = command.policy
+    step = command.durable_step
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     if step > policy.committed:
@@ -65,7 +67,9 @@ def attach(ctx: Context, command: AttachTrainer) -> Session:
 
 def publish(ctx: Context, command: PublishVersion) -> PublicationReply:
     """Makes a version the newest. Posting the newest manifest again changes nothing."""
-    policy, name, manifest = ctx.policy(command.policy), command.policy, command.manifest
+    policy = ctx.policy(command.policy)
+    name = command.policy
+    manifest = command.manifest
     session = checked_session(policy, name, command.epoch)
     if manifest.version == policy.newest and manifest == policy.manifests.get(manifest.version):
         return PublicationReply(needed=needed_versions(ctx, name))
@@ -92,7 +96,8 @@ def publish(ctx: Context, command: PublishVersion) -> PublicationReply:
 
 def publish_frozen(ctx: Context, command: PublishFrozen) -> PublicationReply:
     """Makes the weights of a frozen policy downloadable; what it had published before is replaced."""
-    name, manifest = command.policy, command.manifest
+    name = command.policy
+    manifest = command.manifest
     if name not in ctx.plan.frozen:
         refuse("unknown_policy", f"policy {name!r} is not frozen in this run", 404)
     if (manifest.policy, manifest.version, manifest.kind) != (name, 0, "full"):
@@ -103,7 +108,8 @@ def publish_frozen(ctx: Context, command: PublishFrozen) -> PublicationReply:
 
 
 def _check_publication(policy: PolicyState, session: SessionState, command: PublishVersion) -> None:
-    name, manifest = command.policy, command.manifest
+    name = command.policy
+    manifest = command.manifest
     if manifest.policy != name:
         refuse("wrong_policy", f"policy {name!r}: the manifest is of policy {manifest.policy!r}", 422)
     if manifest.version != policy.newest + 1:
@@ -143,25 +149,15 @@ def _check_publication(policy: PolicyState, session: SessionState, command: Publ
 
 def commit(ctx: Context, command: CommitStep) -> None:
     """A step is trained and published. Its first commit makes its groups `trained` for ever."""
-    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    policy = ctx.policy(command.policy)
+    name = command.policy
+    step = command.step
     session = checked_session(policy, name, command.epoch)
     if session.base_step <= step < session.done:
         return
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
-    if step != session.done or step >= policy.taken:
-        refuse(
-            "out_of_order",
-            f"policy {name!r}: step {step} cannot be committed; this session committed the steps below "
-            f"{session.done}, and {policy.taken} have their batch",
-        )
-    expected = trainer_version(session, step) + 1
-    if command.version != expected or expected > policy.newest:
-        refuse(
-            "unpublished",
-            f"policy {name!r}: step {step} makes version {expected}; version {command.version} was given and "
-            f"{policy.newest} is the newest published",
-        )
+    _check_commit(policy, session, command)
     session.done += 1
     policy.changed_s = ctx.now_s
     ctx.wake("leases")
@@ -193,6 +189,24 @@ def commit(ctx: Context, command: CommitStep) -> None:
         end_run(ctx, failure, is_failure=True)
 
 
+def _check_commit(policy: PolicyState, session: SessionState, command: CommitStep) -> None:
+    name = command.policy
+    step = command.step
+    if step != session.done or step >= policy.taken:
+        refuse(
+            "out_of_order",
+            f"policy {name!r}: step {step} cannot be committed; this session committed the steps below "
+            f"{session.done}, and {policy.taken} have their batch",
+        )
+    expected = trainer_version(session, step) + 1
+    if command.version != expected or expected > policy.newest:
+        refuse(
+            "unpublished",
+            f"policy {name!r}: step {step} makes version {expected}; version {command.version} was given and "
+            f"{policy.newest} is the newest published",
+        )
+
+
 def _curation_figures(ctx: Context) -> tuple[tuple[MetricItem, ...], str]:
     """The figures of the curators; none, and why, if one of them fails."""
     try:
@@ -208,7 +222,8 @@ def _record(
     command: CommitStep,
     curation: Sequence[MetricItem],
 ) -> StepRecord:
-    groups, staleness = (*batch.groups, *batch.replayed), (*batch.staleness, *batch.replayed_staleness)
+    groups = (*batch.groups, *batch.replayed)
+    staleness = (*batch.staleness, *batch.replayed_staleness)
     return StepRecord(
         policy=command.policy,
         step=command.step,
@@ -243,7 +258,9 @@ def _dropped(policy: PolicyState) -> list[MetricItem]:
 
 def release(ctx: Context, command: ReleaseSteps) -> None:
     """Drops the batches of the steps that a durable checkpoint holds. Allowed after the run's end."""
-    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    policy = ctx.policy(command.policy)
+    name = command.policy
+    step = command.step
     session = checked_session(policy, name, command.epoch)
     if step > session.done:
         refuse(

@@ -154,7 +154,8 @@ def _decoded(head: bytes | memoryview) -> _Snapshot:
 
 
 def _frames(data: bytes) -> Iterator[memoryview]:
-    view, start = memoryview(data), len(_MAGIC)
+    view = memoryview(data)
+    start = len(_MAGIC)
     while start < len(view):
         (length,) = _LENGTH.unpack_from(view, start)
         start += _LENGTH.size

@@ -20,6 +20,7 @@ from astraflow.types import EvalRecord, Fate, LeaseKind, Manifest, Reduction, Ru
 __all__ = [
     "BatchState",
     "Conduct",
+    "EpisodeState",
     "EvalRound",
     "GroupState",
     "LeaseState",
@@ -29,12 +30,15 @@ __all__ = [
     "ReplayEntry",
     "RunStateData",
     "SessionState",
-    "Slot",
     "WorkerState",
 ]
 
 
-class Slot(msgspec.Struct, gc=False):
+_EPISODES = "slots"
+"""The name of episodes in snapshots, which older versions wrote as well."""
+
+
+class EpisodeState(msgspec.Struct, gc=False):
     """One episode of a group or of an evaluation round."""
 
     attempt: int = 0
@@ -105,7 +109,7 @@ class GroupState(msgspec.Struct, gc=False):
     undecided: list[str]
     home: str
     """The service that its episodes go to, unless others would idle."""
-    slots: list[Slot]
+    episodes: list[EpisodeState] = msgspec.field(name=_EPISODES)
     num_open: int
     num_failed: int = 0
 
@@ -223,12 +227,12 @@ class EvalRound(msgspec.Struct, gc=False):
     eval_set: str
     pinned: dict[str, int]
     samples: int
-    slots: list[Slot]
+    episodes: list[EpisodeState] = msgspec.field(name=_EPISODES)
     num_open: int
     opened_s: float
     deadline_s: float
     next_fresh: int = 0
-    """First slot that was never leased."""
+    """Position of the first episode that was never leased."""
     retries: dict[int, None] = {}
     metrics: dict[str, MetricSum] = {}
 

@@ -14,7 +14,8 @@ __all__ = ["groups_for_replay", "policy_status", "retained_payloads", "waits"]
 
 def policy_status(ctx: Context, name: str) -> PolicyStatus:
     """One policy's figures."""
-    policy, plan = ctx.policy(name), ctx.plan.policies[name]
+    policy = ctx.policy(name)
+    plan = ctx.plan.policies[name]
     table = plan.table
     parts = ctx.parts[name]
     replays = table.max_replayed or table.replay.reserve
@@ -54,12 +55,12 @@ def waits(ctx: Context) -> tuple[Wait, ...]:
         )
     for round_ in ctx.state.rounds.values():
         pins = ", ".join(f"{name} {version}" for name, version in round_.pinned.items())
-        num_slots = len(round_.slots)
+        num_episodes = len(round_.episodes)
         found.append(
             Wait(
                 who=f"eval of {round_.policy}",
                 whom="rollout",
-                what=f"{round_.eval_set}: {num_slots - round_.num_open}/{num_slots} episodes at {pins}",
+                what=f"{round_.eval_set}: {num_episodes - round_.num_open}/{num_episodes} episodes at {pins}",
                 since_s=round_.opened_s,
             )
         )
@@ -67,9 +68,11 @@ def waits(ctx: Context) -> tuple[Wait, ...]:
 
 
 def _policy_waits(ctx: Context, name: str) -> Iterator[Wait]:
-    policy, plan = ctx.state.policies[name], ctx.plan.policies[name]
+    policy = ctx.state.policies[name]
+    plan = ctx.plan.policies[name]
     trainer = f"trainer {name}"
-    session, since_s = policy.session, policy.changed_s
+    session = policy.session
+    since_s = policy.changed_s
     if session is None:
         if policy.committed < plan.num_steps or policy.newest < 0:
             yield Wait(who="run", whom=trainer, what="has not attached yet", since_s=since_s)
@@ -96,9 +99,9 @@ def retained_payloads(ctx: Context) -> Iterator[PayloadRef]:
     """Every trajectory that may still be served: of open groups, ready ones, unreleased batches, and those
     kept for replay."""
     for group in ctx.state.groups.values():
-        for slot in group.slots:
-            if slot.facts is not None:
-                yield from (meta.payload for meta in slot.facts.trajectories)
+        for episode in group.episodes:
+            if episode.facts is not None:
+                yield from (meta.payload for meta in episode.facts.trajectories)
     for policy in ctx.state.policies.values():
         yield from _payloads([*policy.ready.values()])
         for batch in policy.batches.values():

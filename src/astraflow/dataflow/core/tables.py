@@ -58,7 +58,8 @@ def why_no_room(ctx: Context, name: str) -> str:
 def _why_full(ctx: Context, name: str) -> str:
     """No ticket is free; or the groups that the policy still needs are all on their way; or even the very
     next batch would be too new for a group drawn now, while a restarted trainer repeats steps."""
-    policy, plan = ctx.state.policies[name], ctx.plan.policies[name]
+    policy = ctx.state.policies[name]
+    plan = ctx.plan.policies[name]
     table = plan.table
     if (plan.num_steps - policy.taken) * table.groups_per_batch <= len(policy.waiting):
         return f"policy {name!r} has all the groups that it needs"
@@ -95,7 +96,9 @@ def checked_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
 def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
     """The batch of a step, or None if it is not there yet. Only the first take of a step decides
     anything."""
-    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    policy = ctx.policy(command.policy)
+    name = command.policy
+    step = command.step
     session = checked_session(policy, name, command.epoch)
     plan = ctx.plan.policies[name]
     if not ctx.is_running:
@@ -122,7 +125,7 @@ def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
 def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
     """The batch that a step holds from now on. None if there are too few groups, or the run ends here because
     a part of the table fails."""
-    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    policy = ctx.state.policies[name]
     num_stale = _drop_stale(ctx, name, version)
     try:
         picked = ctx.parts[name].pick(policy.waiting.keys(), policy.ready)
@@ -132,23 +135,9 @@ def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
     if picked is None:
         _end_if_stuck(ctx, name)
         return None
-    groups = [policy.ready.pop(group_id) for group_id in picked]
-    for group_id in picked:
-        del policy.waiting[group_id]
-    again = _replayed(ctx, name, version)
-    _keep_for_replay(policy, table.replay, groups)
-    both = normalized((*groups, *again), table.normalization)
-    groups, again = both[: len(groups)], both[len(groups) :]
-    batch = BatchState(
-        step=policy.taken,
-        trainer_version=version,
-        groups=groups,
-        staleness=[version - group.oldest_version for group in groups],
-        replayed=again,
-        replayed_staleness=[version - group.oldest_version for group in again],
-    )
+    batch = _batch_of(ctx, name, picked, version)
     policy.batches[batch.step] = batch
-    policy.num_replayed += len(again)
+    policy.num_replayed += len(batch.replayed)
     policy.taken += 1
     policy.changed_s = ctx.now_s
     ctx.emit(
@@ -158,7 +147,7 @@ def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
             trainer_version=version,
             group_ids=picked,
             staleness=tuple(batch.staleness),
-            replayed_ids=tuple(group.group_id for group in again),
+            replayed_ids=tuple(group.group_id for group in batch.replayed),
             replayed_staleness=tuple(batch.replayed_staleness),
         )
     )
@@ -171,9 +160,30 @@ def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
     return _view(name, batch, is_redo=False)
 
 
+def _batch_of(ctx: Context, name: str, picked: Sequence[int], version: int) -> BatchState:
+    """Takes the groups out of the table, and adds those that are trained on again."""
+    policy = ctx.state.policies[name]
+    table = ctx.plan.policies[name].table
+    fresh = [policy.ready.pop(group_id) for group_id in picked]
+    for group_id in picked:
+        del policy.waiting[group_id]
+    again = _replayed(ctx, name, version)
+    _keep_for_replay(policy, table.replay, fresh)
+    both = normalized((*fresh, *again), table.normalization)
+    return BatchState(
+        step=policy.taken,
+        trainer_version=version,
+        groups=both[: len(fresh)],
+        staleness=[version - group.oldest_version for group in fresh],
+        replayed=both[len(fresh) :],
+        replayed_staleness=[version - group.oldest_version for group in again],
+    )
+
+
 def _drop_stale(ctx: Context, name: str, version: int) -> int:
     """Drops the ready groups that are too old for a batch of this version; how many."""
-    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    policy = ctx.state.policies[name]
+    table = ctx.plan.policies[name].table
     num_stale = 0
     for group in tuple(policy.ready.values()):
         staleness = version - group.oldest_version
@@ -206,7 +216,8 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
 
 def _replayed(ctx: Context, name: str, version: int) -> list[ReadyGroup]:
     """Groups of earlier steps for the next batch: none too stale, none in more than `max_uses` steps."""
-    policy, table = ctx.state.policies[name], ctx.plan.policies[name].table
+    policy = ctx.state.policies[name]
+    table = ctx.plan.policies[name].table
     for group_id, entry in tuple(policy.replay.items()):
         if version - entry.group.oldest_version > table.max_staleness:
             del policy.replay[group_id]
@@ -251,7 +262,8 @@ def normalized(groups: Sequence[ReadyGroup], mode: Literal["none", "scale", "whi
 
 def _changed(group: ReadyGroup, mean: float, scale: float) -> ReadyGroup:
     """A -> (A - mean) * scale, and the sums over trained tokens accordingly."""
-    num, total = group.num_trained_tokens, group.advantage_sum
+    num = group.num_trained_tokens
+    total = group.advantage_sum
     square = group.advantage_square_sum - 2 * mean * total + mean * mean * num
     samples = tuple(
         msgspec.structs.replace(
@@ -301,7 +313,9 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
     The session is over: its trainer may hold what is dropped. A repeated command is refused, as its epoch is
     over as well.
     """
-    policy, name, step = ctx.policy(command.policy), command.policy, command.step
+    policy = ctx.policy(command.policy)
+    name = command.policy
+    step = command.step
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}; no step holds a batch that is not trained")
     if command.epoch != policy.epoch:

@@ -143,7 +143,7 @@ def outcome_of(group: GroupState, versions: Mapping[str, int]) -> Outcome:
     for policy in versions:
         if metas := _metas(policy, group):
             groups[policy] = _group_facts(policy, group, metas)
-    scored = [(idx, slot.score) for idx, slot in enumerate(group.slots) if slot.status == "good"]
+    scored = [(idx, episode.score) for idx, episode in enumerate(group.episodes) if episode.status == "good"]
     groups[""] = GroupFacts("", group.id, tuple(_scored(idx, score) for idx, score in scored))
     return Outcome(task_idx=group.task_idx, groups=groups, versions={**versions, "": sum(versions.values())})
 
@@ -152,9 +152,9 @@ def _metas(policy: str, group: GroupState) -> list[tuple[int, TrajectoryMeta]]:
     """(episode, trajectory) of those that the policy may train on."""
     return [
         (episode_idx, meta)
-        for episode_idx, slot in enumerate(group.slots)
-        if slot.facts is not None
-        for meta in slot.facts.trajectories
+        for episode_idx, episode in enumerate(group.episodes)
+        if episode.facts is not None
+        for meta in episode.facts.trajectories
         if meta.policy == policy and meta.num_trained_tokens > 0
     ]
 
@@ -234,10 +234,12 @@ def _spans(
 ) -> tuple[tuple[tuple[int, int, float], ...], tuple[int, ...]]:
     """(start, end, advantage) of each span, and the number of trained tokens in it."""
     if not isinstance(advantage, tuple):
-        spans, weights = ((0, meta.num_tokens, advantage),), (meta.num_trained_tokens,)
+        spans = ((0, meta.num_tokens, advantage),)
+        weights = (meta.num_trained_tokens,)
     elif len(advantage) == len(meta.turn_spans):
         pairs = zip(meta.turn_spans, advantage, strict=True)
-        spans, weights = tuple((s, e, a) for (s, e), a in pairs), meta.num_trained_by_turn
+        spans = tuple((s, e, a) for (s, e), a in pairs)
+        weights = meta.num_trained_by_turn
     else:
         raise ComponentError(f"{what} gave {len(advantage)} advantages for {len(meta.turn_spans)} turns")
     if not all(abs(value) <= MAX_ADVANTAGE for _, _, value in spans):
