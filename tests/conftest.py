@@ -1,16 +1,23 @@
-"""One CPU thread for every process that a test starts, since more of them on few cores only slow each other;
-and the quickstart's own model, which takes half a minute to warm-start: built once, kept in pytest's cache.
+"""Settings of all tests, and the quickstart's own model.
+
+Every process that a test starts has one CPU thread: on few cores, more of them only slow each other. The
+model takes half a minute to warm-start, so it is built once and kept in pytest's cache.
 """
 
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from system_driver import astraflow
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# An example that the machine starved for a moment is no failure; pytest's timeout ends a test that hangs.
+settings.register_profile("astraflow", deadline=None)
+settings.load_profile("astraflow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

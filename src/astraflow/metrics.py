@@ -1,7 +1,7 @@
-"""Metrics: a metric is (name, value, reduction); several become one, and sinks show or keep them.
+"""A metric is (name, value, reduction). `reduce_metrics` makes one of several; sinks keep or show them.
 
-`reduce_metrics` is pure. A sink takes the metrics of one step of one policy and owns its file or stream until
-`close`; sinks never fetch metrics by themselves.
+A sink takes the metrics of one step of one policy. It owns its file or stream until `close`, and never
+fetches metrics by itself.
 """
 
 import logging
@@ -15,78 +15,73 @@ from typing import Protocol, TextIO, cast
 
 import msgspec
 
-from astraflow.errors import ConfigError, DataError, WireError
-from astraflow.protocols import MetricSink
-from astraflow.types import MetricItem
+from astraflow.errors import ConfigError, WireError
+from astraflow.types import MetricItem, Reduction
 
 __all__ = [
     "ConsoleSink",
     "JsonlSink",
-    "MetricRow",
-    "MultiSink",
     "TensorBoardSink",
-    "load_jsonl",
     "reduce_metrics",
 ]
 
 _log = logging.getLogger(__name__)
 _RESERVED = ("policy", "step", "at_s")
+"""Columns of a `JsonlSink` that no metric may be named after."""
 
 
 # --- several numbers become one -------------------------------------------------------------------
 
 
-def reduce_metrics(
-    groups: Iterable[Sequence[MetricItem]], weights: Sequence[float] | None = None
-) -> tuple[MetricItem, ...]:
-    """One item a name, in the order of first appearance.
+def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, ...]:
+    """One item per name, in the order of first appearance; each is reduced over the groups that have it.
 
-    `mean` is weighted by the group's weight (1 without `weights`): sum(w * x) / sum(w); `sum`, `max`, `min`
-    take no weights; `last` is the value of the last group that has the name. A name that only groups of
-    weight 0 have gets NaN as its mean. NaN in gives NaN out.
+    NaN in gives NaN out, except for `last`, which is the value of the last group that has the name.
 
-    Example: `reduce_metrics([a.metrics, b.metrics], weights=[a.num_tokens, b.num_tokens])`.
-    Raises: WireError if a name comes with two reductions, or the number of weights is wrong.
+    Example: `reduce_metrics(episode.metrics for episode in episodes)`.
+    Raises: WireError if a name comes with two reductions.
     """
-    groups = [tuple(group) for group in groups]
-    if weights is not None and len(weights) != len(groups):
-        raise WireError(f"{len(weights)} weights for {len(groups)} groups of metrics")
-    found: dict[str, tuple[MetricItem, list[float], list[float]]] = {}
-    for idx, group in enumerate(groups):
-        weight = 1.0 if weights is None else weights[idx]
+    found: dict[str, tuple[Reduction, list[float]]] = {}
+    for group in groups:
         for item in group:
-            first, values, value_weights = found.setdefault(item.name, (item, [], []))
-            if first.reduction != item.reduction:
+            reduction, values = found.setdefault(item.name, (item.reduction, []))
+            if reduction != item.reduction:
                 raise WireError(
-                    f"metric {item.name!r} has reductions {first.reduction!r} and {item.reduction!r}; a name "
+                    f"metric {item.name!r} has reductions {reduction!r} and {item.reduction!r}; a name "
                     "has one"
                 )
             values.append(item.value)
-            value_weights.append(weight)
     return tuple(
-        MetricItem(name, _reduced(item.reduction, values, value_weights), item.reduction)
-        for name, (item, values, value_weights) in found.items()
+        MetricItem(name, _reduced(reduction, values), reduction)
+        for name, (reduction, values) in found.items()
     )
 
 
-def _reduced(reduction: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    if reduction == "mean":
-        total = math.fsum(weights)
-        return math.fsum(w * x for w, x in zip(weights, values, strict=True)) / total if total else math.nan
-    if any(math.isnan(x) for x in values) and reduction != "last":
+def _reduced(reduction: Reduction, values: Sequence[float]) -> float:
+    if reduction == "last":
+        return values[-1]
+    # `max` and `min` would return a NaN or not depending on its place.
+    if any(math.isnan(value) for value in values):
         return math.nan
-    choose: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "max": max, "min": min}
-    return choose[reduction](values) if reduction in choose else values[-1]
+    match reduction:
+        case "mean":
+            return math.fsum(values) / len(values)
+        case "sum":
+            return math.fsum(values)
+        case "max":
+            return max(values)
+        case "min":
+            return min(values)
 
 
 # --- sinks ----------------------------------------------------------------------------------------
 
 
 class JsonlSink:
-    """Appends one JSON object a step: `{"policy", "step", "at_s", ...metrics}`; flushed at once.
+    """Appends one JSON object per step, `{"policy", "step", "at_s", ...metrics}`, and flushes it at once.
 
-    A line that a crash cut short is removed when the file is opened again. JSON has no NaN and no infinity:
-    they are written as null.
+    A line that a crash cut short is removed when the file is opened again. JSON has neither NaN nor infinity;
+    both are written as null.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -96,11 +91,13 @@ class JsonlSink:
         self._clock = clock
 
     def write(self, policy: str, step: int, metrics: Sequence[MetricItem]) -> None:
-        """Appends the line of a step. Raises: WireError for a metric named like a column of its own."""
+        """Appends the line of a step. Raises: WireError for a metric named like another column."""
         row: dict[str, object] = {"policy": policy, "step": step, "at_s": self._clock()}
         for item in metrics:
             if item.name in _RESERVED:
-                raise WireError(f"metric name {item.name!r} is taken by the file's own column; rename it")
+                raise WireError(
+                    f"metric name {item.name!r} is the name of another column of the file; rename it"
+                )
             row[item.name] = item.value
         self._file.write(msgspec.json.encode(row) + b"\n")
         self._file.flush()
@@ -111,7 +108,7 @@ class JsonlSink:
 
 
 class ConsoleSink:
-    """One plain line a step, for logs and pipes: `actor step 3: reward_mean 0.812 ...`."""
+    """One plain line per step, for logs and pipes: `actor step 3: reward_mean 0.812 ...`."""
 
     def __init__(self, stream: TextIO = sys.stdout) -> None:
         self._stream = stream
@@ -127,7 +124,7 @@ class ConsoleSink:
 
 
 class _EventWriter(Protocol):
-    """The part of TensorBoard's event writer that is used here."""
+    """What is used here of TensorBoard's event writer."""
 
     def add_event(self, event: object) -> None: ...
 
@@ -137,7 +134,7 @@ class _EventWriter(Protocol):
 
 
 class TensorBoardSink:
-    """Event files for TensorBoard, one folder a policy; needs the extra `trackers`, not torch.
+    """Event files for TensorBoard, in one folder per policy. It needs the extra `trackers`, but not torch.
 
     Raises: ConfigError if TensorBoard is not installed.
     """
@@ -149,7 +146,7 @@ class TensorBoardSink:
         self._writers: dict[str, _EventWriter] = {}
 
     def write(self, policy: str, step: int, metrics: Sequence[MetricItem]) -> None:
-        """Adds one scalar a metric."""
+        """Adds one scalar per metric."""
         make_writer, make_event = _load_tensorboard()
         if policy not in self._writers:
             self._writers[policy] = make_writer(str(self._folder / policy))
@@ -174,58 +171,6 @@ def _load_tensorboard() -> tuple[Callable[[str], _EventWriter], Callable[..., ob
     # TensorBoard has no type information for generated messages.
     make_event = cast("Callable[..., object]", vars(event_pb2)["Event"])
     return cast("Callable[[str], _EventWriter]", event_file_writer.EventFileWriter), make_event
-
-
-class MultiSink:
-    """Writes to several sinks in order; owns them."""
-
-    def __init__(self, sinks: Sequence[MetricSink]) -> None:
-        self._sinks = tuple(sinks)
-
-    def write(self, policy: str, step: int, metrics: Sequence[MetricItem]) -> None:
-        """Hands the metrics to every sink; the first failure is raised."""
-        for sink in self._sinks:
-            sink.write(policy, step, metrics)
-
-    def close(self) -> None:
-        """Closes every sink."""
-        for sink in self._sinks:
-            sink.close()
-
-
-# --- reading back ---------------------------------------------------------------------------------
-
-
-class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a `JsonlSink`. Example: `load_jsonl(path)[-1].metrics["reward_mean"]`."""
-
-    policy: str
-    step: int
-    at_s: float
-    metrics: dict[str, float]
-    """NaN where the file says null."""
-
-
-def load_jsonl(path: Path) -> tuple[MetricRow, ...]:
-    """The rows of a `JsonlSink`, in file order; a last line without its end is left out.
-
-    Raises: DataError if the file cannot be read or a line is broken.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as err:
-        raise DataError(f"{path} cannot be read: {err.strerror}") from err
-    return tuple(_row(path, number, line) for number, line in enumerate(lines[:-1], start=1))
-
-
-def _row(path: Path, number: int, line: bytes) -> MetricRow:
-    try:
-        raw = msgspec.json.decode(line, type=dict[str, str | int | float | None])
-        metrics = {name: math.nan if x is None else x for name, x in raw.items() if name not in _RESERVED}
-        head = {name: raw.get(name) for name in _RESERVED}
-        return msgspec.convert({**head, "metrics": metrics}, MetricRow)
-    except msgspec.MsgspecError as err:
-        raise DataError(f"{path}, line {number}: {err}") from err
 
 
 def _drop_torn_line(path: Path) -> None:

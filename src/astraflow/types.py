@@ -264,7 +264,11 @@ class Turn(Item, frozen=True, kw_only=True):
 
 
 class MediaRef(Item, frozen=True, kw_only=True):
-    """A reference to an image or another medium that the tokens at `start` stand for."""
+    """A reference to an image or another medium that the tokens at `start` stand for.
+
+    The dataflow checks the position and hands the reference on; no engine or trainer of this package reads
+    it. It is for substitutes of both sides, and version 1 of the protocol keeps it.
+    """
 
     kind: Label
     uri: Text
@@ -726,6 +730,7 @@ class SessionRequest(Item, frozen=True, kw_only=True):
     trainer_id: Id
     durable_step: Count
     num_ranks: Count = 1
+    """Nothing reads it: each request for a batch names its `world`. Version 1 of the protocol keeps it."""
     fingerprints: "Fingerprints"
     protocol: Count = PROTOCOL_VERSION
 

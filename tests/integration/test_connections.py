@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from astraflow.connections import ConnectionLimits, most_connections
-from astraflow.service import HttpServer
+from astraflow.service.connections import ConnectionLimits, most_connections
+from astraflow.service.server import HttpServer
 
 QUICK = ConnectionLimits(head_s=0.2, idle_s=0.2, body_s=0.2, stall_s=0.2, tick_s=0.05)
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -14,7 +14,8 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.transcripts import load_transcripts
 from astraflow.errors import FencedError, RefusedError, UnavailableError, VersionMismatchError, WireError
-from astraflow.service import HttpServer, MemoryTransport, ServiceClient, TokenAuth
+from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.types import (
     BatchReply,
     Episode,
@@ -569,14 +570,14 @@ async def test_a_batch_that_is_too_large_to_be_sent_is_named_and_waits_for_a_per
         await trainer.attach()
         await worker.register()
         await worker.send(*[await worker.answer(lease) for lease in await worker.lease(num_free=64)])
-        dispatcher = run.service._dispatcher
-        dispatcher.max_batch_bytes = 100
+        served = run.service._run
+        served.max_batch_bytes = 100
         for _ in range(2):
             with pytest.raises(WireError, match=r"at most 100 can be sent.*groups_per_batch"):
                 await run.client.batch("actor", 0, epoch=trainer.session.epoch)
         (wait, *_) = (await run.client.status()).waits
         assert (wait.who, wait.whom) == ("trainer actor", "a person")
         assert "at most 100 can be sent" in wait.what
-        dispatcher.max_batch_bytes = 10**6
+        served.max_batch_bytes = 10**6
         assert await run.client.batch("actor", 0, epoch=trainer.session.epoch) is not None
         assert "a person" not in {wait.whom for wait in (await run.client.status()).waits}

@@ -12,9 +12,9 @@ import pytest
 
 from astraflow.rollout.dialogue import Dialogue
 from astraflow.rollout.gateway import Gateway
-from astraflow.service import HttpServer
+from astraflow.service.server import HttpServer
+from astraflow.service.web_guard import WebRules
 from astraflow.types import StopRequest
-from astraflow.web_guard import WebRules
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.peer import Spool, served
 from astraflow.weights.publisher import run_publisher

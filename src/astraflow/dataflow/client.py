@@ -1,7 +1,7 @@
 """The dataflow's client: `WorkerLink` and `TrainerLink` over HTTP or in memory, and what a viewer reads."""
 
 from astraflow.dataflow.api import MAX_WAIT_S
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import (
     Batch,
     BatchReply,

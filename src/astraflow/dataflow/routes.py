@@ -1,53 +1,34 @@
-"""Builds the app from the route table: one handler a route, roles checked, errors turned into replies.
+"""Builds the dataflow's ASGI app from the route table: finds the handler, checks roles, answers errors."""
 
-Requests are Starlette's, the rest is not: its middleware and router cost more than a small request's work.
-"""
+from collections.abc import Awaitable, Callable
 
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import cast
-
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route as AppRoute
+from starlette.types import ASGIApp, ExceptionHandler
 
-from astraflow.dataflow.api import ROUTES, Role, Route
-from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.dispatcher import Dispatcher
+from astraflow.dataflow.api import ROUTES, Route
+from astraflow.dataflow.routes_shared import ServedRun
 from astraflow.dataflow.routes_trainers import TrainerRoutes
 from astraflow.dataflow.routes_views import ViewRoutes
 from astraflow.dataflow.routes_workers import WorkerRoutes
-from astraflow.dataflow.site import Site
-from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.errors import Error, RefusedError
-from astraflow.service import error_response
-from astraflow.types import RunInfo
-from astraflow.weights.addresses import PeerRules
+from astraflow.service.messages import error_response
 
 __all__ = ["make_app"]
 
 _Handler = Callable[[Request], Awaitable[Response]]
-_Entry = tuple[Route, _Handler]
-_MAX_NAME = 256
-"""Characters of a parameter in a path; no policy's or service's name is longer."""
-_PARAM = re.compile(r"\{(\w+)(?::(\w+))?\}")
+_MAX_SHOWN = 256
+"""Characters of a path that a message repeats."""
 
 
-def make_app(
-    dispatcher: Dispatcher,
-    lookup: TaskLookup,
-    run_info: RunInfo,
-    config: DataflowConfig,
-    *,
-    peer_rules: PeerRules,
-    max_tokens: Mapping[str, int],
-) -> ASGIApp:
-    """The dataflow's ASGI app. Authentication is the caller's (`service.TokenAuth` around it).
-
-    `max_tokens`: trained policy -> its longest trajectory, 0 if that is not known.
-    """
-    site = Site(dispatcher, lookup, run_info, config, max_tokens, peer_rules)
-    workers, trainers, views = WorkerRoutes(site), TrainerRoutes(site), ViewRoutes(site)
+def make_app(run: ServedRun) -> ASGIApp:
+    """The dataflow's ASGI app. Authentication is the caller's (`TokenAuth` around it)."""
+    workers = WorkerRoutes(run)
+    trainers = TrainerRoutes(run)
+    views = ViewRoutes(run)
     handlers: dict[str, _Handler] = {
         "run": views.run,
         "health": views.health,
@@ -71,48 +52,23 @@ def make_app(
         "metrics": views.metrics,
         "openapi": views.openapi,
     }
-    return _App([(route, handlers[route.name]) for route in ROUTES])
+    exception_handlers: dict[type[Exception], ExceptionHandler] = {
+        Error: _answer_error,
+        HTTPException: _answer_unknown_route,
+        ClientDisconnect: _answer_nobody,
+    }
+    app = Starlette(
+        routes=[_app_route(route, handlers[route.name]) for route in ROUTES],
+        exception_handlers=exception_handlers,
+    )
+    # A path with a slash too many is unknown, not moved elsewhere.
+    app.router.redirect_slashes = False
+    return app
 
 
-class _App:
-    """Finds a request's handler, checks the caller's role, turns errors of ours into replies."""
-
-    def __init__(self, entries: Sequence[_Entry]) -> None:
-        self._fixed: dict[str, dict[str, _Entry]] = {}
-        """Path -> method -> what to call."""
-        self._patterns: list[tuple[re.Pattern[str], dict[str, _Entry]]] = []
-        patterns: dict[str, dict[str, _Entry]] = {}
-        for route, handler in entries:
-            table = patterns if "{" in route.path else self._fixed
-            table.setdefault(route.path, {})[route.method] = (route, handler)
-        self._patterns += [(re.compile(_PARAM.sub(_group, p)), table) for p, table in patterns.items()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"only HTTP is served here, not {scope['type']!r}")
-        request = Request(scope, receive, send)
-        try:
-            response = await self._answer(scope, request)
-        except ClientDisconnect:
-            return
-        except Error as err:
-            response = error_response(err, request)
-        await response(scope, receive, send)
-
-    async def _answer(self, scope: Scope, request: Request) -> Response:
-        method, path = cast("str", scope["method"]), cast("str", scope["path"])
-        if method == "HEAD":
-            method = "GET"
-        entries = self._fixed.get(path) or self._matched(scope, path)
-        if method not in entries:
-            allowed = " or ".join(entries) or "no method"
-            raise RefusedError(
-                f"{method} {path[:_MAX_NAME]}: there is {allowed} of this path; see GET /openapi.json",
-                code="method_not_allowed" if entries else "not_found",
-                status=405 if entries else 404,
-            )
-        route, handler = entries[method]
-        role = cast("Role", scope.get("role", "admin"))
+def _app_route(route: Route, handler: _Handler) -> AppRoute:
+    async def for_its_roles(request: Request) -> Response:
+        role = request.scope.get("role", "admin")
         if role not in route.roles:
             raise RefusedError(
                 f"{route.method} {route.path} is for {' and '.join(route.roles)}; this token's role is "
@@ -122,15 +78,29 @@ class _App:
             )
         return await handler(request)
 
-    def _matched(self, scope: Scope, path: str) -> "dict[str, _Entry]":
-        for pattern, entries in self._patterns:
-            if (match := pattern.fullmatch(path)) is not None:
-                scope["path_params"] = match.groupdict()
-                return entries
-        return {}
+    # Starlette's own `int` converter fails on a number of thousands of digits; the handler reads the text.
+    path = route.path.replace(":int}", "}")
+    return AppRoute(path, for_its_roles, methods=[route.method], name=route.name)
 
 
-def _group(match: re.Match[str]) -> str:
-    """The pattern of a path parameter."""
-    kind = "[0-9]{1,15}" if match[2] == "int" else f"[^/]{{1,{_MAX_NAME}}}"
-    return f"(?P<{match[1]}>{kind})"
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Error)
+    return error_response(error, request)
+
+
+async def _answer_unknown_route(request: Request, error: Exception) -> Response:
+    """Starlette raises 404 for a path that no route has, 405 for a method that its routes do not have."""
+    assert isinstance(error, HTTPException)
+    is_path_known = error.status_code == 405
+    problem = "the path has other methods" if is_path_known else "there is no such path"
+    refusal = RefusedError(
+        f"{request.method} {request.url.path[:_MAX_SHOWN]}: {problem}; see GET /openapi.json",
+        code="method_not_allowed" if is_path_known else "not_found",
+        status=error.status_code,
+    )
+    return error_response(refusal, request)
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    """The caller hung up while its body was read, so nobody reads this answer."""
+    return Response(status_code=400)

@@ -1,4 +1,4 @@
-"""Handlers of trainers: session, batches, versions, commit, release; and for a person, `drop`."""
+"""Handlers of the trainers' routes: session, batches, versions, commit, release; and `drop`, for a person."""
 
 import asyncio
 
@@ -18,16 +18,17 @@ from astraflow.dataflow.core.commands import (
     TakeBatch,
 )
 from astraflow.dataflow.ingest import check_metrics, check_publication
-from astraflow.dataflow.site import (
-    Site,
+from astraflow.dataflow.routes_shared import (
+    ServedRun,
     check_fingerprints,
     check_protocol,
     float_param,
     int_param,
+    path_int,
     read_body,
 )
 from astraflow.errors import RefusedError, WireError
-from astraflow.service import item_response
+from astraflow.service.messages import item_response
 from astraflow.types import BatchReply, Commit, DropRequest, Publication, Release, SessionRequest, Wait
 
 __all__ = ["TrainerRoutes"]
@@ -36,20 +37,20 @@ _MAX_WORLD = 4096
 
 
 class TrainerRoutes:
-    """One method a route."""
+    """One method per route."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._dispatcher = site.dispatcher
-        self._core = site.dispatcher.core
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._dispatcher = run.dispatcher
+        self._core = run.dispatcher.core
 
     async def attach(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/session`."""
-        policy = self._site.trained_policy(request)
+        policy = self._run.trained_policy(request)
         body = await read_body(request, SessionRequest)
         who = f"trainer {body.trainer_id!r} of policy {policy!r}"
         check_protocol(body.protocol, who)
-        check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
+        check_fingerprints(body.fingerprints, self._run.run_info.fingerprints, who)
         command = AttachTrainer(policy=policy, trainer_id=body.trainer_id, durable_step=body.durable_step)
         session = self._dispatcher.apply(command).answer
         self._dispatcher.shares.attached(policy, self._dispatcher.clock())
@@ -58,9 +59,13 @@ class TrainerRoutes:
 
     async def batch(self, request: Request) -> Response:
         """`GET /v1/policies/{policy}/batches/{step}`: long-poll."""
-        policy, step = self._site.trained_policy(request), int(request.path_params["step"])
-        epoch, rank = int_param(request, "epoch", None), int_param(request, "rank", 0)
-        world, since_s = int_param(request, "world", 1), self._dispatcher.clock()
+        policy = self._run.trained_policy(request)
+        step = path_int(request, "step")
+        epoch = int_param(request, "epoch", None)
+        rank = int_param(request, "rank", 0)
+        world = int_param(request, "world", 1)
+        wait_s = float_param(request, "wait_s", 0.0)
+        since_s = self._dispatcher.clock()
         if not 0 <= rank < world <= _MAX_WORLD:
             raise WireError(f"rank {rank} of world {world}: 0 <= rank < world <= {_MAX_WORLD} must hold")
 
@@ -72,15 +77,15 @@ class TrainerRoutes:
         def wait() -> Wait:
             return Wait(who=f"trainer {policy}", whom="rollout", what=f"step {step}", since_s=since_s)
 
-        wait_s = float_param(request, "wait_s", 0.0)
-        view = await self._dispatcher.poll(f"batch/{policy}", look, wait_s=wait_s, wait=wait, request=request)
+        view = await self._run.polls.poll(f"batch/{policy}", look, wait_s=wait_s, wait=wait, request=request)
         state = self._core.state
-        reasons = [w.what for w in self._core.waits() if w.who == f"trainer {policy}"] if view is None else []
-        await self._dispatcher.settled()
         if view is None:
-            reply = BatchReply(batch=None, state=state, waits_for="; ".join(reasons))
-            return item_response(reply, request)
+            reasons = [wait.what for wait in self._core.waits() if wait.who == f"trainer {policy}"]
+            await self._dispatcher.settled()
+            return item_response(BatchReply(batch=None, state=state, waits_for="; ".join(reasons)), request)
+        await self._dispatcher.settled()
         media_type = wire.MSGPACK if wire.MSGPACK in request.headers.get("accept", "") else wire.JSON
+        # Reading and encoding hundreds of megabytes would hold up all other requests.
         content = await asyncio.to_thread(
             encode_slice,
             view,
@@ -94,10 +99,10 @@ class TrainerRoutes:
         return Response(content, media_type=media_type)
 
     def _check_size(self, policy: str, step: int, num_bytes: int, world: int) -> None:
-        """Raises: RefusedError if a slice is too large for one body; the status then says so as well."""
-        limit = self._dispatcher.max_batch_bytes
+        """Raises: RefusedError if a slice is too large for one body. The status then says so as well."""
+        limit = self._run.max_batch_bytes
         if num_bytes <= limit:
-            self._dispatcher.oversized.pop(policy, None)
+            self._run.oversized.pop(policy, None)
             return
         problem = (
             f"the batch of step {step} of policy {policy!r} has {num_bytes} bytes for each of {world} ranks, "
@@ -108,16 +113,16 @@ class TrainerRoutes:
         )
         since_s = self._dispatcher.clock()
         wait = Wait(who=f"trainer {policy}", whom="a person", what=problem, since_s=since_s)
-        self._dispatcher.oversized.setdefault(policy, wait)
+        self._run.oversized.setdefault(policy, wait)
         raise RefusedError(problem, code="too_large", status=413)
 
     async def publish(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/versions`; a frozen policy has no session, and its `epoch` is 0."""
-        policy = self._site.published_policy(request)
+        policy = self._run.published_policy(request)
         body = await read_body(request, Publication)
-        kept = self._core.versions(policy).manifests if self._site.policies[policy].is_trained else ()
+        kept = self._core.versions(policy).manifests if self._run.policies[policy].is_trained else ()
         check_publication(body.manifest, kept[-1] if kept else None)
-        if self._site.policies[policy].is_trained:
+        if self._run.policies[policy].is_trained:
             command = PublishVersion(policy=policy, epoch=body.epoch, step=body.step, manifest=body.manifest)
         else:
             command = PublishFrozen(policy=policy, manifest=body.manifest)
@@ -127,7 +132,7 @@ class TrainerRoutes:
 
     async def commit(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/commit`."""
-        policy = self._site.trained_policy(request)
+        policy = self._run.trained_policy(request)
         body = await read_body(request, Commit)
         check_metrics(body.metrics)
         command = CommitStep(
@@ -142,7 +147,7 @@ class TrainerRoutes:
 
     async def release(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/release`."""
-        policy = self._site.trained_policy(request)
+        policy = self._run.trained_policy(request)
         body = await read_body(request, Release)
         self._dispatcher.apply(ReleaseSteps(policy=policy, epoch=body.epoch, step=body.step))
         await self._dispatcher.settled()
@@ -150,7 +155,7 @@ class TrainerRoutes:
 
     async def drop_batch(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/drop`."""
-        policy = self._site.trained_policy(request)
+        policy = self._run.trained_policy(request)
         body = await read_body(request, DropRequest)
         command = DropBatch(policy=policy, epoch=body.epoch, step=body.step, reason=body.reason)
         reply = self._dispatcher.apply(command).answer

@@ -1,6 +1,7 @@
-"""Handlers for those who look: run, versions, steps, evaluations, status, metrics; and `stop`."""
+"""Handlers of the routes that only read: run, versions, steps, evaluations, status, metrics; and `stop`."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -10,18 +11,20 @@ from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
-from astraflow.dataflow.site import Site, caller, float_param, int_param, read_body
-from astraflow.service import item_response
+from astraflow.dataflow.routes_shared import ServedRun, caller, float_param, int_param, read_body
+from astraflow.service.messages import item_response
 from astraflow.types import (
     EvalRecord,
     EvalsReply,
     Health,
+    ScalingAdvice,
     SourceLink,
     StatusReply,
     StepRecord,
     StepsReply,
     StopRequest,
     VersionsReply,
+    Wait,
     WorkerStatus,
 )
 
@@ -29,17 +32,17 @@ __all__ = ["ViewRoutes"]
 
 
 class ViewRoutes:
-    """One method a route."""
+    """One method per route."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._dispatcher = site.dispatcher
-        self._core = site.dispatcher.core
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._dispatcher = run.dispatcher
+        self._core = run.dispatcher.core
 
     async def run(self, request: Request) -> Response:
         """`GET /v1/run`."""
         await self._end_settled()
-        return item_response(self._site.current_run_info(), request)
+        return item_response(self._run.current_run_info(), request)
 
     async def health(self, request: Request) -> Response:
         """`GET /v1/health`."""
@@ -49,8 +52,9 @@ class ViewRoutes:
 
     async def versions(self, request: Request) -> Response:
         """`GET /v1/policies/{policy}/versions`: long-poll."""
-        policy = self._site.published_policy(request)
-        after, wait_s = int_param(request, "after", -1), float_param(request, "wait_s", 0.0)
+        policy = self._run.published_policy(request)
+        after = int_param(request, "after", -1)
+        wait_s = float_param(request, "wait_s", 0.0)
         known = request.query_params.get("pinned", "")
 
         def look() -> VersionsReply | None:
@@ -58,14 +62,14 @@ class ViewRoutes:
             pinned = ",".join(str(version) for version in reply.pinned)
             return reply if reply.manifests or pinned != known else None
 
-        found = await self._dispatcher.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
+        found = await self._run.polls.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
         reply = found or self._core.versions(policy, after=after)
         await self._dispatcher.settled()
         return item_response(self._with_peers(policy, reply, caller(request)), request)
 
     def _with_peers(self, policy: str, reply: VersionsReply, asker: str) -> VersionsReply:
         """Lists the services that serve the policy's weights as further sources of its versions."""
-        rules = self._site.peer_rules
+        rules = self._run.peer_rules
         if not rules.is_on:
             return reply
         peers = tuple(
@@ -86,25 +90,27 @@ class ViewRoutes:
 
     async def steps(self, request: Request) -> Response:
         """`GET /v1/policies/{policy}/steps`: long-poll."""
-        policy = self._site.trained_policy(request)
-        after, wait_s = int_param(request, "after", -1), float_param(request, "wait_s", 0.0)
+        policy = self._run.trained_policy(request)
+        after = int_param(request, "after", -1)
+        wait_s = float_param(request, "wait_s", 0.0)
 
         def look() -> tuple[StepRecord, ...] | None:
             return self._core.steps(policy, after) or None
 
-        found = await self._dispatcher.poll(f"steps/{policy}", look, wait_s=wait_s, request=request)
+        found = await self._run.polls.poll(f"steps/{policy}", look, wait_s=wait_s, request=request)
         reply = StepsReply(steps=found or (), state=self._core.state)
         await self._dispatcher.settled()
         return item_response(reply, request)
 
     async def evals(self, request: Request) -> Response:
         """`GET /v1/evals`: long-poll."""
-        after, wait_s = int_param(request, "after", 0), float_param(request, "wait_s", 0.0)
+        after = int_param(request, "after", 0)
+        wait_s = float_param(request, "wait_s", 0.0)
 
         def look() -> tuple[EvalRecord, ...] | None:
             return self._core.evals(after) or None
 
-        found = await self._dispatcher.poll("evals", look, wait_s=wait_s, request=request) or ()
+        found = await self._run.polls.poll("evals", look, wait_s=wait_s, request=request) or ()
         num_evals = max(0, after) + len(found)
         reply = EvalsReply(evals=found, num_evals=num_evals, state=self._core.state)
         await self._dispatcher.settled()
@@ -132,12 +138,48 @@ class ViewRoutes:
         return Response(openapi_json(), media_type="application/json")
 
     async def _end_settled(self) -> None:
-        """Who hears of the run's end acts on it (the launcher ends all services): it must outlive a crash.
+        """Returns when the run's end is durable, if it has ended.
 
-        While the run goes on, what a viewer sees may be ahead of the disk, and is shown on a full one too.
+        Whoever hears of the end acts on it (the launcher ends all services), so a crash must not undo it.
+        While the run goes on, a viewer may see what is not on the disk yet, so that the status can be read
+        on a full disk too.
         """
         if self._core.state != "running":
             await self._dispatcher.settled()
+
+    def _status(self) -> StatusReply:
+        now_s = self._dispatcher.clock()
+        workers = self._workers()
+        waits = self._core.waits()
+        listed = {wait.who for wait in waits}
+        parked = tuple(wait for wait in self._run.polls.waits.current() if wait.who not in listed)
+        return StatusReply(
+            name=self._run.run_info.name,
+            state=self._core.state,
+            reason=self._core.reason,
+            now_s=now_s,
+            policies=self._core.policy_status(),
+            workers=workers,
+            waits=tuple(self._run.oversized.values()) + waits + parked,
+            curation=self._core.curation(),
+            pushed=self._core.pushed,
+            scaling=self._scaling(now_s, waits, workers),
+        )
+
+    def _scaling(self, now_s: float, waits: Sequence[Wait], workers: Sequence[WorkerStatus]) -> ScalingAdvice:
+        waiting_since_s = {
+            policy: wait.since_s
+            for wait in waits
+            for policy in self._run.trained
+            if wait.who == f"trainer {policy}" and wait.whom == "rollout"
+        }
+        staying = [worker.id for worker in workers if not worker.is_draining]
+        return self._dispatcher.shares.advice(now_s, waiting_since_s, staying)
+
+    def _workers(self) -> tuple[WorkerStatus, ...]:
+        # Signs of life are noted by the loop's clock; the status shows Unix time.
+        to_unix_s = self._dispatcher.clock() - asyncio.get_running_loop().time()
+        return tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
 
     def _worker(self, worker: WorkerLife, to_unix_s: float) -> WorkerStatus:
         conduct = self._core.conduct(worker.id)
@@ -153,32 +195,4 @@ class ViewRoutes:
             is_set_aside=self._core.is_set_aside(worker.id),
             failed_in_a_row=conduct.strikes,
             last_failure=conduct.last_failure if conduct.strikes else "",
-        )
-
-    def _status(self) -> StatusReply:
-        to_unix_s = self._dispatcher.clock() - asyncio.get_running_loop().time()
-        workers = tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
-        waits = self._core.waits()
-        known = {wait.who for wait in waits}
-        waiting = {
-            policy: wait.since_s
-            for wait in waits
-            for policy in self._site.trained
-            if wait.who == f"trainer {policy}" and wait.whom == "rollout"
-        }
-        scaling = self._dispatcher.shares.advice(
-            self._dispatcher.clock(), waiting, [worker.id for worker in workers if not worker.is_draining]
-        )
-        parked = tuple(wait for wait in self._dispatcher.waits.current() if wait.who not in known)
-        return StatusReply(
-            name=self._site.run_info.name,
-            state=self._core.state,
-            reason=self._core.reason,
-            now_s=self._dispatcher.clock(),
-            policies=self._core.policy_status(),
-            workers=workers,
-            waits=tuple(self._dispatcher.oversized.values()) + waits + parked,
-            curation=self._core.curation(),
-            pushed=self._core.pushed,
-            scaling=scaling,
         )

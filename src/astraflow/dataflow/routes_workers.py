@@ -30,10 +30,10 @@ from astraflow.dataflow.ingest import (
 )
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.results import DecodedResults, EpisodeResults, decode_results, sliced
-from astraflow.dataflow.site import Site, caller, check_fingerprints, check_protocol, read_body
+from astraflow.dataflow.routes_shared import ServedRun, caller, check_fingerprints, check_protocol, read_body
 from astraflow.dataflow.transcripts import TranscriptKeeper
 from astraflow.errors import DataError, Error, RefusedError, WireError
-from astraflow.service import item_response, read_item
+from astraflow.service.messages import item_response, read_item
 from astraflow.types import (
     Episode,
     EpisodeReceipt,
@@ -70,12 +70,12 @@ _SLICE_RESULTS = 256
 class WorkerRoutes:
     """One method a route."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._dispatcher = site.dispatcher
-        self._core = site.dispatcher.core
-        self._liveness = site.dispatcher.liveness
-        self._keeper = TranscriptKeeper(site.dispatcher.core, site.dispatcher.journal, site.lookup)
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._dispatcher = run.dispatcher
+        self._core = run.dispatcher.core
+        self._liveness = run.dispatcher.liveness
+        self._keeper = TranscriptKeeper(run.dispatcher.core, run.dispatcher.journal, run.lookup)
         self._vocab_sizes: dict[str, int] = {}
 
     async def register(self, request: Request) -> Response:
@@ -83,13 +83,13 @@ class WorkerRoutes:
         body = await read_body(request, RegisterWorker)
         who = f"rollout service {body.name!r}"
         check_protocol(body.protocol, who)
-        unknown = [name for name in body.hosts if name not in self._site.policies]
+        unknown = [name for name in body.hosts if name not in self._run.policies]
         if unknown or not body.hosts:
             raise RefusedError(
-                f"{who} hosts {list(body.hosts)}; the run's policies are {list(self._site.policies)}",
+                f"{who} hosts {list(body.hosts)}; the run's policies are {list(self._run.policies)}",
                 code="unknown_policy",
             )
-        check_fingerprints(body.fingerprints, self._site.run_info.fingerprints, who)
+        check_fingerprints(body.fingerprints, self._run.run_info.fingerprints, who)
         peer_url = self._checked_peer_url(body.peer_url, who, request)
         self._make_room()
         id_ = new_worker_id(body.name)
@@ -103,7 +103,7 @@ class WorkerRoutes:
         self._liveness.add(life)
         self._dispatcher.watch()
         await self._dispatcher.settled()
-        config = self._site.config
+        config = self._run.config
         reply = Registration(
             worker_id=id_.worker_id, heartbeat_s=config.heartbeat_s, lease_timeout_s=config.lease_timeout_s
         )
@@ -133,7 +133,7 @@ class WorkerRoutes:
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
         self._note_share(worker_id, beat.load)
         if has_loaded:
-            self._dispatcher.line.stir(worker_id)
+            self._dispatcher.lease_queue.recheck(worker_id)
         reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
         self._note_end(worker_id)
         return item_response(reply, request)
@@ -144,7 +144,7 @@ class WorkerRoutes:
         if not self._liveness.has_left(self._sender(secret_id)):
             worker = self._known(secret_id)
             worker.is_draining = True
-            self._dispatcher.line.stir(worker.id)
+            self._dispatcher.lease_queue.recheck(worker.id)
             self._drop_if_drained(worker.id)
         await self._dispatcher.settled()
         return Response(status_code=204)
@@ -181,7 +181,7 @@ class WorkerRoutes:
             """Services with the same versions may have the same leases, but for those that fail."""
             return served(), worker.id if self._core.is_apart(worker.id) else ""
 
-        views = await self._dispatcher.poll_leases(
+        views = await self._run.polls.poll_leases(
             look, worker_id=worker.id, kind=kind, wait_s=body.wait_s, wait=wait, request=request
         )
         leases = self._completed(views or ())
@@ -225,7 +225,7 @@ class WorkerRoutes:
         """The leases with their tasks. A source that fails ends the run, which can be resumed once the source
         is mended: no service could run the episodes."""
         try:
-            return tuple(self._site.lookup.lease(view) for view in views)
+            return tuple(self._run.lookup.lease(view) for view in views)
         except DataError as err:
             _log.error("the run ends: %s", err, exc_info=err)
             self._dispatcher.apply(StopRun(reason=str(err)[:MAX_REASON], is_failure=True))
@@ -254,7 +254,7 @@ class WorkerRoutes:
         if not self._liveness.is_full:
             return
         silent = self._liveness.most_silent()
-        grace_s = _MAX_MISSED_BEATS * self._site.config.heartbeat_s
+        grace_s = _MAX_MISSED_BEATS * self._run.config.heartbeat_s
         if silent.last_seen_s + grace_s > asyncio.get_running_loop().time():
             raise RefusedError(
                 f"{self._liveness.max_workers} rollout services are here, as many as may be, and none is "
@@ -304,13 +304,13 @@ class WorkerRoutes:
     def _limits(self) -> dict[str, PolicyLimits]:
         """What trajectories must keep to now."""
         limits: dict[str, PolicyLimits] = {}
-        for name, info in self._site.policies.items():
+        for name, info in self._run.policies.items():
             newest = self._core.newest_version(name) if info.is_trained else -1
             limits[name] = PolicyLimits(
                 info,
                 newest,
                 self._vocab_size(name) if newest >= 0 else 0,
-                self._site.max_tokens.get(name, 0),
+                self._run.max_tokens.get(name, 0),
             )
         return limits
 
@@ -363,7 +363,7 @@ class WorkerRoutes:
         """
         if url and not _PEER_URL.fullmatch(url):
             raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
-        rules = self._site.peer_rules
+        rules = self._run.peer_rules
         if not url or not rules.is_on:
             return ""
         rules.check(url, caller(request), who)
@@ -384,7 +384,7 @@ class WorkerRoutes:
             return Failure(error_class="invalid", message=str(problem)[:MAX_REASON])
         if isinstance(result.outcome, Failure):
             return result.outcome
-        stored = self._site.trained if lease_kind(result.lease_id) == "train" else ()
+        stored = self._run.trained if lease_kind(result.lease_id) == "train" else ()
         return facts_of(
             result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
         )

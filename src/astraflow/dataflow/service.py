@@ -2,8 +2,8 @@
 
 Concurrent parts, all in one event loop:
 
-- Request handlers, one a request. Consume requests; produce commands and answers; wait for a topic (woken by
-  `Topics.wake` after a command), in the line for leases (served by `Line`, in a callback of the loop after a
+- Request handlers, one per request. Consume requests; produce commands and answers; wait for a topic (woken
+  by `Topics.wake` after a command), for leases (given out by `LeaseQueue`, in a callback of the loop after a
   command), or for a record to be durable (woken by the flush task).
 - The deadline watch, one task. Consumes `Liveness` and the evaluation rounds; produces ExpireLeases,
   DropWorker, ExpireEval; waits for the earliest deadline (woken by `deadline_moved`).
@@ -29,8 +29,10 @@ from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.dispatcher import Dispatcher
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.liveness import Liveness, WorkerLife
+from astraflow.dataflow.long_poll import LongPolls
 from astraflow.dataflow.records import PlanRow, PolicyFacts
 from astraflow.dataflow.routes import make_app
+from astraflow.dataflow.routes_shared import ServedRun
 from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.dataflow.waiting import waited
 from astraflow.errors import ComponentError, JournalError
@@ -86,14 +88,17 @@ class DataflowService:
         self._dispatcher = Dispatcher(core, journal, self._liveness)
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
         self._watch: asyncio.Task[None] | None = None
-        self.app: ASGIApp = make_app(
+        self._polls = LongPolls(self._dispatcher)
+        self._run = ServedRun(
             self._dispatcher,
+            self._polls,
             TaskLookup(core, sources, eval_sources),
             self._run_info,
             config,
-            peer_rules=peer_rules or PeerRules(),
             max_tokens={name: policy.max_tokens for name, policy in plan.policies.items()},
+            peer_rules=peer_rules or PeerRules(),
         )
+        self.app: ASGIApp = make_app(self._run)
 
     @property
     def state(self) -> RunState:
@@ -146,7 +151,7 @@ class DataflowService:
 
     async def stop(self) -> None:
         """Answers all who wait, writes a snapshot and closes the journal. Raises: JournalError."""
-        self._dispatcher.stop_waiting()
+        self._polls.stop()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait({self._watch})

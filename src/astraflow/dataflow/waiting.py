@@ -1,8 +1,8 @@
-"""Who waits for what: wake-up topics of long-polls, the line for leases, the list behind `astraflow status`.
+"""How waiters are woken: topics for news that concerns everybody, a queue for leases, and the list of waits.
 
-What a topic tells is for all who wait for it (a new version). A waiter takes the topic's current event
-*before* it looks at the state, so that no wake-up between the look and the wait is missed. What only one can
-have (a lease) has a line instead: it goes to those who wait longest, and nobody else is woken. Nothing polls.
+A topic tells all who wait for it (for a new version, for example). A lease can go to one service only, so
+requests for leases queue up: a lease goes to the one that has waited longest, and nobody else is woken.
+Nothing polls.
 """
 
 import asyncio
@@ -16,11 +16,25 @@ from typing import Any
 from astraflow.errors import Error
 from astraflow.types import Wait
 
-__all__ = ["Line", "Place", "Topics", "WaitList", "waited"]
+__all__ = ["LeaseQueue", "Topics", "WaitList", "Waiter", "waited"]
+
+
+async def waited(event: asyncio.Event, deadline_s: float) -> bool:
+    """Whether the event is set before the loop's clock reads `deadline_s` (infinity: no deadline)."""
+    try:
+        async with asyncio.timeout_at(deadline_s if math.isfinite(deadline_s) else None):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 class Topics:
-    """One event a topic, replaced at each wake-up. Example: `event = topics.next("leases")`."""
+    """One event per topic, replaced at each wake-up.
+
+    Take the event with `next` *before* you look at the state, then wait for it: a wake-up between the look
+    and the wait is not missed. Example: `event = topics.next("evals")`.
+    """
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Event] = {}
@@ -36,17 +50,18 @@ class Topics:
                 event.set()
 
     def wake_all(self) -> None:
-        """Wakes everybody, at the end of the service."""
+        """Wakes everybody."""
         self.wake(list(self._events))
 
 
 @dataclass(eq=False)
-class Place:
-    """A waiter's place in a `Line`. `event` is set once it is out of it: served, or to look again itself."""
+class Waiter:
+    """A request in a `LeaseQueue`. `event` is set when it has left the queue: served, or to look again."""
 
     number: int
-    """Waiters come to their turn in this order."""
+    """Requests are served in this order."""
     owner: str
+    """The rollout service that asks."""
     kind: Hashable
     look: Callable[[], Any]
     event: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,103 +80,97 @@ class Place:
         return self.found
 
 
-class Line:
-    """Those who wait for what only one of them can get, served in the order in which they came.
+class LeaseQueue:
+    """Requests that wait for leases, served first come, first served.
 
-    `look` takes what there is for its waiter, and returns None if that is nothing. Waiters of one `kind`
-    find the same: once one of them finds nothing, no other is asked. So a wake-up costs one look for each
-    waiter that gets something, and one more a kind, however many wait.
+    `look` takes leases for its waiter, and returns None if there are none for it. Waiters of one `kind` find
+    the same: once one of them finds nothing, no other is asked. So a wake-up costs one look for each waiter
+    that gets something, and one more per kind, however many wait.
 
-    Example: `with line.place("w0", served, look) as place: await waited(place.event, deadline_s)`.
-    A waiter that leaves has its place removed, and takes nothing with it: things go only to those who wait.
+    Example: `with queue.waiter("w0", served, look) as waiter: await waited(waiter.event, deadline_s)`.
+    A waiter that leaves is removed and takes nothing with it: leases go only to those who still wait.
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[Hashable, dict[int, Place]] = {}
-        """Kind -> those who wait, longest first."""
+        self._kinds: dict[Hashable, dict[int, Waiter]] = {}
+        """Kind -> number -> waiter, longest wait first."""
         self._numbers = itertools.count()
         self._is_due = False
 
     def new_number(self) -> int:
-        """The number of a newcomer, for `place`."""
+        """The number of a new request, for `waiter`."""
         return next(self._numbers)
 
     @contextmanager
-    def place(
+    def waiter(
         self, owner: str, kind: Hashable, look: Callable[[], Any], *, number: int | None = None
-    ) -> Generator[Place]:
-        """A place in the line while the block runs. `number`: of an earlier place, whose turn it keeps."""
-        place = Place(self.new_number() if number is None else number, owner, kind, look)
-        places = self._kinds.setdefault(kind, {})
-        is_last = not places or next(reversed(places)) < place.number
-        places[place.number] = place
+    ) -> Generator[Waiter]:
+        """A waiter that is in the queue while the block runs. `number`: from an earlier wait of the same
+        request, which keeps its turn."""
+        waiter = Waiter(self.new_number() if number is None else number, owner, kind, look)
+        waiters = self._kinds.setdefault(kind, {})
+        is_last = not waiters or next(reversed(waiters)) < waiter.number
+        waiters[waiter.number] = waiter
         if not is_last:
-            self._kinds[kind] = dict(sorted(places.items()))
+            self._kinds[kind] = dict(sorted(waiters.items()))
         try:
-            yield place
+            yield waiter
         finally:
-            self.remove(place)
+            self.remove(waiter)
 
     def wake(self) -> None:
-        """There may be something: those in line are served as soon as the loop is free."""
+        """There may be leases: the queue is served as soon as the event loop is free."""
         if self._kinds and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.serve_if_due)
 
     def serve_if_due(self) -> None:
-        """Serves those in line now, if they were to be served soon: whoever comes now comes after them."""
+        """Serves the queue now if it was to be served soon, so that a new request cannot jump it."""
         if not self._is_due:
             return
         self._is_due = False
         idle: set[Hashable] = set()
-        while heads := [next(iter(p.values())) for kind, p in self._kinds.items() if kind not in idle]:
-            place = min(heads, key=lambda head: head.number)
+        while heads := [next(iter(w.values())) for kind, w in self._kinds.items() if kind not in idle]:
+            waiter = min(heads, key=lambda head: head.number)
             try:
-                place.found = place.look()
+                waiter.found = waiter.look()
             except Error as err:
-                place.error = err
-            if place.is_served:
-                self.remove(place)
+                waiter.error = err
+            if waiter.is_served:
+                self.remove(waiter)
             else:
-                idle.add(place.kind)
+                idle.add(waiter.kind)
 
-    def stir(self, owner: str | None = None) -> None:
-        """Lets a waiter (None: all) look again itself, since something about it changed."""
-        for places in tuple(self._kinds.values()):
-            for place in tuple(places.values()):
-                if owner is None or place.owner == owner:
-                    self.remove(place)
+    def recheck(self, owner: str | None = None) -> None:
+        """Lets the waiters of an owner (None: all) look again themselves, because something about them
+        changed."""
+        for waiters in tuple(self._kinds.values()):
+            for waiter in tuple(waiters.values()):
+                if owner is None or waiter.owner == owner:
+                    self.remove(waiter)
 
-    def remove(self, place: Place) -> None:
-        """Takes a waiter out of the line and sets its event."""
-        place.event.set()
-        places = self._kinds.get(place.kind)
-        if places is not None and places.pop(place.number, None) is not None and not places:
-            del self._kinds[place.kind]
-
-
-async def waited(event: asyncio.Event, deadline_s: float) -> bool:
-    """Whether the event came before the loop's clock reads `deadline_s` (infinity: never)."""
-    try:
-        async with asyncio.timeout_at(deadline_s if math.isfinite(deadline_s) else None):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
+    def remove(self, waiter: Waiter) -> None:
+        """Takes a waiter out of the queue and sets its event."""
+        waiter.event.set()
+        waiters = self._kinds.get(waiter.kind)
+        if waiters is not None and waiters.pop(waiter.number, None) is not None and not waiters:
+            del self._kinds[waiter.kind]
 
 
 class WaitList:
-    """The waits in progress. Example: `with waits.entry(lambda: Wait(who=..., ...)): await ...`."""
+    """The waits in progress, as `astraflow status` shows them.
+
+    Example: `with waits.entry(lambda: Wait(who=..., ...)): await ...`.
+    """
 
     def __init__(self) -> None:
         self._waits: dict[int, Callable[[], Wait]] = {}
-        self._next = 0
+        self._keys = itertools.count()
 
     @contextmanager
     def entry(self, wait: Callable[[], Wait]) -> Generator[None]:
-        """Lists a wait while the block runs; what it waits for is asked when the list is read."""
-        self._next += 1
-        key = self._next
+        """Lists a wait while the block runs; `wait` is called when the list is read."""
+        key = next(self._keys)
         self._waits[key] = wait
         try:
             yield

@@ -247,8 +247,6 @@ _UNIT_NAMES = (
     "erg angstrom pc|parsec au ly c|celsius f|fahrenheit am pm"
 )
 _UNITS = {name: names.split("|")[0] for names in _UNIT_NAMES.split() for name in names.split("|")}
-_SCALES = {"dollar", "degree", "unit"}
-"""Left out so often that one side may have another word in its place."""
 _BARE_UNITS = "cm|mm|km|kg|ft|" + "|".join(
     sorted((f"{name}s?" for name in _UNITS if len(name) > 2), key=len, reverse=True)
 )

@@ -27,7 +27,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
 
-__all__ = ["ListSource", "make_source", "shared_prompts"]
+__all__ = ["ListSource", "make_source"]
 
 
 def make_source(
@@ -54,12 +54,6 @@ def make_source(
             return _EnvironmentSource(config, environments or {}, name=name)
         case Use():
             return _user_source(config)
-
-
-def shared_prompts(training: TaskSource, heldout: TaskSource) -> frozenset[str]:
-    """Prompts that occur in both; generates every task, so meant for tests and checks of small sources."""
-    seen = {training.task(idx).prompt for idx in range(len(training))}
-    return frozenset(seen & {heldout.task(idx).prompt for idx in range(len(heldout))})
 
 
 class ListSource:

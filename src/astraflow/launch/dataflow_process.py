@@ -7,15 +7,16 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.limits import RateLimit
 from astraflow.dataflow.service import DataflowService
 from astraflow.launch.access import tls_files, tokens_of
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import run_info, run_plan
 from astraflow.launch.preflight import open_sources
-from astraflow.service import HttpServer, TokenAuth, settle_memory
-from astraflow.web_guard import WebRules
+from astraflow.service.process import settle_memory
+from astraflow.service.rate_limit import RateLimit
+from astraflow.service.server import HttpServer, TokenAuth
+from astraflow.service.web_guard import WebRules
 from astraflow.weights.addresses import PeerRules
 
 __all__ = ["guarded", "make_service", "run_dataflow"]

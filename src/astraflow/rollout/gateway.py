@@ -26,8 +26,9 @@ from astraflow.errors import Error, RefusedError, RolloutError
 from astraflow.rollout.dialogue import Dialogue
 from astraflow.rollout.gateway_episode import EpisodeEndpoint
 from astraflow.rollout.gateway_wire import ChatRequest, Completed, ErrorBody, ModelList
-from astraflow.service import HttpServer, media_type_of, unsupported_media_type
-from astraflow.web_guard import WebRules
+from astraflow.service.messages import media_type_of, unsupported_media_type
+from astraflow.service.server import HttpServer
+from astraflow.service.web_guard import WebRules
 from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import AgentReport
 

@@ -17,7 +17,6 @@ from astraflow import wire
 from astraflow.envs.environment import with_environment, without_environment
 from astraflow.errors import DeadlineError, Error, RolloutError
 from astraflow.facts import episode_weights
-from astraflow.rollout.deadlines import Deadlines
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.exits import guarded_tasks
@@ -91,7 +90,7 @@ class EpisodeRunner:
         self._policies = policies
         self._workflow = workflow
         self._score = score
-        self._timeout_s, self._deadlines = timeout_s, Deadlines(timeout_s)
+        self._timeout_s = timeout_s
         self._eval_temperature = eval_temperature
         self._gateway = Gateway()
 
@@ -162,7 +161,7 @@ class EpisodeRunner:
         )
         proposals = Proposals(self._proposing if may_propose else None)
         scored = self._scored(task, proposals, seed)
-        timeout = self._deadlines.begin()
+        timeout = asyncio.timeout(self._timeout_s)
         try:
             with guarded_tasks():
                 async with timeout:
@@ -174,8 +173,6 @@ class EpisodeRunner:
                 f"task {task.id}: the episode took longer than rollout.episode_timeout_s = {self._timeout_s} "
                 f"(after {dialogue.recorder.num_completions} completions)"
             ) from err
-        finally:
-            self._deadlines.end(timeout)
         _check_rewards(rewards, dialogue)
         trajectories = _trajectories(rewards, dialogue)
         episode = Episode(

@@ -26,9 +26,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import ConfigError, WireError
-from astraflow.service import HttpServer, TokenAuth, is_loopback, item_response
+from astraflow.service.messages import item_response
+from astraflow.service.server import HttpServer, TokenAuth, is_loopback
+from astraflow.service.web_guard import WebRules
 from astraflow.types import Chunk, ChunkState
-from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import listens_everywhere
 from astraflow.weights.serving import UploadLimit, answers, chunk_response, parse_version, require_role
 

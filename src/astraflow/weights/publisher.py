@@ -23,7 +23,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import ConfigError, RefusedError, UnavailableError, WireError
-from astraflow.service import HttpServer, TokenAuth, item_response, read_item
+from astraflow.service.messages import item_response, read_item
+from astraflow.service.server import HttpServer, TokenAuth
+from astraflow.service.web_guard import WebRules
 from astraflow.types import (
     Forget,
     HandOver,
@@ -32,7 +34,6 @@ from astraflow.types import (
     ServedVersions,
     SourceLink,
 )
-from astraflow.web_guard import WebRules
 from astraflow.weights.addresses import announced_host, url_host
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig

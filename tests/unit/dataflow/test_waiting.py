@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from astraflow.dataflow.waiting import Line, Topics, WaitList, waited
+from astraflow.dataflow.waiting import LeaseQueue, Topics, WaitList, waited
 from astraflow.errors import RefusedError
 from astraflow.types import Wait
 
@@ -36,14 +36,14 @@ def test_waits_are_listed_while_they_last_longest_first() -> None:
     assert waits.current() == ()
 
 
-# --- the line -------------------------------------------------------------------------------------
+# --- the queue ------------------------------------------------------------------------------------
 
 
 class Work:
     """Pieces of work that only services of some kinds can do; counts who looked."""
 
     def __init__(self) -> None:
-        self.line = Line()
+        self.queue = LeaseQueue()
         self.pieces: deque[tuple[int, frozenset[str]]] = deque()
         self.num_looks = 0
         self.got: dict[str, list[int]] = {}
@@ -53,7 +53,7 @@ class Work:
         for _ in range(num):
             self.pieces.append((self.num_pieces, frozenset(kinds)))
             self.num_pieces += 1
-        self.line.wake()
+        self.queue.wake()
 
     def look(self, kind: str) -> int | None:
         self.num_looks += 1
@@ -68,14 +68,14 @@ class Work:
 
         async def waiting() -> None:
             look: Callable[[], int | None] = lambda: self.look(kind)  # noqa: E731
-            self.line.serve_if_due()
+            self.queue.serve_if_due()
             found = look()
             if found is None:
-                with self.line.place(name, kind, look) as place:
+                with self.queue.waiter(name, kind, look) as waiter:
                     try:
-                        await place.event.wait()
+                        await waiter.event.wait()
                     finally:
-                        found = place.taken()
+                        found = waiter.taken()
                         if found is not None:  # also by who is gone by then: its lease will expire
                             self.got.setdefault(name, []).append(found)
                 return
@@ -112,8 +112,8 @@ async def test_a_wake_up_without_work_costs_one_look_a_kind() -> None:
     tasks = [work.wait(f"w{idx}", "ab"[idx % 2]) for idx in range(100)]
     await turns()
     work.num_looks = 0
-    work.line.wake()
-    work.line.wake()
+    work.queue.wake()
+    work.queue.wake()
     await turns()
     assert work.num_looks == 2
     assert not any(task.done() for task in tasks)
@@ -138,39 +138,39 @@ async def test_a_waiter_that_leaves_or_is_stirred_takes_no_work_with_it() -> Non
     tasks = [work.wait(f"w{idx}") for idx in range(4)]
     await turns()
     tasks[0].cancel()
-    work.line.stir("w1")
+    work.queue.recheck("w1")
     work.add("a")
     await turns()
     assert work.got == {"w2": [0]}
     assert tasks[1].done()
-    work.line.stir()
+    work.queue.recheck()
     await turns()
     assert tasks[3].done()
 
 
 async def test_who_asks_again_keeps_its_turn_and_newcomers_come_after_what_is_due() -> None:
-    line, work = Line(), deque([1])
-    first, second = line.new_number(), line.new_number()
+    queue, work = LeaseQueue(), deque([1])
+    first, second = queue.new_number(), queue.new_number()
     look: Callable[[], int | None] = lambda: work.popleft() if work else None  # noqa: E731
     with (
-        line.place("w1", "a", look, number=second) as late,
-        line.place("w0", "a", look, number=first) as early,
+        queue.waiter("w1", "a", look, number=second) as late,
+        queue.waiter("w0", "a", look, number=first) as early,
     ):
-        line.wake()
-        line.serve_if_due()
+        queue.wake()
+        queue.serve_if_due()
         assert (early.taken(), late.taken()) == (1, None)
-        line.serve_if_due()  # nothing is due: nobody is asked
+        queue.serve_if_due()  # nothing is due: nobody is asked
         assert not late.event.is_set()
 
 
 async def test_a_refusal_reaches_its_waiter_and_the_next_is_served() -> None:
-    line = Line()
+    queue = LeaseQueue()
 
     def refuse() -> int:
         raise RefusedError("register again", code="unknown_worker")
 
-    with line.place("w0", "a", refuse) as gone, line.place("w1", "a", lambda: 7) as there:
-        line.wake()
+    with queue.waiter("w0", "a", refuse) as gone, queue.waiter("w1", "a", lambda: 7) as there:
+        queue.wake()
         await turns()
         assert there.taken() == 7
         with pytest.raises(RefusedError, match="register again"):
@@ -191,7 +191,7 @@ async def test_no_work_is_left_while_somebody_waits_who_could_do_it(seed: int) -
             case "leave" if waiting:
                 waiting.pop(rng.choice(sorted(waiting)))[1].cancel()
             case "stir" if waiting:
-                work.line.stir(rng.choice(sorted(waiting)))
+                work.queue.recheck(rng.choice(sorted(waiting)))
             case _:
                 await turns()
         if rng.random() < 0.3:

@@ -128,11 +128,6 @@ class Checks:
             self.broke(rule, detail)
         return bool(holds)
 
-    def must(self, rule: str, holds: object, detail: str = "") -> None:
-        """As `that`. Raises: BrokenError if it does not hold: nothing that rests on it can be looked at."""
-        if not self.that(rule, holds, detail):
-            raise BrokenError(rule, detail)
-
     def is_broken(self, rule: str) -> bool:
         """Whether the rule is known to be broken."""
         return self._states[rule].outcome == "broken"

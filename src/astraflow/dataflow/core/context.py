@@ -10,7 +10,7 @@ from astraflow.algorithms.curation import make_curation
 from astraflow.algorithms.filters import RepetitionFilter
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import Event
-from astraflow.dataflow.core.plan import PolicyPlan, RunPlan
+from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.core.state import PolicyState, RunStateData
 from astraflow.dataflow.core.table_parts import TableParts
 from astraflow.dataflow.core.valuation import Valuation
@@ -89,10 +89,6 @@ class Context:
             choices = ", ".join(self.state.policies)
             refuse("unknown_policy", f"policy {name!r} is not trained in this run (trained: {choices})", 404)
         return policy
-
-    def policy_plan(self, name: str) -> PolicyPlan:
-        """The plan of a trained policy."""
-        return self.plan.policies[name]
 
 
 def refuse(code: str, message: str, status: int = 409) -> NoReturn:

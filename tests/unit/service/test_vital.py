@@ -8,7 +8,8 @@ import pytest
 _SERVICE = """
 import asyncio, sys
 from starlette.applications import Starlette
-from astraflow.service import HttpServer, run_service
+from astraflow.service.process import run_service
+from astraflow.service.server import HttpServer
 
 async def main(stop):
     server = HttpServer(Starlette(), host="127.0.0.1", port=0, name="echo")

@@ -8,7 +8,7 @@ from starlette.types import Message as AsgiMessage
 
 from astraflow import wire
 from astraflow.errors import RefusedError
-from astraflow.service import read_item
+from astraflow.service.messages import read_item
 from astraflow.types import Message
 
 BODY = wire.encode(Message(role="user", content="x" * 100))

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from astraflow.vital import vital
+from astraflow.service.vital import vital
 
 __all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "most_connections", "raise_file_limit"]
 

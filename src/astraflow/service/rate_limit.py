@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.errors import RefusedError
-from astraflow.service import error_response
+from astraflow.service.messages import error_response
 
 __all__ = ["RateLimit", "TokenBucket"]
 

@@ -1,4 +1,4 @@
-"""What all request handlers share, and the checks that several of them make."""
+"""What all request handlers share: the run that they serve, and how they read and check a request."""
 
 import math
 import re
@@ -8,24 +8,28 @@ from functools import cached_property
 from typing import TypeVar
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from astraflow import wire
 from astraflow.dataflow.api import ROUTES
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.dispatcher import Dispatcher
+from astraflow.dataflow.long_poll import LongPolls
 from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.errors import RefusedError, VersionMismatchError, WireError
-from astraflow.service import read_item
-from astraflow.types import PROTOCOL_VERSION, Fingerprints, Item, PolicyInfo, RunInfo
+from astraflow.service.messages import read_item
+from astraflow.types import PROTOCOL_VERSION, Fingerprints, Item, PolicyInfo, RunInfo, Wait
 from astraflow.weights.addresses import PeerRules
 
 __all__ = [
-    "Site",
+    "ServedRun",
     "caller",
     "check_fingerprints",
     "check_protocol",
     "float_param",
     "int_param",
+    "path_int",
     "read_body",
 ]
 
@@ -34,22 +38,31 @@ _MAX_BYTES: dict[type[Item], int] = {
     route.body: route.max_bytes for route in ROUTES if route.body is not None
 }
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
-"""ASCII digits alone: `int` would take those of every script, underscores, and thousands of them."""
+"""ASCII digits alone: `int` would accept digits of every script, underscores, and thousands of digits."""
+_NATURAL = re.compile(r"[0-9]{1,15}")
 _MAX_SHOWN = 80
 """Characters of a parameter that a message repeats."""
 
 
-@dataclass(frozen=True)
-class Site:
-    """One run's parts, as the handlers see them."""
+# --- the run --------------------------------------------------------------------------------------
+
+
+@dataclass
+class ServedRun:
+    """The parts of one run, as its request handlers see them."""
 
     dispatcher: Dispatcher
+    polls: LongPolls
     lookup: TaskLookup
     run_info: RunInfo
     config: DataflowConfig
     max_tokens: Mapping[str, int]
-    """Trained policy -> longest trajectory, 0 if that is not known."""
+    """Trained policy -> length of its longest trajectory, 0 if that is not known."""
     peer_rules: PeerRules = field(default_factory=PeerRules)
+    max_batch_bytes: int = wire.MAX_BODY_BYTES
+    """A slice of a batch is one body."""
+    oversized: dict[str, Wait] = field(default_factory=dict[str, Wait])
+    """Policy -> its batch that is too large to be sent, as the status shows it: a person has to act."""
 
     @cached_property
     def policies(self) -> dict[str, PolicyInfo]:
@@ -62,15 +75,16 @@ class Site:
         return tuple(policy.name for policy in self.run_info.policies if policy.is_trained)
 
     def current_run_info(self) -> RunInfo:
-        """The run as it is now."""
+        """The run's description with its present state."""
         return msgspec.structs.replace(self.run_info, state=self.dispatcher.core.state)
 
     def trained_policy(self, request: Request) -> str:
-        """The policy in the path. Raises: RefusedError if it is not trained here."""
+        """The policy in the path. Raises: RefusedError if it is not trained in this run."""
         name = str(request.path_params["policy"])
         if name not in self.trained:
+            trained = ", ".join(self.trained)
             raise RefusedError(
-                f"policy {name!r} is not trained in this run (trained: {', '.join(self.trained)})",
+                f"policy {name[:_MAX_SHOWN]!r} is not trained in this run (trained: {trained})",
                 code="unknown_policy",
                 status=404,
             )
@@ -85,13 +99,16 @@ class Site:
         return self.trained_policy(request)
 
 
+# --- requests -------------------------------------------------------------------------------------
+
+
 def caller(request: Request) -> str:
     """The address that a request came from; empty if it is not known."""
     return request.client.host if request.client is not None else ""
 
 
 async def read_body(request: Request, item_type: type[_ItemT]) -> _ItemT:
-    """The item in the body, which is as long as its route allows. Raises: WireError, RefusedError."""
+    """The item in the body, which may be as long as its route allows. Raises: WireError, RefusedError."""
     return await read_item(request, item_type, limit=_MAX_BYTES[item_type])
 
 
@@ -126,6 +143,14 @@ def check_fingerprints(theirs: Fingerprints, ours: Fingerprints, who: str) -> No
 def _compare(name: str, theirs: str, ours: str, differences: list[str]) -> None:
     if theirs and ours and theirs != ours:
         differences.append(f"its {name} is {theirs[:16]}, the run's is {ours[:16]}")
+
+
+def path_int(request: Request, name: str) -> int:
+    """A whole number in the path. Raises: HTTPException if it is none, because there is no such path then."""
+    text = str(request.path_params[name])
+    if _NATURAL.fullmatch(text) is None:
+        raise HTTPException(404)
+    return int(text)
 
 
 def int_param(request: Request, name: str, default: int | None) -> int:

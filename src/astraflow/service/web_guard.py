@@ -4,7 +4,7 @@ A browser sends a page's requests to loopback as readily as its owner's. A page 
 site in `Origin`, or the browser says so in `Sec-Fetch-Site`; a page whose name was made to lead here (DNS
 rebinding) names itself in `Host`. Programs send neither of the first two, and call the service by a name that
 it knows. Bodies without a supported Content-Type, which a page may send without asking, are refused where
-they are read (`service.read_item`).
+they are read (`messages.read_item`).
 """
 
 import ipaddress

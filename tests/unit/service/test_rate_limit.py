@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from astraflow.dataflow.limits import RateLimit, TokenBucket
 from astraflow.errors import RefusedError
-from astraflow.service import MemoryTransport, Reply, ServiceClient, TokenAuth
+from astraflow.service.client import MemoryTransport, Reply, ServiceClient
+from astraflow.service.rate_limit import RateLimit, TokenBucket
+from astraflow.service.server import TokenAuth
 from astraflow.types import StatusReply
 from dataflow_driver import running
 

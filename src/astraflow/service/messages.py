@@ -1,0 +1,162 @@
+"""Items and errors as HTTP messages: how a service reads requests and answers, and how its callers read that.
+
+Both directions of an error stand here, so that they agree: `error_response` turns an error of ours into a
+status and an `ErrorReply`, and `error_from_reply` turns these back into the same class of error.
+"""
+
+import asyncio
+from typing import TypeVar, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from astraflow import wire
+from astraflow.errors import (
+    ConfigError,
+    DataError,
+    Error,
+    FencedError,
+    JournalError,
+    RefusedError,
+    VersionMismatchError,
+    WeightsError,
+    WireError,
+)
+from astraflow.types import ErrorReply, Item
+
+__all__ = [
+    "error_from_reply",
+    "error_response",
+    "item_response",
+    "media_type_of",
+    "read_item",
+    "unsupported_media_type",
+]
+
+_ItemT = TypeVar("_ItemT", bound=Item)
+_MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
+_BODY_PATIENCE_S = 20.0
+_SLOWEST_BYTES_PER_S = 100_000
+"""A link of 1 Mbit/s can still send a body."""
+
+
+# --- reading a request ----------------------------------------------------------------------------
+
+
+async def read_item(
+    request: Request,
+    item_type: type[_ItemT],
+    *,
+    limit: int = wire.MAX_BODY_BYTES,
+    patience_s: float = _BODY_PATIENCE_S,
+) -> _ItemT:
+    """The item in a request's body, decoded by its Content-Type.
+
+    A body must arrive within `patience_s` plus the time that its bytes take at the slowest accepted rate. A
+    client that sends nothing, or one byte at a time, is refused.
+    Raises: WireError if the body is too large or does not fit the type; RefusedError if it arrives too
+    slowly, or if its Content-Type is neither msgpack nor JSON.
+    """
+    media_type = media_type_of(request)
+    if media_type not in _MEDIA_TYPES:
+        raise unsupported_media_type(media_type, *_MEDIA_TYPES)
+    body = await _read_body(request, item_type.__name__, limit, patience_s)
+    return wire.decode(body, item_type, media_type)
+
+
+def media_type_of(request: Request) -> str:
+    """The media type in a request's Content-Type, without parameters; empty if there is none."""
+    return _header(request, b"content-type").partition(";")[0].strip().lower()
+
+
+def unsupported_media_type(given: str, *expected: str) -> RefusedError:
+    """The error for a body of another media type.
+
+    A body without any media type is refused as well, because a browser lets a web page send such bodies to
+    any address without asking first.
+    """
+    choices = " or ".join(expected)
+    return RefusedError(
+        f"Content-Type {given!r}: {choices} is expected", code="unsupported_media_type", status=415
+    )
+
+
+async def _read_body(request: Request, name: str, limit: int, patience_s: float) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    give_up_s = asyncio.get_running_loop().time() + patience_s
+    try:
+        async with asyncio.timeout_at(give_up_s) as deadline:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise WireError(f"{name}: body over the limit of {limit} bytes")
+                if chunks:
+                    deadline.reschedule(give_up_s + size / _SLOWEST_BYTES_PER_S)
+                chunks.append(chunk)
+    except TimeoutError as err:
+        raise RefusedError(
+            f"{name}: {size} bytes of the body came within {patience_s:.0f} s; send it at once",
+            code="slow_body",
+            status=408,
+        ) from err
+    return b"".join(chunks)
+
+
+def _header(request: Request, name: bytes) -> str:
+    """The first value of a header, or an empty text."""
+    for key, value in cast("list[tuple[bytes, bytes]]", request.scope["headers"]):
+        if key == name:
+            return value.decode("latin-1")
+    return ""
+
+
+# --- answering ------------------------------------------------------------------------------------
+
+
+def item_response(item: Item, request: Request, status: int = 200) -> Response:
+    """An item as the answer, in the media type that the caller accepts (JSON unless it names msgpack)."""
+    media_type = wire.MSGPACK if wire.MSGPACK in _header(request, b"accept") else wire.JSON
+    return Response(wire.encode(item, media_type), status, media_type=media_type)
+
+
+def error_response(error: Error, request: Request) -> Response:
+    """An error of ours as the answer: its status, its code and its message."""
+    status, code = _status_and_code(error)
+    return item_response(ErrorReply(code=code, message=str(error)), request, status)
+
+
+def _status_and_code(error: Error) -> tuple[int, str]:
+    if isinstance(error, RefusedError):
+        return error.status, error.code
+    if isinstance(error, VersionMismatchError):
+        return 400, "protocol_version"
+    if isinstance(error, JournalError):
+        return 503, "journal"
+    if isinstance(error, WireError):
+        return (413, "too_large") if "over the limit" in str(error) else (400, "malformed")
+    if isinstance(error, ConfigError | DataError | WeightsError):
+        return 400, "invalid"
+    return 503, "unavailable"
+
+
+# --- reading an answer ----------------------------------------------------------------------------
+
+
+def error_from_reply(status: int, body: bytes, media_type: str) -> Error:
+    """The error that an answer with a status of 300 or above stands for."""
+    if status < 400:
+        message = f"HTTP {status}: it sends callers elsewhere, and redirects are not followed"
+        return RefusedError(f"{message}; give the service's own address", code="redirect", status=status)
+    try:
+        error = wire.decode(body, ErrorReply, media_type)
+    except WireError:
+        text = body[:200].decode("utf-8", "replace")
+        return RefusedError(f"HTTP {status}: {text}", code="unknown", status=status)
+    if error.code == "fenced":
+        return FencedError(error.message)
+    if error.code == "protocol_version":
+        return VersionMismatchError(error.message)
+    if status in {400, 413}:
+        return WireError(error.message)
+    return RefusedError(error.message, code=error.code, status=status)
