@@ -1,8 +1,7 @@
-"""A rollout service's id: `NAME.NUMBER.SECRET`, which only that service is given.
+"""The id of a rollout service, `NAME.NUMBER.SECRET`. Only that service is given it.
 
-Whoever knows the id acts as the service, so nobody else ever reads it. Everything that others can read (the
-status, logs, metrics, the journal) has the *handle*, `NAME.NUMBER`. The dataflow keeps a digest of the
-secret.
+Whoever knows the id can act as the service, so nobody else ever reads it. Everything that others can read
+(status, logs, metrics, journal) shows the *handle*, `NAME.NUMBER`. The dataflow keeps a digest of the secret.
 """
 
 import hashlib
@@ -15,12 +14,12 @@ __all__ = ["NewId", "handle_of", "is_key_of", "new_worker_id", "shown_target"]
 
 _NUM_HANDLE_BYTES = 3
 _NUM_SECRET_BYTES = 16
-"""128 bits: nobody guesses it."""
+"""128 bits cannot be guessed."""
 _IN_TARGET = re.compile(r"(?<=/v1/workers/)[^/?]+")
 
 
 class NewId(NamedTuple):
-    """A fresh id, its handle, and the key by which it is known again."""
+    """A new id, its handle, and the key by which the id is recognized."""
 
     worker_id: str
     handle: str
@@ -35,18 +34,18 @@ def new_worker_id(name: str) -> NewId:
 
 
 def handle_of(worker_id: str) -> str:
-    """What may be shown of an id, and is no secret: all but its last part."""
+    """The part of an id that is no secret and may be shown: all but its last part."""
     return worker_id.rpartition(".")[0]
 
 
 def is_key_of(worker_id: str, key: str) -> bool:
-    """Whether the id holds the secret of the key; an empty key has none."""
+    """Whether the id holds the secret that the key was made of; false for an empty key."""
     secret = worker_id.rpartition(".")[2]
     return bool(key) and hmac.compare_digest(_digest(secret), key)
 
 
 def shown_target(target: str) -> str:
-    """The target of a request without its query and the secret of the service in it."""
+    """The target of a request without its query, and without the secret of a service's id in it."""
     return _IN_TARGET.sub(lambda match: handle_of(match[0]) or match[0], target.partition("?")[0])
 
 

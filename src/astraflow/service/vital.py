@@ -1,7 +1,7 @@
-"""Background tasks without which a service is of no use: if one ends early, the service ends, and says why.
+"""Background tasks that a service cannot do without: if one ends early, the service ends and says why.
 
-Nobody awaits such a task while the service works, so nobody would see that it died: a service whose HTTP
-server is gone would stay there, deaf. `run_service` takes such ends; elsewhere, as in tests, they are logged.
+Nobody awaits such a task while the service works, so nobody would notice its end: a service whose HTTP server
+is gone would go on and answer nobody. `run_service` takes such ends; elsewhere, as in tests, they are logged.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _take: ContextVar[Callable[[ServiceError], None] | None] = ContextVar("astraflow
 
 @contextlib.contextmanager
 def taking_ends(take: Callable[[ServiceError], None]) -> Generator[None]:
-    """`take` gets each early end of a vital task that is made within, in the event loop of that task."""
+    """`take` is called with each early end of a vital task made in the block, in the loop of that task."""
     is_over = False
 
     def take_unless_over(error: ServiceError) -> None:
@@ -37,7 +37,7 @@ def taking_ends(take: Callable[[ServiceError], None]) -> Generator[None]:
 
 
 def vital(task: "asyncio.Task[Any]", what: str, *, may_end: Callable[[], bool]) -> None:
-    """Watches over a task: that it ends while it may not, in whatever way, ends the service.
+    """Watches a task: if it ends, in whatever way, while `may_end` is false, the service ends.
 
     Example: `vital(task, "the HTTP server of the dataflow", may_end=lambda: self._is_stopping)`.
     """
@@ -47,7 +47,12 @@ def vital(task: "asyncio.Task[Any]", what: str, *, may_end: Callable[[], bool]) 
         if may_end():
             return
         cause = None if task.cancelled() else task.exception()
-        how = "was cancelled" if task.cancelled() else f"failed: {cause!r}" if cause else "returned"
+        if task.cancelled():
+            how = "was cancelled"
+        elif cause is not None:
+            how = f"failed: {cause!r}"
+        else:
+            how = "returned"
         error = ServiceError(f"{what} {how}, though the service had not ended it; start the service again")
         error.__cause__ = cause
         if take is not None:

@@ -1,10 +1,10 @@
 """Keeps web pages away from a service.
 
-A browser sends a page's requests to loopback as readily as its owner's. A page of another site names that
-site in `Origin`, or the browser says so in `Sec-Fetch-Site`; a page whose name was made to lead here (DNS
-rebinding) names itself in `Host`. Programs send neither of the first two, and call the service by a name that
-it knows. Bodies without a supported Content-Type, which a page may send without asking, are refused where
-they are read (`messages.read_item`).
+A browser sends the requests of any page to loopback as readily as those of its user. A page of another site
+names that site in `Origin`, or the browser does so in `Sec-Fetch-Site`. A page whose host name was made to
+resolve to this machine (DNS rebinding) names itself in `Host`. Programs send neither of the first two, and
+call the service by a name that it knows. A page may send bodies without a supported Content-Type unasked;
+these are refused where they are read (`messages.read_item`).
 """
 
 import ipaddress
@@ -20,24 +20,24 @@ from astraflow.types import ErrorReply
 __all__ = ["WebGuard", "WebRules"]
 
 _MAX_KNOWN = 256
-"""Accepted `Host` values remembered, so that they are parsed once."""
+"""Accepted `Host` values that are remembered, so that each is parsed once."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebRules:
-    """What a service accepts besides its own name."""
+    """What a service accepts in addition to its own name."""
 
     host_names: tuple[str, ...] = ()
-    """Names by which callers reach it, e.g. that of a proxy."""
+    """Names by which callers reach it, for example that of a proxy."""
     origins: tuple[str, ...] = ()
-    """Origins whose pages may call it, e.g. `https://dashboard.example.org`."""
+    """Origins whose pages may call it, for example `https://dashboard.example.org`."""
     needs_token: bool = False
-    """Whoever calls must show a token, which no page has: any name will do."""
+    """Every caller must show a token, which no page has, so any host name is accepted."""
 
 
 @dataclass(frozen=True)
 class WebGuard:
-    """ASGI middleware, outside everything else: answers 403 to what a web page sends."""
+    """ASGI middleware around everything else: answers 403 to requests that a web page sends."""
 
     app: ASGIApp
     rules: WebRules
@@ -55,7 +55,9 @@ class WebGuard:
 
     def _problem(self, scope: Scope) -> ErrorReply | None:
         """What is wrong with a request's headers; None if nothing is."""
-        host, origin, site = b"", None, b""
+        host = b""
+        origin: bytes | None = None
+        site = b""
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value
@@ -74,7 +76,7 @@ class WebGuard:
         return _foreign_origin(repr(given) if origin is not None else "another site")
 
     def _accepts_host(self, host: bytes) -> bool:
-        """Whether a `Host` may stand there. An address may: only a name can be made to lead elsewhere."""
+        """Whether a `Host` is accepted. An address always is: only a name can be made to lead elsewhere."""
         if self.rules.needs_token:
             return True
         is_known = _host_name(host) in {"localhost", *_lower(self.rules.host_names)} or _is_address(host)
@@ -100,7 +102,7 @@ def _foreign_origin(page: str) -> ErrorReply:
 
 
 def _host_name(host: bytes) -> str:
-    """The name without port, lower case; empty if it is none."""
+    """The host name in lower case without its port; empty if there is none."""
     try:
         return (urlsplit(f"//{host.decode('ascii')}").hostname or "").rstrip(".")
     except (UnicodeDecodeError, ValueError):
