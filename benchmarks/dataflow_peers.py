@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
-from astraflow.service import Reply, ServiceClient, Transport, settle_memory
+from astraflow.service.client import Reply, ServiceClient, Transport
+from astraflow.service.process import settle_memory
 from astraflow.types import (
     Batch,
     Commit,

@@ -23,7 +23,8 @@ from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.service import DataflowService
-from astraflow.service import HttpServer, TokenAuth, settle_memory
+from astraflow.service.process import settle_memory
+from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.types import Fingerprints, PolicyInfo, RunInfo, Sampling, Task
 
 NUM_TASKS = 20_000

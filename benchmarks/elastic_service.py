@@ -16,7 +16,8 @@ from astraflow.config import parse_config
 from astraflow.dataflow.client import DataflowClient
 from astraflow.launch.config import Recipe
 from astraflow.rollout.serve import run_rollout
-from astraflow.service import ServiceClient, run_service
+from astraflow.service.client import ServiceClient
+from astraflow.service.process import run_service
 from astraflow.types import Manifest, VersionsReply
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
-from astraflow.service import Reply
+from astraflow.service.client import Reply
 
 __all__ = ["LeanTransport"]
 

@@ -28,7 +28,8 @@ import zstandard
 from numpy.typing import NDArray
 
 from astraflow.host_tensors import HostTensor
-from astraflow.service import ServiceClient, run_service
+from astraflow.service.client import ServiceClient
+from astraflow.service.process import run_service
 from astraflow.types import SourceLink
 from astraflow.weights.codec.delta import apply_delta, parse_delta
 from astraflow.weights.codec.encoder import encode_delta

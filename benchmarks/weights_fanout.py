@@ -25,7 +25,8 @@ import msgspec
 import numpy as np
 
 from astraflow.host_tensors import HostTensor
-from astraflow.service import ServiceClient, run_service
+from astraflow.service.client import ServiceClient
+from astraflow.service.process import run_service
 from astraflow.types import Manifest, PublisherHealth, SourceLink
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.peer import Spool, served

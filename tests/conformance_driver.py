@@ -17,7 +17,7 @@ from astraflow.errors import RolloutError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.service import RolloutService
-from astraflow.service import MemoryTransport, Reply, ServiceClient, Transport
+from astraflow.service.client import MemoryTransport, Reply, ServiceClient, Transport
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import (

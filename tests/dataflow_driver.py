@@ -19,7 +19,8 @@ from astraflow.dataflow.segments import SEGMENT_BYTES
 from astraflow.dataflow.service import DataflowService
 from astraflow.errors import RefusedError
 from astraflow.protocols import TaskSource
-from astraflow.service import HttpServer, MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.service.server import HttpServer
 from astraflow.types import (
     BusySpan,
     Commit,

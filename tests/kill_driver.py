@@ -30,7 +30,7 @@ import psutil
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import UnavailableError
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import StepRecord
 from system_driver import ROOT, astraflow, environment
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import UnavailableError
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from kill_driver import tail, wrong_figures
 from system_driver import ROOT, astraflow, environment
 

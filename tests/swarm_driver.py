@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from astraflow.host_tensors import HostTensor, WeightSnapshot
-from astraflow.service import HttpServer, ServiceClient
+from astraflow.service.client import ServiceClient
+from astraflow.service.server import HttpServer
 from astraflow.types import Manifest, PublisherHealth, SourceLink
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.peer import Spool, served

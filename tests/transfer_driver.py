@@ -16,7 +16,8 @@ import numpy as np
 from astraflow import wire
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.host_tensors import HostTensor
-from astraflow.service import ServiceClient, run_service
+from astraflow.service.client import ServiceClient
+from astraflow.service.process import run_service
 from astraflow.types import Manifest, SourceLink
 from astraflow.weights import manifest
 from astraflow.weights.config import WeightsConfig

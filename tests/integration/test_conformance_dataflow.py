@@ -11,7 +11,8 @@ import pytest
 from astraflow import wire
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import WireError
-from astraflow.service import MemoryTransport, Reply, TokenAuth, Transport
+from astraflow.service.client import MemoryTransport, Reply, Transport
+from astraflow.service.server import TokenAuth
 from astraflow.types import (
     BatchReply,
     EpisodeResults,

@@ -12,7 +12,7 @@ import pytest
 from astraflow import wire
 from astraflow.errors import RolloutError
 from astraflow.host_tensors import WeightSnapshot
-from astraflow.service import Reply
+from astraflow.service.client import Reply
 from astraflow.types import (
     Episode,
     EpisodeReceipt,

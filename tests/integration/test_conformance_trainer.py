@@ -10,7 +10,7 @@ import pytest
 
 from astraflow import wire
 from astraflow.errors import FencedError
-from astraflow.service import Reply
+from astraflow.service.client import Reply
 from astraflow.types import (
     Batch,
     BatchReply,

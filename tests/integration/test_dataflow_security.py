@@ -8,7 +8,8 @@ import pytest
 
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.client import DataflowClient
-from astraflow.service import HttpServer, MemoryTransport, ServiceClient, TokenAuth
+from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.service.server import HttpServer, TokenAuth
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, refused, running
 
 ROLES = ("worker", "trainer", "viewer", "admin")

@@ -19,7 +19,7 @@ import pytest
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import (
     Commit,
     EpisodeResult,
@@ -221,7 +221,7 @@ import test_durable_replies as t
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import UnavailableError
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 
 async def main(folder):
     async with t.staged(folder, patience_s=0.3) as stage:

@@ -19,7 +19,7 @@ from astraflow.launch.evaluation import EvalReport, EvalScore, EvalSize, evaluat
 from astraflow.launch.evaluation_table import evaluation_table
 from astraflow.launch.targets import Endpoint, find_target, hosting
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.service import HttpServer
+from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling
 from recipe_builders import make_digit_model, make_digit_recipe
 

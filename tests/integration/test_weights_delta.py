@@ -14,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.errors import UnavailableError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
-from astraflow.service import HttpServer, ServiceClient
+from astraflow.service.client import ServiceClient
+from astraflow.service.server import HttpServer
 from astraflow.types import Manifest
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher
@@ -24,7 +25,7 @@ from astraflow.weights.receiver import Receiver
 PROCESS = """
 import sys
 from pathlib import Path
-from astraflow.service import run_service
+from astraflow.service.process import run_service
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import run_publisher
 

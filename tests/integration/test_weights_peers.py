@@ -15,7 +15,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import RefusedError, UnavailableError
-from astraflow.service import HttpServer, ServiceClient
+from astraflow.service.client import ServiceClient
+from astraflow.service.server import HttpServer
 from astraflow.types import ChunkState, SourceLink
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest

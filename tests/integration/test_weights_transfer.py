@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.errors import UnavailableError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
-from astraflow.service import HttpServer, ServiceClient
+from astraflow.service.client import ServiceClient
+from astraflow.service.server import HttpServer
 from astraflow.types import Manifest, PublisherHealth
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher, run_publisher
@@ -26,7 +27,7 @@ CONFIG = WeightsConfig(chunk_bytes=1024 * 1024)
 PROCESS = """
 import asyncio, sys
 from pathlib import Path
-from astraflow.service import run_service
+from astraflow.service.process import run_service
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import run_publisher
 

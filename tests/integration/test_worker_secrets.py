@@ -10,7 +10,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RefusedError, UnavailableError
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import EpisodeResult, EpisodeResults, Failure, Heartbeat, LeaseRequest, Load
 from astraflow.worker_ids import handle_of, shown_target
 from dataflow_driver import (

@@ -15,7 +15,7 @@ from astraflow.config import Use
 from astraflow.dataflow.client import DataflowClient
 from astraflow.launch.rollout_process import recipe_of
 from astraflow.rollout.serve import run_rollout
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import Fingerprints, SourceLink, VersionsReply
 from checked_engine import CheckedEngine
 from system_driver import ROOT, environment

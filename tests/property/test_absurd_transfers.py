@@ -18,7 +18,7 @@ import pytest
 
 from absurd_driver import NAMES, NUMBERS, bodies, encoded
 from astraflow import wire
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import Chunk, ErrorReply, Forget, HandOver, Item
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import digest_of, hash_bytes

@@ -21,7 +21,8 @@ from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.service import MemoryTransport, TokenAuth
+from astraflow.service.client import MemoryTransport
+from astraflow.service.server import TokenAuth
 from astraflow.types import ErrorReply
 from dataflow_driver import (
     Run,

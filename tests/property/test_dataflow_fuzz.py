@@ -16,7 +16,7 @@ from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import WireError
-from astraflow.service import MemoryTransport
+from astraflow.service.client import MemoryTransport
 from astraflow.types import EpisodeResults, Publication
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
 

@@ -23,7 +23,8 @@ from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.openapi import openapi_document
 from astraflow.dataflow.tables import DATABASE
-from astraflow.service import MemoryTransport, TokenAuth
+from astraflow.service.client import MemoryTransport
+from astraflow.service.server import TokenAuth
 from astraflow.types import StatusReply
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
 

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from astraflow.service import HttpServer, MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.service.server import HttpServer
 from astraflow.types import SourceLink
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher

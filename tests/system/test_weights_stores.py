@@ -13,7 +13,7 @@ import pytest
 
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.host_tensors import HostTensor
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import Manifest
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher

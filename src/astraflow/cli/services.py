@@ -154,7 +154,7 @@ _PR_SET_PDEATHSIG = 1
 
 def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
     """Runs a service; exits with its code, or with 2 if its settings are wrong."""
-    from astraflow.service import PARENT_FD_VARIABLE, run_service
+    from astraflow.service.process import PARENT_FD_VARIABLE, run_service
 
     if os.environ.get(PARENT_FD_VARIABLE):
         _die_with_parent()

@@ -10,7 +10,7 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import uses
 from astraflow.rollout.config import ServerEngineConfig
-from astraflow.service import is_loopback
+from astraflow.service.server import is_loopback
 from astraflow.workflows.config import AgentConfig, ProgramConfig
 
 __all__ = ["check_allowed", "needs_tokens", "network_modules", "tls_files", "tokens_of"]

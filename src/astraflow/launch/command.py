@@ -17,7 +17,7 @@ from astraflow.launch.report import load_summary, summary_table, write_report
 from astraflow.launch.run import Run, launch
 from astraflow.launch.screen import LiveView, PlainView, ScreenState, View, render
 from astraflow.launch.shown import shown
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import StatusReply
 
 __all__ = ["drop_and_tell", "run_recipe", "show_audit", "show_status"]

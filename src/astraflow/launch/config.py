@@ -14,7 +14,7 @@ from astraflow.config import Config, Use, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
-from astraflow.service import is_loopback
+from astraflow.service.server import is_loopback
 from astraflow.trainer.config import TrainConfig
 from astraflow.weights.addresses import announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig

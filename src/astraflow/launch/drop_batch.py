@@ -13,7 +13,7 @@ from astraflow.errors import ConfigError, DataError, UnavailableError
 from astraflow.launch.access import needs_tokens
 from astraflow.launch.dataflow_process import make_service
 from astraflow.launch.folder import RunFolder
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import DropReply, DropRequest
 
 __all__ = ["Dropped", "drop_batch"]

@@ -26,7 +26,7 @@ from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Fingerprints, Manifest, RunInfo

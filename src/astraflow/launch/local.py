@@ -17,7 +17,7 @@ from types import TracebackType
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import ProcessHandle, ProcessSpec
-from astraflow.service import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, STACKS_SIGNAL
+from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, STACKS_SIGNAL
 
 __all__ = ["LocalLauncher", "LocalProcess"]
 

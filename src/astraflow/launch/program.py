@@ -27,7 +27,7 @@ from astraflow.launch.folder import RunFolder
 from astraflow.protocols import LAUNCHER, ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_process import OWN_ENV_PREFIX
-from astraflow.service import is_loopback
+from astraflow.service.server import is_loopback
 from astraflow.trainer.config import OwnLoopBackendConfig
 from astraflow.weights.addresses import listens_everywhere
 

@@ -7,7 +7,7 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
 from astraflow.launch.access import tls_files, tokens_of
 from astraflow.launch.folder import RunFolder
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import Publication
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient

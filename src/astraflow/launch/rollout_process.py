@@ -17,7 +17,7 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.plan import code_fingerprint
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.serve import run_rollout
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import Fingerprints, RunInfo
 
 __all__ = ["own_rollout", "recipe_of", "run_rollout_service"]

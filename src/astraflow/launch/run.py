@@ -39,7 +39,7 @@ from astraflow.launch.program import Addresses, check_files, choose_addresses, p
 from astraflow.launch.screen import SilentView, View
 from astraflow.launch.supervisor import Supervisor
 from astraflow.protocols import Launcher
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 
 __all__ = ["Run", "launch"]

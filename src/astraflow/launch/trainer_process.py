@@ -11,7 +11,8 @@ from astraflow.errors import ConfigError
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import fingerprints
 from astraflow.rollout.engines.factory import make_engine
-from astraflow.service import ServiceClient, settle_memory
+from astraflow.service.client import ServiceClient
+from astraflow.service.process import settle_memory
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer

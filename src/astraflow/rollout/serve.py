@@ -17,7 +17,7 @@ from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
-from astraflow.service import settle_memory
+from astraflow.service.process import settle_memory
 from astraflow.types import Fingerprints, Manifest, PolicyInfo, RunInfo
 from astraflow.weights.peer import Spool, served
 from astraflow.weights.receiver import Receiver

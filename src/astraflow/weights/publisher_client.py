@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from astraflow.errors import DataError, RefusedError
 from astraflow.host_tensors import HostTensor
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import Chunk, DeltaFile, FileInfo, Forget, HandOver, Manifest, TensorInfo
 from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks, encode_header
 from astraflow.weights.manifest import (

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from astraflow import wire
 from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireError
-from astraflow.service import ServiceClient
+from astraflow.service.client import ServiceClient
 from astraflow.types import Chunk, ChunkState, Manifest
 from astraflow.weights.peer import State
 from astraflow.weights.range_sockets import RangeSockets

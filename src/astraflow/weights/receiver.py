@@ -21,7 +21,7 @@ from pathlib import Path
 
 from astraflow.errors import UnavailableError, WeightsError
 from astraflow.host_tensors import WeightChanges, WeightSnapshot
-from astraflow.service import HttpTransport, ServiceClient, Transport
+from astraflow.service.client import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
 from astraflow.weights.admission import available_bytes, check_encoding, check_fits, check_follows
 from astraflow.weights.downloads import Downloads, Part

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import Error, RefusedError, WeightsError
-from astraflow.service import error_response
+from astraflow.service.messages import error_response
 
 __all__ = ["Handler", "UploadLimit", "answers", "chunk_response", "parse_version", "require_role"]
 

@@ -95,7 +95,7 @@ def test_children_see_the_end_of_a_launcher_that_was_killed(tmp_path: Path) -> N
 
 _SERVICE = """
 import asyncio, sys, time
-from astraflow.service import run_service
+from astraflow.service.process import run_service
 
 async def main(stop):
     print("up", flush=True)

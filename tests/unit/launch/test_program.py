@@ -16,7 +16,8 @@ from astraflow.launch.dataflow_process import guarded
 from astraflow.launch.folder import RunFolder, changes_between
 from astraflow.launch.program import Addresses, check_files, choose_addresses, program
 from astraflow.rollout.config import ServerEngineConfig
-from astraflow.service import MemoryTransport, is_loopback
+from astraflow.service.client import MemoryTransport
+from astraflow.service.server import is_loopback
 
 
 def make_recipe(**changes: object) -> Recipe:

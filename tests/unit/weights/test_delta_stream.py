@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import DeltaFile, HandOver, Manifest, PublisherHealth
 from astraflow.weights.codec.encoder import encode_delta
 from astraflow.weights.manifest import digest_of, lay_out, pack

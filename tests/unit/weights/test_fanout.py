@@ -11,7 +11,7 @@ import numpy as np
 from starlette.types import ASGIApp
 
 from astraflow.host_tensors import HostTensor
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import Manifest, SourceLink
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.peer import PeerServer, Spool

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from astraflow.errors import DataError, RefusedError, UnavailableError, WeightsError, WireError
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import (
     Chunk,
     FileInfo,

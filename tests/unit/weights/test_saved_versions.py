@@ -8,7 +8,7 @@ import pytest
 
 from astraflow.errors import DataError, WeightsError
 from astraflow.host_tensors import HostTensor
-from astraflow.service import MemoryTransport, ServiceClient
+from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import FileInfo
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig

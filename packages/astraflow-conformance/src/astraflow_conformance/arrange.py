@@ -20,7 +20,8 @@ from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import run_info
 from astraflow.launch.preflight import open_sources
-from astraflow.service import HttpServer, HttpTransport, ServiceClient
+from astraflow.service.client import HttpTransport, ServiceClient
+from astraflow.service.server import HttpServer
 from astraflow.types import RunInfo, Task
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest

@@ -8,7 +8,7 @@ a candidate that breaks one rule is told of that rule alone.
 import logging
 from collections.abc import Awaitable, Callable
 
-from astraflow.service import Transport
+from astraflow.service.client import Transport
 from astraflow_conformance import dataflow_trainers as trainers
 from astraflow_conformance import dataflow_workers as workers
 from astraflow_conformance.desk import Desk, RefusalError

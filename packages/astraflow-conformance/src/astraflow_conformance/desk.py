@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from astraflow import wire
 from astraflow.errors import Error, WireError
-from astraflow.service import Reply, Transport
+from astraflow.service.client import Reply, Transport
 from astraflow.types import ErrorReply, Item
 from astraflow_conformance.report import AbandonedError, Checks
 

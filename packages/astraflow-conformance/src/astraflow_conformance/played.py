@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import Error, RefusedError, WireError
-from astraflow.service import error_response
+from astraflow.service.messages import error_response
 from astraflow_conformance.report import BrokenError, Checks
 
 __all__ = ["Played", "bad_gateway"]

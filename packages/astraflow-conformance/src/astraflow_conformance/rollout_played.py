@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from astraflow import wire
 from astraflow.errors import RefusedError
-from astraflow.service import item_response, read_item
+from astraflow.service.messages import item_response, read_item
 from astraflow.types import (
     PROTOCOL_VERSION,
     Episode,

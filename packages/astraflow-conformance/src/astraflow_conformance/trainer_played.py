@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from astraflow.errors import Error, FencedError
 from astraflow.host_tensors import WeightSnapshot
-from astraflow.service import item_response, read_item
+from astraflow.service.messages import item_response, read_item
 from astraflow.types import (
     PROTOCOL_VERSION,
     Batch,

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from astraflow.errors import ConfigError, RolloutError, UnavailableError
 from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
-from astraflow.service import HttpServer
+from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling
 
 HELLO = (Message(role="system", content="Be brief.\nPlease."), Message(role="user", content="Grüße"))
