@@ -37,7 +37,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.ingest import facts_of
-from astraflow.envs.scoring import extract_answer
+from astraflow.envs.rewards import extract_answer
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import export_tensors, fit_tensors, load_causal_lm
 from astraflow.rollout.config import TorchEngineConfig

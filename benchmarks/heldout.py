@@ -8,7 +8,7 @@ import dataclasses
 import os
 import statistics
 
-from astraflow.envs.scoring import make_reward
+from astraflow.envs.rewards import make_reward
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError
 from astraflow.host_tensors import WeightSnapshot

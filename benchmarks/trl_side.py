@@ -213,7 +213,7 @@ class _Reward:
 
     def __init__(self, job: TrlJob) -> None:
         from astraflow.envs.config import TasksConfig
-        from astraflow.envs.scoring import make_reward
+        from astraflow.envs.rewards import make_reward
 
         self._score = make_reward(TasksConfig.model_validate_json(job.reward))
         self._tasks = _load_tasks(job.tasks_file)

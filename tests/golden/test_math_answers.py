@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from astraflow.envs.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
-from astraflow.envs.scoring import make_reward
+from astraflow.envs.rewards import make_reward
 from astraflow.types import Task
 
 FOLDER = Path(__file__).parent

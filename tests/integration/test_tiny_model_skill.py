@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.envs.scoring import make_reward
+from astraflow.envs.rewards import make_reward
 from astraflow.envs.sources import make_source
 from astraflow.launch.config import load_recipe
 from astraflow.models.demonstrations import column_addition

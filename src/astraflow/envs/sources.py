@@ -22,7 +22,7 @@ from astraflow.envs.config import (
     TaskSourceConfig,
 )
 from astraflow.envs.environment import chosen_environment, make_environment, with_environment
-from astraflow.envs.gym import GymSource, system_context
+from astraflow.envs.reasoning_gym import GymSource, system_context
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
 from astraflow.types import Task

@@ -13,7 +13,7 @@ from pathlib import Path
 from astraflow.config import Use, load_attr
 from astraflow.envs.config import TaskSourceConfig
 from astraflow.envs.environment import check_environments
-from astraflow.envs.scoring import check_gradable
+from astraflow.envs.rewards import check_gradable
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe

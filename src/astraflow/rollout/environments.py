@@ -140,7 +140,7 @@ class Environments:
 
 
 class EnvironmentEpisode:
-    """One episode of an environment. Implements `workflows.conversation.Played`."""
+    """One episode of an environment. Implements `Played`, which a workflow sees."""
 
     def __init__(
         self, environment: InteractiveEnvironment, caller: "_Caller", state: Any, observation: Observation

@@ -25,7 +25,7 @@ from typing import Any
 
 from astraflow.config import Use
 from astraflow.envs.config import TasksConfig
-from astraflow.envs.scoring import make_reward
+from astraflow.envs.rewards import make_reward
 from astraflow.errors import RolloutError
 from astraflow.protocols import Reward
 from astraflow.types import Task

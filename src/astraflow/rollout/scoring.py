@@ -13,7 +13,7 @@ import sys
 from pebble import ProcessExpired, ProcessPool
 
 from astraflow.envs.config import ExactReward, TasksConfig
-from astraflow.envs.scoring import make_reward
+from astraflow.envs.rewards import make_reward
 from astraflow.errors import ConfigError, DeadlineError, RolloutError
 from astraflow.protocols import Reward
 from astraflow.rollout.scorer_process import Keeper, call_reward

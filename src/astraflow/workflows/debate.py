@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask
-from astraflow.workflows.parallel import in_parallel
-from astraflow.workflows.roles import blended
+from astraflow.workflows.roles import blended, in_parallel
 
 __all__ = ["DEBATE_PROMPT", "debate", "seats"]
 

@@ -23,8 +23,7 @@ from astraflow.workflows.single_turn import single_turn
 from astraflow.workflows.solve_and_check import solve_and_check
 from astraflow.workflows.solve_and_verify import solve_and_verify
 from astraflow.workflows.spawn import spawn
-from astraflow.workflows.tool_use import tool_use
-from astraflow.workflows.tools import make_tool
+from astraflow.workflows.tool_use import make_tool, tool_use
 
 __all__ = ["WORKFLOWS", "make_workflow"]
 

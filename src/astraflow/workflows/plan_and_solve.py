@@ -3,8 +3,7 @@
 from statistics import fmean
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from astraflow.workflows.parallel import in_parallel
-from astraflow.workflows.roles import blended, policy_at
+from astraflow.workflows.roles import blended, in_parallel, policy_at
 
 __all__ = ["FOLLOW_PROMPT", "PLAN_PROMPT", "plan_and_solve"]
 

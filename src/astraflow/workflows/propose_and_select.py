@@ -2,10 +2,8 @@
 
 from statistics import fmean
 
-from astraflow.workflows.choices import last_choice
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from astraflow.workflows.parallel import in_parallel
-from astraflow.workflows.roles import blended, policy_at
+from astraflow.workflows.roles import blended, in_parallel, last_choice, policy_at
 
 __all__ = ["SELECT_PROMPT", "propose_and_select"]
 

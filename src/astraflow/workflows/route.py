@@ -1,8 +1,7 @@
 """A router sends each task to a small or to a large model."""
 
-from astraflow.workflows.choices import last_choice
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from astraflow.workflows.roles import policy_at
+from astraflow.workflows.roles import last_choice, policy_at
 
 __all__ = ["ROUTE_PROMPT", "route"]
 

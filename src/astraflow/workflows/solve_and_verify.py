@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from astraflow.workflows.choices import last_choice
 from astraflow.workflows.conversation import Completion, Conversation, Policies, Rewards, ScoredTask
-from astraflow.workflows.roles import blended, is_right, policy_at
+from astraflow.workflows.roles import blended, is_right, last_choice, policy_at
 
 __all__ = ["RETRY_PROMPT", "VERIFY_PROMPT", "solve_and_verify"]
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from astraflow.workflows.conversation import Completion, Conversation, Policies, Policy, Rewards, ScoredTask
-from astraflow.workflows.parallel import in_parallel
-from astraflow.workflows.roles import policy_at
+from astraflow.workflows.roles import in_parallel, policy_at
 
 __all__ = ["RESULTS_PROMPT", "SPLIT_PROMPT", "spawn"]
 

@@ -12,7 +12,7 @@ from astraflow.envs.environment import (
     with_environment,
     without_environment,
 )
-from astraflow.envs.scoring import make_reward
+from astraflow.envs.rewards import make_reward
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.types import Task

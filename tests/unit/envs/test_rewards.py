@@ -24,8 +24,8 @@ from astraflow.envs.config import (
     SourceReward,
     TasksConfig,
 )
-from astraflow.envs.gym_scorers import HARMLESS_SCORERS
-from astraflow.envs.scoring import check_gradable, extract_answer, make_reward
+from astraflow.envs.reasoning_gym import HARMLESS_SCORERS
+from astraflow.envs.rewards import check_gradable, extract_answer, make_reward
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import Reward
@@ -209,7 +209,7 @@ def test_a_reward_of_the_users_own_gets_its_arguments_and_they_are_checked() -> 
 @pytest.mark.timeout(120)
 def test_building_and_using_rewards_loads_no_torch() -> None:
     code = (
-        "import sys; from astraflow.envs.config import *; from astraflow.envs.scoring import make_reward;"
+        "import sys; from astraflow.envs.config import *; from astraflow.envs.rewards import make_reward;"
         "from astraflow.envs.sources import make_source;"
         "config = ReasoningGymConfig(dataset='chain_sum');"
         "task = make_source(config).task(0);"

@@ -1,6 +1,6 @@
 import pytest
 
-from astraflow.workflows.choices import last_choice
+from astraflow.workflows.roles import last_choice
 
 
 @pytest.mark.parametrize(

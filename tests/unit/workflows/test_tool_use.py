@@ -9,8 +9,7 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode
 from astraflow.workflows.calls import ToolCall, bare_json_calls, tagged_calls
-from astraflow.workflows.tool_use import tool_use
-from astraflow.workflows.tools import Tool, make_tool, run_call
+from astraflow.workflows.tool_use import Tool, make_tool, run_call, tool_use
 from rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
 from workflow_driver import letter_renderer
 

@@ -14,7 +14,11 @@ from typing import Any, cast
 
 from astraflow.errors import ConfigError
 
-__all__ = ["rational_near", "same_algebra", "same_sets"]
+__all__ = [
+    "rational_near",
+    "same_algebra",
+    "same_sets",
+]
 
 _DIGITS = 60
 """Digits beyond the decimal point's place to which exact numbers are compared."""

@@ -1,8 +1,9 @@
-"""Tasks of the `reasoning-gym` library, and their scores.
+"""Tasks of the `reasoning-gym` library and their scores.
 
 A task carries how it was generated, not its solution: the scorer generates the same entry again, so that
 every data set's own scorer sees exactly the objects that it made. An entry that differs from the task
-(another version of the library on another machine) is an error, never a score of 0.
+(because another machine has another version of the library) is an error, never a score of 0. Scorers that
+would run a completion as Python are refused unless the recipe allows them.
 """
 
 import difflib
@@ -14,12 +15,18 @@ from typing import Any, Protocol, cast
 
 from astraflow.config import check_args
 from astraflow.envs.config import ReasoningGymConfig
-from astraflow.envs.gym_scorers import HARMLESS_SCORERS
 from astraflow.errors import ConfigError, DataError
 from astraflow.splits import is_heldout
 from astraflow.types import Message, Task
 
-__all__ = ["GYM", "GymSource", "check_scorer", "score_gym", "system_context"]
+__all__ = [
+    "GYM",
+    "HARMLESS_SCORERS",
+    "GymSource",
+    "check_scorer",
+    "score_gym",
+    "system_context",
+]
 
 GYM = "reasoning_gym"
 """Value of `kind` in the spec of a task of this source."""
@@ -178,3 +185,115 @@ def _registered(name: str) -> tuple[Callable[[Any], _Dataset], Callable[..., Any
     raise ConfigError(
         f"dataset = {name!r} is not a data set of reasoning-gym{hint} (choices: {', '.join(sorted(known))})"
     )
+
+
+# --- scorers that run nothing -----------------------------------------------------------------------
+
+HARMLESS_SCORERS = frozenset(
+    {
+        "ab",
+        "acre",
+        "advanced_geometry",
+        "aiw",
+        "arc_1d",
+        "arc_agi",
+        "base_conversion",
+        "basic_arithmetic",
+        "bf",
+        "binary_alternation",
+        "bitwise_arithmetic",
+        "boxnet",
+        "caesar_cipher",
+        "calendar_arithmetic",
+        "chain_sum",
+        "circuit_logic",
+        "codeio",
+        "coin_flip",
+        "color_cube_rotation",
+        "complex_arithmetic",
+        "count_bits",
+        "count_primes",
+        "course_schedule",
+        "cryptarithm",
+        "decimal_arithmetic",
+        "decimal_chain_sum",
+        "dice",
+        "emoji_mystery",
+        "family_relationships",
+        "figlet_font",
+        "fraction_simplification",
+        "futoshiki",
+        "game_of_life",
+        "game_of_life_halting",
+        "gcd",
+        "graph_color",
+        "group_anagrams",
+        "gsm_symbolic",
+        "isomorphic_strings",
+        "jugs",
+        "kakurasu",
+        "knight_swap",
+        "knights_knaves",
+        "largest_island",
+        "lcm",
+        "leg_counting",
+        "letter_counting",
+        "letter_jumble",
+        "list_functions",
+        "mahjong_puzzle",
+        "manipulate_matrix",
+        "maze",
+        "mini_sudoku",
+        "modulo_grid",
+        "needle_haystack",
+        "number_filtering",
+        "number_format",
+        "number_sequence",
+        "number_sorting",
+        "palindrome_generation",
+        "palindrome_partitioning",
+        "path_star",
+        "polynomial_equations",
+        "pool_matrix",
+        "power_function",
+        "prime_factorization",
+        "products",
+        "propositional_logic",
+        "quantum_lock",
+        "ransom_note",
+        "rearc",
+        "rectangle_count",
+        "rotate_matrix",
+        "rotten_oranges",
+        "rubiks_cube",
+        "rush_hour",
+        "self_reference",
+        "sentence_reordering",
+        "shortest_path",
+        "simple_equations",
+        "simple_geometry",
+        "sokoban",
+        "spell_backward",
+        "string_manipulation",
+        "string_splitting",
+        "string_synthesis",
+        "sudoku",
+        "survo",
+        "syllogism",
+        "time_intervals",
+        "tower_of_hanoi",
+        "tsumego",
+        "word_ladder",
+        "word_sequence_reversal",
+        "word_sorting",
+        "zebra_puzzles",
+    }
+)
+"""Data sets whose scorers read a completion as text and never run it.
+
+Each was read, with all that its `score_answer` calls. In version 0.1.25 nine run a completion as Python, by
+`eval` or sympy's `parse_expr`: `binary_matrix`, `countdown`, `intermediate_integration`, `n_queens`,
+`polynomial_multiplication`, `puzzle24`, `simple_integration`, `spiral_matrix`, `string_insertion`; and
+`composite` may hold any of them. A data set that is not listed here, such as one of a later version of the
+library, counts as one of those.
+"""

@@ -1,14 +1,25 @@
-"""Texts of answers: which part of a text is its final answer, and one spelling for what is written alike.
+"""Answers of mathematics as texts: where the final answer is, one spelling for it, and its shape.
 
-Works on characters only; nothing is evaluated. What two answers mean is compared by `answer_shape` and
-`answer_value`.
+Works on characters only; nothing is evaluated. The shape (one value, several, a set, an ordered tuple or an
+interval) is found before any value is compared, so that one of two answers is not both of them, a pair is no
+number, and a closed interval is no open one. `math_answers` compares what two answers mean.
 """
 
 # ruff: noqa: RUF001 - characters that look like others are what this file is about
 
 import re
+from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["boxes", "final_answer", "fold", "gold_answer", "tidy"]
+__all__ = [
+    "Shape",
+    "boxes",
+    "final_answer",
+    "fold",
+    "gold_answer",
+    "shape_of",
+    "tidy",
+]
 
 # --- where the final answer is --------------------------------------------------------------------
 
@@ -274,3 +285,113 @@ _BLANK = re.compile(r"\\text|\s+(?!\d)|(?<!\d)\s+")
 def fold(text: str) -> str:
     """A tidy answer without blanks, except between digits: two that are equal here are the same answer."""
     return _BLANK.sub("", text)
+
+
+# --- what the answer consists of -------------------------------------------------------------------
+
+_OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\langle": 1, r"\lfloor": 1, r"\lceil": 1}
+_CLOSING = {")": 1, "]": 1, "}": 1, r"\}": 1, r"\rangle": 1, r"\rfloor": 1, r"\rceil": 1}
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\\]", re.DOTALL)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_CONJUNCTION = re.compile(
+    r",?\s*(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z]))\s*,?"
+)
+_MEMBER = re.compile(r"^\s*\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*\\in(?![A-Za-z])\s*")
+_TEXT_SPAN = re.compile(r"\\text\{[^{}]*\}")
+_TEXT_CONJUNCTION = re.compile(r"(?<=\w)\s*(?:,?\s+(?:and|or)\s+|,\s*)(?=\w[^{}]*\})")
+"""Inside `\\text{}`, whose parts each become a text of their own."""
+_SIGN = re.compile(r"\\pm(?![A-Za-z])|\\mp(?![A-Za-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An answer taken apart. Example: `(1, 2]` is `Shape("tuple", ("1", "2"), "(]")`."""
+
+    kind: Literal["value", "several", "set", "tuple"]
+    items: tuple[str, ...]
+    """The texts of the parts; of a value, the value itself."""
+    brackets: str = ""
+    """The opening and closing bracket of a tuple; empty for other shapes."""
+
+
+def shape_of(text: str) -> Shape:
+    """The shape of a tidy answer. Outside brackets, a comma before three digits separates thousands."""
+    text = _TEXT_SPAN.sub(lambda group: _TEXT_CONJUNCTION.sub(r"}; \\text{", group.group()), text)
+    text = _named(_MEMBER.sub("", text).strip())
+    while (inner := _inside(text)) is not None:
+        brackets, content = inner
+        if brackets == r"\{\}":
+            return _set(content)
+        items = _parts(content)
+        if len(items) > 1:
+            return Shape("tuple", items, brackets)
+        if brackets != "()" or not content.strip():
+            return Shape("value", (text,))
+        text = content.strip()
+    several = _parts(_CONJUNCTION.sub(";", _THOUSANDS.sub(_joined, text)))
+    if len(several) == 1:
+        several = _both_signs(several[0])
+    elif any(_SIGN.search(part) for part in several):
+        several = tuple(value for part in several for value in _both_signs(part))
+    return Shape("several" if len(several) > 1 else "value", several)
+
+
+def _named(text: str) -> str:
+    """The brackets that a text gives a name to: of `(x, y) = (1, 2)`, what stands on the right."""
+    name, _, content = text.rpartition("=")
+    content = content.strip()
+    if name and len(_parts(name)) == 1 and _inside(content) is not None:
+        return content
+    return text
+
+
+def _joined(number: re.Match[str]) -> str:
+    return number.group().replace(",", "")
+
+
+def _set(content: str) -> Shape:
+    if re.search(r"\\mid(?![A-Za-z])|[|:]", content):
+        return Shape("value", (rf"\{{{content}\}}",))
+    items = _parts(_CONJUNCTION.sub(";", content))
+    return Shape("set", tuple(value for item in items for value in _both_signs(item)))
+
+
+def _both_signs(text: str) -> tuple[str, ...]:
+    """`a \\pm b` is two values; a `\\mp` beside it has the other sign."""
+    if not re.search(r"\\pm(?![A-Za-z])", text):
+        return (text,)
+    plus = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", text))
+    minus = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", text))
+    return (re.sub(r"(^|=)\s*\+", r"\1 ", plus).strip(), minus)
+
+
+def _inside(text: str) -> tuple[str, str] | None:
+    """Brackets and content of a text that one pair of brackets encloses."""
+    tokens = [(token.group(), token.start(), token.end()) for token in _TOKEN.finditer(text)]
+    if len(tokens) < 2 or tokens[0][0] not in ("(", "[", r"\{", r"\langle"):
+        return None
+    closing = tokens[-1][0]
+    if closing not in (")", "]", r"\}", r"\rangle"):
+        return None
+    depth = 0
+    for token, _, end in tokens:
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and end != len(text):
+            return None
+    brackets = tokens[0][0] + closing
+    content = text[tokens[0][2] : tokens[-1][1]]
+    return ("()" if brackets == r"\langle\rangle" else brackets), content
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """The parts of a text between its outermost commas and semicolons."""
+    parts: list[str] = [""]
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and token in (",", ";"):
+            parts.append("")
+        else:
+            parts[-1] += token
+    return tuple(part.strip() for part in parts if part.strip()) or (text.strip(),)

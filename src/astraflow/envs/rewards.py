@@ -15,7 +15,6 @@ from functools import partial
 from typing import cast
 
 from astraflow.config import Use, check_args, load_attr
-from astraflow.envs.answer_text import boxes, fold
 from astraflow.envs.config import (
     ExactReward,
     HubSourceConfig,
@@ -28,13 +27,18 @@ from astraflow.envs.config import (
     TaskSourceConfig,
 )
 from astraflow.envs.environment import make_environment, without_environment
-from astraflow.envs.gym import GYM, check_scorer, score_gym
 from astraflow.envs.math_answers import is_right, readable_gold
+from astraflow.envs.math_text import boxes, fold
+from astraflow.envs.reasoning_gym import GYM, check_scorer, score_gym
 from astraflow.errors import DataError
 from astraflow.protocols import Environment, Reward, TaskSource
 from astraflow.types import Task
 
-__all__ = ["check_gradable", "extract_answer", "make_reward"]
+__all__ = [
+    "check_gradable",
+    "extract_answer",
+    "make_reward",
+]
 
 _COMPARING_S = 4.0
 """An answer that takes longer to read and compare is wrong, rather than the end of its scoring process."""
