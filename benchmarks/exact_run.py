@@ -42,7 +42,7 @@ from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import export_tensors, fit_tensors, load_causal_lm
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
-from astraflow.rollout.engines.slots import Slots
+from astraflow.rollout.engines.lane import Lanes
 from astraflow.rollout.renderer import load_renderer
 from astraflow.splits import is_heldout
 from astraflow.trainer.backends.torch_backend import TorchBackend
@@ -177,8 +177,8 @@ class ExactRun:
         )
         self._backend = TorchBackend(setting.train, model_dir=self.model_dir, seed=self.seed)
         base = WeightSnapshot(_POLICY, 0, export_tensors(load_causal_lm(self.model_dir)), self.model_dir)
-        slots = Slots(TorchEngineConfig(num_slots=_NUM_SLOTS, max_context=_MAX_CONTEXT), base)
-        self._model, self._lane = slots.live.model, slots.live.lane
+        lanes = Lanes(TorchEngineConfig(num_slots=_NUM_SLOTS, max_context=_MAX_CONTEXT), base)
+        self._model, self._lane = lanes.live.model, lanes.live.lane
         self._renderer = load_renderer(self.model_dir)
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._payloads: list[Trajectory] = []

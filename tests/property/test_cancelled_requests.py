@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
-from astraflow.rollout.engines.slots import Slots
+from astraflow.rollout.engines.lane import Lanes
 from astraflow.types import Generation, Sampling
 from engine_models import make_model_folder, make_random_model, snapshot_of
 
@@ -27,24 +27,24 @@ class Desk:
     """Two slots, as the engine's thread drives them."""
 
     def __init__(self, live: WeightSnapshot, pinned: WeightSnapshot) -> None:
-        self.slots = Slots(CONFIG, live)
-        self.slots.pin(self.slots.build(pinned))
+        self.lanes = Lanes(CONFIG, live)
+        self.lanes.pin(self.lanes.build(pinned))
 
     def submit(self, ask: Ask, version: int, outcomes: list[Outcome]) -> Job:
         prompt, max_new, seed = ask
         job = Job(PROMPTS[prompt], Sampling(seed=seed), max_new, None, outcomes.append, version)
-        self.slots.lane_for(version, changing=frozenset()).submit(job)
+        self.lanes.lane_for(version, changing=frozenset()).submit(job)
         return job
 
     @torch.inference_mode()
     def step(self) -> None:
-        for lane in self.slots.lanes:
+        for lane in self.lanes.lanes:
             if lane.has_work:
                 lane.step()
 
     @property
     def has_work(self) -> bool:
-        return any(lane.has_work for lane in self.slots.lanes)
+        return any(lane.has_work for lane in self.lanes.lanes)
 
 
 class Cancelling(RuleBasedStateMachine):
@@ -76,12 +76,12 @@ class Cancelling(RuleBasedStateMachine):
         """Also one that has been answered: the cancellation may come too late."""
         if self.open:
             job, _, _ = self.open.pop(place % len(self.open))
-            self.desk.slots.drop(job)
+            self.desk.lanes.drop(job)
 
     @invariant()
     def every_request_is_counted_once(self) -> None:
         num_unanswered = sum(not outcomes for _, _, outcomes in self.open)
-        assert sum(lane.num_running + lane.num_waiting for lane in self.desk.slots.lanes) == num_unanswered
+        assert sum(lane.num_running + lane.num_waiting for lane in self.desk.lanes.lanes) == num_unanswered
 
     def teardown(self) -> None:
         while self.desk.has_work:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from astraflow.errors import ConfigError, Error, RefusedError, RolloutError, WeightsError
 from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
-from astraflow.rollout.engines.server_http import ServerHttp
+from astraflow.rollout.engines.server_api import ServerHttp
 from astraflow.service.client import ServiceClient
 from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling

@@ -125,7 +125,7 @@ def _disk(run_dir: Path) -> Finding:
 
 
 def _gpus() -> Finding:
-    from astraflow.rollout.engines.devices import gpu_names
+    from astraflow.rollout.engines.torch_engine import gpu_names
 
     gpus = gpu_names()
     return Finding("ok", "GPUs", ", ".join(gpus) if gpus else "none that torch can use: all runs on the CPU")

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from astraflow.rollout.engines.requests import StopText
 from astraflow.rollout.engines.sampling import Restriction, SamplingRows, uniforms
-from astraflow.rollout.engines.stopping import StopText
 from astraflow.types import FinishReason, Generation, Sampling
 
 __all__ = ["Job", "Outcome", "Rows"]

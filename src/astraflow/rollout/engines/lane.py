@@ -1,38 +1,56 @@
-"""One version of the model and the batch that runs on it: admission, decoding steps, replacement of weights.
+"""One version of the model and the batch that runs on it, and the two of them that an engine has.
 
-Passive: no threads, no clock. The owner calls `step` while `has_work`; results go out through
-`Job.resolve`. Requests join and leave between any two steps. A prompt that several requests share is
-prefilled once and its keys and values copied, and its first token is computed once. After a replacement of
-the weights the keys and values of all running requests are recomputed, a shared prompt's once again, so that
-every later logprob is that of a full forward under the new version.
+A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: no threads,
+no clock. Its owner calls `step` while `has_work`; results go out through `Job.resolve`. Requests join and
+leave between any two steps. A prompt that several requests share is prefilled once, its keys and values are
+copied, and its first token is computed once. After the weights are replaced, the keys and values of all
+running requests are recomputed (once for a shared prompt), so that every later logprob is that of a full
+forward under the new version.
+
+`Lanes` are the weight slots of an engine: `live` follows the newest version, `pinned` serves exactly one, for
+evaluation. The pinned lane runs on a second copy of the model, which is built when it is first needed. A
+request for exactly one version runs in the lane that has it and holds it: a held lane changes its version
+only when its holders are done, and takes no new holders once a change waits. Requests for the newest version
+hold nothing.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from astraflow.errors import RolloutError
-from astraflow.models.loading import FittedTensors
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
+from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.cache import KvCache
-from astraflow.rollout.engines.forward import Forward
+from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
+from astraflow.rollout.engines.requests import stop_ids
 from astraflow.rollout.engines.sampling import pick_tokens
+from astraflow.rollout.slots import SlotName
 
-__all__ = ["Lane"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Lane", "Lanes", "LoadedModel"]
 
 _PREFILL_TOKENS = 4096
-"""Tokens of one prefill call, padding included: bounds its memory and the stall of those who run."""
+"""Tokens of one prefill call, padding included: bounds its memory, and how long running requests stand
+still."""
 _STRETCH_POSITIONS = 65_536
-"""Cached positions that one call for what follows prefixes attends to: it copies them together."""
+"""Cached positions that one call of `_extend` attends to; the call copies all of them together."""
 _MIN_FILL = 0.6
-"""A prefill call holds prefixes of at least this share of its longest one: less is mostly padding."""
+"""A prefill call holds prefixes of at least this share of its longest one; shorter ones are mostly
+padding."""
 _MAX_DELAY_STEPS = 4
 """A prefill call costs about as much as a step, so a request waits up to this long for others to share it."""
 _ADMISSION_SHARE = 16
-"""One request in so many running ones is enough to be admitted at once."""
+"""If one request waits for so many running ones, it is admitted at once."""
 
 
 class Lane:
@@ -54,8 +72,8 @@ class Lane:
         self._waiting: deque[Job] = deque()
         self._num_delays = 0
         self._twins_of: list[int] = []
-        """Rows whose prompts are also those of the last rows, which were admitted with them: what is computed
-        for the first token of a prompt is computed once. Empty between two steps."""
+        """The last rows share their prompts with these rows, with which they were admitted; the first token
+        of such a prompt is computed once. Empty between two steps."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[[i for i in stop_ids if 0 <= i < vocab_size]] = True
 
@@ -272,3 +290,88 @@ def _chunks(
         chunk = chunk[lengths[chunk] >= _MIN_FILL * longest]
         yield chunk, longest
         start += len(chunk)
+
+
+# --- the weight slots of an engine ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory and the lane that runs on it."""
+
+    model: "PreTrainedModel"
+    lane: Lane
+
+
+class Lanes:
+    """The live and the pinned lane of one policy's engine; the first snapshot goes live.
+
+    Owned by the stepping thread. Example: `lanes.lane_for(request.version,
+    changing=frozenset()).submit(job)`.
+    Raises: DataError or WeightsError if the first snapshot cannot serve.
+    """
+
+    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot) -> None:
+        self._config = config
+        self.policy = snapshot.policy
+        self.live = self.build(snapshot)
+        self.pinned: LoadedModel | None = None
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes that exist."""
+        pinned = self.pinned
+        return (self.live.lane,) if pinned is None else (self.live.lane, pinned.lane)
+
+    def loaded(self, name: SlotName) -> LoadedModel | None:
+        """What a slot holds; None while nothing was ever pinned."""
+        return self.live if name == "live" else self.pinned
+
+    def is_held(self, name: SlotName) -> bool:
+        """True while requests for exactly the version of a slot run in it."""
+        loaded = self.loaded(name)
+        return loaded is not None and loaded.lane.is_held
+
+    def build(self, snapshot: WeightSnapshot) -> LoadedModel:
+        """A further model that serves a snapshot; touches neither slot."""
+        config = self._config
+        model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
+        install_tensors(model, snapshot.tensors)
+        lane = Lane(
+            make_forward(model, max_context=config.max_context, name=f"policy {snapshot.policy!r}"),
+            num_slots=config.num_slots,
+            max_context=config.max_context,
+            stop_ids=stop_ids(model, snapshot.model_dir),
+            version=snapshot.version,
+        )
+        return LoadedModel(model, lane)
+
+    def pin(self, loaded: LoadedModel) -> None:
+        """Puts a model into the pinned slot."""
+        self.pinned = loaded
+
+    def drop(self, job: Job) -> None:
+        """Forgets a request, in whichever lane it is."""
+        for lane in self.lanes:
+            lane.drop(job)
+
+    def lane_for(self, version: int, *, changing: frozenset[SlotName]) -> Lane:
+        """The lane that serves a request for a version, -1 for the newest.
+
+        `changing`: slots that wait for their holders to finish.
+        Raises: RolloutError (retryable) if no lane can serve it now.
+        """
+        if version < 0:
+            return self.live.lane
+        # The pinned lane first: what runs there does not hold up the next live version.
+        names: tuple[SlotName, ...] = ("pinned", "live")
+        for name in names:
+            loaded = self.loaded(name)
+            if loaded is not None and loaded.lane.version == version and name not in changing:
+                return loaded.lane
+        pinned = "nothing" if self.pinned is None else f"version {self.pinned.lane.version}"
+        about = f"; {' and '.join(sorted(changing))} about to change" if changing else ""
+        raise RolloutError(
+            f"version {version} of {self.policy!r} is in no slot: live is version {self.live.lane.version}, "
+            f"pinned is {pinned}{about}; load it into the pinned slot first"
+        )

@@ -1,29 +1,52 @@
-"""The engine whose model runs in a server of its own: vLLM or SGLang, one server a policy.
+"""The engine whose model runs in a server of its own: vLLM or SGLang.
 
-Evaluation pins a version: for that a second server is started when it is first needed, and stays.
+Each of the two weight slots is a `PolicyServer`: one server, and the version of the weights that it serves.
+The live one starts with the engine; the pinned one is started when evaluation first needs it, and stays.
+
+Requests to a server go through a door, which is closed while the server starts, is paused, or takes new
+weights: then they wait here. `PolicyServer.update` is the only writer of the version. Requests for exactly
+one version hold it. Requests that ran on a server that died fail, and may be tried again.
 """
 
+import asyncio
+import contextlib
 import json
+import logging
+import secrets
 import time
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.errors import ConfigError, DataError, RolloutError, WeightsError
+from astraflow.errors import (
+    ConfigError,
+    DataError,
+    Error,
+    RefusedError,
+    RolloutError,
+    ServiceError,
+    UnavailableError,
+    WeightsError,
+)
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.requests import check_sampling, check_tokens
-from astraflow.rollout.engines.server_api import ServerApi
-from astraflow.rollout.engines.server_slot import ServerSlot
+from astraflow.rollout.engines.server_api import Gauges, Part, ServerApi, ServerHttp
+from astraflow.rollout.engines.server_life import Served, ServerLife
 from astraflow.rollout.engines.spans import BusyClock
+from astraflow.rollout.engines.weights_folder import WeightsFolder
+from astraflow.rollout.slots import SlotName
 from astraflow.types import BusySpan, GenerateRequest, Generation
 
-__all__ = ["ServerEngine"]
+__all__ = ["PolicyServer", "ServerEngine"]
 
-SlotName = Literal["live", "pinned"]
+_log = logging.getLogger(__name__)
+
+_HEADS = ("lm_head.weight", "embed_out.weight")
+"""Names of an output head that is a tensor of its own."""
 
 
 class ServerEngine:
@@ -42,8 +65,8 @@ class ServerEngine:
         self._api, self._config, self._policy = api, config, snapshot.policy
         self._vocab_size = _vocab_size(snapshot)
         self._clock, self._num_busy = BusyClock("generate"), 0
-        self._slots: dict[SlotName, ServerSlot] = {
-            "live": ServerSlot(api, config, snapshot, url=config.attach.url)
+        self._slots: dict[SlotName, PolicyServer] = {
+            "live": PolicyServer(api, config, snapshot, url=config.attach.url)
         }
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -131,16 +154,16 @@ class ServerEngine:
         for slot in self._slots.values():
             await slot.close()
 
-    def _second_server(self, snapshot: WeightSnapshot) -> ServerSlot:
+    def _second_server(self, snapshot: WeightSnapshot) -> "PolicyServer":
         attach = self._config.attach
         if attach.url and not attach.pinned_url:
             raise ConfigError(
                 "evaluation needs a second server: name it in rollout.engine.attach.pinned_url, or leave "
                 "eval.sets out and evaluate with `astraflow eval`"
             )
-        return ServerSlot(self._api, self._config, snapshot, url=attach.pinned_url)
+        return PolicyServer(self._api, self._config, snapshot, url=attach.pinned_url)
 
-    def _slot_for(self, version: int) -> ServerSlot:
+    def _slot_for(self, version: int) -> "PolicyServer":
         """The slot that serves a request for a version, -1 for the newest. Raises: RolloutError."""
         if version < 0:
             return self._slots["live"]
@@ -162,6 +185,246 @@ class ServerEngine:
         )
 
 
+class PolicyServer:
+    """A server for one policy. Serves `version` from its construction on, once it has started; `close` it.
+
+    `url`: of a server that runs already; empty: one is started. Needs a running event loop.
+    """
+
+    def __init__(
+        self, api: ServerApi, config: ServerEngineConfig, snapshot: WeightSnapshot, *, url: str
+    ) -> None:
+        self.version = snapshot.version
+        self.is_changing = False
+        """An update waits for those who hold the version, or is under way."""
+        self._api = api
+        parent = config.attach.weights_dir if url else ""
+        self._folder = WeightsFolder(f"{api.name}-{snapshot.policy}", snapshot, parent=parent)
+        self._is_tied = _is_tied(snapshot)
+        self._id = secrets.token_hex(4)
+        """Begins the labels of weights that this slot loaded."""
+        self._served = Served()
+        self._life = ServerLife(
+            api,
+            config,
+            self._served,
+            name=f"the {api.name} server of {snapshot.policy!r}",
+            url=url,
+            folder=self._folder.path,
+            changed=self._set_door,
+        )
+        self._door, self._unheld = asyncio.Event(), asyncio.Event()
+        """Requests may be sent, or never again; no request holds the version."""
+        self._unheld.set()
+        self._is_swapping = False
+        self._num_holders = self._num_held_back = 0
+        self._task = asyncio.get_running_loop().create_task(self._run(snapshot), name=self._life.name)
+
+    @property
+    def failure(self) -> Error | None:
+        """Why there is no server any more, for good."""
+        return self._life.failure
+
+    @property
+    def is_ready(self) -> bool:
+        """Requests need not wait."""
+        return self._door.is_set()
+
+    @property
+    def gauges(self) -> Gauges:
+        """The server's own figures; what waits at the door counts as waiting."""
+        now = self._life.gauges
+        return Gauges(now.num_running, now.num_waiting + self._num_held_back, now.generated_tokens)
+
+    async def generate(self, request: GenerateRequest, *, max_tokens: int) -> Generation:
+        """A completion, in as many requests as updates cut it into. Raises: RolloutError."""
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        with self._holding(request):
+            while True:
+                part = await self._part(request, tuple(tokens), max_tokens - len(tokens))
+                tokens += part.token_ids
+                logprobs += part.logprobs
+                versions += self._versions(part)
+                if part.end != "abort" or len(tokens) >= max_tokens:
+                    break
+        self._life.note_work()
+        return Generation(
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            versions=tuple(versions),
+            finish_reason="stop" if part.end == "stop" else "length",
+        )
+
+    async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+        """Logprobs of tokens 1..T-1 at temperature 1. Raises: RolloutError."""
+        http = await self._enter()
+        try:
+            return await self._api.score(http, token_ids)
+        except (UnavailableError, RefusedError) as err:
+            raise await self._life.explained(err) from err
+
+    async def update(self, snapshot: WeightSnapshot) -> None:
+        """Serves another version; what runs goes on with it.
+
+        Raises: WeightsError, and the old version serves on; ConfigError if the server can take none.
+        """
+        async with self._served.lock:
+            http = await self._life.serving()
+            if snapshot.version == self.version:
+                return
+            if why := await self._why_frozen(http):
+                raise ConfigError(f"{self._life.name}: {why}")
+            model = await asyncio.to_thread(self._folder.write, snapshot)
+            self.is_changing = True
+            try:
+                await self._unheld.wait()
+                await self._swap(await self._life.serving(), model, snapshot.version)
+            finally:
+                self.is_changing = False
+
+    async def pause(self) -> None:
+        """Stops stepping, now and after a restart."""
+        async with self._served.lock:
+            self._served.is_paused = True
+            self._set_door()
+            await self._api.pause(await self._life.serving())
+
+    async def resume(self) -> None:
+        """Goes on."""
+        async with self._served.lock:
+            await self._api.resume(await self._life.serving())
+            self._served.is_paused = False
+            self._set_door()
+
+    async def close(self) -> None:
+        """Ends the server, or lets go of the one that is someone else's."""
+        self._life.fail(RolloutError(f"{self._life.name} was closed"))
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._life.end()
+        await asyncio.to_thread(self._folder.remove)
+
+    async def _run(self, first: WeightSnapshot) -> None:
+        try:
+            self._served.model = await asyncio.to_thread(self._folder.write, first)
+        except WeightsError as err:
+            self._life.fail(err)
+            return
+        except Exception as err:  # noqa: BLE001 - nobody awaits this task, so those who wait are told here
+            self._life.fail(ServiceError(f"{self._life.name} failed: {type(err).__name__}: {err}"))
+            return
+        self._served.label = self._label(self.version)
+        del first  # its memory is the receiver's, who waits for it
+        await self._life.run()
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    async def _part(self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int) -> Part:
+        """What one request brings. A part whose version is in doubt is given up, and generated again."""
+        while True:
+            http, label = await self._enter(), self._label(self.version)
+            try:
+                part = await self._api.generate(
+                    http, request.token_ids + tokens, request.sampling, max_tokens=max_tokens
+                )
+            except (UnavailableError, RefusedError) as err:
+                raise await self._life.explained(err) from err
+            if self._api.is_label_exact or all(span.label == label for span in part.labels):
+                return part
+
+    async def _enter(self) -> ServerHttp:
+        """The server, once requests may be sent to it. Raises: RolloutError."""
+        self._num_held_back += 1
+        try:
+            await self._life.within_start(self._door, "take requests")
+            return self._life.http
+        except RolloutError:
+            raise
+        except Error as err:
+            raise RolloutError(str(err)) from err
+        finally:
+            self._num_held_back -= 1
+
+    @contextlib.contextmanager
+    def _holding(self, request: GenerateRequest) -> Generator[None]:
+        """Keeps the version while a request for exactly it runs."""
+        is_holder = request.version >= 0
+        self._num_holders += is_holder
+        if is_holder:
+            self._unheld.clear()
+        try:
+            yield
+        finally:
+            self._num_holders -= is_holder
+            if not self._num_holders:
+                self._unheld.set()
+
+    def _versions(self, part: Part) -> list[int]:
+        """The version of each token of a part. Raises: RolloutError if it is not known."""
+        versions: list[int] = []
+        for span in part.labels:
+            owner, _, version = span.label.rpartition("-")
+            if owner != self._id or span.start != len(versions):
+                raise RolloutError(
+                    f"{self._life.name} generated with weights {span.label!r}, which this engine did not "
+                    "load; does something else update this server?"
+                )
+            versions += [int(version)] * (span.end - span.start)
+        if not len(versions) == len(part.token_ids) == len(part.logprobs):
+            raise RolloutError(
+                f"{self._life.name}: {len(versions)} versions and {len(part.logprobs)} logprobs for "
+                f"{len(part.token_ids)} tokens"
+            )
+        return versions
+
+    def _set_door(self) -> None:
+        """Open while requests may be sent, and for good when nothing more can be."""
+        is_open = self._life.ready.is_set() and not self._served.is_paused and not self._is_swapping
+        if is_open or self._life.failure is not None:
+            self._door.set()
+        else:
+            self._door.clear()
+
+    # --- weights ------------------------------------------------------------------------------------
+
+    def _label(self, version: int) -> str:
+        return f"{self._id}-{version}"
+
+    async def _why_frozen(self, http: ServerHttp) -> str:
+        try:
+            return await self._api.why_frozen(http, is_tied=self._is_tied)
+        except (UnavailableError, RefusedError) as err:
+            raise WeightsError(f"{self._life.name}: {err}") from err
+
+    async def _swap(self, http: ServerHttp, model: Path, version: int) -> None:
+        """Pause, replace, resume. After a failure the server is started again with the version before."""
+        self._is_swapping = True
+        self._set_door()
+        started_s, is_done = time.monotonic(), False
+        try:
+            await self._api.pause(http)
+            await self._api.update(http, model, self._label(version))
+            self.version = version
+            self._served.model, self._served.label = model, self._label(version)
+            if not self._served.is_paused:
+                await self._api.resume(http)
+            is_done = True
+        except (UnavailableError, RefusedError) as err:
+            raise WeightsError(
+                f"{self._life.name} did not take version {version} and starts again with "
+                f"{self.version}: {err}"
+            ) from err
+        finally:
+            if not is_done:
+                self._life.distrust()
+            self._is_swapping = False
+            self._set_door()
+        _log.info("%s took version %d in %.3f s", self._life.name, version, time.monotonic() - started_s)
+        await asyncio.to_thread(self._folder.keep_only, model)
+
+
 def _vocab_size(snapshot: WeightSnapshot) -> int:
     path = snapshot.model_dir / "config.json"
     try:
@@ -169,3 +432,12 @@ def _vocab_size(snapshot: WeightSnapshot) -> int:
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise DataError(f"{path} names no vocab_size: {type(err).__name__}: {err}") from err
+
+
+def _is_tied(snapshot: WeightSnapshot) -> bool:
+    """Whether the model's output head is its embedding: by its config, else by the tensors that it has."""
+    config = json.loads((snapshot.model_dir / "config.json").read_text(encoding="utf-8"))
+    for section in (config, config.get("text_config", {})):
+        if "tie_word_embeddings" in section:
+            return bool(section["tie_word_embeddings"])
+    return not any(tensor.name.endswith(_HEADS) for tensor in snapshot.tensors)

@@ -29,8 +29,7 @@ from astraflow.errors import (
     UnavailableError,
 )
 from astraflow.rollout.config import ServerEngineConfig
-from astraflow.rollout.engines.server_api import Address, Gauges, ServerApi
-from astraflow.rollout.engines.server_http import ServerHttp
+from astraflow.rollout.engines.server_api import Address, Gauges, ServerApi, ServerHttp
 from astraflow.rollout.engines.server_process import ServerProcess
 
 __all__ = ["Served", "ServerLife"]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.rollout.config import ServerEngineConfig
-from astraflow.rollout.engines.server_api import Address, Command, Gauges, LabelSpan, Part
-from astraflow.rollout.engines.server_http import ServerHttp
+from astraflow.rollout.engines.server_api import Address, Command, Gauges, LabelSpan, Part, ServerHttp
 from astraflow.types import Sampling
 
 __all__ = ["SglangApi"]

@@ -4,9 +4,9 @@
     generate / score / load / pause  --inbox-->   run commands; while there is work and no pause: step lanes
     futures  <--call_soon_threadsafe--            results of the step; idle on a condition without work
 
-Nothing outside the thread touches a model after construction, except to read shapes. What a slot serves, and
-which slot serves what, is decided in `slots`. A crash of the thread fails every request with its cause, and
-every later call; `capacity` then raises it, which ends the rollout service.
+Nothing outside the thread touches a model after construction, except to read shapes. Which lane serves a
+request is decided in `lane`. A crash of the thread fails every request with its cause, and every later call;
+`capacity` then raises it, which ends the rollout service.
 """
 
 import asyncio
@@ -31,14 +31,20 @@ from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
-from astraflow.rollout.engines.requests import check_sampling, check_tokens
-from astraflow.rollout.engines.slots import Slot, SlotName, Slots
+from astraflow.rollout.engines.lane import Lanes, LoadedModel
+from astraflow.rollout.engines.requests import (
+    StopText,
+    TokenDecoder,
+    check_sampling,
+    check_tokens,
+    load_decoder,
+)
 from astraflow.rollout.engines.spans import BusyClock
-from astraflow.rollout.engines.stopping import StopText, TokenDecoder, load_decoder
+from astraflow.rollout.slots import SlotName
 from astraflow.types import BusySpan, GenerateRequest, Generation
 from astraflow.weights.threads import off_loop
 
-__all__ = ["TorchEngine"]
+__all__ = ["TorchEngine", "gpu_names"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +82,8 @@ class TorchEngine:
         self._policy = snapshot.policy
         self._model_dir: Path = snapshot.model_dir
         _check_device(config.device)
-        self._slots = Slots(config, snapshot)
-        self._vocab_size = self._slots.live.lane.vocab_size
+        self._lanes = Lanes(config, snapshot)
+        self._vocab_size = self._lanes.live.lane.vocab_size
         self._decoder: TokenDecoder | None = None
         self._clock = BusyClock("generate")
         self._wake = threading.Condition()
@@ -112,7 +118,7 @@ class TorchEngine:
             return await future
         except asyncio.CancelledError:
             with contextlib.suppress(RolloutError):  # an engine that has ended runs it no more
-                self._post(_Command(partial(self._slots.drop, job)))
+                self._post(_Command(partial(self._lanes.drop, job)))
             raise
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -121,7 +127,7 @@ class TorchEngine:
         Raises: RolloutError.
         """
         self._check_tokens(token_ids, len(token_ids))
-        return await self._call(lambda: self._slots.live.lane.score(token_ids))
+        return await self._call(lambda: self._lanes.live.lane.score(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
         """Installs a version in slot `live` (running requests go on with it) or `pinned`.
@@ -158,7 +164,7 @@ class TorchEngine:
         with self._wake:
             if self._has_failed:
                 raise ServiceError(f"{self._end}; it will serve nothing more and has to be started again")
-        lanes = self._slots.lanes
+        lanes = self._lanes.lanes
         return Capacity(
             num_slots=self._config.num_slots,
             num_running=sum(lane.num_running for lane in lanes),
@@ -183,17 +189,17 @@ class TorchEngine:
             )
 
     async def _load(self, snapshot: WeightSnapshot, name: SlotName) -> None:
-        slot = self._slots.slot(name)
-        if slot is None:
+        loaded = self._lanes.loaded(name)
+        if loaded is None:
             with _memory_for(snapshot):
-                built = await asyncio.to_thread(self._slots.build, snapshot)
-            await self._call(partial(self._slots.pin, built), slot=name)
-        elif slot.lane.version != snapshot.version:
+                built = await asyncio.to_thread(self._lanes.build, snapshot)
+            await self._call(partial(self._lanes.pin, built), slot=name)
+        elif loaded.lane.version != snapshot.version:
             num_bytes = sum(tensor.data.nbytes for tensor in snapshot.tensors)
             with _memory_for(snapshot):
-                weights = await off_loop(num_bytes, _fit, slot, snapshot)
+                weights = await off_loop(num_bytes, _fit, loaded, snapshot)
             self.num_patched += weights.is_partial
-            await self._call(partial(slot.lane.replace, weights, snapshot.version), slot=name)
+            await self._call(partial(loaded.lane.replace, weights, snapshot.version), slot=name)
 
     async def _call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
         """Runs a function in the thread, between two steps."""
@@ -278,14 +284,14 @@ class TorchEngine:
 
     def _free_slots(self) -> list[SlotName]:
         """Slots whose waiting change may now be made."""
-        return [name for name in self._changes if not self._slots.is_held(name)]
+        return [name for name in self._changes if not self._lanes.is_held(name)]
 
     def _has_work(self) -> bool:
-        return not self._is_paused and any(lane.has_work for lane in self._slots.lanes)
+        return not self._is_paused and any(lane.has_work for lane in self._lanes.lanes)
 
     def _step(self) -> None:
         if not self._is_paused:
-            for lane in self._slots.lanes:
+            for lane in self._lanes.lanes:
                 if lane.has_work:
                     self._clock.start(time.time())
                     lane.step()
@@ -307,7 +313,7 @@ class TorchEngine:
 
     def _submit(self, job: Job) -> None:
         try:
-            self._slots.lane_for(job.version, changing=frozenset(self._changes)).submit(job)
+            self._lanes.lane_for(job.version, changing=frozenset(self._changes)).submit(job)
         except RolloutError as err:
             job.resolve(err)
 
@@ -334,7 +340,7 @@ class TorchEngine:
             self._inbox.clear()
             self._changes.clear()
         jobs = [item for item in items if isinstance(item, Job)]
-        for job in [*jobs, *(job for lane in self._slots.lanes for job in lane.drain())]:
+        for job in [*jobs, *(job for lane in self._lanes.lanes for job in lane.drain())]:
             job.resolve(RolloutError(end))
         for item in items:
             if isinstance(item, _Command):
@@ -360,13 +366,13 @@ def _no_memory(snapshot: WeightSnapshot, error: Exception) -> str:
     return f"{name}: there is no memory to install it: {error}"
 
 
-def _fit(slot: Slot, snapshot: WeightSnapshot) -> FittedTensors:
-    """The snapshot for a slot, which nobody else changes meanwhile: only what changed since the version that
-    the slot serves, if that is known."""
+def _fit(loaded: LoadedModel, snapshot: WeightSnapshot) -> FittedTensors:
+    """The snapshot for a model, which nobody else changes meanwhile: only what changed since the version that
+    the model has, if that is known."""
     changes = snapshot.changes
-    is_next = changes is not None and changes.base == slot.lane.version
+    is_next = changes is not None and changes.base == loaded.lane.version
     changed = changes.find() if changes is not None and is_next else None
-    return fit_tensors(slot.model, snapshot.tensors, changed=changed)
+    return fit_tensors(loaded.model, snapshot.tensors, changed=changed)
 
 
 def _resolve(items: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:
@@ -390,3 +396,13 @@ def _check_device(name: str) -> None:
             f"rollout.engine.device = {name!r}, but torch finds {count} CUDA devices here; use cpu, or "
             "install a torch build for this machine's GPU"
         )
+
+
+def gpu_names() -> tuple[str, ...]:
+    """One line per GPU that torch can use: device, name and memory; empty without any."""
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(
+        f"cuda:{idx} {torch.cuda.get_device_name(idx)} ({torch.cuda.mem_get_info(idx)[1] / 2**30:.0f} GiB)"
+        for idx in range(torch.cuda.device_count())
+    )
