@@ -5,7 +5,7 @@ the user. Nothing here crosses the network.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["GroupFacts", "Outcome", "TrajectoryFacts", "episode_weights"]
 
@@ -67,6 +67,10 @@ class GroupFacts:
     policy: str
     group_id: int
     trajectories: tuple[TrajectoryFacts, ...]
+    source: str = ""
+    """The task's source; empty for a pushed task."""
+    metrics: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    """The metrics of each episode by its `episode_idx`. Empty unless a component of the table reads them."""
 
     @property
     def weights(self) -> tuple[float, ...]:

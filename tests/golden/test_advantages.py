@@ -1,14 +1,18 @@
 """Advantages, shaped rewards and normalised batches against numbers worked by hand."""
 
 import dataclasses
+import math
+from dataclasses import replace
 
 import pytest
 
 from astraflow.algorithms.credit import (
+    GdpoCredit,
     GroupRelativeCredit,
     MaxRlCredit,
     OpoCredit,
     PassAtKCredit,
+    RaeCredit,
     ReinforcePlusPlusCredit,
     RlooCredit,
     RoleBalancedCredit,
@@ -20,6 +24,7 @@ from astraflow.algorithms.turn_credit import GigpoCredit, TurnDiscountCredit
 from astraflow.dataflow.core.commands import PayloadRef, SampleView
 from astraflow.dataflow.core.state import ReadyGroup
 from astraflow.dataflow.core.tables import normalized
+from astraflow.errors import DataError
 from astraflow.facts import GroupFacts, TrajectoryFacts
 
 
@@ -330,3 +335,77 @@ def test_scaling_keeps_the_signs_and_the_groups_given():
     assert values_of(groups) == [1.0, -2.0]
     assert normalized(groups, "none") == groups
     assert values_of(normalized([make_ready((0.0, 3))], "whiten")) == [0.0]
+
+
+# --- several rewards (GDPO), baselines over groups (RAE) --------------------------------------------
+
+
+def with_metrics(group: GroupFacts, **metrics: tuple[float, ...]) -> GroupFacts:
+    """One value of each metric per episode."""
+    num = len(group.trajectories)
+    by_episode = {i: {name: values[i] for name, values in metrics.items()} for i in range(num)}
+    return replace(group, metrics=by_episode)
+
+
+def test_gdpo_tells_apart_what_a_sum_of_rewards_does_not():
+    # Deviation of (1, 0) is sqrt(1/2), so each reward that differs gives +-1/2 / sqrt(1/2) = +-sqrt(1/2).
+    one = with_metrics(make_group(0.0, 0.0), right=(1.0, 0.0), format=(1.0, 1.0))
+    both = with_metrics(make_group(0.0, 0.0), right=(1.0, 0.0), format=(1.0, 0.0))
+    credit = GdpoCredit(rewards={"right": 1.0, "format": 1.0}, epsilon=1e-12)
+    root = math.sqrt(0.5)
+    assert credit(one) == pytest.approx((root, -root))
+    assert credit(both) == pytest.approx((2 * root, -2 * root))
+
+
+def test_gdpo_weighs_normalized_rewards_whatever_their_scale():
+    group = with_metrics(make_group(1.0, 0.0), length=(-900.0, -100.0))
+    credit = GdpoCredit(rewards={"reward": 1.0, "length": 0.25}, epsilon=1e-12)
+    assert credit(group) == pytest.approx((math.sqrt(0.5) * 0.75, -math.sqrt(0.5) * 0.75))
+
+
+def test_gdpo_normalizes_each_role_on_its_own():
+    group = with_metrics(make_group(0.0, 0.0, 0.0, 0.0, roles=("a", "a", "b", "b")), m=(1.0, 0.0, 5.0, 5.0))
+    root = math.sqrt(0.5)
+    assert GdpoCredit(rewards={"m": 2.0}, epsilon=1e-12)(group) == pytest.approx(
+        (2 * root, -2 * root, 0.0, 0.0)
+    )
+
+
+def test_gdpo_names_a_metric_that_an_episode_lacks():
+    with pytest.raises(DataError, match=r"episode 0 has no metric 'format', .* \(it has: right\)"):
+        GdpoCredit(rewards={"format": 1.0})(with_metrics(make_group(0.0), right=(1.0,)))
+
+
+def test_rae_compares_with_the_moving_average_of_earlier_rewards():
+    credit = RaeCredit(decay=0.5).make()
+    # b: 0, 1/2, 3/4
+    assert [credit(make_group(r))[0] for r in (1.0, 1.0, -1.0)] == [1.0, 0.5, -1.75]
+
+
+def test_rae_has_a_baseline_for_each_role_and_source():
+    credit = RaeCredit(decay=0.5).make()
+    credit(replace(make_group(1.0, -1.0, roles=("first", "second")), source="chess"))
+    again = replace(make_group(0.0, 0.0, roles=("first", "second")), source="chess")
+    assert credit(again) == (-0.5, 0.5)
+    assert credit(replace(again, source="go")) == (0.0, 0.0)
+
+
+def test_rae_counts_a_group_as_so_many_equal_episodes():
+    credit = RaeCredit(decay=0.5).make()
+    assert credit(make_group(1.0, 0.0, 0.0)) == (1.0, 0.0, 0.0)
+    # b = (1 - 1/8) * 1/3 = 7/24
+    assert credit(make_group(1.0)) == pytest.approx((17 / 24,))
+
+
+def test_rae_goes_on_where_its_state_was_taken():
+    credit = RaeCredit().make()
+    credit(make_group(1.0, 0.5))
+    restored = RaeCredit().make()
+    restored.restore(credit.state())
+    assert restored(make_group(0.25)) == credit(make_group(0.25))
+
+
+def test_rae_is_not_spoiled_by_an_absurd_reward():
+    credit = RaeCredit(decay=0.5).make()
+    credit(make_group(1e300))
+    assert credit(make_group(1.0)) == (1.0,)

@@ -172,6 +172,8 @@ CREDIT: dict[str, list[float | tuple[float, ...]]] = {
     "opo": [23_452 / 43_932, *(-20_480 / 43_932,) * 3],
     # Half of the pairs have the right one: 1/2 over 1/2; for a wrong one 1/2 - 2/3 of its pairs.
     "pass_at_k": [1.0, -1 / 3, -1 / 3, -1 / 3],
+    "gdpo": [1.5, -0.5, -0.5, -0.5],  # of a single reward: as group_relative; whitening is the batch's
+    "rae": [1.0, 0.0, 0.0, 0.0],  # baselines begin at 0
     "role_balanced": [0.75, -0.25, -0.25, -0.25],  # a role that is not named: distance from its own mean
     "max_rl": [3.0, -1.0, -1.0, -1.0],  # distance from the mean over the mean
     "reinforce_plus_plus": [1.0, 0.0, 0.0, 0.0],  # whitening is the batch's

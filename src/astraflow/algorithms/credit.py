@@ -5,8 +5,8 @@ Legend: N trajectories of the group or of a role in it, E episodes.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,20 +14,25 @@ from pydantic import Field
 from astraflow.algorithms.group_statistics import Scale, by_role, relative, relative_rewards
 from astraflow.algorithms.own import own_function
 from astraflow.algorithms.turn_credit import GaeCredit, GigpoCredit, TurnDiscountCredit
+from astraflow.bounds import MAX_ADVANTAGE
 from astraflow.config import Config, Use
-from astraflow.facts import GroupFacts
+from astraflow.errors import DataError
+from astraflow.facts import GroupFacts, TrajectoryFacts
 
 __all__ = [
     "Advantages",
     "Credit",
     "CreditConfig",
+    "GdpoCredit",
     "GroupRelativeCredit",
     "MaxRlCredit",
     "OpoCredit",
     "PassAtKCredit",
+    "RaeCredit",
     "ReinforcePlusPlusCredit",
     "RlooCredit",
     "RoleBalancedCredit",
+    "RoleBaselines",
     "make_credit",
 ]
 
@@ -225,6 +230,103 @@ class ReinforcePlusPlusCredit(Config):
         return tuple(advantages_N.tolist())
 
 
+class GdpoCredit(Config):
+    """Several rewards, each made relative to its own mean and deviation in the group before they are added
+    up; then whitened over the batch (GDPO, arXiv:2601.05242)."""
+
+    name: Literal["gdpo"] = "gdpo"
+    rewards: dict[str, float] = Field(default={"reward": 1.0}, min_length=1)
+    """Reward -> weight. `reward` is the trajectory's reward; any other name is a metric of the episode, which
+    every episode must have."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the standard deviations."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """A_i = sum_k weight_k (r_ki - mean(r_k)) / (s_k + epsilon), within a role.
+
+        mean and s (sample deviation) as in `group_relative`. A reward that is equal in all episodes adds 0,
+        and its scale does not matter: rare and frequent rewards, or large and small ones, do not drown one
+        another, as they do where rewards are added up first. The table then whitens the advantages over the
+        trained tokens of the batch, whatever `normalize` says.
+        Raises: DataError if an episode lacks a metric.
+        Source: Liu et al. 2026, group-wise normalization per reward, weighted sum, batch-wise normalization.
+        """
+        advantages_N = np.zeros(len(facts.trajectories))
+        for name, weight in self.rewards.items():
+            values_N = np.asarray([_reward_of(facts, t, name) for t in facts.trajectories], dtype=np.float64)
+            for own in by_role(facts):
+                values = relative(values_N[own.positions], own.weights, scale="std", epsilon=self.epsilon)
+                advantages_N[own.positions] += weight * values
+        return tuple(advantages_N.tolist())
+
+
+def _reward_of(facts: GroupFacts, trajectory: TrajectoryFacts, name: str) -> float:
+    if name == "reward":
+        return trajectory.reward
+    metrics = facts.metrics.get(trajectory.episode_idx, {})
+    if name not in metrics:
+        raise DataError(
+            f"episode {trajectory.episode_idx} has no metric {name!r}, which table.credit.rewards names "
+            f"(it has: {', '.join(metrics) or 'none'})"
+        )
+    return metrics[name]
+
+
+class RaeCredit(Config):
+    """Reward minus a moving average of the earlier rewards of the same role and task source (role-conditioned
+    advantage estimation, SPIRAL, arXiv:2506.24119). Made for self-play, also with `group_size: 1`."""
+
+    name: Literal["rae"] = "rae"
+    decay: float = Field(default=0.95, ge=0, lt=1)
+    """Factor on the moving average per episode; the newest reward has weight `1 - decay`."""
+
+    def make(self) -> "RoleBaselines":
+        """The credit with these settings, before its first group."""
+        return RoleBaselines(self)
+
+
+class RoleBaselines:
+    """A_i = r_i - b, where b is the baseline of the role and task source before the group.
+
+    Then, for the E episodes of the role in the group with mean reward m: b <- decay^E b + (1 - decay^E) m.
+    All baselines begin at 0. For one episode this is the published rule, b <- decay b + (1 - decay) r. The
+    baseline is taken before it moves, as in the authors' code, so that it does not depend on the own reward.
+    The episodes of a group count as E equal ones, so that their order does not matter.
+    Source: Liu et al. 2025 (arXiv:2506.24119), role-conditioned advantage estimation.
+    Example: decay 0.5, groups of one with rewards 1, 1 and -1: advantages 1, 0.5 and -1.75.
+    """
+
+    def __init__(self, settings: RaeCredit) -> None:
+        self._decay = settings.decay
+        self._baselines: dict[str, dict[str, float]] = {}
+        """Source -> role -> baseline."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """One advantage per trajectory. Moves the baselines."""
+        advantages_N = np.zeros(len(facts.trajectories))
+        baselines = self._baselines.setdefault(facts.source, {})
+        for own in by_role(facts):
+            baseline = baselines.get(own.role, 0.0)
+            advantages_N[own.positions] = own.rewards - baseline
+            mean = float(own.episode_rewards().mean())
+            kept = self._decay**own.num_episodes
+            # The table drops a group beyond this bound; its reward must not spoil the groups that follow.
+            if abs(mean) <= MAX_ADVANTAGE:
+                baselines[own.role] = kept * baseline + (1 - kept) * mean
+        return tuple(advantages_N.tolist())
+
+    def state(self) -> dict[str, Any]:
+        """The baselines."""
+        return {"baselines": self._baselines}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        self._baselines = {
+            str(source): {str(role): float(baseline) for role, baseline in own.items()}
+            for source, own in state["baselines"].items()
+        }
+
+
 CreditConfig = Annotated[
     GroupRelativeCredit
     | RlooCredit
@@ -236,6 +338,8 @@ CreditConfig = Annotated[
     | TurnDiscountCredit
     | GigpoCredit
     | GaeCredit
+    | GdpoCredit
+    | RaeCredit
     | Use,
     Field(discriminator="name"),
 ]
@@ -243,4 +347,10 @@ CreditConfig = Annotated[
 
 def make_credit(config: CreditConfig) -> Credit:
     """The credit of a table. Raises: ConfigError if the user's own cannot be loaded or called so."""
-    return own_function(config, where="table.credit") if isinstance(config, Use) else config
+    match config:
+        case Use():
+            return own_function(config, where="table.credit")
+        case RaeCredit():
+            return config.make()
+        case _:
+            return config

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from astraflow.algorithms.credit import CreditConfig, GroupRelativeCredit, ReinforcePlusPlusCredit
+from astraflow.algorithms.credit import CreditConfig, GdpoCredit, GroupRelativeCredit, ReinforcePlusPlusCredit
 from astraflow.algorithms.filters import FilterConfig, TruncatedFilter
 from astraflow.algorithms.limiters import LimiterConfig, TicketLimiter
 from astraflow.algorithms.removers import CapacityRemover, KeepRemover, RemoverConfig
@@ -63,8 +63,8 @@ class TableConfig(Config):
 
     @property
     def normalization(self) -> Literal["none", "scale", "whiten"]:
-        """`normalize`, but `whiten` for `reinforce_plus_plus`, which means it."""
-        return "whiten" if isinstance(self.credit, ReinforcePlusPlusCredit) else self.normalize
+        """`normalize`, but `whiten` for `reinforce_plus_plus` and `gdpo`, of which it is a part."""
+        return "whiten" if isinstance(self.credit, ReinforcePlusPlusCredit | GdpoCredit) else self.normalize
 
     @property
     def masks_truncated(self) -> bool:

@@ -86,11 +86,13 @@ def test_every_built_in_has_a_name_that_a_recipe_may_choose():
     assert names_in(FilterConfig) == {"length", "repetition", "reward_range", "truncated", "zero_variance"}
     assert names_in(CreditConfig) == {
         "gae",
+        "gdpo",
         "gigpo",
         "group_relative",
         "max_rl",
         "opo",
         "pass_at_k",
+        "rae",
         "reinforce_plus_plus",
         "rloo",
         "role_balanced",

@@ -83,10 +83,13 @@ def snapshot_parts(ctx: Context) -> Iterator[bytes]:
 
 
 def _with_memory(ctx: Context) -> Iterator[tuple[str, str, Stateful]]:
-    """(key in the snapshot, name in messages, object) of each part of a table that has a state."""
+    """(key in the snapshot, name in messages, object) of each component of a table that has a state."""
     for policy, parts in ctx.parts.items():
         for kind, (name, part) in parts.with_memory.items():
             yield f"{policy}/{kind}", name, part
+    for policy, valuation in ctx.valuations.items():
+        if valuation.memory is not None:
+            yield f"{policy}/credit", f"policy {policy!r}: {valuation.credit_name}", valuation.memory
 
 
 def _heavy(name: str, policy: PolicyState) -> _Part:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from astraflow.algorithms.credit import make_credit
+from astraflow.algorithms.credit import GdpoCredit, make_credit
 from astraflow.algorithms.filters import make_filter
 from astraflow.algorithms.own import called
 from astraflow.algorithms.shaping import make_shaping
@@ -20,8 +20,10 @@ from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
 from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import GroupState, ReadyGroup
+from astraflow.dataflow.core.table_parts import component_name
 from astraflow.errors import ComponentError
 from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
+from astraflow.protocols import Stateful
 
 __all__ = ["Discarded", "Valuation", "outcome_of"]
 
@@ -56,6 +58,14 @@ class Valuation:
         self._has_own = any(
             isinstance(config, Use) for config in (*table.shaping, *table.filters, table.credit)
         )
+        self._reads_metrics = self._has_own or isinstance(table.credit, GdpoCredit)
+        self.credit_name = component_name("credit", table.credit)
+        """For messages that already name the policy."""
+
+    @property
+    def memory(self) -> Stateful | None:
+        """The credit, if it remembers something that a snapshot has to keep."""
+        return self._credit if isinstance(self._credit, Stateful) else None
 
     def value(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
         """The group as the policy trains on it; `unused` if the policy sampled no token, or `filtered`.
@@ -78,6 +88,8 @@ class Valuation:
         if not metas:
             return Discarded("unused")
         facts = _group_facts(policy, group, metas)
+        if self._reads_metrics:
+            facts = dataclasses.replace(facts, metrics=_metrics(group))
         for name, keep in self._filters:
             kept = called(f"policy {policy!r}, group {group.id}: filter {name!r}", keep, facts)
             if kept is not True:
@@ -160,7 +172,17 @@ def _metas(policy: str, group: GroupState) -> list[tuple[int, TrajectoryMeta]]:
 
 
 def _group_facts(policy: str, group: GroupState, metas: Sequence[tuple[int, TrajectoryMeta]]) -> GroupFacts:
-    return GroupFacts(policy, group.id, tuple(_facts(idx, meta) for idx, meta in metas))
+    trajectories = tuple(_facts(idx, meta) for idx, meta in metas)
+    return GroupFacts(policy, group.id, trajectories, source=group.source)
+
+
+def _metrics(group: GroupState) -> dict[int, dict[str, float]]:
+    """The metrics of each good episode."""
+    return {
+        idx: {item.name: item.value for item in episode.facts.metrics}
+        for idx, episode in enumerate(group.episodes)
+        if episode.facts is not None
+    }
 
 
 def _scored(episode_idx: int, score: float) -> TrajectoryFacts:

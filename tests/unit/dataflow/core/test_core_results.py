@@ -2,13 +2,16 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import AttemptFailed, FateDecided, ResultDropped
+from astraflow.dataflow.core.core import Core
 from astraflow.errors import RefusedError
 from astraflow.facts import GroupFacts
+from astraflow.types import MetricItem
 from core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 
@@ -239,6 +242,39 @@ def not_finite(facts: GroupFacts) -> list[float]:
 def too_few(facts: GroupFacts) -> list[float]:
     """Fewer advantages than trajectories."""
     return [0.0]
+
+
+def test_rewards_that_are_metrics_of_the_episodes_reach_the_credit():
+    credit = {"name": "gdpo", "rewards": {"short": 1.0}}
+    driver = started(table=make_table(groups_per_batch=1, credit=credit))
+    for lease in driver.lease(2):
+        metrics = (MetricItem("short", 10.0 * lease.episode_idx), MetricItem("other", 7.0))
+        facts = msgspec.structs.replace(make_facts(make_meta(reward=1.0)), metrics=metrics)
+        driver.result(lease.id, facts)
+    view = driver.take(0)
+    assert view is not None
+    assert [sample.advantages[0][2] for sample in view.samples] == pytest.approx([-1.0, 1.0], abs=1e-5)
+
+
+def test_an_episode_without_a_metric_that_is_a_reward_ends_the_run_with_its_name():
+    driver = started(table=make_table(credit={"name": "gdpo", "rewards": {"short": 1.0}}))
+    driver.finish_groups(1)
+    assert driver.core.state == "failed"
+    assert "episode 0 has no metric 'short', which table.credit.rewards names" in driver.core.reason
+
+
+def test_the_baselines_of_rae_survive_a_restart():
+    driver = started(table=make_table(group_size=1, groups_per_batch=1, credit={"name": "rae", "decay": 0.5}))
+    driver.finish(driver.lease(1)[0], reward=1.0)
+    other = Driver(driver.plan)
+    other.core, other.sessions = Core.restored(driver.plan, driver.core.snapshot()), driver.sessions
+    other.finish(other.lease(1)[0], reward=1.0)
+    other.take(0)
+    other.publish(1)
+    other.commit(0)
+    view = other.take(1)
+    assert view is not None
+    assert [sample.advantages[0][2] for sample in view.samples] == [0.5]
 
 
 def answers(facts: GroupFacts, *, given: object) -> object:
