@@ -32,7 +32,7 @@ from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.evaluation import EvalSize, evaluate
 from astraflow.launch.folder import RunFolder
-from astraflow.launch.targets import host_models
+from astraflow.launch.hosting import host_models
 from astraflow.weights.saved_versions import SavedVersions
 from astraflow.weights.snapshot import read_model
 from harness import report, show_table

@@ -15,9 +15,8 @@ from starlette.routing import Route
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe
-from astraflow.launch.evaluation import EvalReport, EvalScore, EvalSize, evaluate
-from astraflow.launch.evaluation_table import evaluation_table
-from astraflow.launch.targets import Endpoint, find_target, hosting
+from astraflow.launch.eval_target import Endpoint, find_target, hosting
+from astraflow.launch.evaluation import EvalReport, EvalScore, EvalSize, evaluate, evaluation_table
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling

@@ -38,7 +38,7 @@ async def collect(recipe: Recipe, run_dir: Path, *, stop_after: int = 0) -> Path
         if len(steps) == stop_after:
             loop.call_soon_threadsafe(stop.set)
 
-    return await collect_batches(recipe, run_dir, stop=stop, told=told)
+    return await collect_batches(recipe, run_dir, stop=stop, on_batch=told)
 
 
 def load(batches: Path) -> list[Batch]:
@@ -48,7 +48,7 @@ def load(batches: Path) -> list[Batch]:
 
 def train(recipe: Recipe, run_dir: Path, batches: Path) -> tuple[TrainedModel, list[StepRecord]]:
     records: list[StepRecord] = []
-    (trained,) = train_from_batches(recipe, run_dir, batches, told=records.append)
+    (trained,) = train_from_batches(recipe, run_dir, batches, on_step=records.append)
     return trained, records
 
 

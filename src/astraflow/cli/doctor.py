@@ -37,12 +37,12 @@ def doctor(
         ),
     ] = False,
 ) -> None:
-    """Examine the machine, and a recipe if one is named, before a run; starts and writes nothing.
+    """Check the machine, and a recipe if one is named, before a run. Starts no service and writes nothing.
 
-    Looks at versions, cores, memory, disk, GPUs, the run folder, threads, ports, models, chat templates and
-    data, and runs a second of episodes in this process. One line a finding: ok, warn or fail, with what to
-    do. With --drift, the largest difference between the logprobs of engine and trainer must stay below
-    1e-4 nats (0.5 where both compute in bfloat16). Exits with 1 if anything fails.
+    Checks versions, cores, memory, disk, GPUs, the run folder, threads, ports, models, chat templates and
+    data, and runs episodes in this process for a second. Prints one line per finding: ok, warn or fail, and
+    what to do. With --drift, the largest difference between the logprobs of engine and trainer must stay
+    below 1e-4 nats (0.5 if both compute in bfloat16). Exits with 1 if anything fails.
 
     Examples: `astraflow doctor`, `astraflow doctor recipes/quickstart.yaml --drift`.
     """
@@ -72,8 +72,7 @@ async def _examined(recipe: "Recipe | None", run_dir: Path, *, with_drift: bool)
         for finding in [drift_finding(measured) for measured in await measure_drift(recipe)]:
             levels.append(finding.level)
             _tell(finding)
-    told = ", ".join(f"{levels.count(level)} {level}" for level in ("ok", "warn", "fail"))
-    print(told)
+    print(", ".join(f"{levels.count(level)} {level}" for level in ("ok", "warn", "fail")))
     return 1 if "fail" in levels else 0
 
 

@@ -1,4 +1,4 @@
-"""Commands about what a run has learned: `eval`, `export`."""
+"""Commands about the weights of a run: `eval`, `export`."""
 
 import asyncio
 import os
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from astraflow.launch.eval_target import Target
     from astraflow.launch.evaluation import EvalReport, EvalSize
-    from astraflow.launch.targets import Target
 
 __all__ = ["evaluate", "export"]
 
 _FAILED = 1
 _Policy = Annotated[
-    str, typer.Option("--policy", help="Policy that is meant. Default: the recipe's first trained one.")
+    str, typer.Option("--policy", help="Name of the policy. Default: the recipe's first trained one.")
 ]
 _Target = Annotated[
     str,
@@ -33,16 +33,16 @@ _Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Evaluation set; repeatable. Default: all of the recipe.")
 ]
 _Samples = Annotated[
-    int, typer.Option("--samples", help="Episodes a task: the k of avg@k. Default: the recipe's.", min=0)
+    int, typer.Option("--samples", help="Episodes per task: the k of avg@k. Default: the recipe's.", min=0)
 ]
 _Tasks = Annotated[
-    int, typer.Option("--tasks", help="First tasks of each set. Default: the recipe's.", min=0)
+    int, typer.Option("--tasks", help="Number of tasks from each set. Default: the recipe's.", min=0)
 ]
 _Version = Annotated[
     int, typer.Option("--version", help="Version of a run's weights. Default: the newest.", min=-1)
 ]
 _Model = Annotated[
-    str, typer.Option("--model", help="Model name to ask a URL for. Default: the first that it lists.")
+    str, typer.Option("--model", help="Name of the model at a URL. Default: the first that the server lists.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
@@ -61,18 +61,18 @@ def evaluate(
 ) -> None:
     """Evaluate a run's weights, a model folder or an endpoint on a recipe's evaluation sets.
 
-    One process, offline, no services: workflow, sampling, reward and seeds are those of evaluation during
-    training, so a run's version scores what the run itself reported. Says pass@1, avg@k and unbiased pass@k
-    with 95 % intervals over tasks. A sample passes if its score is at least 1. A URL gets its key from
-    $OPENAI_API_KEY. Exits with 1 if an episode failed for good.
+    One process, offline, no services. Workflow, sampling, reward and seeds are those of evaluation during
+    training, so a version of a run gets the score that the run itself reported. Prints pass@1, avg@k and
+    unbiased pass@k with 95 % intervals over tasks. A sample passes if its score is at least 1. The key for a
+    URL comes from $OPENAI_API_KEY. Exits with 1 if an episode failed for good.
 
     Examples: `astraflow eval runs/quickstart --samples 8`,
     `astraflow eval models/quickstart --recipe recipes/quickstart.yaml --json`,
     `astraflow eval http://127.0.0.1:8000/v1 --recipe recipes/quickstart.yaml --tasks 64`.
     """
     from astraflow.launch.config import load_recipe
+    from astraflow.launch.eval_target import Endpoint, find_target
     from astraflow.launch.evaluation import EvalSize
-    from astraflow.launch.targets import Endpoint, find_target
 
     for folder in (Path.cwd(), *((recipe.resolve().parent,) if recipe else ())):
         sys.path += [str(folder)] if str(folder) not in sys.path else []
@@ -88,15 +88,15 @@ def evaluate(
     else:
         from rich.console import Console
 
-        from astraflow.launch.evaluation_table import evaluation_table
+        from astraflow.launch.evaluation import evaluation_table
 
         Console().print(evaluation_table(report))
     raise typer.Exit(_FAILED if any(score.num_failed for score in report.sets) else 0)
 
 
 async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "EvalReport":
+    from astraflow.launch.eval_target import hosting
     from astraflow.launch.evaluation import EvalReport, evaluate
-    from astraflow.launch.targets import hosting
 
     def progress(name: str, done: int, total: int) -> None:
         end = "\n" if done == total else "\r"
@@ -116,17 +116,17 @@ async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "
 
 
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder; the run may go on.", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(help="Run folder, also of a live run.", metavar="RUN_DIR")],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR")],
     version: _Version = -1,
     policy: _Policy = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace a model folder that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model folder.")] = False,
 ) -> None:
     """Write a version of a run's weights as a Hugging Face folder, bit-equal to what was served.
 
-    `from_pretrained` opens it: weights, config, tokenizer and chat template. What was written is read back
-    and checked against the version's digest. Needs no service; a version that the run no longer keeps is an
-    error that names those it does.
+    `from_pretrained` opens it: weights, config, tokenizer and chat template. The written files are read back
+    and checked against the digest of the version. Needs no service. For a version that the run no longer
+    keeps, the error names those that it does.
 
     Example: `astraflow export runs/quickstart models/trained`.
     """

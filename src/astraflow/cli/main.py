@@ -19,7 +19,7 @@ from astraflow.cli.models import models
 from astraflow.cli.runs import audit, drop_batch, run, status, try_task
 from astraflow.cli.services import join, publish, serve, train
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
-from astraflow.launch.shown import shown
+from astraflow.launch.terminal_text import printable
 
 __all__ = ["app", "main"]
 
@@ -75,7 +75,8 @@ if "conformance" not in {group.name for group in app.registered_groups}:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command; an error of ours is one line on stderr and exit code 2 (yours to mend) or 1."""
+    """Runs a command. An error of ours gives one line on stderr and exit code 2 (the user can correct it) or
+    1."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     sys.path += [path for path in _module_path() if path not in sys.path]
     try:
@@ -83,17 +84,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Error as err:
         if "--debug" in arguments:
             raise
-        print(f"error: {shown(str(err), keeps_lines=True)}", file=sys.stderr)
+        print(f"error: {printable(str(err), keeps_lines=True)}", file=sys.stderr)
         sys.exit(2 if isinstance(err, ConfigError | DataError | VersionMismatchError) else 1)
-    except OSError as err:  # a folder that is read-only or not ours, a full disk
+    except OSError as err:  # for example a read-only folder or a full disk
         if "--debug" in arguments:
             raise
-        print(f"error: {shown(str(err))}", file=sys.stderr)
+        print(f"error: {printable(str(err))}", file=sys.stderr)
         sys.exit(1)
 
 
 def _module_path() -> list[str]:
-    """Where a recipe's own modules are found: what the launcher says, then the current folder."""
+    """Folders where a recipe's own modules are found: those that the launcher names, then the current one."""
     given = os.environ.get(MODULE_PATH_VARIABLE, "")
     return [*(part for part in given.split(os.pathsep) if part), os.getcwd()]
 

@@ -47,10 +47,10 @@ def run(
         typer.Option("--batches", help="For --only train: folder of batches. Default: RUN_DIR/batches."),
     ] = None,
 ) -> None:
-    """Train: start all services of a recipe on this machine and show their progress.
+    """Train: start all services of a recipe and show their progress.
 
     Ctrl-C stops cleanly within 5 seconds; the same command again resumes. A second Ctrl-C ends everything at
-    once. Exits with 0 when the run finished, 1 when it failed, 2 when the recipe is wrong, 130 when
+    once. Exits with 0 if the run finished, 1 if it failed, 2 if the recipe is wrong, 130 if it was
     interrupted.
     """
     from astraflow.launch.config import load_recipe
@@ -65,14 +65,14 @@ def run(
     if only or batches:
         _module_path(recipe)
         raise typer.Exit(_run_half(loaded, folder, only, batches))
-    from astraflow.launch.command import run_recipe
+    from astraflow.launch.commands import run_recipe
 
     raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=_module_path(recipe)))
 
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
     """`--only rollout` and `--only train`."""
-    from astraflow.launch.half_run import run_only_rollout, run_only_train
+    from astraflow.launch.commands import run_only_rollout, run_only_train
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     match only:
@@ -87,7 +87,7 @@ def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | N
 
 
 def _module_path(recipe: Path) -> tuple[str, ...]:
-    """Where modules that a recipe names are found: the current folder and the recipe's."""
+    """Folders where the modules that a recipe names are found: the current one and the recipe's."""
     folders = tuple(dict.fromkeys([str(Path.cwd()), str(recipe.resolve().parent)]))
     sys.path += [folder for folder in folders if folder not in sys.path]
     return folders
@@ -119,8 +119,8 @@ def status(
     ] = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Show how a run stands: steps, queues, services, and who waits for whom since when."""
-    from astraflow.launch.command import show_status
+    """Show the state of a run: steps, queues, services, and who waits for whom since when."""
+    from astraflow.launch.commands import show_status
 
     trust(ca_file)
 
@@ -130,11 +130,11 @@ def status(
 def audit(
     run_dir: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")],
 ) -> None:
-    """Recompute a run's accounting from its journal; exit with 1 where it does not hold."""
-    from astraflow.launch.command import show_audit
+    """Recompute the accounting of a run from its journal; exit with 1 if it does not hold."""
+    from astraflow.launch.commands import show_audit
 
     if not run_dir.is_dir():
-        raise ConfigError(f"{run_dir} is no run folder; pass the folder of a run, e.g. runs/quickstart")
+        raise ConfigError(f"{run_dir} is not a run folder; pass the folder of a run, e.g. runs/quickstart")
     raise typer.Exit(show_audit(run_dir))
 
 
@@ -146,12 +146,12 @@ def drop_batch(
         int,
         typer.Option(
             "--step",
-            help="Only if this step is the oldest that is not committed. Default: whichever is.",
+            help="Drop only if this step is the oldest that is not committed. Default: whichever is.",
             min=-1,
         ),
     ] = -1,
     reason: Annotated[
-        str, typer.Option("--reason", help="Why; the journal keeps it.")
+        str, typer.Option("--reason", help="The reason, for the journal.")
     ] = "it cannot be trained",
     token_file: Annotated[
         Path | None,
@@ -159,11 +159,11 @@ def drop_batch(
     ] = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Give up the batch at which a trainer fails again and again, of a run that goes on or has stopped.
+    """Drop a batch at which the trainer keeps failing, in a live run or a stopped one.
 
-    Its groups, and those of a batch taken ahead of it, are evicted; the step gets other groups.
+    Its groups, and those of a batch that was taken ahead, are evicted; the step gets other groups.
     """
-    from astraflow.launch.command import drop_and_tell
+    from astraflow.launch.commands import drop_and_report
 
     trust(ca_file)
-    raise typer.Exit(drop_and_tell(where, policy, step=step, reason=reason, token_file=token_file))
+    raise typer.Exit(drop_and_report(where, policy, step=step, reason=reason, token_file=token_file))

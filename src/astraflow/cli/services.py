@@ -1,4 +1,4 @@
-"""Commands that are one service each: `astraflow run` starts these, and so may anyone else, anywhere."""
+"""Commands that run one service each. `astraflow run` starts these; so can others, on any machine."""
 
 import asyncio
 import ctypes
@@ -29,7 +29,7 @@ CaFile = Annotated[
     Path | None,
     typer.Option(
         "--ca-file",
-        help="PEM file by which an https URL is checked. Default: $SSL_CERT_FILE, else the system's.",
+        help="PEM file with the certificates for an https URL. Default: $SSL_CERT_FILE, else the system's.",
     ),
 ]
 
@@ -38,13 +38,13 @@ def serve(
     run_dir: _RunDir,
     port: _Port = 0,
     *,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that had failed.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that has failed.")] = False,
 ) -> None:
     """Run the dataflow of a run folder: tasks, tables and journal."""
     from astraflow.launch.dataflow_process import run_dataflow
     from astraflow.launch.folder import RunFolder
 
-    token_of(None)  # the dataflow knows the tokens from the run folder; one that was inherited goes
+    token_of(None)  # the dataflow reads the tokens from the run folder; this removes an inherited one
     if resume:
         RunFolder(run_dir).ask_to_resume()
     _run("dataflow", partial(run_dataflow, run_dir=run_dir, port=port))
@@ -57,9 +57,9 @@ def publish(
     url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow; for a frozen policy.")] = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Run the publisher of a policy: it owns and serves the files of its versions.
+    """Run the publisher of a policy, which owns and serves the files of its versions.
 
-    A frozen policy's publisher also announces the policy's only version.
+    The publisher of a frozen policy also announces the policy's only version.
     """
     trust(ca_file)
     from astraflow.launch.publisher_process import run_policy_publisher
@@ -92,7 +92,7 @@ def join(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="What is different on this machine, e.g. rollout.engine.device=cuda:0",
+            help="What differs on this machine, e.g. rollout.engine.device=cuda:0",
             metavar="[rollout.a=value]...",
         ),
     ] = None,
@@ -111,14 +111,14 @@ def join(
         str,
         typer.Option(
             "--peer",
-            help="Serve the weights that are here to other services at this address of the machine, HOST or "
-            "HOST:PORT. Default: not.",
+            help="Serve weights to other services at this address of the machine, HOST or HOST:PORT. "
+            "Default: do not.",
         ),
     ] = "",
 ) -> None:
-    """Join a run with a rollout service: without --peer it needs outbound connections only."""
+    """Join a run with a rollout service. Without --peer, it needs outbound connections only."""
     if peer and url.startswith("https:"):
-        raise ConfigError("--peer serves plain HTTP, and this run speaks HTTPS; leave --peer out")
+        raise ConfigError("--peer serves plain HTTP, and this run uses HTTPS; leave --peer out")
     trust(ca_file)
     from astraflow.launch.rollout_process import run_rollout_service
 
@@ -138,7 +138,7 @@ def join(
 
 
 def _private() -> tuple[Path, ...]:
-    """What the launcher keeps from agent programs."""
+    """Files and folders that the launcher hides from agent programs."""
     from astraflow.launch.program import PRIVATE_VARIABLE
 
     paths = os.environ.get(PRIVATE_VARIABLE, "").split(os.pathsep)
@@ -149,7 +149,7 @@ _log = logging.getLogger(__name__)
 
 _USER_ERROR_CODE = 2
 _PR_SET_PDEATHSIG = 1
-"""`prctl` option of Linux: the signal that a process gets when its parent dies."""
+"""Option of `prctl` in Linux: the signal that a process gets when its parent dies."""
 
 
 def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
@@ -169,33 +169,33 @@ def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
     code = run_service(guarded, name=name)
     logging.shutdown()
     sys.stdout.flush()
-    # A training step may still run in a thread, and unloading heavy libraries takes a second: nothing waits.
+    # A thread may still compute a training step, and unloading heavy libraries takes a second. Do not wait.
     os._exit(code)
 
 
 def _die_with_parent() -> None:
-    """The kernel ends this process when the launcher dies, even while it is stuck in a computation."""
+    """Makes the kernel end this process when the launcher dies, even during a long computation."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def trust(ca_file: Path | None) -> None:
-    """Makes this process check https services by a file. Raises: ConfigError if it is not there.
+    """Makes this process check https services by a file. Raises: ConfigError if it does not exist.
 
-    By OpenSSL's own variable, so that every client in the process keeps to it.
+    Sets the variable of OpenSSL, so that every client in the process uses it.
     """
     from astraflow.launch.program import CA_VARIABLE
 
     if ca_file is not None:
         if not ca_file.is_file():
-            raise ConfigError(f"--ca-file {ca_file} is no file; a PEM file with certificates is expected")
+            raise ConfigError(f"--ca-file {ca_file} is not a file; a PEM file with certificates is expected")
         os.environ[CA_VARIABLE] = str(ca_file.resolve())
 
 
 def token_of(token_file: Path | None) -> str:
-    """The token of a file, or of the environment; never an argument, which others could read.
+    """The token from a file or from the environment; never from an argument, which others could read.
 
-    It is then no longer in the environment: nothing that this process starts inherits it.
+    Removes it from the environment, so that nothing that this process starts inherits it.
     """
     from astraflow.launch.program import TOKEN_VARIABLE
 
@@ -209,13 +209,13 @@ def token_of(token_file: Path | None) -> str:
 
 
 def _taken_from_environment(name: str) -> str:
-    """The value of a variable, which is removed; on Linux it is wiped from `/proc/PID/environ` as well, which
-    shows a process's first environment to all other processes of its user."""
+    """Removes a variable and returns its value. On Linux it is also wiped from `/proc/PID/environ`, which
+    shows the first environment of a process to all other processes of its user."""
     value = os.environ.get(name, "")
     if value and sys.platform == "linux":
         find = ctypes.CDLL(None).getenv
         find.argtypes, find.restype = [ctypes.c_char_p], ctypes.c_void_p
-        # The kernel shows the memory that getenv points into, whatever is unset later.
+        # The kernel shows the memory that getenv points to, even after the variable is unset.
         address = find(name.encode())
         if address:
             ctypes.memset(address, 0, len(os.fsencode(value)))

@@ -1,4 +1,4 @@
-"""The recipe: everything that one run needs, composed of the parts' own sections."""
+"""The recipe: everything that a run needs, composed of the sections of its parts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,16 +80,14 @@ class PolicyConfig(Config):
 
     @model_validator(mode="after")
     def _critic_gets_rewards(self) -> "PolicyConfig":
-        has_critic, leaves_it = (
-            self.train.auxiliary.critic.name != "none",
-            isinstance(self.table.credit, GaeCredit),
-        )
-        if has_critic != leaves_it:
+        has_critic = self.train.auxiliary.critic.name != "none"
+        leaves_credit = isinstance(self.table.credit, GaeCredit)
+        if has_critic != leaves_credit:
             raise ValueError(
                 "table.credit: {name: gae} and train.auxiliary.critic: {name: value_model} belong together "
                 f"(got credit {self.table.credit.name!r}, critic {self.train.auxiliary.critic.name!r})"
             )
-        if leaves_it and self.table.normalize != "none":
+        if leaves_credit and self.table.normalize != "none":
             raise ValueError(
                 f"table.normalize = {self.table.normalize!r} would change the rewards that the critic "
                 'learns; leave it "none", and whiten by train.auxiliary.critic.whiten'
@@ -138,12 +136,12 @@ class RecipeTasksConfig(TasksConfig):
             raise ValueError(f"curators: {' and '.join(orders)} both propose tasks; name one of them")
         named = [name for c in self.curators if isinstance(c, WeightedConfig) for name in c.weights]
         if unknown := [name for name in named if name not in self.sources]:
-            raise ValueError(f"curators: {unknown[0]!r} is no source (sources: {', '.join(self.sources)})")
+            raise ValueError(f"curators: {unknown[0]!r} is not a source (sources: {', '.join(self.sources)})")
         return self
 
     @property
     def without_curators(self) -> TasksConfig:
-        """What a rollout service scores with."""
+        """The part of this section that rollout services need."""
         return TasksConfig.model_validate_json(self.model_dump_json(exclude={"curators"}))
 
 
@@ -179,15 +177,15 @@ class Recipe(Config):
 
     @property
     def advertised_host(self) -> str:
-        """Where others are told to call the publishers: `weights.advertise`, or the host that they listen at,
-        or, if that stands for all addresses, the dataflow's. Raises: ConfigError if none can be called."""
+        """Host at which others call the publishers: `weights.advertise`, or the host that they listen at or,
+        if that means all addresses, the dataflow's. Raises: ConfigError if others cannot call any of them."""
         weights = self.weights
         is_open = listens_everywhere(weights.host) and not listens_everywhere(self.dataflow.host)
         return announced_host(weights.host, weights.advertise or (self.dataflow.host if is_open else ""))
 
     @property
     def peer_host(self) -> str:
-        """Where the run's own rollout services serve weights: an address that the dataflow sees them call
+        """Host at which the run's own rollout services serve weights: one that the dataflow sees them call
         from."""
         host, dataflow = self.weights.host, self.dataflow.host
         if listens_everywhere(dataflow):
@@ -197,7 +195,7 @@ class Recipe(Config):
 
     @property
     def group_size(self) -> int:
-        """Episodes of one draw; the same for all trained policies."""
+        """Episodes per draw; the same for all trained policies."""
         return next(iter(self.trained.values())).table.group_size if self.trained else 1
 
     @model_validator(mode="after")
@@ -209,14 +207,15 @@ class Recipe(Config):
             )
         if self.weights.peers and self.dataflow.tls.is_on:
             raise ValueError(
-                "weights.peers serve plain HTTP, which would show their token; not with dataflow.tls"
+                "weights.peers serve plain HTTP, which would reveal their token; turn off peers, or "
+                "dataflow.tls"
             )
         if listens_everywhere(self.weights.advertise or self.weights.host):
             _ = self.advertised_host
         followed = [c.policy for c in self.tasks.curators if isinstance(c, TaskGateConfig)]
         if unknown := [name for name in followed if name and name not in self.trained]:
             raise ValueError(
-                f"tasks.curators: {unknown[0]!r} is no trained policy (trained: {', '.join(self.trained)})"
+                f"tasks.curators: {unknown[0]!r} is not a trained policy (trained: {', '.join(self.trained)})"
             )
         for name, policy in self.policies.items():
             self._check_follower(name, policy)
@@ -225,7 +224,7 @@ class Recipe(Config):
 
     @property
     def time_scale(self) -> float:
-        """Emulated seconds in a second of the wall clock; 0 if nothing is emulated."""
+        """Emulated seconds per second of the wall clock; 0 if nothing is emulated."""
         return next(iter(self._time_scales.values()), 0.0)
 
     @property
@@ -251,7 +250,7 @@ class Recipe(Config):
             return
         if policy.follows not in self.trained:
             raise ValueError(
-                f"policies.{name}.follows = {policy.follows!r} is no trained policy (choices: "
+                f"policies.{name}.follows = {policy.follows!r} is not a trained policy (choices: "
                 f"{', '.join(self.trained)})"
             )
         if policy.model != self.policies[policy.follows].model:

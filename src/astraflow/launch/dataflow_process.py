@@ -1,4 +1,4 @@
-"""The process of a run's dataflow."""
+"""The main function of a run's dataflow process."""
 
 import asyncio
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ __all__ = ["guarded", "make_service", "run_dataflow"]
 
 
 async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
-    """Serves a run folder until `stop`; returns the process's exit code, 1 if the core itself failed.
+    """Serves a run folder until `stop`; returns the exit code of the process: 1 if the core itself failed.
 
-    `port` 0: the recipe's. Raises: ConfigError, DataError, JournalError.
+    Port 0 means the port of the recipe. Raises: ConfigError, DataError, JournalError.
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
@@ -55,7 +55,8 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
 
 
 def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
-    """The dataflow over a folder's journal, which it locks. Raises: ConfigError, DataError, JournalError."""
+    """The dataflow over the journal of a folder, which it locks. Raises: ConfigError, DataError,
+    JournalError."""
     sources = open_sources(recipe)
     sizes = {name: len(source) for name, source in sources.train.items()}
     config = recipe.dataflow
@@ -70,7 +71,7 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
 
 
 def guarded(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
-    """The app behind its tokens; where there are some, each has its limit."""
+    """The app behind its tokens. If there are tokens, each of them has a rate limit."""
     return TokenAuth(RateLimit(app, max_requests_per_s) if tokens else app, tokens)
 
 

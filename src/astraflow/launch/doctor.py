@@ -1,14 +1,13 @@
-"""Everything about a machine and a recipe that can be found out before a run, one finding a line.
+"""Checks a machine and a recipe before a run, with one line per finding.
 
-Reads, and runs a second of episodes in this process; writes nothing but a file that is gone at once. Findings
-come one by one, since some take seconds. A failure means that `astraflow run` would not work; a warning, that
+Reads, and runs episodes for a second in this process; writes only a file that it deletes at once. Findings
+come one by one, since some take seconds. A failure means that `astraflow run` would not work, a warning that
 it would work badly.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from math import prod
@@ -18,8 +17,8 @@ import psutil
 
 from astraflow.algorithms.limiters import make_limiter
 from astraflow.errors import Error
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import PolicyConfig, Recipe
+from astraflow.launch.hosting import host_models, open_runner, starting_weights
 from astraflow.launch.machine import (
     GIB,
     Finding,
@@ -31,32 +30,28 @@ from astraflow.launch.machine import (
 )
 from astraflow.launch.preflight import OpenSources, check_model, check_recipe, open_sources
 from astraflow.launch.program import choose_addresses, num_threads
-from astraflow.launch.targets import host_models
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner
-from astraflow.rollout.scoring import ScoringPool
 from astraflow.types import Episode, Lease, Message
 from astraflow.weights.snapshot import read_model
-from astraflow.workflows.factory import make_workflow
 
 __all__ = ["examine", "thread_finding"]
 
 _PROCESS_GIB = 0.5
 """Resident memory of a process that has loaded torch and transformers."""
 _SHOWN = 60
-"""Characters of a task that are shown."""
+"""Longest text of a task that is shown, in characters."""
 _TRIAL_S = 1.0
 _TRIAL_LIMIT_S = 60.0
 _ENOUGH = 16
-"""Episodes that say something about how scores differ."""
+"""Fewest episodes that show whether scores differ."""
 _ENGINE = "engine"
 
 
 async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding]:
-    """All findings, as they come; without a recipe, those about the machine."""
+    """All findings as they come; without a recipe, only those about the machine."""
     for finding in examine_machine(run_dir):
         yield finding
     yield found("run folder", lambda: check_folder(run_dir))
@@ -69,7 +64,7 @@ async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding
         problems += finding.level == "fail"
         yield finding
     if problems:
-        yield Finding("warn", _ENGINE, "not tried, since something above fails")
+        yield Finding("warn", _ENGINE, "not tried, because a check above failed")
         return
     try:
         yield await _trial(recipe, open_sources(recipe))
@@ -98,23 +93,24 @@ def _static(recipe: Recipe, run_dir: Path) -> Iterator[Finding]:
 
 
 def _threads(recipe: Recipe) -> dict[str, int]:
-    """Compute threads by process; dataflow and publishers mostly wait."""
+    """Compute threads per process; dataflow and publishers mostly wait."""
     trainers = {f"trainer-{name}": num_threads(p.train.backend) for name, p in recipe.trained.items()}
     engine = num_threads(recipe.rollout.engine)
     return {**trainers, **{f"rollout-{idx}": engine for idx in range(recipe.rollout.services)}}
 
 
 def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:
-    """Processes of one thread may share cores; several threads a process on shared cores collapse."""
+    """Processes with one thread can share cores; processes with several threads become very slow on shared
+    cores."""
     total = sum(threads.values())
     text = f"{total} compute threads ({', '.join(f'{n}: {t}' for n, t in threads.items())}) on {cores} cores"
     if total <= cores:
         return Finding("ok", "threads", text)
     if max(threads.values()) > 1:
-        remedy = "set num_threads to 1: processes whose threads wait for each other on shared cores collapse"
+        remedy = "set num_threads to 1: threads that wait for each other on shared cores become very slow"
         return Finding("warn", "threads", text, remedy)
     if total > 2 * cores:
-        return Finding("warn", "threads", text, "lower rollout.services: more of them only take turns")
+        return Finding("warn", "threads", text, "lower rollout.services: more of them would only take turns")
     return Finding("ok", "threads", f"{text}; they take turns")
 
 
@@ -151,12 +147,13 @@ def _num_parameters(policy: PolicyConfig) -> int:
 
 
 def _memory(recipe: Recipe) -> Finding:
-    """Weights of two slots an engine; weights, gradients and two moments a trainer, and a published copy."""
+    """Two weight slots per engine; weights, gradients, two moments and a published copy per trainer."""
     sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
     num_processes = recipe.rollout.services + 2 * len(recipe.trained) + 1
     engines = recipe.rollout.services * 2 * 4 * sum(sizes.values())
     trainers = 20 * sum(sizes[name] for name in recipe.trained)
-    need, free = num_processes * _PROCESS_GIB * GIB + engines + trainers, psutil.virtual_memory().available
+    need = num_processes * _PROCESS_GIB * GIB + engines + trainers
+    free = psutil.virtual_memory().available
     text = f"about {need / GIB:.1f} GiB for {num_processes} processes, of {free / GIB:.1f} GiB free"
     if need > free:
         return Finding("warn", "memory of the run", text, "lower rollout.services, or use a smaller model")
@@ -164,7 +161,7 @@ def _memory(recipe: Recipe) -> Finding:
 
 
 def _disk(recipe: Recipe, run_dir: Path) -> Finding:
-    """Published versions, and checkpoints with two moments; one of each more while they are written."""
+    """Published versions, and checkpoints with two moments; of each one more while it is written."""
     need = sum(
         _num_parameters(policy) * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
         for policy in recipe.trained.values()
@@ -203,30 +200,13 @@ class _Trial:
 
 
 async def _trial(recipe: Recipe, sources: OpenSources) -> Finding:
-    """Runs workflow, engine and reward for a second."""
+    """Runs workflow, engine and reward for about a second."""
     source = next(iter(sources.train.values()))
-    snapshots = {
-        name: WeightSnapshot(name, 0, read_model(policy.model_dir), policy.model_dir)
-        for name, policy in recipe.policies.items()
-    }
     trial = _Trial()
-    async with AsyncExitStack() as stack:
-        hosted = await stack.enter_async_context(host_models(recipe, snapshots))
-        scoring = ScoringPool(recipe.tasks.without_curators)
-        stack.push_async_callback(scoring.close)
-        await scoring.start()
-        environments = Environments(recipe.tasks.environments)
-        stack.push_async_callback(environments.close)
-        await environments.open()
-        runner = await stack.enter_async_context(
-            EpisodeRunner(
-                hosted,
-                make_workflow(recipe.workflow),
-                scoring.score,
-                environments=environments,
-                timeout_s=recipe.rollout.episode_timeout_s,
-            )
-        )
+    async with (
+        host_models(recipe, starting_weights(recipe)) as hosted,
+        open_runner(recipe, hosted, num_scorers=1) as runner,
+    ):
         began_s = time.perf_counter()
         try:
             async with asyncio.timeout(_TRIAL_LIMIT_S):
@@ -237,7 +217,8 @@ async def _trial(recipe: Recipe, sources: OpenSources) -> Finding:
 
 
 async def _run_episodes(recipe: Recipe, runner: EpisodeRunner, source: TaskSource, trial: _Trial) -> None:
-    numbers, end_s = count(), time.perf_counter() + _TRIAL_S
+    numbers = count()
+    end_s = time.perf_counter() + _TRIAL_S
 
     async def work() -> None:
         while time.perf_counter() < end_s and not trial.failures:
@@ -271,6 +252,6 @@ def _trial_finding(trial: _Trial, hosted: Mapping[str, HostedPolicy], seconds: f
     speed = f"{tokens / seconds:,.0f} tokens/s in one process"
     text = f"{len(trial.scores)} episodes, {speed}, mean score {mean:.3f}"
     if len(trial.scores) >= _ENOUGH and min(trial.scores) == max(trial.scores):
-        remedy = "all scores are equal, so groups may have nothing to learn from: try `astraflow try RECIPE`"
+        remedy = "all scores are equal, so there may be nothing to learn: look at `astraflow try RECIPE`"
         return Finding("warn", _ENGINE, text, remedy)
     return Finding("ok", _ENGINE, text)

@@ -1,8 +1,8 @@
-"""The lr=0 self-check: do engine and trainer compute the same logprobs?
+"""The check with a learning rate of 0: do engine and trainer compute the same logprobs?
 
-A short run in one process with a learning rate of 0: versions are published and loaded as ever, but all hold
-the same weights, so that any difference between the logprob that the engine recorded and the one that the
-trainer computes is an error of one of them: another template, temperature, mask, dtype or stale weights.
+In a short run in one process, versions are published and loaded as usual, but all hold the same weights. Any
+difference between the logprob that the engine recorded and the one that the trainer computes is therefore an
+error of one of them: a different template, temperature, mask or dtype, or stale weights.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ LIMIT = 1e-4
 """Nats: far above float32's rounding over a forward pass (about 1e-6), far below what changes a ratio."""
 
 _LIMIT_BF16 = 0.5
-"""Nats: one token's logprob in bfloat16 moves by 0.1 and more from rounding alone, on each side."""
+"""Nats: rounding alone moves a token's logprob in bfloat16 by 0.1 or more, on each side."""
 
 
 class PolicyDrift(Item, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class PolicyDrift(Item, frozen=True, kw_only=True):
     """Mean over the steps."""
     gap_max: float
     limit: float
-    """What `gap_max` must stay below: `LIMIT`, but where engine and trainer both compute in bfloat16."""
+    """`gap_max` must stay below this: `LIMIT`, or more if engine and trainer both compute in bfloat16."""
     are_weights_unchanged: bool
     """Whether lr=0 left every bit of the weights."""
 
@@ -56,9 +56,9 @@ class PolicyDrift(Item, frozen=True, kw_only=True):
 async def measure_drift(
     recipe: Recipe, *, steps: int = 3, deadline_s: float = 600.0
 ) -> tuple[PolicyDrift, ...]:
-    """Runs `steps` steps of every trained policy with lr 0; nothing is kept.
+    """Runs `steps` steps of every trained policy with lr 0; keeps nothing.
 
-    Raises: ConfigError if a backend does not report the gap; DeadlineError; whatever made a part fail.
+    Raises: ConfigError if a backend does not report the gap; DeadlineError; the error of a part that fails.
     """
     short = _with_lr_0(recipe, steps)
     sources = check_recipe(short)
@@ -84,7 +84,9 @@ def drift_finding(drift: PolicyDrift) -> Finding:
         f"{drift.num_tokens:,} tokens of {drift.steps} steps with lr=0 (limit {drift.limit:g})"
     )
     if not drift.are_weights_unchanged:
-        return Finding("fail", check, text, "the backend changes weights although lr is 0: mend it first")
+        return Finding(
+            "fail", check, text, "the backend changes weights although lr is 0: correct this first"
+        )
     if not drift.is_ok:
         remedy = "engine and trainer disagree: compare their dtype, temperature, attention and loaded weights"
         return Finding("fail", check, text, remedy)
@@ -92,7 +94,8 @@ def drift_finding(drift: PolicyDrift) -> Finding:
 
 
 def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
-    """The recipe for `steps` steps without learning; of a loop of the user's own, what computes its verbs."""
+    """The recipe for `steps` steps without learning. For a training loop of the user, the backend that
+    computes its verbs."""
     policies = dict(recipe.policies)
     for name, policy in policies.items():
         backend = policy.train.backend
@@ -104,10 +107,11 @@ def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
 
 
 class _Probe:
-    """A backend that keeps what each step of another one reports. Implements `TrainerBackend`."""
+    """Wraps a backend and keeps what each of its steps reports. Implements `TrainerBackend`."""
 
     def __init__(self, policy: str, backend: TrainerBackend) -> None:
-        self._policy, self._backend = policy, backend
+        self._policy = policy
+        self._backend = backend
         self.results: list[dict[str, float]] = []
         self.num_tokens = 0
         self.digests = {_digest(backend.export())}
@@ -147,7 +151,8 @@ def _drift(name: str, probe: _Probe, limit: float) -> PolicyDrift:
 
 
 def _limit(recipe: Recipe, policy: PolicyConfig) -> float:
-    """Rounding is excused where both sides compute in bfloat16; a component of one's own has to keep up."""
+    """Allows for rounding if both sides compute in bfloat16. Components of the user must meet the strict
+    limit."""
     parts = (recipe.rollout.engine, policy.train.backend)
     dtypes = {
         p.dtype for p in parts if isinstance(p, TorchEngineConfig | ServerEngineConfig | TorchBackendConfig)

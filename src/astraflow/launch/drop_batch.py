@@ -1,7 +1,7 @@
-"""Gives up a batch that cannot be trained: of a run that goes on, or in the folder of one that stopped.
+"""Drops a batch that cannot be trained, in a live run or in the folder of a stopped one.
 
-A stopped run is asked by the same request as a live one: its dataflow is opened here, in memory, without its
-other services.
+A stopped run gets the same request as a live one: its dataflow is opened here, in memory, without the other
+services.
 """
 
 from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ _PATIENCE_S = 2.0
 
 
 class Dropped(DropReply, frozen=True, kw_only=True):
-    """What was dropped, and where."""
+    """The reply of the dataflow, and whether the run is live."""
 
     is_live: bool
 
@@ -30,17 +30,18 @@ class Dropped(DropReply, frozen=True, kw_only=True):
 async def drop_batch(
     where: str, policy: str, *, step: int, reason: str, token: str = "", ca_file: str = ""
 ) -> Dropped:
-    """Drops the batch of a policy's oldest step that is not committed. `where`: run folder or URL.
+    """Drops the batch of a policy's oldest step that is not committed. `where` is a run folder or a URL.
 
-    `step` -1: whichever it is. Raises: ConfigError or DataError for the run, RefusedError if the step has no
-    batch that can be dropped.
+    `step` must be that step, or -1 for whichever it is. Raises: ConfigError or DataError for the run;
+    RefusedError if the step has no batch that can be dropped.
     """
     if where.startswith(("http://", "https://")):
         return await _ask(where, policy, step=step, reason=reason, token=token, ca_file=ca_file)
     folder = RunFolder(Path(where))
     if folder.is_finished:
         raise DataError(f"{where} is finished; none of its batches can be dropped")
-    record, recipe = folder.load_record(), folder.load_recipe()
+    record = folder.load_record()
+    recipe = folder.load_recipe()
     token = token or (folder.token("admin") if needs_tokens(recipe) else "")
     ca_file = ca_file or recipe.dataflow.tls.ca_file
     try:
@@ -59,18 +60,18 @@ async def _ask(url: str, policy: str, *, step: int, reason: str, token: str, ca_
 
 
 async def _drop(client: DataflowClient, policy: str, *, step: int, reason: str, is_live: bool) -> Dropped:
-    policies = {status.name: status for status in (await client.status()).policies}
+    policies = {known.name: known for known in (await client.status()).policies}
     if policy not in policies:
         raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(policies)})")
-    standing = policies[policy]
-    request = DropRequest(step=standing.step if step < 0 else step, epoch=standing.epoch, reason=reason)
+    status = policies[policy]
+    request = DropRequest(step=status.step if step < 0 else step, epoch=status.epoch, reason=reason)
     reply = await client.drop_batch(policy, request)
     return Dropped(steps=reply.steps, num_groups=reply.num_groups, is_live=is_live)
 
 
 @asynccontextmanager
 async def _opened(folder: RunFolder) -> AsyncGenerator[DataflowClient]:
-    """The dataflow of a stopped run. Raises: JournalError if it is at work, or damaged."""
+    """The dataflow of a stopped run. Raises: JournalError if the journal is in use or damaged."""
     service = make_service(folder, folder.load_recipe())
     await service.start()
     calls = ServiceClient("http://memory", patience_s=_PATIENCE_S, transport=MemoryTransport(service.app))

@@ -1,9 +1,9 @@
-"""Evaluation afterwards: a recipe's evaluation sets on a run's version, a model folder or an endpoint.
+"""Evaluation after training: a recipe's evaluation sets on a version of a run, a model folder or an endpoint.
 
-One process, no services: engine, workflow, sampling and reward are the recipe's own, and each episode gets
-the seed that the dataflow gives it while training. The same weights on the same engine therefore give the
-same answers as the run's own evaluation of that version. Scores are never made up: an episode that fails for
-good is counted, and left out.
+One process, no services. Engine, workflow, sampling and reward are those of the recipe, and each episode gets
+the seed that the dataflow gives it during training. The same weights on the same engine therefore give the
+same answers as the evaluation of that version during the run. An episode that fails for good has no score: it
+is counted and left out.
 """
 
 import asyncio
@@ -12,21 +12,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from astraflow.algorithms.pass_at_k import Estimate, estimate, pass_estimates
 from astraflow.dataflow.core.context import derived_seed
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe
+from astraflow.launch.hosting import open_runner
 from astraflow.metrics import reduce_metrics
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.environments import Environments
 from astraflow.rollout.runner import EpisodeRunner
-from astraflow.rollout.scoring import ScoringPool
 from astraflow.types import Episode, Failure, Item, Lease, MetricItem
-from astraflow.workflows.factory import make_workflow
 
-__all__ = ["EvalReport", "EvalScore", "EvalSize", "evaluate"]
+__all__ = ["EvalReport", "EvalScore", "EvalSize", "evaluate", "evaluation_table"]
 
 
 class EvalScore(Item, frozen=True, kw_only=True):
@@ -35,15 +37,15 @@ class EvalScore(Item, frozen=True, kw_only=True):
     eval_set: str
     num_tasks: int
     samples: int
-    """Episodes a task that were asked for: the k of avg@k."""
+    """Requested episodes per task: the k of avg@k."""
     num_samples: int
     """Episodes that have a score."""
     num_failed: int
-    """Episodes that failed for good; left out of all scores."""
+    """Episodes that failed for good and are left out of all scores."""
     failures: dict[str, int]
     """Error class -> failed episodes."""
     pass_at_1: Estimate | None
-    """Share of samples whose score is at least 1; None if no episode has a score."""
+    """Share of samples with a score of at least 1; None if no episode has a score."""
     avg_at_k: Estimate | None
     """Mean score over samples and tasks: what training reports as its held-out score."""
     pass_at_k: dict[int, Estimate]
@@ -51,11 +53,11 @@ class EvalScore(Item, frozen=True, kw_only=True):
     generated_tokens: int
     seconds: float
     metrics: tuple[MetricItem, ...] = ()
-    """The workflow's own and the runner's, over all episodes that have a score."""
+    """Metrics of workflow and runner over all episodes that have a score."""
 
 
 class EvalReport(Item, frozen=True, kw_only=True):
-    """What `astraflow eval` says: one object, with `--json` printed as it is."""
+    """The result of `astraflow eval`, which `--json` prints as one object."""
 
     target: str
     kind: str
@@ -63,16 +65,17 @@ class EvalReport(Item, frozen=True, kw_only=True):
     recipe: str
     """Name of the recipe."""
     policy: str
-    """The policy that the target stands for."""
+    """The policy whose place the target takes."""
     version: int
-    """Of a run's weights; -1 for a model folder or an endpoint."""
+    """Version of a run's weights; -1 for a model folder or an endpoint."""
     temperature: float
     sets: tuple[EvalScore, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSize:
-    """What differs from the recipe: sets to evaluate (none: all), samples a task and tasks (0: as there)."""
+    """What differs from the recipe: sets (none means all), samples per task and tasks (0 means as in the
+    recipe)."""
 
     sets: tuple[str, ...] = ()
     samples: int = 0
@@ -81,7 +84,7 @@ class EvalSize:
 
 @dataclass(slots=True)
 class _Round:
-    """One set on its way."""
+    """One evaluation set while it is being evaluated."""
 
     eval_set: str
     source: TaskSource
@@ -102,27 +105,12 @@ async def evaluate(
 ) -> tuple[EvalScore, ...]:
     """Runs the evaluation sets one after the other; does not close the engines.
 
-    `progress` gets the set's name, its episodes done and all of them.
-    Raises: ConfigError or DataError if a set or the reward cannot be had; RolloutError never: it is counted.
+    `progress` gets the name of the set, the number of its finished episodes and of all its episodes.
+    Raises: ConfigError or DataError if a set or the reward cannot be loaded. Failed episodes are counted.
     """
     rounds = [_opened(recipe, name, size) for name in _chosen(recipe, size.sets)]
-    scoring = ScoringPool(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers)
-    environments = Environments(recipe.tasks.environments)
-    try:
-        await environments.open()
-        await scoring.start()
-        async with EpisodeRunner(
-            hosted,
-            make_workflow(recipe.workflow),
-            scoring.score,
-            environments=environments,
-            timeout_s=recipe.rollout.episode_timeout_s,
-            eval_temperature=recipe.eval.temperature,
-        ) as runner:
-            return tuple([await _score(recipe, runner, hosted, round_, progress) for round_ in rounds])
-    finally:
-        await environments.close()
-        await scoring.close()
+    async with open_runner(recipe, hosted, num_scorers=recipe.rollout.scorers) as runner:
+        return tuple([await _score(recipe, runner, hosted, round_, progress) for round_ in rounds])
 
 
 def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
@@ -146,7 +134,7 @@ def _opened(recipe: Recipe, name: str, size: EvalSize) -> _Round:
     num_tasks = size.tasks or config.num_tasks
     if num_tasks > len(source):
         raise ConfigError(
-            f"eval.sets.{name}: {num_tasks} tasks are asked for, its source holds {len(source)}"
+            f"eval.sets.{name}: {num_tasks} tasks are requested, but its source holds {len(source)}"
         )
     round_ = _Round(name, source, num_tasks, size.samples or config.samples)
     round_.scores = [[] for _ in range(num_tasks)]
@@ -160,8 +148,9 @@ async def _score(
     round_: _Round,
     progress: Callable[[str, int, int], None] | None,
 ) -> EvalScore:
-    """All episodes of one set, as many at once as a rollout service of the recipe runs."""
-    began_s, tokens = time.perf_counter(), _generated(hosted)
+    """All episodes of one set, as many in parallel as a rollout service of the recipe runs."""
+    began_s = time.perf_counter()
+    tokens = _generated(hosted)
     total = round_.num_tasks * round_.samples
     waiting = iter([divmod(idx, round_.samples) for idx in range(total)])
 
@@ -198,7 +187,7 @@ async def _score(
 async def _run_episode(
     recipe: Recipe, runner: EpisodeRunner, round_: _Round, task_idx: int, sample: int
 ) -> None:
-    """One episode with the retries that a run gives it."""
+    """Runs one episode, with as many attempts as in a run."""
     lease = Lease(
         id=f"{round_.eval_set}/{task_idx}.{sample}",
         kind="eval",
@@ -225,3 +214,42 @@ async def _run_episode(
 
 def _generated(hosted: Mapping[str, HostedPolicy]) -> int:
     return sum(policy.engine.capacity().generated_tokens for policy in hosted.values())
+
+
+# --- as a table ------------------------------------------------------------------------------------
+
+
+def evaluation_table(report: EvalReport) -> RenderableType:
+    """A table for terminals of 80 columns: a section per set, a row per measure; below it, why episodes
+    failed."""
+    version = f" version {report.version}" if report.version >= 0 else ""
+    title = f"{report.target}: {report.policy}{version}, temperature {report.temperature:g}"
+    table = Table("set", "measure", "value", "95 % interval", "from")
+    for score in report.sets:
+        table.add_section()
+        for idx, row in enumerate(_rows(score)):
+            table.add_row(score.eval_set if idx == 0 else "", *row)
+    failures = [Text(_failures(score), "red") for score in report.sets if score.num_failed]
+    return Group(Text(title), table, *failures)
+
+
+def _rows(score: EvalScore) -> list[tuple[str, str, str, str]]:
+    measures: dict[str, Estimate | None] = {"pass@1": score.pass_at_1}
+    measures[f"avg@{score.samples}"] = score.avg_at_k
+    measures |= {f"pass@{k}": value for k, value in score.pass_at_k.items() if k > 1}
+    sources = [
+        f"{score.num_tasks} tasks x {score.samples}",
+        f"{score.generated_tokens:,} tokens in {score.seconds:.1f} s",
+    ]
+    sources += [""] * len(measures)
+    return [
+        (name, f"{value.mean:.4f}", f"{value.low:.4f} - {value.high:.4f}", source)
+        if value
+        else (name, "-", "no episode has a score", source)
+        for (name, value), source in zip(measures.items(), sources, strict=False)
+    ]
+
+
+def _failures(score: EvalScore) -> str:
+    causes = ", ".join(f"{name} {count}" for name, count in sorted(score.failures.items()))
+    return f"{score.eval_set}: {score.num_failed} episodes failed and are left out of all scores: {causes}"

@@ -1,7 +1,7 @@
-"""A version of a run as a Hugging Face folder, bit-equal to what was served.
+"""Exports a version of a run as a Hugging Face folder, bit-equal to what was served.
 
-What is written is read back and hashed before the folder appears under its name; it either appears whole or
-not at all.
+The written files are read back and hashed before the folder gets its name, so that it appears whole or not at
+all.
 """
 
 import tempfile
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from astraflow.errors import ConfigError, WeightsError
 from astraflow.host_tensors import HostTensor
+from astraflow.launch.eval_target import chosen_policy
 from astraflow.launch.folder import RunFolder
-from astraflow.launch.targets import chosen_policy
 from astraflow.models.adapters import merged
 from astraflow.types import Manifest
 from astraflow.weights.manifest import digest_of, pack
@@ -24,15 +24,15 @@ __all__ = ["Exported", "export_version"]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written where."""
+    """The result of an export."""
 
     folder: Path
     policy: str
     version: int
     num_bytes: int
     digest: str
-    """xxh3-128 over the version's tensors, as in the manifest; of the written file too, unless adapters were
-    merged into it."""
+    """xxh3-128 over the tensors of the version, as in the manifest. It is that of the written file as well,
+    unless adapters were merged."""
 
 
 def export_version(
@@ -40,7 +40,7 @@ def export_version(
 ) -> Exported:
     """Writes a version (-1: the newest) of a policy (empty: the first trained one) to `out`.
 
-    `force` replaces a model folder; nothing else is ever replaced.
+    `force` replaces a model folder, and nothing else.
     Raises: ConfigError if `out` is taken or the policy unknown; DataError if the version is not kept;
     WeightsError if its bytes are damaged.
     """
@@ -50,7 +50,8 @@ def export_version(
     stored = SavedVersions(folder.weights / name, name).read(version)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
-        files, made = Path(aside) / "files", Path(aside) / "model"
+        files = Path(aside) / "files"
+        made = Path(aside) / "model"
         snapshot = stored.snapshot(files)
         snapshot_to_folder(snapshot, made)
         _check_written(made, merged(snapshot.tensors), stored.manifest)
@@ -64,26 +65,27 @@ def export_version(
 
 def _check_free(out: Path, *, force: bool) -> None:
     if out.is_symlink() or out.is_file():
-        raise ConfigError(f"{out} is no folder; name a new one")
+        raise ConfigError(f"{out} is not a folder; name a new one")
     if not out.exists() or not any(out.iterdir()):
         return
     if not force:
         raise ConfigError(f"{out} is not empty; name a new folder, or replace it with --force")
     if not (out / "config.json").is_file() or any(path.is_dir() for path in out.iterdir()):
         raise ConfigError(
-            f"{out} is not empty and no plain model folder, so --force does not replace it; name a new folder"
+            f"{out} is neither empty nor a plain model folder, so --force does not replace it; name a new "
+            "folder"
         )
 
 
 def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manifest) -> None:
-    """Raises: WeightsError unless the written tensors are the version's, bit by bit."""
+    """Raises: WeightsError unless the written tensors are bit-equal to those of the version."""
     by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
     written = [by_name[tensor.name] for tensor in tensors if tensor.name in by_name]
     found, expected = _digest(written), _digest(tensors)
     if len(by_name) != len(tensors) or found != expected:
         raise WeightsError(
-            f"policy {manifest.policy!r} version {manifest.version}: what was written hashes to {found}, "
-            f"expected {expected}; is the disk sound?"
+            f"policy {manifest.policy!r} version {manifest.version}: the written tensors hash to {found}, "
+            f"expected {expected}; check the disk for errors"
         )
 
 

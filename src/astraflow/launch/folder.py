@@ -59,11 +59,11 @@ MAY_CHANGE = (
     "policies.*.train.keep_checkpoints",
     "policies.*.sampling.max_tokens",
 )
-"""Keys that may differ when a run is resumed; all others decided data that the journal already holds."""
+"""Keys that may change when a run is resumed. All others decided data that the journal already holds."""
 
 
 class ServiceRecord(Item, frozen=True, kw_only=True):
-    """One process of a run, as `run.json` names it."""
+    """One process of a run, in `run.json`."""
 
     name: str
     pid: int
@@ -80,9 +80,8 @@ class RunRecord(Item, frozen=True, kw_only=True):
     state: str = "new"
     """`new`, `running`, `stopped`, `finished` or `failed`."""
     launcher_pid: int = 0
-    updated_s: float = 0.0
     active: tuple[tuple[float, float], ...] = ()
-    """Begin and end of every time that a launcher ran the services; the last one grows while it does."""
+    """Start and end of each time that a launcher ran the services; the last end moves on while it does."""
     services: tuple[ServiceRecord, ...] = ()
 
     @property
@@ -91,8 +90,8 @@ class RunRecord(Item, frozen=True, kw_only=True):
         return sum(end - begin for begin, end in self.active)
 
     def active_s(self, begin_s: float, end_s: float) -> float:
-        """How much of `[begin_s, end_s]` a launcher ran: the time between an interruption and a resume is
-        left out."""
+        """How much of `[begin_s, end_s]` a launcher ran. The time between an interruption and a resume does
+        not count."""
         return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in self.active)
 
 
@@ -137,7 +136,7 @@ class RunFolder:
     def load_recipe(self) -> Recipe:
         """The recipe that the folder's run was started with. Raises: DataError if there is none."""
         if not self.recipe.is_file():
-            raise DataError(f"{self.path} is no run folder: it has no recipe.yaml")
+            raise DataError(f"{self.path} is not a run folder: it has no recipe.yaml")
         return parse_config(load_mapping(self.recipe), Recipe, where=str(self.recipe))
 
     def save_recipe(self, recipe: Recipe) -> None:
@@ -145,11 +144,11 @@ class RunFolder:
         write_atomic(self.recipe, dump_yaml(recipe).encode())
 
     def load_record(self) -> RunRecord:
-        """What `run.json` says. Raises: DataError if it is missing or broken."""
+        """Reads `run.json`. Raises: DataError if it is missing or broken."""
         try:
             return msgspec.json.decode(self.record.read_bytes(), type=RunRecord)
         except FileNotFoundError as err:
-            raise DataError(f"{self.path} is no run folder: it has no run.json") from err
+            raise DataError(f"{self.path} is not a run folder: it has no run.json") from err
         except msgspec.DecodeError as err:
             raise DataError(f"{self.record} is broken: {err}; delete it to start the services anew") from err
 
@@ -159,30 +158,30 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the folder's run reached its end."""
+        """Whether the run has reached its end."""
         return self.record.is_file() and self.load_record().state == "finished"
 
     def ask_to_resume(self) -> None:
-        """Lets the next start of the dataflow go on with a run that failed: a person wants it."""
+        """Lets the next start of the dataflow continue a failed run, because a person asked for it."""
         self._resume.touch()
 
     @property
     def is_asked_to_resume(self) -> bool:
-        """Whether `ask_to_resume` came and was not answered yet."""
+        """Whether `ask_to_resume` was called and the dataflow has not resumed yet."""
         return self._resume.exists()
 
     def resumed(self) -> None:
-        """The dataflow did as it was asked: later restarts leave a run that failed as it is."""
+        """The dataflow has resumed. Later restarts leave a failed run as it is."""
         self._resume.unlink(missing_ok=True)
 
     def note_changes(self, changes: tuple[RecipeChange, ...]) -> None:
-        """Appends changes to the folder's history of its recipe."""
+        """Appends changes to the history of the recipe in this folder."""
         with self.changes.open("ab") as file:
             for change in changes:
                 file.write(msgspec.json.encode(msgspec.structs.replace(change, at_s=time.time())) + b"\n")
 
     def token(self, role: str) -> str:
-        """The secret of a role, made at first use and readable by its owner only."""
+        """The token of a role, made at first use, in a file that only its owner can read."""
         path = self.secrets / role
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -205,7 +204,7 @@ class RunFolder:
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes a file whole or not at all: a temporary file beside it, synced, then renamed."""
+    """Writes a file whole or not at all: a temporary file beside it is synced, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -216,7 +215,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)  # on a full disk it would take room
+        part.unlink(missing_ok=True)  # it would take room on a full disk
         raise
 
 
@@ -232,7 +231,7 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
 
 
 def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
-    """Raises ConfigError if a change would break the run that the folder holds."""
+    """Raises: ConfigError if a change would break the run in the folder."""
     refused = [change for change in changes if not _may_change(change.key)]
     if not refused:
         return

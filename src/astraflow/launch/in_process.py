@@ -1,11 +1,11 @@
-"""A whole run in one process: dataflow, one rollout service and a trainer a policy, without a socket.
+"""A whole run in one process: dataflow, one rollout service and a trainer per policy, without sockets.
 
     run_in_process: one task group
     rollout service   leases, versions  -> episodes                  ends with the run, or `stop`
     trainer (policy)  batches           -> versions, commits         ends after its last step, or `stop`
 
-The parts are those of `astraflow run`, except that weights stay in memory. The backends are the caller's:
-what they do with a batch is what the run is for. Ends by itself once every policy has done its steps.
+The parts are those of `astraflow run`, except that weights stay in memory. The caller provides the backends,
+which do with each batch what the run is for. Ends by itself once every policy has done its steps.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ from astraflow.workflows.factory import make_workflow
 __all__ = ["MemoryVersions", "run_in_process"]
 
 _KEPT = 3
-"""Newest versions that stay: an engine may just be fetching the one before the newest."""
+"""Newest versions that are kept, since an engine may be fetching the one before the newest."""
 _CHUNK_BYTES = 64 * 1024 * 1024
 
 
 class MemoryVersions:
-    """Weights from trainers to engines through memory: implements `Publishes` and `FetchesWeights`.
+    """Passes weights from trainers to engines in memory. Implements `Publishes` and `FetchesWeights`.
 
-    `model_dirs`: policy -> folder with its config and tokenizer.
+    `model_dirs` maps each policy to the folder with its config and tokenizer.
     """
 
     def __init__(self, model_dirs: Mapping[str, Path]) -> None:
@@ -53,7 +53,7 @@ class MemoryVersions:
     async def publish(
         self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
     ) -> Manifest:
-        """Keeps the tensors as they are: the caller leaves them alone. Files need not travel."""
+        """Keeps the tensors themselves, so the caller must not change them. Files stay where they are."""
         del files
         self._versions[policy][version] = tuple(tensors)
         return await asyncio.to_thread(build_manifest, policy, version, tensors, chunk_bytes=_CHUNK_BYTES)
@@ -66,7 +66,7 @@ class MemoryVersions:
                 del known[version]
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
-        """A version. Raises: WeightsError if it was dropped meanwhile."""
+        """A version. Raises: WeightsError if it has been dropped."""
         tensors = self._versions[manifest.policy].get(manifest.version)
         if tensors is None:
             raise WeightsError(
@@ -83,10 +83,10 @@ async def run_in_process(
     folder: Path,
     stop: asyncio.Event,
 ) -> None:
-    """Runs the recipe with these backends, one a trained policy, until its end or `stop`.
+    """Runs the recipe with these backends, one per trained policy, until its end or `stop`.
 
-    `folder` gets `journal` and `checkpoints`; from what it holds already the run goes on.
-    Raises: whatever made a part fail.
+    `folder` gets `journal` and `checkpoints`; if it has them already, the run continues from there.
+    Raises: the error of a part that fails.
     """
     info = run_info(recipe)
     sizes = {name: len(source) for name, source in sources.train.items()}

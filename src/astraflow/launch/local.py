@@ -22,17 +22,17 @@ from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, STAC
 __all__ = ["LocalLauncher", "LocalProcess"]
 
 _STACKS_GRACE_S = 1.0
-"""What a process needs to write its stacks."""
+"""Time for a process to write its stacks."""
 
 
 class _SignsOfLife:
-    """The read end of a process's pipe of life signs."""
+    """The read end of the pipe into which a process writes its signs of life."""
 
     def __init__(self, read_fd: int) -> None:
         self._fd = read_fd
         self._loop = asyncio.get_running_loop()
         self._last_s = -1.0
-        """When the newest sign was read, by the loop's clock; negative before the first."""
+        """When the newest sign was read, by the clock of the loop; negative before the first."""
         self._first_seen = asyncio.Event()
         self._is_closed = False
         os.set_blocking(read_fd, False)
@@ -56,12 +56,12 @@ class _SignsOfLife:
         await self._first_seen.wait()
         while (left_s := self._last_s + longest_s - self._loop.time()) > 0:
             await asyncio.sleep(left_s)
-            self._read()  # this process may be the one that slept
+            self._read()  # signs may wait in the pipe because this process was stopped itself
         if self._is_closed:
             await self._loop.create_future()
 
     def close(self) -> None:
-        """Safe to repeat: several may wait for the end of one process."""
+        """May be called again, since several tasks may wait for the end of a process."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -70,7 +70,7 @@ class _SignsOfLife:
 
 
 class LocalProcess:
-    """A process that this machine runs; the leader of its own session."""
+    """A process on this machine that leads a session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process, life_fd: int) -> None:
         self._process = process
@@ -78,18 +78,18 @@ class LocalProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its session's as well."""
+        """Its process id, which is also the id of its session."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Its exit code, negative for a signal; what it left in its session is ended first."""
+        """Its exit code, negative for a signal. Everything left in its session is killed first."""
         code = await self._process.wait()
         self._signal_session(signal.SIGKILL)
         self._signs.close()
         return code
 
     async def silence(self, longest_s: float) -> str:
-        """As the protocol says. Only services of ours show signs of life, so only they are signalled."""
+        """As in the protocol. Only services of ours show signs of life, so only they get the signal."""
         await self._signs.silence(longest_s)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, STACKS_SIGNAL)
@@ -97,13 +97,13 @@ class LocalProcess:
         return _state_of(self._process.pid)
 
     def terminate(self) -> None:
-        """Asks it to stop (SIGTERM); nothing if it has ended."""
+        """Asks it to stop (SIGTERM). Does nothing if it has ended."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Ends it and everything in its session (SIGKILL)."""
+        """Kills it and everything in its session (SIGKILL)."""
         if self._process.returncode is None:
             self._signal_session(signal.SIGKILL)
 
@@ -113,7 +113,7 @@ class LocalProcess:
 
 
 class LocalLauncher:
-    """Starts processes on this machine; use as a context manager, which owns the pipe to the children.
+    """Starts processes on this machine; a context manager that owns the pipe to the processes.
 
     Example: `with LocalLauncher() as launcher: handle = await launcher.start(spec)`.
     """
@@ -130,7 +130,7 @@ class LocalLauncher:
         self.close()
 
     def close(self) -> None:
-        """Closes the pipe: every child that still runs stops."""
+        """Closes the pipe, so that every process that still runs stops."""
         for fd in (self._read_fd, self._write_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -167,7 +167,7 @@ class LocalLauncher:
 
 
 def _state_of(pid: int) -> str:
-    """Whether a silent process is stopped or hangs, in words, as far as the system tells."""
+    """Whether a silent process is stopped or hangs, in words, as far as the system knows."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

@@ -1,6 +1,6 @@
-"""What this machine offers, as `astraflow doctor` tells it: nothing here knows a recipe.
+"""What `astraflow doctor` finds out about this machine, without a recipe.
 
-A finding is one line: what was looked at, what was found, and, unless all is well, what to do.
+A finding is one line: what was checked, what was found and, unless it is fine, what to do.
 """
 
 import importlib.metadata
@@ -42,7 +42,7 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's report."""
+    """One line of the report."""
 
     level: Level
     check: str
@@ -51,7 +51,7 @@ class Finding:
 
 
 def found(check: str, look: Callable[[], Finding]) -> Finding:
-    """What `look` finds; an error of ours is a failure, whose message says what to do."""
+    """What `look` finds. An error of ours is a failure, whose message says what to do."""
     try:
         return look()
     except Error as err:
@@ -72,7 +72,7 @@ def examine_machine(run_dir: Path) -> Iterator[Finding]:
 def _python() -> Finding:
     text = f"astraflow {astraflow.__version__}, Python {platform.python_version()}, {platform.platform()}"
     if sys.platform != "linux":
-        return Finding("warn", "system", text, "Linux is what this is tested on")
+        return Finding("warn", "system", text, "AstraFlow is tested on Linux only")
     return Finding("ok", "system", text)
 
 
@@ -88,7 +88,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def num_cores() -> int:
-    """Cores that this process may use: its affinity, or less if its control group has a quota."""
+    """Cores that this process may use: those of its affinity, or fewer if its control group has a quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
@@ -102,7 +102,7 @@ def _cores() -> Finding:
     text = f"{cores} cores, load {load:.1f}"
     if load > 1.5 * cores:
         return Finding(
-            "warn", "cores", text, "other processes keep them busy: speeds will be lower than usual"
+            "warn", "cores", text, "other processes keep them busy, so the run will be slower than usual"
         )
     return Finding("ok", "cores", text)
 
@@ -111,7 +111,9 @@ def _memory() -> Finding:
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     if memory.available < _LOW_MEMORY_GIB * GIB:
-        return Finding("warn", "memory", text, "each service with torch needs about 0.5 GiB: end something")
+        return Finding(
+            "warn", "memory", text, "each service with torch needs about 0.5 GiB: end other programs"
+        )
     return Finding("ok", "memory", text)
 
 
@@ -128,7 +130,9 @@ def _gpus() -> Finding:
     from astraflow.rollout.engines.torch_engine import gpu_names
 
     gpus = gpu_names()
-    return Finding("ok", "GPUs", ", ".join(gpus) if gpus else "none that torch can use: all runs on the CPU")
+    return Finding(
+        "ok", "GPUs", ", ".join(gpus) if gpus else "none that torch can use: everything runs on the CPU"
+    )
 
 
 def existing_parent(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line a committed step or finished evaluation, each exactly once, across restarts."""
+"""`metrics.jsonl`: one line per committed step or finished evaluation, each exactly once, across restarts."""
 
 import errno
 import json
@@ -19,13 +19,13 @@ __all__ = ["MetricsLog"]
 class MetricsLog:
     """Appends records to the run's `metrics.jsonl`; `close` it.
 
-    Opening reads what is there: `last_step` and `num_evals` say where to go on. A last line that a crash cut
-    short is dropped, to be written again. Raises: DataError if another one is none.
+    Opening reads the file: `last_step` and `num_evals` say where to continue. A last line that a crash cut
+    short is dropped, to be written again. Raises: DataError if any other line is not a record.
     """
 
     def __init__(self, path: Path) -> None:
         self.earlier_evals: list[EvalRecord] = []
-        """Those that the file held when it was opened."""
+        """The evaluations that the file held when it was opened."""
         self.num_evals = 0
         self._path = path
         self._last_steps: Counter[str] = Counter()
@@ -38,15 +38,15 @@ class MetricsLog:
                 self._take(cast("dict[str, Any]", json.loads(line)))
             except (ValueError, TypeError, LookupError, msgspec.ValidationError) as err:
                 raise DataError(
-                    f"{path}: line {number} is no step or evaluation: {err}; delete the file, and it is "
-                    "written again from the journal"
+                    f"{path}: line {number} is not a step or evaluation: {err}; delete the file, so that it "
+                    "is written again from the journal"
                 ) from err
         self._file: IO[bytes] = path.open("ab", buffering=0)
         self._end = self._file.tell()
-        """Up to here the file holds whole lines."""
+        """Up to this position the file holds whole lines."""
         self._unwritten: deque[bytes] = deque()
         self.failure: OSError | None = None
-        """Why lines wait for the disk, if some do."""
+        """Why lines wait for the disk; None if no line waits."""
 
     def _take(self, fields: dict[str, Any]) -> None:
         self._note(fields)
@@ -55,11 +55,12 @@ class MetricsLog:
             self.earlier_evals.append(msgspec.convert(record, EvalRecord))
 
     def last_step(self, policy: str) -> int:
-        """The newest step of a policy in the file; -1 if there is none."""
+        """The newest step of a policy in the file; -1 without one."""
         return self._last_steps.get(policy, -1)
 
     def write(self, record: StepRecord | EvalRecord) -> None:
-        """Adds a line. While the disk is full, lines wait in memory (`failure`) for the next call."""
+        """Adds a line. While the disk is full, lines wait in memory for the next call, and `failure` is
+        set."""
         kind = "step" if isinstance(record, StepRecord) else "eval"
         fields = {"kind": kind, **msgspec.to_builtins(record)}
         self._unwritten.append(msgspec.json.encode(fields) + b"\n")
@@ -67,7 +68,7 @@ class MetricsLog:
         self.retry()
 
     def retry(self) -> None:
-        """Writes what waits, as far as the disk takes it."""
+        """Writes waiting lines, as far as the disk has room."""
         try:
             while self._unwritten:
                 self._write_line(self._unwritten[0])
@@ -85,8 +86,8 @@ class MetricsLog:
         self._end += len(line)
 
     def close(self) -> None:
-        """Tries once more to write what waits, and closes the file. What is missing then is written when the
-        run is resumed."""
+        """Tries once more to write waiting lines, and closes the file. A resumed run writes the missing
+        lines."""
         self.retry()
         self._file.close()
 

@@ -1,15 +1,16 @@
-"""One half of a run at a time: collect batches without training, or train from collected batches.
+"""One half of a run: collect batches without training, or train from collected batches.
 
-    astraflow run RECIPE --only rollout --run-dir A     A/batches/POLICY/STEP.msgpack, one `Batch` a step
+    astraflow run RECIPE --only rollout --run-dir A     A/batches/POLICY/STEP.msgpack, one `Batch` per step
     astraflow run RECIPE --only train --run-dir B --batches A/batches     B/metrics.jsonl, B/model/POLICY
 
-What staleness means here: while batches are collected the weights never change, whatever the tables call
-their versions, so a saved batch says the truth: every token was sampled by version 0, and step s, which
-training takes with version s, is s versions stale. The tables' own limits therefore do not hold offline, and
-from the second step on the data is off-policy: the loss sees it through its behavior logprobs.
+The weights never change while batches are collected, whatever the tables call their versions. A saved batch
+therefore states the truth: every token was sampled by version 0, and the batch of step s, which is trained by
+version s, is s versions stale. The limits of the tables do not hold offline, and from the second step on the
+data is off-policy; the loss knows this from the behavior logprobs.
 
-Collecting goes on where it stopped when the same command runs again. Training is one loop in one process over
-files in order: the same recipe, batches, machine and thread count give the same weights, bit for bit.
+Collecting continues where it stopped when the same command runs again. Training is one loop in one process
+over the files in order: the same recipe, batches, machine and thread count give the same weights, bit for
+bit.
 """
 
 import asyncio
@@ -42,29 +43,30 @@ __all__ = ["BatchRecorder", "TrainedModel", "collect_batches", "load_batches", "
 
 BATCHES = "batches"
 _MARK = "collected.json"
-"""All that a checkpoint of collecting needs: its folder's name says the step."""
+"""The only file in a checkpoint of collecting, since the name of its folder states the step."""
 
 
 class BatchRecorder:
     """A backend that writes each batch to a file and never changes the weights. Implements `TrainerBackend`.
 
-    `told` is called with each batch that is durable.
+    `on_batch` is called with each batch once it is durable.
     """
 
-    def __init__(self, folder: Path, model_dir: Path, told: Callable[[Batch, Path], None]) -> None:
-        self._folder, self._told = folder, told
+    def __init__(self, folder: Path, model_dir: Path, on_batch: Callable[[Batch, Path], None]) -> None:
+        self._folder = folder
+        self._on_batch = on_batch
         self._tensors = read_model(model_dir)
         folder.mkdir(parents=True, exist_ok=True)
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Saves the batch as training will see it."""
+        """Saves the batch as training will read it."""
         path = _batch_path(self._folder, batch.step)
         write_atomic(path, wire.encode(_as_of_version_0(batch)))
-        self._told(batch, path)
+        self._on_batch(batch, path)
         return StepResult(metrics=())
 
     def export(self) -> Sequence[HostTensor]:
-        """The starting weights, for ever."""
+        """Always the starting weights."""
         return self._tensors
 
     def save(self, folder: Path) -> None:
@@ -81,7 +83,7 @@ def _batch_path(folder: Path, step: int) -> Path:
 
 
 def _as_of_version_0(batch: Batch) -> Batch:
-    """The batch with the truth about its versions: see the module."""
+    """The batch with its true versions, as explained at the top of the module."""
     samples = tuple(map(as_of_version_0, batch.samples))
     return msgspec.structs.replace(
         batch,
@@ -97,19 +99,20 @@ def _as_of_version_0(batch: Batch) -> Batch:
 
 
 async def collect_batches(
-    recipe: Recipe, run_dir: Path, *, stop: asyncio.Event, told: Callable[[Batch, Path], None]
+    recipe: Recipe, run_dir: Path, *, stop: asyncio.Event, on_batch: Callable[[Batch, Path], None]
 ) -> Path:
     """Saves the batches of all steps of all trained policies; returns their folder.
 
-    Evaluation sets are left out: nothing learns. `told` gets each saved batch, in another thread.
-    Raises: ConfigError or DataError for recipe or folder; whatever made a part fail.
+    Evaluation sets are left out, since nothing learns. `on_batch` gets each saved batch, in another thread.
+    Raises: ConfigError or DataError for recipe or folder; the error of a part that fails.
     """
     recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"sets": {}})})
     sources = check_recipe(recipe)
     folder = _own_folder(recipe, run_dir)
     batches = folder.path / BATCHES
     backends: dict[str, TrainerBackend] = {
-        name: BatchRecorder(batches / name, policy.model_dir, told) for name, policy in recipe.trained.items()
+        name: BatchRecorder(batches / name, policy.model_dir, on_batch)
+        for name, policy in recipe.trained.items()
     }
     await run_in_process(recipe, sources, backends, folder=folder.path, stop=stop)
     return batches
@@ -131,27 +134,27 @@ def _own_folder(recipe: Recipe, run_dir: Path) -> RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """What training from batches made of one policy."""
+    """The result of training one policy from batches."""
 
     policy: str
     folder: Path
     num_steps: int
     digest: str
-    """xxh3-128 over the weights' bytes, ordered by name: equal for runs that are equal."""
+    """xxh3-128 over the bytes of the weights, ordered by name; equal runs have equal digests."""
 
 
 def train_from_batches(
-    recipe: Recipe, run_dir: Path, batches: Path, *, told: Callable[[StepRecord], None]
+    recipe: Recipe, run_dir: Path, batches: Path, *, on_step: Callable[[StepRecord], None]
 ) -> tuple[TrainedModel, ...]:
     """Trains each policy from its batches, one after the other; writes metrics and models to `run_dir`.
 
-    Raises: ConfigError if `run_dir` holds results already; DataError if batches are missing or broken;
-    TrainingError or WireError as the backend finds them.
+    Raises: ConfigError if `run_dir` already holds results; DataError if batches are missing or broken;
+    TrainingError or WireError of the backend.
     """
     folder = RunFolder(run_dir)
     models = run_dir / "model"
     if models.exists() or folder.metrics.exists() or folder.record.exists():
-        raise ConfigError(f"{run_dir} holds results already; choose another --run-dir")
+        raise ConfigError(f"{run_dir} already holds results; choose another --run-dir")
     paths = {
         name: load_batches(batches / name, num_steps=policy.train.steps)
         for name, policy in recipe.trained.items()
@@ -162,7 +165,7 @@ def train_from_batches(
 
     def note(record: StepRecord) -> None:
         log.write(record)
-        told(record)
+        on_step(record)
 
     try:
         return tuple([_trained(recipe, name, paths[name], models / name, note) for name in recipe.trained])
@@ -171,7 +174,7 @@ def train_from_batches(
 
 
 def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:
-    """The batch files of the first steps, from 0 without a gap, `num_steps` at most.
+    """The batch files of the first steps: from step 0 without a gap, at most `num_steps`.
 
     Raises: DataError if there is none.
     """
@@ -202,7 +205,9 @@ def _trained(
 def _load(path: Path, policy: str, step: int) -> Batch:
     batch = load_batch(path)
     if (batch.policy, batch.step) != (policy, step):
-        raise DataError(f"{path} is step {batch.step} of {batch.policy!r}, expected {step} of {policy!r}")
+        raise DataError(
+            f"{path} holds step {batch.step} of {batch.policy!r}, expected step {step} of {policy!r}"
+        )
     return batch
 
 
@@ -225,7 +230,8 @@ def _record(batch: Batch, result: StepResult) -> StepRecord:
 
 
 def _write_model(trained: WeightSnapshot, out: Path) -> None:
-    """A Hugging Face folder: the new weights, and the small files of the model that training began with."""
+    """Writes a Hugging Face folder: the new weights, and the small files of the model that training began
+    with."""
     with tempfile.TemporaryDirectory(prefix="astraflow-model-") as aside:
         files: Mapping[str, Path] = model_files(trained.model_dir)
         for name, path in files.items():

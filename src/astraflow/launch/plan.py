@@ -1,4 +1,4 @@
-"""From a recipe to what the dataflow is told: sizes for its core, and what a joining service must know."""
+"""What a recipe means for the dataflow: the plan of its core, and what a joining service must know."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo,
 
 __all__ = ["code_fingerprint", "fingerprints", "policy_info", "run_info", "run_plan", "uses"]
 
-_BY_THE_WAY = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
+_NOT_ARCHITECTURE = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of a config.json that say nothing about the architecture."""
 
 
 def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
-    """Everything that the core decides by; `sources` are the sizes of the task sources."""
+    """Everything that the core needs for its decisions; `sources` are the sizes of the task sources."""
     return RunPlan(
         seed=recipe.seed,
         group_size=recipe.group_size,
@@ -46,7 +46,7 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
 
 
 def run_info(recipe: Recipe) -> RunInfo:
-    """What a joiner needs besides URL and token; the dataflow fills in run id and state."""
+    """What a joining service needs besides URL and token; the dataflow fills in run id and state."""
     workflow = recipe.workflow
     return RunInfo(
         name=recipe.name,
@@ -83,10 +83,10 @@ def _longest_lag(recipe: Recipe, name: str) -> int:
 
 
 def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
-    """The context of the policy's model, by its config.json, or of the recipe's engine if that is longer; 0
-    if neither says."""
+    """The context of the policy's model, from its config.json, or of the recipe's engine if that is longer; 0
+    if neither is known."""
     config = _model_config(policy.model_dir)
-    text: dict[str, Any] = config.get("text_config") or {}  # of models that see more than text
+    text: dict[str, Any] = config.get("text_config") or {}  # multimodal models have one
     sizes: list[Any] = [part.get("max_position_embeddings") for part in (config, text)]
     sizes.append(getattr(recipe.rollout.engine, "max_context", 0))
     return max((size for size in sizes if isinstance(size, int)), default=0)
@@ -122,7 +122,7 @@ def code_fingerprint(recipe: Recipe) -> str:
 
 
 def uses(config: Config) -> Iterator[Use]:
-    """Every component of the user's own in a config."""
+    """Every component in a config that the user wrote (`use:`)."""
     if isinstance(config, Use):
         yield config
         return
@@ -142,7 +142,7 @@ def _uses_in(value: object) -> Iterator[Use]:
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
-    """What the model's config.json says. Raises: DataError."""
+    """The content of the model's config.json. Raises: DataError."""
     path = folder / "config.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 def _architecture(folder: Path) -> str:
     config = _model_config(folder)
-    kept = {key: value for key, value in config.items() if key not in _BY_THE_WAY}
+    kept = {key: value for key, value in config.items() if key not in _NOT_ARCHITECTURE}
     return _digest(json.dumps(kept, sort_keys=True).encode())
 
 

@@ -1,6 +1,6 @@
-"""Everything about a recipe that can be found wrong before a process starts.
+"""Finds everything in a recipe that can be found wrong before a process starts.
 
-Reads and checks only; nothing is written, downloaded or started.
+Reads and checks; writes, downloads and starts nothing.
 """
 
 import json
@@ -29,7 +29,7 @@ __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
 
 _log = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 9
-"""Of a trajectory: id, mask and logprob. What the streams of a teacher or of routing add is not counted."""
+"""Bytes per token of a trajectory: id, mask and logprob. Streams of a teacher or of routing do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
     Raises: ConfigError or DataError for the first thing that is wrong.
     """
     if not recipe.trained:
-        raise ConfigError("policies: none has `role: trained`, so nothing would learn")
+        raise ConfigError("policies: none has `role: trained`, so nothing would be trained")
     for name, policy in recipe.policies.items():
         check_model(name, policy)
         if (offline := policy.train.auxiliary.offline) is not None:
@@ -65,7 +65,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
 
 
 def check_model(name: str, policy: PolicyConfig) -> None:
-    """Raises DataError if a model of a policy (own, reference, teacher) is no Hugging Face folder here."""
+    """Raises: DataError if a model of a policy (own, reference, teacher) is not a Hugging Face folder."""
     auxiliary = policy.train.auxiliary
     _check_folder(f"policies.{name}.model = {policy.model!r}", policy.model)
     for key, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
@@ -77,20 +77,19 @@ def _check_folder(where: str, model: str) -> None:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         raise DataError(
-            f"{where}: no such folder. Build a tiny model with `astraflow model init SPEC.yaml --out "
-            f"{model}` "
-            "(for the quickstart: SPEC.yaml is recipes/models/quickstart.yaml), or download one with "
+            f"{where}: no such folder. Build a tiny model with `astraflow model init SPEC.yaml --out {model}`"
+            " (for the quickstart, SPEC.yaml is recipes/models/quickstart.yaml), or download one with "
             f"`hf download NAME --local-dir {model}`"
         )
     config = folder / "config.json"
     try:
         json.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
-        raise DataError(f"{where}: no config.json in it, so it is no Hugging Face model folder") from err
+        raise DataError(f"{where}: it has no config.json, so it is not a Hugging Face model folder") from err
     except ValueError as err:
         raise DataError(f"{where}: its config.json is broken: {err}") from err
     if not any(folder.glob("*.safetensors")):
-        raise DataError(f"{where}: no *.safetensors in it; is the folder complete?")
+        raise DataError(f"{where}: it has no *.safetensors; is the folder complete?")
 
 
 def open_sources(recipe: Recipe) -> OpenSources:
@@ -147,14 +146,13 @@ def _check_lengths(recipe: Recipe) -> None:
         if policy.sampling.max_tokens >= engine.max_context:
             raise ConfigError(
                 f"policies.{name}.sampling.max_tokens = {policy.sampling.max_tokens} leaves no room for a "
-                "prompt "
-                f"in rollout.engine.max_context = {engine.max_context}"
+                f"prompt in rollout.engine.max_context = {engine.max_context}"
             )
 
 
 def _check_batches(recipe: Recipe) -> None:
-    """A batch is one body. Where the workflow bounds an episode's length, the largest must fit; elsewhere one
-    that may not fit is logged."""
+    """A batch is the body of one request. Where the workflow limits the length of an episode, the largest
+    batch must fit; elsewhere one that may not fit is logged."""
     engine = recipe.rollout.engine
     max_context = (
         engine.max_context if isinstance(engine, TorchEngineConfig | ServerEngineConfig) else sys.maxsize
@@ -179,7 +177,7 @@ def _check_batches(recipe: Recipe) -> None:
 
 
 def _check_attached(recipe: Recipe) -> None:
-    """A server of someone else's has the weights of one policy, from one engine."""
+    """A server that the run did not start holds the weights of one policy, for one service."""
     engine = recipe.rollout.engine
     if not isinstance(engine, ServerEngineConfig) or not engine.attach.url:
         return
@@ -198,7 +196,7 @@ def _check_attached(recipe: Recipe) -> None:
 
 
 def _check_answers(recipe: Recipe, sources: OpenSources) -> None:
-    """The reward must be able to score each task. Agents and the user's own workflows may not ask it."""
+    """The reward must be able to score every task. Agents and workflows of the user need not use it."""
     if isinstance(recipe.workflow, Use | AgentConfig):
         return
     train = recipe.tasks.sources.items()
@@ -223,21 +221,18 @@ def _check_sizes(recipe: Recipe, sources: OpenSources) -> None:
         if total < need:
             raise ConfigError(
                 f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources hold only {total} tasks "
-                f"({listed}): a batch could never be filled with different tasks; add tasks, or lower it "
-                "to at "
-                f"most {total}"
+                f"({listed}): a batch could never be filled with different tasks; add tasks, or lower it to "
+                f"at most {total}"
             )
     for name, config in recipe.eval.sets.items():
         size = len(sources.eval[name])
         if size < config.num_tasks:
             raise ConfigError(
                 f"eval.sets.{name}.num_tasks = {config.num_tasks}, but its source holds only {size} tasks; "
-                "lower "
-                "it, or add tasks"
+                "lower it, or add tasks"
             )
         if config.source in recipe.tasks.sources.values():
             raise ConfigError(
                 f"eval.sets.{name}.source is also a training source, so its tasks would be trained on; "
-                "give it "
-                "another seed, split or file"
+                "give it another seed, split or file"
             )

@@ -47,7 +47,7 @@ TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 """Environment variable with the token of a process's role."""
 
 CA_VARIABLE = "SSL_CERT_FILE"
-"""Environment variable with the certificates by which a process checks others: OpenSSL's own."""
+"""Environment variable with the certificates by which a process checks others; OpenSSL reads it too."""
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
@@ -66,7 +66,7 @@ class Addresses:
 
     @property
     def url(self) -> str:
-        """Base URL of the dataflow, as processes of this machine reach it."""
+        """Base URL of the dataflow, as the processes of the run call it."""
         return _url(self.scheme, self.dataflow)
 
     def publisher_url(self, policy: str) -> str:
@@ -75,10 +75,11 @@ class Addresses:
 
 
 def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
-    """The recipe's ports; for a port of 0 the one of the run's `earlier` start if it is free, else any.
+    """Chooses the ports of the recipe or, for port 0, those of the `earlier` start if they are free, else
+    any.
 
-    `earlier` maps process names to ports. Several publishers count up from `weights.port`.
-    Raises: ConfigError if a port that the recipe names is taken.
+    `earlier` maps names of processes to ports. Several publishers take consecutive ports from `weights.port`
+    on. Raises: ConfigError if a port that the recipe names is taken.
     """
     with ExitStack() as held:
         dataflow = _claim(held, "dataflow", recipe.dataflow.host, recipe.dataflow.port, earlier)
@@ -90,7 +91,7 @@ def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
 
 
 def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[str, int]) -> tuple[str, int]:
-    """Binds a port until all are chosen, so that two processes never get the same one."""
+    """Binds a port and holds it until all are chosen, so that two processes never get the same one."""
     wanted = [port] if port else [earlier.get(name, 0), 0]
     for candidate in wanted:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -107,7 +108,7 @@ def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[st
                 ) from err
             continue
         return host, int(listener.getsockname()[1])
-    raise ConfigError(f"{name}: no port of {host} can be bound; is this an address of this machine?")
+    raise ConfigError(f"{name}: no port of {host} can be bound; is it an address of this machine?")
 
 
 def _url(scheme: str, address: tuple[str, int]) -> str:
@@ -278,7 +279,7 @@ def _own_env(recipe: Recipe) -> dict[str, str]:
 
 
 def num_threads(component: Config) -> int:
-    """CPU threads of an engine or backend; a component of the user's own says so in its arguments."""
+    """CPU threads of an engine or backend; `num_threads` in the arguments of one that the user wrote."""
     if isinstance(component, OwnLoopBackendConfig):
         component = component.torch
     if isinstance(component, Use):

@@ -1,4 +1,4 @@
-"""The process of one policy's publisher."""
+"""The main function of a publisher process, which serves one policy."""
 
 import asyncio
 from pathlib import Path
@@ -19,10 +19,10 @@ __all__ = ["run_policy_publisher"]
 async def run_policy_publisher(
     stop: asyncio.Event, run_dir: Path, *, policy: str, port: int, url: str = "", token: str = ""
 ) -> int:
-    """Serves the versions of a policy until `stop`; `port` 0: the recipe's.
+    """Serves the versions of a policy until `stop`. Port 0 means the port of the recipe.
 
-    The publisher of a frozen policy hands itself the model, and announces it to the dataflow at `url`.
-    Raises: ConfigError if the recipe gives the policy no versions, or the port is taken.
+    The publisher of a frozen policy publishes the model itself, and announces it to the dataflow at `url`.
+    Raises: ConfigError if the policy has no versions in this recipe, or the port is taken.
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
@@ -30,11 +30,12 @@ async def run_policy_publisher(
         raise ConfigError(f"policy {policy!r} has no versions (choices: {', '.join(recipe.published)})")
     is_frozen = policy not in recipe.trained
     if is_frozen and not url:
-        raise ConfigError(f"policy {policy!r} is frozen; name the dataflow that shall know it with --url")
+        raise ConfigError(f"policy {policy!r} is frozen; pass the URL of the dataflow with --url")
     config = recipe.weights.model_copy(
         update={"port": port or recipe.weights.port, "advertise": recipe.advertised_host}
     )
-    weights, ready = folder.weights / policy, asyncio.Future[str]()
+    weights = folder.weights / policy
+    ready = asyncio.Future[str]()
     tokens = tokens_of(recipe, folder)
     work = [
         asyncio.create_task(
@@ -61,7 +62,7 @@ async def run_policy_publisher(
 async def _announce(
     policy: str, model_dir: Path, weights: Path, ready: asyncio.Future[str], *, link: tuple[str, str]
 ) -> None:
-    """Publishes the model as version 0; doing so again after a restart changes nothing."""
+    """Publishes the model as version 0. Repeating this after a restart changes nothing."""
     url, token = link
     own, dataflow = ServiceClient(await ready, token=token), ServiceClient(url, token=token)
     try:

@@ -1,6 +1,6 @@
-"""What a finished run leaves for people: a table, a learning curve, and episodes before and after.
+"""The report on a finished run: a table, a learning curve, and episodes from before and after training.
 
-Reads the journal and the summary; draws with matplotlib where it is installed.
+Reads the journal and the summary; draws with matplotlib if it is installed.
 """
 
 import logging
@@ -19,8 +19,8 @@ from astraflow.dataflow.transcripts import load_transcripts
 from astraflow.errors import DataError
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, write_atomic
-from astraflow.launch.shown import shown
 from astraflow.launch.summary import Summary, summarize
+from astraflow.launch.terminal_text import printable
 from astraflow.types import EvalRecord, Message, StepRecord
 
 __all__ = ["draw_curve", "episodes_text", "load_summary", "summary_table", "write_report"]
@@ -34,8 +34,8 @@ _MOST_WAITS = 6
 def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
     """Writes `summary.json`, `samples/episodes.md` and, with matplotlib, `learning_curve.png`.
 
-    What cannot be written (a full disk) is left out, and logged: it can be made again from the journal.
-    Raises: JournalError if the journal cannot be read.
+    A file that cannot be written (on a full disk) is left out and logged; it can be made again from the
+    journal. Raises: JournalError if the journal cannot be read.
     """
     summary = summarize(folder, recipe)
     with JournalReader(folder.journal) as journal:
@@ -59,16 +59,17 @@ def _logged_if_full(path: Path) -> Generator[Path]:
 
 
 def load_summary(folder: RunFolder) -> Summary:
-    """The summary that `write_report` wrote, or is about to write for a run that has just ended.
+    """The summary that `write_report` wrote, or will write for a run that has just ended.
 
-    Raises: DataError if it is no summary, JournalError."""
+    Raises: DataError if the file is not a summary; JournalError.
+    """
     if not folder.summary.is_file():
         return summarize(folder, folder.load_recipe())
     try:
         return msgspec.json.decode(folder.summary.read_bytes(), type=Summary)
     except (msgspec.DecodeError, OSError) as err:
         raise DataError(
-            f"{folder.summary} cannot be read: {err}; delete it, and it is made again from the journal"
+            f"{folder.summary} cannot be read: {err}; delete it, so that it is made again from the journal"
         ) from err
 
 
@@ -77,12 +78,12 @@ def load_summary(folder: RunFolder) -> Summary:
 
 def summary_table(summary: Summary) -> Table:
     """The summary as a table of two columns."""
-    title = Text(shown(f"{summary.name}: {summary.state}"))
+    title = Text(printable(f"{summary.name}: {summary.state}"))
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="dim")
     table.add_column()
     if summary.time_scale:
-        text = f"models are not real; {summary.time_scale:g} emulated seconds pass in one of the clock"
+        text = f"models are not real; {summary.time_scale:g} emulated seconds pass per second of the clock"
         table.add_row("[bold]EMULATED[/bold]", text)
     for policy in summary.policies:
         for eval_set, before in policy.heldout_before.items():
@@ -97,27 +98,27 @@ def summary_table(summary: Summary) -> Table:
             f"mean {policy.staleness_mean:.2f}, max {policy.staleness_max}, bound {policy.staleness_bound}",
         )
     rl_s = max(summary.rl_wall_s, 1e-9)
-    table.add_row("wall time", f"{summary.wall_s:.1f} s, of which RL {summary.rl_wall_s:.1f} s")
+    table.add_row("wall time", f"{summary.wall_s:.1f} s, of which {summary.rl_wall_s:.1f} s of RL")
     table.add_row("generated", _tokens(summary.generated_tokens, rl_s))
     table.add_row("trained", _tokens(summary.trained_tokens, rl_s))
     table.add_row("generation and training overlap", f"{summary.overlap_frac:.0%} of the RL time")
     for wait in summary.waits[:_MOST_WAITS]:
-        text = shown(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
-        table.add_row("waited", Text(text))
-    problems = Text(shown("; ".join(summary.audit_problems)), style="red")
+        text = printable(f"{wait.who} waited for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
+        table.add_row("waiting", Text(text))
+    problems = Text(printable("; ".join(summary.audit_problems)), style="red")
     table.add_row("audit", "holds" if summary.audit_ok else problems)
     return table
 
 
 def _tokens(count: int, seconds: float) -> str:
-    return f"{count:,} tokens, {count / seconds:,.0f} a second"
+    return f"{count:,} tokens, {count / seconds:,.0f} per second"
 
 
 # --- episodes -------------------------------------------------------------------------------------
 
 
 def episodes_text(folder: RunFolder) -> str:
-    """Three episodes of the first evaluation and three of the last, of the same tasks where there are any."""
+    """Three episodes of the first evaluation and three of the last, of the same tasks if possible."""
     kept = load_transcripts(folder.journal, "eval") or load_transcripts(folder.journal, "train")
     if not kept:
         return "no episodes were kept\n"
@@ -133,7 +134,7 @@ def episodes_text(folder: RunFolder) -> str:
 
 
 def _shared_tasks(first: Sequence[_Transcript], last: Sequence[_Transcript]) -> list[str]:
-    """Up to three tasks of both, those whose score changed first."""
+    """Up to three tasks of both rounds; those whose score changed come first."""
     before = {row.task_id: row.score for row, _ in first}
     after = {row.task_id: row.score for row, _ in last}
     both = [task_id for task_id in before if task_id in after]
@@ -145,9 +146,10 @@ def _episodes(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int
     chosen = [by_task[task_id] for task_id in task_ids] or list(kept[:_NUM_EPISODES])
     lines: list[str] = []
     for row, messages in chosen:
-        lines.append(f"## {shown(row.task_id)}, {row.policy} version {version}, score {row.score:g}\n")
+        lines.append(f"## {printable(row.task_id)}, {row.policy} version {version}, score {row.score:g}\n")
         lines += [
-            f"**{shown(message.role)}**: {shown(message.content, keeps_lines=True)}\n" for message in messages
+            f"**{printable(message.role)}**: {printable(message.content, keeps_lines=True)}\n"
+            for message in messages
         ]
     return lines
 

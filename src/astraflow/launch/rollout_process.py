@@ -1,4 +1,7 @@
-"""The process of a rollout service, which needs a URL and at most a token: everything else comes over it."""
+"""The main function of a rollout service's process.
+
+It needs a URL and, in some runs, a token; everything else comes from the dataflow.
+"""
 
 import asyncio
 import contextlib
@@ -35,12 +38,12 @@ async def run_rollout_service(
     overrides: tuple[str, ...] = (),
     private: tuple[Path, ...] = (),
 ) -> int:
-    """Serves the run at `url` until it ends or `stop`, and its weights to others at the address `peer`.
+    """Serves the run at `url` until it ends or `stop`; serves its weights to others at the address `peer`.
 
-    `overrides` change the run's `rollout` section here; `private` files are hidden from agent programs.
+    `overrides` change the `rollout` section for this service. `private` files are hidden from agent programs.
 
-    Raises: ConfigError if the run names a module that `allow` does not; RefusedError if it takes no service
-    like this one; UnavailableError if nobody answers.
+    Raises: ConfigError if the run needs a module that `allow` does not name; RefusedError if the dataflow
+    refuses this service; UnavailableError if it does not answer.
     """
     client = ServiceClient(url, token=token)
     try:
@@ -50,8 +53,8 @@ async def run_rollout_service(
         check_allowed(recipe, allow)
         if peer and not recipe.weights.peers:
             raise ConfigError(
-                f"--peer {peer}: here no service serves weights to others (weights.peers is off); leave "
-                "--peer out, or start the run with weights.peers=true"
+                f"--peer {peer}: in this run no service serves weights to others (weights.peers is off); "
+                "leave --peer out, or start the run with weights.peers=true"
             )
         with _cache_folder(cache) as folder:
             await run_rollout(
@@ -76,7 +79,7 @@ async def run_rollout_service(
 
 
 def recipe_of(info: RunInfo, url: str) -> Recipe:
-    """The recipe that a run hands to those who join."""
+    """The recipe that a run sends to joining services."""
     return parse_config(msgspec.json.decode(info.recipe), Recipe, where=f"the recipe of {url}")
 
 
@@ -88,8 +91,7 @@ def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
     foreign = [text for text in overrides if not text.startswith("rollout.")]
     if foreign:
         raise ConfigError(
-            f"{foreign[0]} is not the service's own to change: only rollout.* may differ from the run's "
-            "recipe"
+            f"{foreign[0]} cannot be changed for one service: only rollout.* may differ from the run's recipe"
         )
     return overridden(recipe, overrides, where="astraflow join").rollout
 

@@ -3,12 +3,12 @@
 Loops of a `Run`, all in one TaskGroup that `launch` owns:
 
     supervise      processes -> restarts; a ServiceError ends the run; woken by process ends
-    follow steps   one a policy: long-polls the dataflow -> metrics.jsonl, view, supervisor, `steps` iterators
-    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals` iterators
-    follow end     waits until everything was told -> ends the processes in order, sets `wait`'s result
-    show           twice a second: status -> view, run.json (for display only, nothing waits for it)
+    follow steps   one per policy: long-polls the dataflow -> metrics.jsonl, view, supervisor, `steps`
+    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals`
+    follow end     waits for the other followers -> ends the processes in order, sets the result of `wait`
+    show           twice per second: status -> view, run.json (for display; nothing waits for it)
 
-An interrupted run is durable: the same folder goes on later. Nothing here decides about data.
+An interrupted run is durable: the same folder continues it later. Nothing here decides about data.
 """
 
 import asyncio
@@ -48,18 +48,19 @@ _FeedT = TypeVar("_FeedT")
 
 _SHOW_EVERY_S = 0.5
 _SAVE_EVERY = 10
-"""Refreshes between two writes of run.json, which says until when the launcher lived."""
+"""Refreshes between two writes of run.json, which records until when the launcher ran."""
 _WORKERS_GRACE_S = 2.4
-"""Trainers and rollout services: what they lose by a kill is done again after a restart."""
+"""Time for trainers and rollout services to stop. What they lose by a kill is done again after a restart."""
 _STORES_GRACE_S = 1.0
-"""Dataflow and publishers, which end last; with the workers' grace this stays well below 5 s."""
+"""Time for dataflow and publishers, which stop last. Together the two stay well below 5 s."""
 _LAST_CHECKPOINT_S = 120.0
-"""Longest time that a trainer may take after its last commit."""
+"""Time that a trainer may take after its last commit."""
 _LAST_ROLLOUT_S = 10.0
 
 
 class _Feed(Generic[_FeedT]):
-    """Records in order for any number of readers, each from the start. Wakes readers, polls nothing."""
+    """Records in order for any number of readers, each from the start. Readers are woken; nothing is
+    polled."""
 
     def __init__(self) -> None:
         self._items: list[_FeedT] = []
@@ -75,7 +76,8 @@ class _Feed(Generic[_FeedT]):
         self._wake()
 
     def _wake(self) -> None:
-        event, self._changed = self._changed, asyncio.Event()
+        event = self._changed
+        self._changed = asyncio.Event()
         event.set()
 
     async def __aiter__(self) -> AsyncIterator[_FeedT]:
@@ -91,7 +93,7 @@ class _Feed(Generic[_FeedT]):
 
 
 class Run:
-    """A run whose services are up or on their way; made by `launch`.
+    """A run whose services are running or starting; made by `launch`.
 
     Example: `async for step in run.steps("solver"): print(step.step, step.reward_mean)`.
     """
@@ -115,7 +117,7 @@ class Run:
         self._ended = asyncio.Event()
         self._followers: list[asyncio.Task[None]] = []
         self._save_failure: OSError | None = None
-        self._is_failure_told = False
+        self._is_failure_noted = False
         self._clock = SteadyClock()
         self._begin_s = self._clock()
         self._earlier = folder.load_record().active if folder.record.is_file() else ()
@@ -124,7 +126,8 @@ class Run:
     # --- for the caller ---
 
     def steps(self, policy: str) -> AsyncIterator[StepRecord]:
-        """The steps of a policy that this start of the run commits, as they come; ends with the run.
+        """The steps of a policy that are committed during this start of the run, as they come; ends with the
+        run.
 
         Raises: ConfigError if the recipe does not train the policy.
         """
@@ -137,7 +140,7 @@ class Run:
         return aiter(self._evals)
 
     async def status(self) -> StatusReply:
-        """Who waits for whom, now. Raises: UnavailableError while the dataflow does not answer."""
+        """The current status. Raises: UnavailableError while the dataflow does not answer."""
         return await DataflowClient(self._quick_http).status()
 
     async def wait(self) -> RunState:
@@ -146,7 +149,7 @@ class Run:
         return self._state
 
     def kill(self) -> None:
-        """Ends all processes at once; what was durable stays."""
+        """Ends all processes at once. What was durable stays."""
         if self._supervisor is not None:
             self._supervisor.kill_all()
 
@@ -166,7 +169,7 @@ class Run:
         self._followers = followers
 
     async def stop(self) -> None:
-        """Ends what still runs, workers first, and writes down how the run stands."""
+        """Ends the processes that still run, workers first, and records the state of the run."""
         for task in self._followers:
             task.cancel()
         if self._supervisor is not None:
@@ -177,7 +180,7 @@ class Run:
             feed.close()
         self._try_to_save("stopped" if self._state == "running" else self._state)
         self._metrics.close()
-        self._tell_failure()
+        self._note_failure()
         await self._http.close()
         await self._quick_http.close()
 
@@ -188,7 +191,6 @@ class Run:
             url=self.url,
             state=state,
             launcher_pid=os.getpid(),
-            updated_s=self._clock(),
             active=(*self._earlier, (self._begin_s, self._clock())),
             services=tuple(
                 ServiceRecord(
@@ -209,26 +211,26 @@ class Run:
             self._try_to_save("running")
 
     def _try_to_save(self, state: str) -> None:
-        """A full disk ends no run: run.json is for display, and written again soon."""
+        """A full disk does not end the run, since run.json is for display and soon written again."""
         try:
             self._save(state)
             self._save_failure = None
         except OSError as err:
             self._save_failure = err
         self._metrics.retry()
-        self._tell_failure()
+        self._note_failure()
 
-    def _tell_failure(self) -> None:
-        """Says once that the run folder cannot be written, and once that it can be again."""
+    def _note_failure(self) -> None:
+        """Notes once that the run folder cannot be written, and once that it can be written again."""
         failure = self._metrics.failure or self._save_failure
-        if failure is not None and not self._is_failure_told:
+        if failure is not None and not self._is_failure_noted:
             self._view.note(
-                f"{self.folder.path} cannot be written: {failure}; the run goes on, and writes what is "
-                "missing once there is room"
+                f"{self.folder.path} cannot be written: {failure}; the run continues, and writes the missing "
+                "records once there is room"
             )
-        elif failure is None and self._is_failure_told:
+        elif failure is None and self._is_failure_noted:
             self._view.note(f"{self.folder.path} can be written again")
-        self._is_failure_told = failure is not None
+        self._is_failure_noted = failure is not None
 
     # --- loops ---
 
@@ -240,7 +242,8 @@ class Run:
             raise
 
     async def _follow_steps(self, policy: str) -> None:
-        after, is_over = self._metrics.last_step(policy), False
+        after = self._metrics.last_step(policy)
+        is_over = False
         records: tuple[StepRecord, ...] = ()
         while not is_over:
             is_over = not records and await self._is_over()
@@ -254,7 +257,7 @@ class Run:
 
     def _take_step(self, record: StepRecord) -> None:
         self._metrics.write(record)
-        self._tell_failure()
+        self._note_failure()
         self._steps[record.policy].add(record)
         self._view.step(record)
         for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}"):
@@ -267,14 +270,14 @@ class Run:
             with contextlib.suppress(UnavailableError):
                 for record in await self._client.evals(self._metrics.num_evals, 0.0 if is_over else 25.0):
                     self._metrics.write(record)
-                    self._tell_failure()
+                    self._note_failure()
                     self._evals.add(record)
                     self._view.evaluated(record)
         self._evals.close()
 
     async def _is_over(self) -> bool:
-        """Whether the dataflow says that the run is over. Asked before a poll, which then misses nothing, but
-        not after one that brought something."""
+        """Whether the dataflow says that the run is over. Ask before a poll, so that the last poll misses
+        nothing; a poll that brought records need not be preceded by it."""
         with contextlib.suppress(UnavailableError):
             return (await self._client.status()).state in {"finished", "failed"}
         return False
@@ -326,10 +329,9 @@ async def launch(
 ) -> AsyncGenerator[Run]:
     """Starts all services of a recipe; leaving the block ends them.
 
-    A folder that holds an interrupted or failed run of the recipe goes on where that stopped. `module_path`
-    names folders where the recipe's own modules are found. `launcher` takes the place of the recipe's; it is
-    closed at the end.
-    Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
+    A folder with an interrupted or failed run of the recipe continues that run. `module_path` names folders
+    where the recipe's own modules are found. `launcher` takes the place of the recipe's; it is closed at the
+    end. Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
     check_recipe(recipe)
@@ -362,7 +364,7 @@ def _note_done(status: StatusReply, supervisor: Supervisor) -> None:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first single exception in nested groups."""
+    """The first exception in nested groups."""
     while isinstance(error, BaseExceptionGroup):
         parts = cast("tuple[BaseException, ...]", error.exceptions)
         error = parts[0]
@@ -370,7 +372,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _prepare(folder: RunFolder, recipe: Recipe) -> None:
-    """Makes the folder, or checks that it belongs to the recipe and notes what changed."""
+    """Makes the folder, or checks that it belongs to the recipe and records what changed."""
     folder.create()
     if folder.recipe.is_file():
         changes = changes_between(folder.load_recipe(), recipe)

@@ -1,7 +1,7 @@
-"""What a person sees of a running run: one live screen in a terminal, plain lines elsewhere.
+"""What a person sees of a run: a live screen in a terminal, plain lines elsewhere.
 
-A view is told of steps, evaluations and status as they come; it asks nobody. `ScreenState` keeps what was
-told, `render` and `plain_step` turn it into text: both are pure.
+A view is given steps, evaluations and status as they come, and asks for nothing. `ScreenState` keeps them;
+`render` and `plain_step`, which are pure, turn them into text.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from astraflow.launch.shown import shown
 from astraflow.launch.supervisor import ServiceState
+from astraflow.launch.terminal_text import printable
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 
 __all__ = [
@@ -32,11 +32,10 @@ __all__ = [
 ]
 
 _RATE_STEPS = 8
-"""Steps that the shown training speed is averaged over."""
+"""Steps over which the training speed is averaged."""
 
 _PLAIN_EVERY_S = 2.0
-"""Plain lines come at most this often; evaluations and notes always."""
-
+"""Shortest time between two lines about steps; evaluations and notes are always printed."""
 
 _POLICY_COLUMNS = (
     "policy", "step", "reward", "held-out", "staleness", "tickets", "ready", "trained", "dropped",
@@ -44,7 +43,7 @@ _POLICY_COLUMNS = (
 
 
 class View(Protocol):
-    """Shows a run. Calls come from one event loop and return at once."""
+    """Shows a run. All calls come from one event loop and return at once."""
 
     def step(self, record: StepRecord) -> None:
         """A step was committed."""
@@ -55,7 +54,7 @@ class View(Protocol):
         ...
 
     def recall(self, record: EvalRecord) -> None:
-        """An evaluation round of an earlier start of the same run."""
+        """An evaluation round that finished before this start of the run."""
         ...
 
     def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
@@ -63,7 +62,7 @@ class View(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Something to say once."""
+        """A message to show once."""
         ...
 
     def close(self) -> None:
@@ -73,7 +72,7 @@ class View(Protocol):
 
 @dataclass
 class ScreenState:
-    """Everything that was told of a run, as far as it is shown."""
+    """What is shown of a run."""
 
     name: str
     run_dir: str
@@ -85,36 +84,36 @@ class ScreenState:
     services: tuple[ServiceState, ...] = ()
     notes: deque[str] = field(default_factory=lambda: deque[str](maxlen=4))
     restarts: dict[str, int] = field(default_factory=dict[str, int])
-    """Of each service, as far as they were told."""
+    """Restarts of each service that were noted already."""
     set_aside: set[str] = field(default_factory=set[str])
-    """Ids of the rollout services that are, as far as it was told."""
+    """Ids of the rollout services that were noted as set aside."""
 
     def new_set_aside(self) -> list[str]:
         """A line for each rollout service that was set aside, or works again, since the last call."""
-        told: list[str] = []
+        notes: list[str] = []
         for worker in self.status.workers if self.status else ():
             if worker.is_set_aside and worker.id not in self.set_aside:
                 self.set_aside.add(worker.id)
-                told.append(
-                    f"rollout service {worker.name} fails again and again and is set aside; the last: "
+                notes.append(
+                    f"rollout service {worker.name} keeps failing and is set aside; its last error: "
                     f"{worker.last_failure}"
                 )
             elif not worker.is_set_aside and worker.id in self.set_aside:
                 self.set_aside.discard(worker.id)
-                told.append(f"rollout service {worker.name} works again")
-        return told
+                notes.append(f"rollout service {worker.name} works again")
+        return notes
 
     def new_restarts(self, services: Sequence[ServiceState]) -> list[str]:
-        """A line for each service that was started again since the last call, with what it said last."""
-        told: list[str] = []
+        """A line for each service that was restarted since the last call, with the last line of its log."""
+        notes: list[str] = []
         for service in services:
             if service.restarts > self.restarts.get(service.name, 0):
                 self.restarts[service.name] = service.restarts
                 reason = f": {service.last_line}" if service.last_line else ""
-                told.append(
-                    f"{service.name} ended with {service.exit_code}; restart {service.restarts}{reason}"
+                notes.append(
+                    f"{service.name} ended with code {service.exit_code}; restart {service.restarts}{reason}"
                 )
-        return told
+        return notes
 
     def add_step(self, record: StepRecord) -> None:
         """Remembers a step."""
@@ -129,7 +128,7 @@ class ScreenState:
         self.last_evals[key] = record
 
     def trained_tokens_per_s(self, policy: str) -> float:
-        """Over the last steps; 0 before the second one."""
+        """Training speed over the last steps; 0 before the second one."""
         records = self.steps.get(policy, deque())
         if len(records) < 2:
             return 0.0
@@ -137,7 +136,7 @@ class ScreenState:
         return tokens / max(records[-1].at_s - records[0].at_s, 1e-9)
 
     def generated_tokens_per_s(self) -> float:
-        """Of all rollout services, as they report it."""
+        """Generation speed of all rollout services together, as they report it."""
         return sum(w.load.tokens_per_s for w in self.status.workers) if self.status else 0.0
 
     def held_out(self, policy: str) -> str:
@@ -159,17 +158,17 @@ def render(state: ScreenState, now_s: float) -> RenderableType:
     """The whole screen."""
     run_state = state.status.state if state.status else "starting"
     head = Text.assemble(
-        (f"astraflow {shown(state.name)}", "bold"),
-        f"  {run_state}  {_duration(now_s - state.started_s)}  {shown(state.run_dir)}  ",
+        (f"astraflow {printable(state.name)}", "bold"),
+        f"  {run_state}  {_duration(now_s - state.started_s)}  {printable(state.run_dir)}  ",
         (f"generating {state.generated_tokens_per_s():,.0f} tok/s", "cyan"),
     )
     parts: list[RenderableType] = [head, _policies_table(state), _workers_table(state)]
     parts += [_waits_text(state, now_s), _services_text(state)]
     pushed = state.status.pushed if state.status else PushedTasks()
     if pushed.num_accepted or pushed.num_refused:
-        counts = f"{pushed.num_accepted} taken, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
+        counts = f"{pushed.num_accepted} accepted, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
         parts.append(Text(f"pushed tasks: {counts}", style="dim"))
-    parts += [Text(shown(note), style="yellow") for note in state.notes]
+    parts += [Text(printable(note), style="yellow") for note in state.notes]
     return Group(*parts)
 
 
@@ -180,7 +179,7 @@ def _policies_table(state: ScreenState) -> Table:
     for policy in state.status.policies if state.status else ():
         last = state.steps[policy.name][-1] if policy.name in state.steps else None
         table.add_row(
-            Text(shown(policy.name)),
+            Text(printable(policy.name)),
             f"{policy.step}/{policy.num_steps}",
             f"{last.reward_mean:.3f}" if last else "-",
             Text(state.held_out(policy.name)),
@@ -196,7 +195,7 @@ def _policies_table(state: ScreenState) -> Table:
 
 
 def _num_dropped(policy: PolicyStatus) -> int:
-    """Groups that ended in another way than trained."""
+    """Groups that have ended without being trained."""
     fates = policy.fates
     return fates.drawn - fates.trained - fates.live
 
@@ -208,17 +207,17 @@ def _workers_table(state: ScreenState) -> Table:
     for worker in state.status.workers if state.status else ():
         versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
         table.add_row(
-            Text(shown(worker.name) + (" (emulated)" if worker.engine == "paced" else "")),
+            Text(printable(worker.name) + (" (emulated)" if worker.engine == "paced" else "")),
             str(worker.num_leases),
             f"{worker.load.tokens_per_s:,.0f}",
-            Text(shown(versions) or "-"),
-            Text(shown(_waits_for(worker))),
+            Text(printable(versions) or "-"),
+            Text(printable(_waits_for(worker))),
         )
     return table
 
 
 def _waits_for(worker: WorkerStatus) -> str:
-    """Whom a rollout service waits for, or that it is set aside."""
+    """What a rollout service waits for, or that it is set aside."""
     if worker.is_set_aside:
         return f"set aside after {worker.failed_in_a_row} failures in a row"
     return worker.load.waits_for or "-"
@@ -229,8 +228,8 @@ def _waits_text(state: ScreenState, now_s: float) -> Text:
     now_s = state.status.now_s if state.status else now_s
     parts = [f"{w.who} waits for {w.whom} ({w.what}, {max(now_s - w.since_s, 0):.1f} s)" for w in waits[:6]]
     scaling = state.status.scaling.text if state.status else ""
-    waiting = Text(shown("; ".join(parts)) or "nobody waits", style="dim")
-    return waiting.append(f"\n{shown(scaling)}" if scaling else "")
+    waiting = Text(printable("; ".join(parts)) or "nobody waits", style="dim")
+    return waiting.append(f"\n{printable(scaling)}" if scaling else "")
 
 
 def _services_text(state: ScreenState) -> Text:
@@ -248,7 +247,7 @@ def _duration(seconds: float) -> str:
 
 
 class LiveView:
-    """One live screen in a terminal, redrawn when the status comes."""
+    """A live screen in a terminal, redrawn with each status."""
 
     def __init__(self, name: str, run_dir: str, console: Console) -> None:
         self._state = ScreenState(name, run_dir, time.time())
@@ -281,12 +280,12 @@ class LiveView:
         self._draw()
 
     def close(self) -> None:
-        """Leaves the last screen standing."""
+        """Leaves the last screen visible."""
         with contextlib.suppress(OSError):
             self._live.stop()
 
     def _draw(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone; the run goes on until it is told to stop
+        with contextlib.suppress(OSError):  # the terminal is gone, but the run continues
             self._live.update(render(self._state, time.time()), refresh=True)
 
 
@@ -321,7 +320,7 @@ def plain_eval(record: EvalRecord) -> str:
 
 
 class PlainView:
-    """Lines of text: a step at most every two seconds, every evaluation, restart and note."""
+    """Lines of text: a step at most every two seconds, and every evaluation, restart and note."""
 
     def __init__(
         self, name: str, run_dir: str, out: TextIO, *, clock: Callable[[], float] = time.time
@@ -331,7 +330,7 @@ class PlainView:
         self._last_line_s = 0.0
 
     def step(self, record: StepRecord) -> None:
-        """Prints the step unless a line was printed just now."""
+        """Prints the step, unless another step was printed just before."""
         self._state.add_step(record)
         now_s = self._clock()
         if now_s - self._last_line_s >= _PLAIN_EVERY_S:
@@ -348,15 +347,15 @@ class PlainView:
         self._state.add_eval(record)
 
     def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
-        """Prints restarts, and which rollout services are set aside."""
+        """Prints restarts and rollout services that are set aside."""
         self._state.status = status or self._state.status
         for text in (*self._state.new_restarts(services), *self._state.new_set_aside()):
             self.note(text)
 
     def note(self, text: str) -> None:
         """Prints it."""
-        with contextlib.suppress(OSError):  # nobody reads any more; the run goes on
-            self._out.write(shown(text) + "\n")
+        with contextlib.suppress(OSError):  # nobody reads any more, but the run continues
+            self._out.write(printable(text) + "\n")
             self._out.flush()
 
     def close(self) -> None:
@@ -364,7 +363,7 @@ class PlainView:
 
 
 class SilentView:
-    """Shows nothing: the default of `launch`, whose caller reads steps itself."""
+    """Shows nothing. The default of `launch`, whose caller reads the steps itself."""
 
     def step(self, record: StepRecord) -> None:
         """Ignored."""

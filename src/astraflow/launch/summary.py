@@ -1,6 +1,6 @@
-"""What a run came to: the numbers of `summary.json`, computed from the journal.
+"""The results of a run: the numbers of `summary.json`, computed from the journal.
 
-Everything can be computed again at any time, while the run goes on or long after; of the launcher it takes
+They can be computed again at any time, during the run or long after it. From the launcher's record they need
 only the times at which it ran.
 """
 
@@ -32,7 +32,7 @@ class PolicySummary(Item, frozen=True, kw_only=True):
     steps: int
     num_steps: int
     version: int
-    """Newest one that a step published."""
+    """Newest version that a step published."""
     heldout_before: dict[str, float]
     """Evaluation set -> score of the first version that has one."""
     heldout_after: dict[str, float]
@@ -52,8 +52,8 @@ class PolicySummary(Item, frozen=True, kw_only=True):
 
 
 class Summary(Item, frozen=True, kw_only=True):
-    """`summary.json`. Scores are those of the first trained policy and the first evaluation set; all else is
-    over all policies."""
+    """`summary.json`. Scores are those of the first trained policy on the first evaluation set; all other
+    numbers are over all policies."""
 
     name: str
     run_id: str
@@ -80,7 +80,7 @@ class Summary(Item, frozen=True, kw_only=True):
     policies: tuple[PolicySummary, ...]
     waits: tuple[WaitShare, ...]
     time_scale: float = 0.0
-    """Emulated seconds in a second of the wall clock, where models are emulated; 0: nothing is."""
+    """Emulated seconds per second of the wall clock, if models are emulated; 0 means that nothing is."""
 
 
 def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
@@ -144,7 +144,7 @@ def _policy(
 
 
 def _waits(waits_s: Mapping[str, float], rl_wall_s: float) -> tuple[WaitShare, ...]:
-    """Waits by who waited for whom, longest first."""
+    """Waiting times by who waited for whom, longest first."""
     shares = [
         WaitShare(
             who=key.partition(" wait:")[0],

@@ -1,13 +1,16 @@
 """Keeps the processes of a run alive.
 
-    per process, one watch task:  start -> wait for its end -> normal end | stopped | restart after a backoff
-    consumes: exit codes; produces: `states`, calls of `on_change`; waits for: the process, or `stop`;
-    woken by: the process's end, `stop`, `kill_all`
-    beside it, one silence task:  no sign of life for too long -> stacks into its log -> kill, which ends it
+    per process, a watch task:
+        start -> wait for its end -> normal end | stopped | restart after a backoff
+        consumes exit codes; produces `states`, calls of `on_change`; waits for the process or `stop`;
+        woken by the end of the process, `stop`, `kill_all`
+    and a silence task:
+        no sign of life for too long -> stacks into its log -> kill, which wakes the watch task
 
-A crashed process starts again after an exponential backoff; `note_progress` (it does its work again) forgets
-its earlier crashes. One that keeps crashing, or that finds its settings wrong before it ever worked, fails
-the run: `run` ends with a ServiceError that names its log. Whatever ends `run`, no process is left behind.
+A process that crashed is restarted after an exponential backoff. `note_progress`, which says that it does its
+work again, forgets its earlier crashes. A process that keeps crashing, or that finds its settings wrong
+before it ever worked, fails the run: `run` ends with a ServiceError that names its log. Whatever ends `run`,
+no process is left behind.
 """
 
 import asyncio
@@ -32,7 +35,8 @@ USER_ERROR_CODE = 2
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
 _LATE_NEWS_S = 5.0
-"""The launcher asks twice a second whether the run is over, and its answer may take a while."""
+"""How long a process may end before the launcher knows that it was done. The launcher asks the dataflow twice
+per second, and the answer may take a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +47,16 @@ class ServiceState:
     state: Literal["waiting", "running", "restarting", "ended", "stopped", "failed"] = "waiting"
     pid: int = 0
     restarts: int = 0
-    """Since the launcher started."""
+    """Number since the launcher started."""
     exit_code: int = 0
-    """Of its last end; negative for a signal."""
+    """Exit code of its last end; negative for a signal."""
     last_line: str = ""
-    """Of its log, where the process itself ended with an error."""
+    """Last line of its log, if the process itself ended with an error."""
 
 
 class Backoff:
-    """Delays between restarts: `first_s` doubling up to `longest_s`, at most `limit` in a row."""
+    """Delays between restarts: `first_s`, doubled each time up to `longest_s`, for at most `limit` crashes in
+    a row."""
 
     def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
         self._limit, self._first_s, self._longest_s = limit, first_s, longest_s
@@ -73,8 +78,9 @@ class Supervisor:
     """Runs processes until they end normally, are stopped, or fail for good.
 
     Example: `supervisor = Supervisor(launcher, specs); await supervisor.run()`; `await supervisor.stop()`
-    from another task ends it. A process that ends with the run must be named by `note_done` first: one that
-    ends before has crashed, whatever its code. `first_backoff_s` is the delay before the first restart.
+    from another task ends it. For a process that ends with the run, `note_done` must be called first: if it
+    ends before, it has crashed, whatever its exit code. `first_backoff_s` is the delay before the first
+    restart.
     """
 
     def __init__(
@@ -104,12 +110,12 @@ class Supervisor:
         return tuple(self._states.values())
 
     def note_progress(self, name: str) -> None:
-        """The process does its work: its earlier crashes are forgotten."""
+        """The process does its work, so that its earlier crashes are forgotten."""
         self._has_worked.add(name)
         self._backoffs[name].reset()
 
     def note_done(self, name: str) -> None:
-        """The process has no more to do: exit code 0 is its normal end from now on."""
+        """The process has no more to do, so that exit code 0 is its normal end from now on."""
         self._done[name].set()
 
     async def run(self) -> None:
@@ -129,7 +135,7 @@ class Supervisor:
             await self._ended[name].wait()
 
     async def stop(self, names: Sequence[str] | None = None, *, grace_s: float = _TERMINATE_GRACE_S) -> None:
-        """Asks these processes (all by default) to stop, ends after `grace_s` those that did not."""
+        """Asks these processes (by default all) to stop, and kills those that did not after `grace_s`."""
         chosen = [name for name in self._specs if names is None or name in names]
         for name in chosen:
             self._stops[name].set()
@@ -167,9 +173,10 @@ class Supervisor:
             self._ended[spec.name].set()
 
     async def _is_done(self, spec: ProcessSpec) -> bool:
-        """Whether a process that ended with code 0 had done its work: code of the user's may have ended it.
+        """Whether a process that ended with code 0 had done its work; code of the user may have ended it
+        before.
 
-        The process may know before the launcher does, so the news is waited for.
+        The process may know this before the launcher does, so this waits for a while.
         """
         waits = [
             asyncio.create_task(event.wait()) for event in (self._done[spec.name], self._stops[spec.name])

@@ -1,4 +1,4 @@
-"""The process of one policy's trainer."""
+"""The main function of a trainer process, which trains one policy."""
 
 import asyncio
 import os
@@ -25,10 +25,10 @@ __all__ = ["run_policy_trainer"]
 async def run_policy_trainer(
     stop: asyncio.Event, run_dir: Path, *, policy: str, url: str, publisher_url: str, token: str
 ) -> int:
-    """Trains a policy of a run folder until its run is over or `stop`; goes on from the latest checkpoint.
+    """Trains a policy of a run folder from its latest checkpoint on, until the run is over or `stop`.
 
     Raises: ConfigError or DataError if backend or model cannot be built; FencedError if a newer session
-    took over; UnavailableError if dataflow or publisher do not answer.
+    has taken over; UnavailableError if dataflow or publisher do not answer.
     """
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()

@@ -1,4 +1,4 @@
-"""What `astraflow eval` evaluates: a run folder, a model folder or an endpoint, made into hosted policies."""
+"""What `astraflow eval` evaluates: a run folder, a model folder or an endpoint, as hosted policies."""
 
 import asyncio
 import tempfile
@@ -11,19 +11,19 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
+from astraflow.launch.hosting import host_models
 from astraflow.launch.plan import policy_info
 from astraflow.launch.preflight import check_model
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.renderer import load_renderer
 from astraflow.weights.saved_versions import SavedVersions
 from astraflow.weights.snapshot import read_model
 
-__all__ = ["Endpoint", "Target", "chosen_policy", "find_target", "host_models", "hosting", "is_url"]
+__all__ = ["Endpoint", "Target", "chosen_policy", "find_target", "hosting"]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI-compatible server; `model` empty: the first that it lists."""
+    """An OpenAI-compatible server; an empty `model` is the first that it lists."""
 
     base_url: str
     model: str = ""
@@ -32,7 +32,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What stands for `policy` of `recipe`; `version` -1: a run's newest."""
+    """What takes the place of `policy` in `recipe`; version -1 is the newest of a run."""
 
     recipe: Recipe
     policy: str
@@ -41,11 +41,6 @@ class Target:
     """`run`, `model` or `endpoint`."""
     version: int = -1
     endpoint: Endpoint | None = None
-
-
-def is_url(where: str) -> bool:
-    """Whether it names an endpoint."""
-    return where.startswith(("http://", "https://"))
 
 
 def chosen_policy(recipe: Recipe, policy: str) -> str:
@@ -66,13 +61,13 @@ def find_target(
     version: int = -1,
     endpoint: Endpoint | None = None,
 ) -> Target:
-    """Says what `where` is. `recipe`: instead of a run's own; needed for the others.
+    """Finds out what `where` is. `recipe` replaces the recipe of a run, and is required for anything else.
 
-    Raises: ConfigError or DataError if it is nothing that can be evaluated, or the recipe is missing.
+    Raises: ConfigError or DataError if it cannot be evaluated, or the recipe is missing.
     """
     kind = _kind(where)
     if kind != "run" and version >= 0:
-        raise ConfigError(f"--version is of a run's weights; {where} has only one")
+        raise ConfigError(f"--version names a version of a run; {where} has only one")
     if recipe is None and kind != "run":
         raise ConfigError(f"{where} says nothing about tasks and scoring; pass --recipe RECIPE")
     known = recipe or RunFolder(Path(where)).load_recipe()
@@ -81,7 +76,7 @@ def find_target(
 
 
 def _kind(where: str) -> str:
-    if is_url(where):
+    if where.startswith(("http://", "https://")):
         return "endpoint"
     path = Path(where)
     if (path / "recipe.yaml").is_file():
@@ -95,15 +90,12 @@ def _kind(where: str) -> str:
     )
 
 
-# --- engines --------------------------------------------------------------------------------------
-
-
 @asynccontextmanager
 async def hosting(target: Target) -> AsyncGenerator[tuple[Mapping[str, HostedPolicy], int]]:
-    """The recipe's policies, ready to generate, and the version of the target's (-1: it has none).
+    """The recipe's policies, ready to generate, and the version of the target (-1: it has none).
 
-    Policies that the target does not stand for: of a run, their newest versions; else the recipe's models.
-    Raises: DataError, WeightsError, ConfigError or UnavailableError if one cannot be had.
+    The other policies have their newest versions if the target is a run, else the models of the recipe.
+    Raises: DataError, WeightsError, ConfigError or UnavailableError if one cannot be loaded.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="astraflow-eval-")))
@@ -120,29 +112,12 @@ async def hosting(target: Target) -> AsyncGenerator[tuple[Mapping[str, HostedPol
 
 
 @asynccontextmanager
-async def host_models(
-    recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]
-) -> AsyncGenerator[Mapping[str, HostedPolicy]]:
-    """The recipe's engine over each snapshot; closes the engines."""
-    from astraflow.rollout.engines.factory import engine_maker  # heavy: imports the engine's libraries
-
-    make_engine = engine_maker(recipe.rollout.engine)
-    async with AsyncExitStack() as stack:
-        hosted: dict[str, HostedPolicy] = {}
-        for name, snapshot in snapshots.items():
-            engine = make_engine(snapshot)
-            stack.push_async_callback(engine.close)
-            renderer = load_renderer(snapshot.model_dir)
-            hosted[name] = HostedPolicy(policy_info(name, recipe.policies[name]), engine, renderer)
-        yield hosted
-
-
-@asynccontextmanager
 async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
     from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
 
     assert target.endpoint is not None
-    recipe, endpoint = target.recipe, target.endpoint
+    recipe = target.recipe
+    endpoint = target.endpoint
     engine = OpenAiEngine(
         endpoint.base_url,
         model=endpoint.model,

@@ -1,8 +1,9 @@
-"""What the commands about runs do, and what they print."""
+"""The commands about runs: what they do and print."""
 
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -13,14 +14,17 @@ from astraflow.errors import DataError, UnavailableError
 from astraflow.launch.config import Recipe
 from astraflow.launch.drop_batch import drop_batch
 from astraflow.launch.folder import RunFolder, changes_between, refuse_changes
+from astraflow.launch.offline import collect_batches, train_from_batches
+from astraflow.launch.preflight import check_model
 from astraflow.launch.report import load_summary, summary_table, write_report
 from astraflow.launch.run import Run, launch
 from astraflow.launch.screen import LiveView, PlainView, ScreenState, View, render
-from astraflow.launch.shown import shown
+from astraflow.launch.terminal_text import printable
 from astraflow.service.client import ServiceClient
-from astraflow.types import StatusReply
+from astraflow.trainer.columns import reward_mean
+from astraflow.types import Batch, StatusReply, StepRecord
 
-__all__ = ["drop_and_tell", "run_recipe", "show_audit", "show_status"]
+__all__ = ["drop_and_report", "run_only_rollout", "run_only_train", "run_recipe", "show_audit", "show_status"]
 
 _INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
@@ -31,7 +35,8 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
 
     Raises: ConfigError or DataError for the recipe or folder, ServiceError if a process fails for good.
     """
-    folder, console = RunFolder(run_dir.resolve()), Console()
+    folder = RunFolder(run_dir.resolve())
+    console = Console()
     if folder.is_finished:
         refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
         console.print(f"{run_dir} is finished; pass another --run-dir to train again")
@@ -39,8 +44,7 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
         console.print(summary_table(summary))
         return 0 if summary.audit_ok else 1
     is_live = console.is_terminal and not is_plain
-    view: View
-    view = (
+    view: View = (
         LiveView(recipe.name, str(run_dir), console)
         if is_live
         else PlainView(recipe.name, str(run_dir), sys.stdout)
@@ -50,7 +54,7 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
     finally:
         view.close()
     if not is_finished:
-        console.print(f"stopped; the same command goes on where {run_dir} is", highlight=False)
+        console.print(f"stopped; run the same command again to continue {run_dir}", highlight=False)
         return _INTERRUPTED
     return _conclude(folder, recipe, console)
 
@@ -68,13 +72,14 @@ async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tup
             for run in runs:
                 run.kill()
         else:
-            view.note("stopping; Ctrl-C again ends everything at once")
+            view.note("stopping; press Ctrl-C again to end everything at once")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt)
     async with launch(recipe, run_dir, view=view, module_path=module_path) as run:
         runs.append(run)
-        ended, stopped = asyncio.ensure_future(run.wait()), asyncio.ensure_future(interrupted.wait())
+        ended = asyncio.ensure_future(run.wait())
+        stopped = asyncio.ensure_future(interrupted.wait())
         try:
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return ended.done()
@@ -95,11 +100,70 @@ def _conclude(folder: RunFolder, recipe: Recipe, console: Console) -> int:
     return 0 if summary.audit_ok else 1
 
 
+# --- one half of a run ----------------------------------------------------------------------------
+
+
+def run_only_rollout(recipe: Recipe, run_dir: Path) -> int:
+    """Collects batches until all steps have one; returns the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+
+    def show_batch(batch: Batch, path: Path) -> None:
+        totals = batch.totals
+        steps = recipe.policies[batch.policy].train.steps
+        reward = reward_mean(batch.samples)
+        console.print(
+            f"{batch.policy} batch {batch.step + 1}/{steps}: {totals.num_groups} groups, "
+            f"{totals.num_samples} samples, reward {reward:.3f}, {path.stat().st_size:,} bytes"
+        )
+
+    is_finished, batches = asyncio.run(_collected(recipe, run_dir, show_batch))
+    if not is_finished:
+        console.print("stopped; run the same command again to collect the missing batches")
+        return _INTERRUPTED
+    console.print(f"batches: {batches}; train from them with --only train --batches {batches}")
+    return 0
+
+
+async def _collected(
+    recipe: Recipe, run_dir: Path, on_batch: Callable[[Batch, Path], None]
+) -> tuple[bool, Path]:
+    """Whether all batches were collected, and their folder."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    batches = await collect_batches(recipe, run_dir, stop=stop, on_batch=on_batch)
+    return not stop.is_set(), batches
+
+
+def run_only_train(recipe: Recipe, run_dir: Path, batches: Path) -> int:
+    """Trains from saved batches; returns the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+    for name, policy in recipe.policies.items():
+        check_model(name, policy)
+
+    def show_step(record: StepRecord) -> None:
+        values = {item.name: item.value for item in record.metrics}
+        console.print(
+            f"{record.policy} step {record.step + 1}/{recipe.policies[record.policy].train.steps}: "
+            f"reward {record.reward_mean:.3f}, loss {values.get('loss', 0.0):.4g}, "
+            f"staleness {record.staleness_max}"
+        )
+
+    for model in train_from_batches(recipe, run_dir, batches, on_step=show_step):
+        steps = recipe.policies[model.policy].train.steps
+        short = f" (the batches end before step {steps})" if model.num_steps < steps else ""
+        console.print(
+            f"{model.policy}: {model.num_steps} steps{short}, weights {model.digest}, model: {model.folder}"
+        )
+    return 0
+
+
 # --- status ---------------------------------------------------------------------------------------
 
 
 def show_status(where: str, token_file: Path | None) -> int:
-    """Prints how a run stands; `where` is a run folder or a URL."""
+    """Prints the state of a run; `where` is a run folder or a URL."""
     console = Console()
     if where.startswith(("http://", "https://")):
         token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
@@ -119,9 +183,8 @@ def show_status(where: str, token_file: Path | None) -> int:
             status = asyncio.run(_ask(record.url, token, ca_file))
         except UnavailableError as err:
             raise DataError(
-                f"{where} is {record.state}, and its dataflow at {record.url} does not answer; `astraflow "
-                "run` with "
-                "the same recipe goes on with it"
+                f"{where} is {record.state}, and its dataflow at {record.url} does not answer; continue it "
+                "with `astraflow run` and the same recipe"
             ) from err
         name = record.name
     state = ScreenState(name, where, status.now_s)
@@ -142,32 +205,32 @@ async def _ask(url: str, token: str, ca_file: str = "") -> StatusReply:
 
 
 def show_audit(run_dir: Path) -> int:
-    """Prints a run's accounting, computed from its journal; 1 where it does not hold."""
+    """Prints the accounting of a run, computed from its journal; returns 1 if it does not hold."""
     report = audit(RunFolder(run_dir).journal)
     console = Console()
     console.print(report.table())
     for problem in report.problems:
-        console.print(shown(f"problem: {problem}"), style="red", highlight=False, markup=False)
+        console.print(printable(f"problem: {problem}"), style="red", highlight=False, markup=False)
     return 0 if report.ok else 1
 
 
 # --- drop-batch -----------------------------------------------------------------------------------
 
 
-def drop_and_tell(where: str, policy: str, *, step: int, reason: str, token_file: Path | None) -> int:
-    """Drops a batch that cannot be trained, and prints what became of it."""
+def drop_and_report(where: str, policy: str, *, step: int, reason: str, token_file: Path | None) -> int:
+    """Drops a batch that cannot be trained, and prints the result."""
     token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
     dropped = asyncio.run(drop_batch(where, policy, step=step, reason=reason, token=token))
     steps = ", ".join(map(str, dropped.steps))
     then = (
-        "its trainer starts again from its checkpoint"
+        "its trainer restarts from its checkpoint"
         if dropped.is_live
-        else "`astraflow run` with the same recipe goes on"
+        else "continue with `astraflow run` and the same recipe; the trainer restarts from its checkpoint"
     )
     Console().print(
-        shown(
+        printable(
             f"policy {policy}: the batch of step {steps} is dropped ({dropped.num_groups} groups are "
-            f"evicted); {then}, and takes other groups"
+            f"evicted); {then}, with other groups"
         ),
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip

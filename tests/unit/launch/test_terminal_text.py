@@ -5,19 +5,19 @@ import io
 from rich.console import Console
 
 from astraflow.launch.screen import PlainView, ScreenState, render
-from astraflow.launch.shown import shown
+from astraflow.launch.terminal_text import printable
 from astraflow.types import Load, StatusReply, Wait, WorkerStatus
 
 EVIL = "[/x][bold]\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b31m"
 
 
 def test_hidden_characters_are_written_out() -> None:
-    assert shown("a\x1b[2Jb") == "a\\x1b[2Jb"
-    assert shown("\u202eabc\u2028") == "\\u202eabc\\u2028"
-    assert shown("two\nlines\t.") == "two\\nlines\\t."
-    assert shown("two\nlines\t.\r", keeps_lines=True) == "two\nlines\t.\\r"
+    assert printable("a\x1b[2Jb") == "a\\x1b[2Jb"
+    assert printable("\u202eabc\u2028") == "\\u202eabc\\u2028"
+    assert printable("two\nlines\t.") == "two\\nlines\\t."
+    assert printable("two\nlines\t.\r", keeps_lines=True) == "two\nlines\t.\\r"
     assert (
-        shown("\u00fc \u4e2d \U0001f468\u200d\U0001f469 [/x]")
+        printable("\u00fc \u4e2d \U0001f468\u200d\U0001f469 [/x]")
         == "\u00fc \u4e2d \U0001f468\u200d\U0001f469 [/x]"
     )
 

@@ -1,0 +1,73 @@
+"""A recipe's engines, workflow and reward in this process, without services: what `try`, `doctor` and `eval`
+run episodes with.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.launch.config import Recipe
+from astraflow.launch.plan import policy_info
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.environments import Environments
+from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.runner import EpisodeRunner
+from astraflow.rollout.scoring import ScoringPool
+from astraflow.weights.snapshot import read_model
+from astraflow.workflows.factory import make_workflow
+
+__all__ = ["host_models", "open_runner", "starting_weights"]
+
+
+def starting_weights(recipe: Recipe) -> dict[str, WeightSnapshot]:
+    """Each policy's model as version 0. Blocks. Raises: DataError."""
+    return {
+        name: WeightSnapshot(name, 0, read_model(policy.model_dir), policy.model_dir)
+        for name, policy in recipe.policies.items()
+    }
+
+
+@asynccontextmanager
+async def host_models(
+    recipe: Recipe, snapshots: Mapping[str, WeightSnapshot]
+) -> AsyncGenerator[Mapping[str, HostedPolicy]]:
+    """An engine of the recipe per snapshot; closes the engines at the end."""
+    from astraflow.rollout.engines.factory import engine_maker  # heavy: imports the engine's libraries
+
+    make_engine = engine_maker(recipe.rollout.engine)
+    async with AsyncExitStack() as stack:
+        hosted: dict[str, HostedPolicy] = {}
+        for name, snapshot in snapshots.items():
+            engine = make_engine(snapshot)
+            stack.push_async_callback(engine.close)
+            renderer = load_renderer(snapshot.model_dir)
+            hosted[name] = HostedPolicy(policy_info(name, recipe.policies[name]), engine, renderer)
+        yield hosted
+
+
+@asynccontextmanager
+async def open_runner(
+    recipe: Recipe,
+    hosted: Mapping[str, HostedPolicy],
+    *,
+    num_scorers: int,
+) -> AsyncGenerator[EpisodeRunner]:
+    """Runs the recipe's workflow on hosted policies, with its environments and reward. Evaluation leases use
+    the temperature of evaluation."""
+    scoring = ScoringPool(recipe.tasks.without_curators, num_workers=num_scorers)
+    environments = Environments(recipe.tasks.environments)
+    try:
+        await environments.open()
+        await scoring.start()
+        async with EpisodeRunner(
+            hosted,
+            make_workflow(recipe.workflow),
+            scoring.score,
+            environments=environments,
+            timeout_s=recipe.rollout.episode_timeout_s,
+            eval_temperature=recipe.eval.temperature,
+        ) as runner:
+            yield runner
+    finally:
+        await environments.close()
+        await scoring.close()

@@ -1,0 +1,33 @@
+"""Makes text from outside safe for a terminal.
+
+Names of services, error messages, task ids and the output of models come from others. Escape sequences in
+them would move the cursor, change colours or the title of the window, or write to the clipboard.
+"""
+
+import unicodedata
+
+__all__ = ["printable"]
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+"""Unicode categories that a terminal obeys or does not show: controls, formats (such as direction marks),
+surrogates, private use, line separators."""
+_JOINER = "\u200d"
+"""Joins emoji; it has no other effect."""
+
+
+def printable(text: str, *, keeps_lines: bool = False) -> str:
+    """The text with hidden characters written as `\\x1b` or `\\u202e`; `keeps_lines` keeps line ends and
+    tabs.
+
+    Example: `printable("a\\x1b[2Jb")` is `a\\\\x1b[2Jb`.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" + _JOINER if keeps_lines else _JOINER
+    return "".join(char if char in kept else _written_out(char) for char in text)
+
+
+def _written_out(char: str) -> str:
+    if unicodedata.category(char) not in _HIDDEN:
+        return char
+    return char.encode("unicode_escape").decode("ascii")
