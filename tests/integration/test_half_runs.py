@@ -159,7 +159,7 @@ async def test_results_are_never_overwritten_and_gaps_are_named(recipe: Recipe, 
     (batches / "actor" / "000001.msgpack").unlink()
     trained, _ = train(recipe, tmp_path / "one", batches)
     assert trained.num_steps == 1
-    with pytest.raises(ConfigError, match="holds results already"):
+    with pytest.raises(ConfigError, match="already holds results"):
         train(recipe, tmp_path / "one", batches)
     (batches / "actor" / "000000.msgpack").rename(batches / "actor" / "000001.msgpack")
     (batches / "actor" / "000002.msgpack").rename(batches / "actor" / "000000.msgpack")

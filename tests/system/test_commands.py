@@ -106,6 +106,6 @@ def test_batches_are_collected_once_and_trained_twice_with_the_same_weights(runs
     assert evaluated(str(runs.folder / "one" / "model" / "actor"), "--recipe", recipe)["num_failed"] == 0
     assert "audit: holds" in succeeded("audit", str(collected))
     again = astraflow("run", recipe, "--only", "train", "--run-dir", str(runs.folder / "one"))
-    assert (again.returncode, "holds results already" in again.stderr) == (2, True)
+    assert (again.returncode, "already holds results" in again.stderr) == (2, True)
     wrong = astraflow("run", recipe, "--only", "half")
     assert (wrong.returncode, "choices: rollout, train" in wrong.stderr) == (2, True)

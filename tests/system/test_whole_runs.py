@@ -74,10 +74,10 @@ def test_killed_services_come_back_and_the_accounting_holds(runs: Runs) -> None:
     run = runs.start(runs.recipe(steps=300, services=2))
     run.read_until("step 1/300")
     os.kill(run.pid_of("rollout-0"), signal.SIGKILL)
-    run.read_until("rollout-0 ended with -9; restart 1")
+    run.read_until("rollout-0 ended with code -9; restart 1")
     run.read_until("actor step")
     os.kill(run.pid_of("dataflow"), signal.SIGKILL)
-    run.read_until("dataflow ended with -9; restart 1")
+    run.read_until("dataflow ended with code -9; restart 1")
     check_finished(run, {"actor": 300})
 
 
@@ -85,9 +85,9 @@ def test_a_killed_trainer_and_publisher_come_back(runs: Runs) -> None:
     run = runs.start(runs.recipe(steps=40))
     run.read_until("step 1/40")
     os.kill(run.pid_of("publisher-actor"), signal.SIGKILL)
-    run.read_until("publisher-actor ended with -9; restart 1")
+    run.read_until("publisher-actor ended with code -9; restart 1")
     os.kill(run.pid_of("trainer-actor"), signal.SIGKILL)
-    run.read_until("trainer-actor ended with -9; restart 1")
+    run.read_until("trainer-actor ended with code -9; restart 1")
     check_finished(run, {"actor": 40})
 
 
@@ -103,7 +103,7 @@ def test_an_interrupted_run_stops_within_5_seconds_and_resumes(runs: Runs) -> No
     run.process.send_signal(signal.SIGINT)
     assert run.finish() == 130, run.report()
     assert time.monotonic() - began < 5.0
-    assert "the same command goes on" in run.lines[-1]
+    assert "run the same command again" in run.lines[-1]
     assert wait_gone(pids, timeout_s=1) == []
     refused = astraflow("run", str(recipe), "seed=1", "--run-dir", str(run.run_dir))
     assert refused.returncode == 2

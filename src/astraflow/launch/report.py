@@ -103,7 +103,7 @@ def summary_table(summary: Summary) -> Table:
     table.add_row("trained", _tokens(summary.trained_tokens, rl_s))
     table.add_row("generation and training overlap", f"{summary.overlap_frac:.0%} of the RL time")
     for wait in summary.waits[:_MOST_WAITS]:
-        text = printable(f"{wait.who} waited for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
+        text = printable(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
         table.add_row("waiting", Text(text))
     problems = Text(printable("; ".join(summary.audit_problems)), style="red")
     table.add_row("audit", "holds" if summary.audit_ok else problems)

@@ -79,13 +79,13 @@ def test_force_replaces_model_folders_only(run_dir: Path, tmp_path: Path) -> Non
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("dear")
     for target in (tmp_path / "home", tmp_path / "home" / "thesis.txt"):
-        with pytest.raises(ConfigError, match=r"no plain model folder|is no folder"):
+        with pytest.raises(ConfigError, match=r"nor a plain model folder|is not a folder"):
             export_version(run_dir, target, force=True)
     assert (tmp_path / "home" / "thesis.txt").read_text() == "dear"
 
 
 def test_what_is_no_run_and_no_policy_is_named(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no run folder"):
+    with pytest.raises(DataError, match="is not a run folder"):
         export_version(tmp_path / "nowhere", tmp_path / "model")
     with pytest.raises(ConfigError, match=r"no such policy \(choices: actor\)"):
         export_version(run_dir, tmp_path / "model", policy="critic")

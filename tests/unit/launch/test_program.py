@@ -250,7 +250,7 @@ def test_a_frozen_policy_has_a_publisher_and_a_follower_has_nothing_of_its_own(t
     [
         ({"role": "follower"}, "needs `follows`"),
         ({"lag": 2}, "belong to `role: follower`"),
-        ({"role": "follower", "follows": "judge"}, "is no trained policy"),
+        ({"role": "follower", "follows": "judge"}, "is not a trained policy"),
         ({"role": "follower", "follows": "solver", "model": "models/b"}, "must be that of 'solver'"),
     ],
 )

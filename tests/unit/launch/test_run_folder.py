@@ -36,7 +36,7 @@ def test_the_recipe_of_a_folder_reads_back_equal(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_recipe_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run folder"):
+    with pytest.raises(DataError, match="not a run folder"):
         RunFolder(tmp_path).load_recipe()
 
 

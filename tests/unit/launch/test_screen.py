@@ -115,7 +115,7 @@ def test_the_screen_counts_pushed_tasks_if_there_are_any() -> None:
     assert "pushed" not in shown(state)
     pushed = PushedTasks(num_accepted=7, num_waiting=2, num_refused=3)
     state.status = msgspec.structs.replace(make_status(), pushed=pushed)
-    assert "pushed tasks: 7 taken, 2 waiting, 3 refused" in shown(state)
+    assert "pushed tasks: 7 accepted, 2 waiting, 3 refused" in shown(state)
 
 
 def test_a_plain_line_has_the_step_of_how_many() -> None:
@@ -168,10 +168,10 @@ def test_a_restart_is_said_once() -> None:
     crashed = ServiceState("rollout-0", state="restarting", restarts=1, exit_code=-9)
     for _ in range(3):
         view.status(None, [crashed])
-    assert out.getvalue() == "rollout-0 ended with -9; restart 1\n"
+    assert out.getvalue() == "rollout-0 ended with code -9; restart 1\n"
     failed = ServiceState("trainer", state="restarting", restarts=1, exit_code=1, last_line="ValueError: no")
     view.status(None, [crashed, failed])
-    assert out.getvalue().endswith("restart 1\ntrainer ended with 1; restart 1: ValueError: no\n")
+    assert out.getvalue().endswith("restart 1\ntrainer ended with code 1; restart 1: ValueError: no\n")
 
 
 def test_the_live_view_draws_what_it_was_told() -> None:
@@ -186,4 +186,4 @@ def test_the_live_view_draws_what_it_was_told() -> None:
     assert isinstance(out, io.StringIO)
     assert "0.250" in out.getvalue()
     assert "stopping" in out.getvalue()
-    assert "dataflow ended with -9; restart 2" in out.getvalue()
+    assert "dataflow ended with code -9; restart 2" in out.getvalue()
