@@ -82,7 +82,10 @@ async def test_the_folder_of_a_run_that_stopped_can_be_mended(tmp_path: Path) ->
     code, said = await asked("--step", "1")
     assert (code, "only that of the oldest step that is not committed (step 0)" in said) == (1, True), said
     code, said = await asked()
-    assert (code, "`astraflow run` with the same recipe goes on" in said) == (0, True), said
+    assert (code, "`astraflow run` with the same recipe continues the run, with other groups" in said) == (
+        0,
+        True,
+    ), said
     code, said = await asked()
     assert (code, "(none now)" in said) == (1, True), said
     async with running(folder.journal, plan) as run:

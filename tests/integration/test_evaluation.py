@@ -133,7 +133,7 @@ async def test_progress_is_told_to_the_end(model: Path, recipe: Recipe) -> None:
     ("size", "message"),
     [
         (EvalSize(sets=("train",)), r"--set train: no such evaluation set \(choices: heldout\)"),
-        (EvalSize(tasks=25), "25 tasks are asked for, its source holds 24"),
+        (EvalSize(tasks=25), "25 tasks are requested, but its source holds 24"),
     ],
 )
 async def test_what_cannot_be_evaluated_is_named(recipe: Recipe, size: EvalSize, message: str) -> None:

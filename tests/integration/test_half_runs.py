@@ -163,5 +163,5 @@ async def test_results_are_never_overwritten_and_gaps_are_named(recipe: Recipe, 
         train(recipe, tmp_path / "one", batches)
     (batches / "actor" / "000000.msgpack").rename(batches / "actor" / "000001.msgpack")
     (batches / "actor" / "000002.msgpack").rename(batches / "actor" / "000000.msgpack")
-    with pytest.raises(DataError, match="is step 2 of 'actor', expected 0"):
+    with pytest.raises(DataError, match="holds step 2 of 'actor', expected step 0"):
         train(recipe, tmp_path / "two", batches)

@@ -225,7 +225,7 @@ def drop_and_report(where: str, policy: str, *, step: int, reason: str, token_fi
     then = (
         "its trainer restarts from its checkpoint"
         if dropped.is_live
-        else "continue with `astraflow run` and the same recipe; the trainer restarts from its checkpoint"
+        else "`astraflow run` with the same recipe continues the run"
     )
     Console().print(
         printable(
