@@ -9,9 +9,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field
 
-from astraflow.algorithms.own import called, called_for_state, check_methods, own_object
+from astraflow.algorithms.own import called, check_methods, own_object, state_of
 from astraflow.algorithms.task_gates import (
     CurriculumConfig,
     GresoConfig,
@@ -40,8 +41,8 @@ CuratorConfig = Annotated[
     Field(discriminator="name"),
 ]
 
-StateGetter = Callable[[str, Stateful], Mapping[str, Any] | None]
-"""From a component and its name to its state."""
+_StateGetter = Callable[[str, Stateful], Mapping[str, Any] | msgspec.Raw | None]
+"""From the name of a component and the component to its state."""
 
 _MAX_LOOKS = 1000
 """Tasks that one draw may pass over; about 10 ms."""
@@ -60,7 +61,7 @@ class Curation:
     ) -> None:
         self._order = order
         self.order_name = order_name
-        """That of the curator that proposes, for messages."""
+        """The name of the curator that proposes, for messages."""
         self._gates = dict(gates)
         self._counts = {"selected": 0, "forced": 0}
 
@@ -107,7 +108,7 @@ class Curation:
             return ()
         values = {key: float(num) for key, num in self._counts.items()}
         for name, gate in self._gates.items():
-            own = called_for_state(f"curator {name}", gate).items()
+            own = state_of(f"curator {name}", gate).items()
             values |= {
                 f"{name}/{key}": value
                 for key, value in own
@@ -115,7 +116,7 @@ class Curation:
             }
         return tuple(MetricItem(f"curation/{key}", value, "last") for key, value in values.items())
 
-    def state(self, get: StateGetter = called_for_state) -> dict[str, Any]:
+    def state(self, get: _StateGetter = state_of) -> dict[str, Any]:
         """State of all curators, as `get` gives it, and the counts. Raises: ComponentError."""
         return {
             "order": get(f"curator {self.order_name}", self._order),
@@ -130,10 +131,11 @@ class Curation:
                 f"the state is of the curators {', '.join(state['gates']) or 'none'}; the recipe names "
                 f"{', '.join(self._gates) or 'none'}"
             )
-        own = {self.order_name: (self._order, state["order"])}
-        own |= {name: (gate, state["gates"][name]) for name, gate in self._gates.items()}
-        for name, (curator, kept) in own.items():
-            if kept is not None:  # None: it could not give its state as the run failed, and begins anew.
+        own = [(self.order_name, self._order, state["order"])]
+        own += [(name, gate, state["gates"][name]) for name, gate in self._gates.items()]
+        for name, curator, kept in own:
+            # A curator that could not give its state when the run failed starts without one.
+            if kept is not None:
                 called(f"curator {name}.restore()", curator.restore, kept)
         self._counts = {str(key): int(num) for key, num in state["counts"].items()}
 

@@ -11,7 +11,15 @@ from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ComponentError, ConfigError
 from astraflow.protocols import Stateful
 
-__all__ = ["called", "called_for_state", "check_methods", "own_function", "own_object", "state_or_none"]
+__all__ = [
+    "called",
+    "check_methods",
+    "encoded_state",
+    "encoded_state_or_none",
+    "own_function",
+    "own_object",
+    "state_of",
+]
 
 _Params = ParamSpec("_Params")
 _ResultT = TypeVar("_ResultT")
@@ -55,21 +63,26 @@ def check_methods(made: object, methods: Sequence[str], config: Use, *, where: s
         raise ConfigError(f"{where}.use = {config.use!r} needs the method {missing[0]!r}")
 
 
-def state_or_none(what: str, component: Stateful) -> Mapping[str, Any] | None:
-    """The component's state; None if it cannot give it, for a run that ends because of that."""
-    try:
-        return called_for_state(what, component)
-    except ComponentError:
-        return None
-
-
-def called_for_state(what: str, component: Stateful) -> Mapping[str, Any]:
-    """The component's state. Raises: ComponentError if it fails, or gives what a snapshot cannot hold."""
+def state_of(what: str, component: Stateful) -> Mapping[str, Any]:
+    """The component's state. Raises: ComponentError if it fails, or gives no mapping."""
     state: Any = called(f"{what}.state()", component.state)
     if not isinstance(state, Mapping):
         raise ComponentError(f"{what}.state() gave {state!r}; a mapping was expected")
-    called(f"{what}.state() cannot be stored: encoding it", msgspec.msgpack.encode, state)
     return cast("Mapping[str, Any]", state)
+
+
+def encoded_state(what: str, component: Stateful) -> msgspec.Raw:
+    """The component's state as a snapshot holds it. Raises: ComponentError also if it cannot be encoded."""
+    state = state_of(what, component)
+    return msgspec.Raw(called(f"{what}.state() cannot be stored: encoding it", msgspec.msgpack.encode, state))
+
+
+def encoded_state_or_none(what: str, component: Stateful) -> msgspec.Raw | None:
+    """The same; None if the component cannot give it, for a run that ends because of that."""
+    try:
+        return encoded_state(what, component)
+    except ComponentError:
+        return None
 
 
 def called(

@@ -68,7 +68,7 @@ class _MovingMeans:
         return self._means.get(task_idx, (default, 0))
 
     def state(self) -> dict[int, tuple[float, int]]:
-        """All of them, in the order of the first visits; not a copy."""
+        """The means of all tasks, in the order of the first visits; not a copy."""
         return self._means
 
     def restore(self, state: Mapping[Any, Any]) -> None:
@@ -179,7 +179,7 @@ class Curriculum:
         self._version = 0
         self._looks = 0
         self._sum = 0.0
-        """Of the pass rates since the version before."""
+        """Sum of the pass rates since the version before."""
         self._num = 0
 
     def why_skip(self, task_idx: int) -> str:

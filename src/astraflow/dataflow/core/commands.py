@@ -1,10 +1,9 @@
 """What goes into the core, and what comes out: the journal's records.
 
-A command is everything that may change the run's state, with time and ids as arguments; a decision is what
-the core
-answers, the events that the accounting is made of, and which waiters to wake. The journal stores both:
-replaying the
-commands must give the same events again, and the audit counts the events alone.
+A command is everything that may change the run's state, with time and ids as arguments. A decision is the
+core's answer, the events that the accounting consists of, and the waiters to wake. The journal stores
+commands and events: replaying the commands must give the same events again, and the audit counts the events
+alone.
 """
 
 from typing import Any
@@ -23,23 +22,52 @@ from astraflow.types import (
     ServedVersions,
     StepRecord,
     Task,
-)  # fmt: skip
+)
 
 __all__ = [
-    "AddWorker", "AttachTrainer", "AttemptFailed", "BatchDropped", "BatchTaken", "BatchView",
-    "Command", "CommitStep", "Decision", "DropBatch",
-    "DropWorker", "EpisodeFacts", "EvalFinished", "Event", "ExpireEval", "ExpireLeases", "FateDecided",
+    "AddWorker",
+    "AttachTrainer",
+    "AttemptFailed",
+    "BatchDropped",
+    "BatchTaken",
+    "BatchView",
+    "Command",
+    "CommitStep",
+    "Decision",
+    "DropBatch",
+    "DropWorker",
+    "EpisodeFacts",
+    "EvalFinished",
+    "Event",
+    "ExpireEval",
+    "ExpireLeases",
+    "FateDecided",
     "GroupDrawn",
-    "IssueLeases", "LeaseIssued", "LeaseView", "PayloadRef", "PublishFrozen",
-    "PublishVersion", "PushTaskIds", "RecordResult",
-    "ReleaseSteps", "ResultDropped", "ResumeRun", "RunEnded", "RunResumed", "SampleView",
-    "ServiceRestored", "ServiceSetAside",
-    "StepCommitted", "StepRedone", "StopRun",
+    "IssueLeases",
+    "LeaseIssued",
+    "LeaseView",
+    "PayloadRef",
+    "PublishFrozen",
+    "PublishVersion",
+    "PushTaskIds",
+    "RecordResult",
+    "ReleaseSteps",
+    "ResultDropped",
+    "ResumeRun",
+    "RunEnded",
+    "RunResumed",
+    "SampleView",
+    "ServiceRestored",
+    "ServiceSetAside",
+    "StepCommitted",
+    "StepRedone",
+    "StopRun",
     "Stored",
     "TakeBatch",
     "TasksPushed",
-    "TrajectoryMeta", "VersionPublished",
-]  # fmt: skip
+    "TrajectoryMeta",
+    "VersionPublished",
+]
 
 
 class Stored(Item, frozen=True, array_like=True, gc=False):
@@ -217,11 +245,23 @@ class ResumeRun(Stored, frozen=True, kw_only=True, tag=True):
 
 
 Command = (
-    AddWorker | DropWorker | IssueLeases | ExpireLeases | RecordResult | PushTaskIds | AttachTrainer |
-    TakeBatch
-    | PublishFrozen | PublishVersion | CommitStep | ReleaseSteps | DropBatch | ExpireEval | StopRun
+    AddWorker
+    | DropWorker
+    | IssueLeases
+    | ExpireLeases
+    | RecordResult
+    | PushTaskIds
+    | AttachTrainer
+    | TakeBatch
+    | PublishFrozen
+    | PublishVersion
+    | CommitStep
+    | ReleaseSteps
+    | DropBatch
+    | ExpireEval
+    | StopRun
     | ResumeRun
-)  # fmt: skip
+)
 
 
 # --- events: what the audit counts ----------------------------------------------------------------
@@ -361,11 +401,22 @@ class RunResumed(Stored, frozen=True, kw_only=True, tag=True):
 
 Event = (
     TasksPushed
-    | ServiceSetAside | ServiceRestored | RunResumed
-    | GroupDrawn | LeaseIssued | AttemptFailed | ResultDropped | FateDecided | BatchTaken | VersionPublished
+    | ServiceSetAside
+    | ServiceRestored
+    | RunResumed
+    | GroupDrawn
+    | LeaseIssued
+    | AttemptFailed
+    | ResultDropped
+    | FateDecided
+    | BatchTaken
+    | VersionPublished
     | BatchDropped
-    | StepCommitted | StepRedone | EvalFinished | RunEnded
-)  # fmt: skip
+    | StepCommitted
+    | StepRedone
+    | EvalFinished
+    | RunEnded
+)
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 A *strike* is a failed lease that was issued after the strike before: leases that run together and fail
 together count once. A good result of the service wipes its strikes out. From `SET_ASIDE` strikes on the
 service is set aside: it rests, each time twice as long, and then gets a single lease to show that it works
-again. Its word that an episode cannot be retried no longer counts.
+again. When it says that an episode cannot be retried, that no longer counts.
 
 An episode that failed on a service goes to another one, as long as another one is at work.
 """
@@ -57,13 +57,14 @@ _MAX_TOLD = 300
 
 
 def starts_with(ctx: Context, name: str) -> Conduct:
-    """The conduct of a service that joins: one of that name that left with strikes begins where it was."""
+    """The conduct of a service that joins. If one of the same name left with strikes, it continues with
+    them."""
     return ctx.state.absent.pop(name, None) or Conduct()
 
 
 def remember(ctx: Context, worker: WorkerState) -> None:
-    """Keeps the strikes of a service that is gone, for the day when one of its name joins; and its key, since
-    its results may still come."""
+    """Keeps the strikes of a service that is gone, in case one of the same name joins, and its key, because
+    its results may still arrive."""
     absent = ctx.state.absent
     absent.pop(worker.name, None)
     if worker.conduct.strikes:
@@ -77,14 +78,14 @@ def remember(ctx: Context, worker: WorkerState) -> None:
 
 
 def note_holder(episode: EpisodeState, worker: WorkerState) -> None:
-    """The episode's present attempt is granted to a service: nobody else may answer it."""
+    """Notes that the current attempt of the episode is granted to a service: nobody else may answer it."""
     earlier = episode.holders[: episode.attempt]
     unknown = ("",) * (episode.attempt - len(earlier))  # Granted before holders were noted.
     episode.holders = (*earlier, *unknown, worker.id if worker.key else "")
 
 
 def note_failure(ctx: Context, lease: LeaseState, failure: Failure) -> None:
-    """A lease of a service failed, expired or was lost with it."""
+    """Notes that a lease of a service failed, expired or was lost with the service."""
     worker = ctx.state.workers.get(lease.worker_id)
     if worker is None:
         return
@@ -108,7 +109,7 @@ def note_failure(ctx: Context, lease: LeaseState, failure: Failure) -> None:
 
 
 def note_success(ctx: Context, worker_id: str) -> None:
-    """A service brought a good episode."""
+    """Notes that a service sent a good episode."""
     worker = ctx.state.workers.get(worker_id)
     if worker is None:
         return
@@ -199,7 +200,7 @@ def next_chance_s(ctx: Context, worker_id: str, now_s: float) -> float:
 
 
 def why_all_fail(ctx: Context) -> str:
-    """Names the failures of all services if none is left that works; empty if one may."""
+    """Names the failures of all services if none of them works; empty if one may still work."""
     state = ctx.state
     workers = ctx.state.workers.values()
     limit = _HOPELESS if state.num_good else _HOPELESS_AT_FIRST

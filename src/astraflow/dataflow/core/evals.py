@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _MAX_METRICS = 4096
-"""Names of metrics that a round keeps, the first ones: its record goes to everyone who looks."""
+"""Largest number of metrics that a round keeps, because its record is sent to everyone who looks."""
 
 
 def plan_rounds(ctx: Context, name: str, version: int, step: int) -> None:
@@ -85,7 +85,7 @@ def pinned_versions(ctx: Context, name: str) -> tuple[int, ...]:
 
 
 def can_serve(round_: EvalRound, served: dict[str, frozenset[int]]) -> bool:
-    """Does a service with these versions serve all that the round pins?"""
+    """Whether a service with these versions serves all versions that the round pins."""
     return all(version in served.get(name, ()) for name, version in round_.pinned.items())
 
 

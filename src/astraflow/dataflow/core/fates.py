@@ -26,9 +26,9 @@ __all__ = [
 _LOST: frozenset[Fate] = frozenset({"filtered", "failed", "unused"})
 """Fates of groups that gave nothing to train on, whatever the timing."""
 _STARVED_PASSES = 2
-"""Whole passes over the tasks without one usable group: another will not help."""
+"""Whole passes over the tasks without a usable group, after which another pass will not help."""
 _MIN_FAILED_IN_A_ROW = 64
-"""Groups failing in a row before the run gives up; a lost service accounts for far fewer."""
+"""Groups that fail in a row before the run gives up; a lost service causes far fewer."""
 
 
 def decide_fate(

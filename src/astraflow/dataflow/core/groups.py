@@ -1,4 +1,5 @@
-"""Draws and results: a group from its first lease until all its episodes are done, then its verdicts.
+"""Draws and results: a group from its first lease until all its episodes are done, then its value to each
+policy.
 
 The first valid result of any attempt of an episode counts; a failed, expired or lost attempt is followed by
 the next one until `max_attempts`; a group that cannot reach `min_group_size` good episodes fails whole.
@@ -270,7 +271,7 @@ def _accept(ctx: Context, ref: _LeaseRef, episode: EpisodeState, facts: EpisodeF
 def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed: bool = True) -> None:
     """Ends a lease without a result: another attempt follows, or the episode failed for good.
 
-    `is_blamed`: the service that had the lease, unless it never got it.
+    `is_blamed`: whether the failure counts against the service; not if the lease never reached it.
     """
     drop_lease(ctx, lease.id)
     is_eval = lease.kind == "eval"
@@ -339,13 +340,13 @@ def _complete(ctx: Context, group: GroupState) -> None:
 def _value(ctx: Context, name: str, group: GroupState) -> None:
     policy = ctx.state.policies[name]
     table = ctx.plan.policies[name].table
-    verdict = ctx.valuations[name].value(name, group)
-    if isinstance(verdict, Discarded):
-        if verdict.by:
-            policy.filtered_by[verdict.by] = policy.filtered_by.get(verdict.by, 0) + 1
-        decide_fate(ctx, name, group.id, verdict.fate, num_tokens=_num_tokens(group, name))
+    worth = ctx.valuations[name].value(name, group)
+    if isinstance(worth, Discarded):
+        if worth.by:
+            policy.filtered_by[worth.by] = policy.filtered_by.get(worth.by, 0) + 1
+        decide_fate(ctx, name, group.id, worth.fate, num_tokens=_num_tokens(group, name))
         return
-    policy.ready[group.id] = verdict
+    policy.ready[group.id] = worth
     policy.lost_in_a_row = policy.failed_in_a_row = 0
     policy.failed_on.clear()
     for evicted in ctx.parts[name].remove(policy.ready):
@@ -372,7 +373,7 @@ def _drop_group(ctx: Context, group: GroupState) -> None:
 
 
 def drop_lease(ctx: Context, lease_id: str) -> None:
-    """Takes a lease out of the books; one that is not out stays so."""
+    """Forgets a lease; one that is not out is ignored."""
     lease = ctx.state.leases.pop(lease_id, None)
     worker = ctx.state.workers.get(lease.worker_id) if lease is not None else None
     if worker is not None:

@@ -45,21 +45,21 @@ def add_worker(ctx: Context, command: AddWorker) -> None:
 
 
 def drop_worker(ctx: Context, command: DropWorker) -> None:
-    """A rollout service is gone; its leases go out again as the next attempts."""
+    """A rollout service is gone; its leases are issued again as the next attempts."""
     worker = ctx.state.workers.get(command.worker_id)
     if worker is None:
         return
     _fail_all(ctx, tuple(worker.leases), Failure(error_class="worker_lost", message=command.reason))
     del ctx.state.workers[command.worker_id]
     conduct.remember(ctx, worker)
-    ctx.wake("leases")  # What was left to it is for others now.
+    ctx.wake("leases")  # Others may now run what was left to it.
     if command.worker_id in ctx.fresh_at:
         ctx.lost_homes.add(command.worker_id)
     check_starved(ctx)
 
 
 def expire(ctx: Context, command: ExpireLeases) -> None:
-    """Leases whose heartbeats stopped go out again as the next attempts."""
+    """Leases whose heartbeats stopped are issued again as the next attempts."""
     if command.never_arrived:
         failure = Failure(error_class="answer_lost", message="the service never got the lease")
     else:

@@ -242,7 +242,8 @@ def _record(
 
 
 def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
-    """Over episodes; over samples where an older version judged the groups, and did not count episodes."""
+    """Mean reward over episodes; over samples if an older version of AstraFlow valued a group, which did not
+    count episodes."""
     if all(group.num_episodes for group in groups):
         return finite_sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
     return finite_sum(group.reward_sum for group in groups) / sum(len(group.samples) for group in groups)

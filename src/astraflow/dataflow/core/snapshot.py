@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from astraflow.algorithms.own import called, called_for_state, state_or_none
+from astraflow.algorithms.own import called, encoded_state, encoded_state_or_none
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, ReplayEntry, RunStateData
 from astraflow.errors import DataError
@@ -49,7 +49,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """Of one policy."""
+    """Some of the heavy state of one policy."""
 
     policy: str
     ready: list[ReadyGroup]
@@ -71,7 +71,7 @@ def snapshot_parts(ctx: Context) -> Iterator[bytes]:
     state = msgspec.structs.replace(ctx.state, policies=light)
     # A run may have failed because a component cannot give its state. It is kept without that state, so that
     # it can go on once the component is mended: its records could not be replayed by the mended one.
-    get_state = state_or_none if state.run_state == "failed" else called_for_state
+    get_state = encoded_state_or_none if state.run_state == "failed" else encoded_state
     memories = {key: get_state(name, part) for key, name, part in _with_memory(ctx)}
     head = {
         "format": SNAPSHOT_FORMAT,

@@ -48,11 +48,11 @@ class EpisodeState(msgspec.Struct, gc=False):
     """The attempt whose result counts, once `good`."""
     score: float = 0.0
     facts: EpisodeFacts | None = None
-    """Of training episodes, until the group completes."""
+    """The facts of a training episode, until its group completes."""
     failed_on: tuple[str, ...] = ()
-    """Services whose attempts failed."""
+    """Services whose attempts at the episode failed."""
     failed_s: float = 0.0
-    """When the latest of them did."""
+    """When the latest attempt failed."""
     holders: tuple[str, ...] = ()
     """The service that each attempt was granted to; empty or missing where anybody may answer."""
 
@@ -67,7 +67,7 @@ class LeaseState(msgspec.Struct, gc=False):
     episode_idx: int
     attempt: int
     strikes: int = 0
-    """The strikes of its service as it was issued."""
+    """The strikes of its service when it was issued."""
 
 
 class Conduct(msgspec.Struct, gc=False):
@@ -115,8 +115,8 @@ class GroupState(msgspec.Struct, gc=False):
 
 
 class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
-    """What a complete group holds for one policy, judged and credited. Samplers and removers see it, so it is
-    frozen."""
+    """What a complete group holds for one policy, filtered and credited. Samplers and removers see it, so it
+    is frozen."""
 
     group_id: int
     samples: tuple[SampleView, ...]
@@ -126,11 +126,13 @@ class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
     advantage_sum: float
     advantage_square_sum: float
     reward_sum: float
-    """Over samples."""
+    """Sum of the rewards over samples."""
     episode_reward_sum: float = 0.0
-    """Over episodes, an episode's reward being the weighted mean of its trajectories'."""
+    """Sum of the rewards over episodes; the reward of an episode is the weighted mean of its trajectories'
+    rewards."""
     num_episodes: int = 0
-    """Episodes in which the policy acts, counted once per role. 0: judged by a version that did not count."""
+    """Episodes in which the policy acts, counted once per role. 0: valued by an older version of AstraFlow,
+    which did not count them."""
 
 
 class BatchState(msgspec.Struct, gc=False):
@@ -150,7 +152,7 @@ class ReplayEntry(msgspec.Struct, gc=False):
 
     group: ReadyGroup
     uses: int
-    """Steps that hold it."""
+    """Number of steps that hold it."""
 
 
 class SessionState(msgspec.Struct, gc=False):
@@ -194,7 +196,7 @@ class PolicyState(msgspec.Struct, gc=False):
     released: int = 0
     redone: int = 0
     num_dropped_batches: int = 0
-    """That a person gave up."""
+    """Batches that a person gave up."""
     epoch: int = 0
     session: SessionState | None = None
     newest: int = -1

@@ -53,7 +53,7 @@ class TableParts:
         self.max_tickets = self._checked_max_tickets()
         """Largest number of groups that may ever be in flight."""
         self.worst_staleness = self._checked_worst_staleness()
-        """Of a fresh group, as the sampler states it."""
+        """The worst staleness of a fresh group, as the sampler states it."""
         parts = {"limiter": self._limiter, "sampler": self._sampler, "remover": self._remover}
         learners = {kind: _learner(part, configs[kind], f"table.{kind}") for kind, part in parts.items()}
         self._learners = {kind: part for kind, part in learners.items() if part is not None}

@@ -28,9 +28,9 @@ from astraflow.protocols import Stateful
 __all__ = ["Discarded", "Valuation", "outcome_of"]
 
 _Advantage = float | tuple[float, ...]
-"""Of all of a trajectory's trained tokens, or of each of its turns."""
+"""The advantage of all trained tokens of a trajectory, or of each of its turns."""
 _NOT_FINITE = "not_finite"
-"""Under this name groups are counted whose rewards the built-in functions cannot compare."""
+"""The name under which groups are counted whose rewards the built-in functions cannot compare."""
 
 
 class _NotFiniteError(ComponentError):
