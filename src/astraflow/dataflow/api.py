@@ -1,4 +1,4 @@
-"""The protocol's route table: the app is built from it, and so are the OpenAPI document and its test."""
+"""The route table of the protocol, from which the app and the OpenAPI document are built."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ from astraflow.types import (
 __all__ = ["MAX_WAIT_S", "ROUTES", "Param", "Role", "Route"]
 
 MAX_WAIT_S = 25.0
-"""Longest long-poll; below the 30 s after which common proxies cut an idle connection."""
+"""Longest long-poll: less than the 30 s after which common proxies cut an idle connection."""
 
 _MIB = 1024 * 1024
 _CONTROL_BYTES = 1 * _MIB

@@ -1,4 +1,4 @@
-"""The dataflow's client: `WorkerLink` and `TrainerLink` over HTTP or in memory, and what a viewer reads."""
+"""The dataflow's client: `WorkerLink` and `TrainerLink` over HTTP or in memory, and what viewers read."""
 
 from astraflow.dataflow.api import MAX_WAIT_S
 from astraflow.service.client import ServiceClient
@@ -37,7 +37,7 @@ from astraflow.types import (
 __all__ = ["DataflowClient"]
 
 _ANSWER_S = 10.0
-"""Time beyond the long-poll itself that an answer may take."""
+"""Time that an answer may take after the long-poll itself."""
 _BATCH_ANSWER_S = 120.0
 """A batch may be hundreds of megabytes."""
 
@@ -52,7 +52,7 @@ class DataflowClient:
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
         self._pinned: dict[str, tuple[int, ...]] = {}
-        """Policy -> pinned versions last heard of, so that a change ends the next long-poll at once."""
+        """Policy -> pinned versions in the last answer, so that a change ends the next long-poll at once."""
 
     # --- rollout services ---
 
@@ -137,7 +137,7 @@ class DataflowClient:
     # --- viewers ---
 
     async def run(self) -> RunInfo:
-        """What a joiner must know."""
+        """The description of the run, for services that join."""
         return await self._client.call("GET", "/v1/run", RunInfo)
 
     async def health(self) -> Health:

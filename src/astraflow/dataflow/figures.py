@@ -20,11 +20,11 @@ class RunFigures:
     rl_wall_s: float
     """From the first training lease to the last committed step."""
     generate_s: float
-    """Of it, time in which at least one rollout service generated."""
+    """Time within it in which at least one rollout service generated."""
     train_s: float
-    """Of it, time in which at least one trainer trained."""
+    """Time within it in which at least one trainer trained."""
     overlap_frac: float
-    """Share of it in which both ran."""
+    """Share of it in which both happened."""
     staleness_mean: float
     """Over trained groups of all policies."""
     staleness_max: int

@@ -1,7 +1,8 @@
-"""Soft state of rollout services: heartbeats, lease deadlines, load. Not journaled; time is an argument.
+"""Soft state of rollout services: heartbeats, lease deadlines, load. It is not journaled.
 
-Passive: it says which leases and services are overdue and when to look again; the service layer turns that
-into commands. After a restart every live lease and service starts with a fresh deadline.
+It is passive, and time is an argument: it says which leases and services are overdue and when to look again,
+and `DataflowService` turns that into commands. After a restart every live lease and service gets a new
+deadline.
 """
 
 import asyncio
@@ -13,16 +14,16 @@ from astraflow.types import Load, ServedVersions
 __all__ = ["Liveness", "WorkerLife"]
 
 _WORKER_GRACE = 1.5
-"""A service is dropped after this many lease timeouts of silence; its leases are overdue before."""
+"""A service is dropped after this many lease timeouts of silence, so its leases are overdue before."""
 MAX_WORKERS = 10_000
-"""Services at a time: a token must not fill the memory by registering."""
+"""Services that may be known at a time, so that nobody with a token can fill the memory by registering."""
 _MAX_LEFT = 10_000
-"""Services that drained and are remembered."""
+"""Services that drained and are still remembered."""
 
 
 @dataclass(slots=True)
 class WorkerLife:
-    """What is known of one rollout service between two heartbeats. Its `id` is the handle of its id."""
+    """What is known of one rollout service. `id` is its handle, without the secret."""
 
     id: str
     name: str
@@ -31,12 +32,12 @@ class WorkerLife:
     last_seen_s: float
     load: Load = field(default_factory=Load)
     served: tuple[ServedVersions, ...] = ()
-    """As of its latest request for leases or heartbeat, whichever came last."""
+    """From its last request for leases or heartbeat, whichever is newer."""
     peer_url: str = ""
-    """Where it serves the weights that it has; empty: nowhere."""
+    """Where it serves the weights that it has; empty if it does not."""
     is_draining: bool = False
     was_told_the_end: bool = False
-    """It got an answer that says that the run is over."""
+    """An answer to it said that the run is over."""
     newest_ask: object | None = None
     """Its newest request for leases."""
 
@@ -51,18 +52,18 @@ class Liveness:
         self._leases: dict[str, float] = {}
         """Lease -> deadline."""
         self._left: dict[str, None] = {}
-        """Services that drained, those that left last."""
+        """Services that drained, in the order in which they left."""
         self.farewells_moved = asyncio.Event()
         """Set when `all_know_the_end` may have changed."""
 
     # --- services ---
 
     def add(self, worker: WorkerLife) -> None:
-        """A service joined, or was there before a restart."""
+        """Adds a service that joined, or that was there before a restart."""
         self._workers[worker.id] = worker
 
     def drop(self, worker_id: str) -> None:
-        """A service vanished or left. One that drained is remembered, to answer its last heartbeats."""
+        """Removes a service that vanished or left. One that drained is remembered for its last heartbeats."""
         worker = self._workers.pop(worker_id, None)
         if worker is not None and worker.is_draining:
             self._left[worker_id] = None
@@ -80,7 +81,7 @@ class Liveness:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more service may only join in the place of another."""
+        """Whether one more service can join only in the place of another."""
         return len(self._workers) >= self.max_workers
 
     def most_silent(self) -> WorkerLife:
@@ -92,7 +93,7 @@ class Liveness:
         return tuple(self._workers.values())
 
     def tell_the_end(self, worker_id: str) -> None:
-        """The service is being told that the run is over."""
+        """Notes that the service is being told that the run is over."""
         if (worker := self._workers.get(worker_id)) is not None:
             worker.was_told_the_end = True
             self.farewells_moved.set()
@@ -105,29 +106,30 @@ class Liveness:
     # --- deadlines ---
 
     def grant(self, lease_ids: Iterable[str], now_s: float) -> None:
-        """New leases, or leases found alive after a restart."""
+        """Starts the deadlines of leases that are new, or were alive before a restart."""
         for lease_id in lease_ids:
             self._leases[lease_id] = now_s + self.timeout_s
 
     def end(self, lease_ids: Iterable[str]) -> None:
-        """Leases that have a result, or went out again."""
+        """Ends the deadlines of leases that have a result, or were issued again."""
         for lease_id in lease_ids:
             self._leases.pop(lease_id, None)
 
     def seen(self, worker_id: str, now_s: float) -> None:
-        """The service asked for something."""
+        """Notes a request of the service."""
         if (worker := self._workers.get(worker_id)) is not None:
             worker.last_seen_s = now_s
 
     def beat(self, worker_id: str, lease_ids: Iterable[str], load: Load, now_s: float) -> None:
-        """A heartbeat: the service works on these leases."""
+        """Notes a heartbeat: the service is working on these leases."""
         worker = self._workers[worker_id]
-        worker.last_seen_s, worker.load = now_s, load
+        worker.last_seen_s = now_s
+        worker.load = load
         worker.served = load.versions or worker.served
         self.grant((lease_id for lease_id in lease_ids if lease_id in self._leases), now_s)
 
     def overdue_leases(self, now_s: float) -> tuple[str, ...]:
-        """Leases without a heartbeat for the timeout."""
+        """Leases that have had no heartbeat for the timeout."""
         return tuple(lease_id for lease_id, deadline in self._leases.items() if deadline <= now_s)
 
     def overdue_workers(self, now_s: float) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""`/metrics`: the status in the Prometheus text format, version 0.0.4."""
+"""`/metrics`: the status in the Prometheus text format, version 0.0.4.
+
+The text is written from one status, as other answers are. Prometheus's own client keeps counters of its
+process instead, and would have to be fed the same numbers twice.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -36,7 +40,7 @@ _Row = tuple[dict[str, str], float]
 
 
 def prometheus_text(status: StatusReply, *, num_records: int) -> str:
-    """One sample a figure of the run, its policies and its rollout services."""
+    """One sample per figure of the run, of each policy and of each rollout service."""
     return "".join(f"{line}\n" for line in _lines(status, num_records))
 
 
@@ -71,7 +75,7 @@ def _lines(status: StatusReply, num_records: int) -> Iterator[str]:
 
 
 def _family(name: str, kind: str, text: str, rows: Sequence[_Row]) -> Iterator[str]:
-    """Comment lines and samples of one metric; nothing without samples."""
+    """The comment lines and samples of one metric; nothing if it has no samples."""
     if not rows:
         return
     yield f"# HELP astraflow_{name} {text}"

@@ -23,6 +23,7 @@ from astraflow.types import PROTOCOL_VERSION, Fingerprints, Item, PolicyInfo, Ru
 from astraflow.weights.addresses import PeerRules
 
 __all__ = [
+    "MAX_SHOWN",
     "ServedRun",
     "caller",
     "check_fingerprints",
@@ -40,7 +41,7 @@ _MAX_BYTES: dict[type[Item], int] = {
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
 """ASCII digits alone: `int` would accept digits of every script, underscores, and thousands of digits."""
 _NATURAL = re.compile(r"[0-9]{1,15}")
-_MAX_SHOWN = 80
+MAX_SHOWN = 80
 """Characters of a parameter that a message repeats."""
 
 
@@ -84,7 +85,7 @@ class ServedRun:
         if name not in self.trained:
             trained = ", ".join(self.trained)
             raise RefusedError(
-                f"policy {name[:_MAX_SHOWN]!r} is not trained in this run (trained: {trained})",
+                f"policy {name[:MAX_SHOWN]!r} is not trained in this run (trained: {trained})",
                 code="unknown_policy",
                 status=404,
             )
@@ -182,5 +183,5 @@ def _param(query: Mapping[str, str], name: str, default: float | None, kind: Cal
         return kind(text)
     except ValueError as err:
         raise WireError(
-            f"query parameter {name}={text[:_MAX_SHOWN]!r} is no number of up to 15 digits"
+            f"query parameter {name}={text[:MAX_SHOWN]!r} is no number of up to 15 digits"
         ) from err

@@ -1,4 +1,4 @@
-"""Handlers of rollout services: join, heartbeat, drain, leases, episodes, tasks."""
+"""Handlers of the rollout services' routes: join, heartbeat, drain, leases, episodes, tasks."""
 
 import asyncio
 import logging
@@ -13,32 +13,27 @@ from astraflow import wire
 from astraflow.bounds import MAX_REASON
 from astraflow.dataflow.core.commands import (
     AddWorker,
-    EpisodeFacts,
     ExpireLeases,
     IssueLeases,
     LeaseView,
     PushTaskIds,
-    RecordResult,
     StopRun,
 )
-from astraflow.dataflow.ingest import (
-    PolicyLimits,
-    check_results,
-    facts_of,
-    lease_kind,
-    vocab_size,
-)
 from astraflow.dataflow.liveness import WorkerLife
+from astraflow.dataflow.result_recorder import ResultRecorder
 from astraflow.dataflow.results import DecodedResults, EpisodeResults, decode_results, sliced
-from astraflow.dataflow.routes_shared import ServedRun, caller, check_fingerprints, check_protocol, read_body
-from astraflow.dataflow.transcripts import TranscriptKeeper
-from astraflow.errors import DataError, Error, RefusedError, WireError
+from astraflow.dataflow.routes_shared import (
+    MAX_SHOWN,
+    ServedRun,
+    caller,
+    check_fingerprints,
+    check_protocol,
+    read_body,
+)
+from astraflow.errors import DataError, RefusedError, WireError
 from astraflow.service.messages import item_response, read_item
 from astraflow.types import (
-    Episode,
     EpisodeReceipt,
-    EpisodeResult,
-    Failure,
     Heartbeat,
     HeartbeatReply,
     Lease,
@@ -59,24 +54,23 @@ __all__ = ["WorkerRoutes"]
 _log = logging.getLogger(__name__)
 _PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
 _MAX_SERVED = 1024
-"""Versions that a service names, of all its policies: each status repeats them."""
+"""Versions that a service may name, over all its policies: each status repeats them."""
 _MAX_MISSED_BEATS = 2
-"""A service that missed so many heartbeats may have to make room."""
+"""A service that has missed more heartbeats may have to make room for another."""
 _SLICE_BYTES = 4 * 1024 * 1024
+"""Results are decoded and recorded in slices of this size; other requests are served between two slices."""
 _SLICE_RESULTS = 256
-"""Results are decoded and recorded so many at a time, and the event loop goes on between two slices."""
 
 
 class WorkerRoutes:
-    """One method a route."""
+    """One method per route."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
         self._dispatcher = run.dispatcher
         self._core = run.dispatcher.core
         self._liveness = run.dispatcher.liveness
-        self._keeper = TranscriptKeeper(run.dispatcher.core, run.dispatcher.journal, run.lookup)
-        self._vocab_sizes: dict[str, int] = {}
+        self._recorder = ResultRecorder(run)
 
     async def register(self, request: Request) -> Response:
         """`POST /v1/workers`."""
@@ -110,12 +104,13 @@ class WorkerRoutes:
         return item_response(reply, request)
 
     async def heartbeat(self, request: Request) -> Response:
-        """`POST /v1/workers/{worker_id}/heartbeat`: soft state only, nothing is journaled but spans."""
+        """`POST /v1/workers/{worker_id}/heartbeat`: changes soft state; only its spans are journaled."""
         secret_id = str(request.path_params["worker_id"])
         beat = await read_body(request, Heartbeat)
         state = self._core.state
         if state != "running":
-            await self._dispatcher.settled()  # Who hears of the end leaves; it must outlive a crash.
+            # A service that hears of the end leaves, so a crash must not undo it.
+            await self._dispatcher.settled()
         if self._liveness.has_left(self._sender(secret_id)):
             reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
             return item_response(reply, request)
@@ -127,7 +122,7 @@ class WorkerRoutes:
         revoked = self._core.revoked(worker_id, beat.lease_ids)
         live = set(beat.lease_ids) - set(revoked)
         has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
-        # Spans are for the journal alone: kept here, every status would carry them.
+        # Spans are for the journal alone; if they stayed in the load, every status would contain them.
         load = msgspec.structs.replace(beat.load, spans=())
         self._liveness.beat(worker_id, live, load, asyncio.get_running_loop().time())
         self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
@@ -159,7 +154,7 @@ class WorkerRoutes:
         worker.served = body.served
 
         def served() -> tuple[ServedVersions, ...]:
-            """A service that waits here may have loaded a version meanwhile; its heartbeats say so."""
+            """The service may load a version while it waits here; its heartbeats say so."""
             return worker.served
 
         def look() -> tuple[LeaseView, ...] | None:
@@ -178,7 +173,7 @@ class WorkerRoutes:
             return Wait(who=worker.name, whom=whom or "the tables", what="leases", since_s=since_s)
 
         def kind() -> Hashable:
-            """Services with the same versions may have the same leases, but for those that fail."""
+            """Services with the same versions can run the same leases, except one that keeps failing."""
             return served(), worker.id if self._core.is_apart(worker.id) else ""
 
         views = await self._run.polls.poll_leases(
@@ -192,12 +187,12 @@ class WorkerRoutes:
         return item_response(reply, request)
 
     async def episodes(self, request: Request) -> Response:
-        """`POST /v1/episodes`: each result is checked, its payloads stored, then recorded."""
+        """`POST /v1/episodes`: each result is checked, its payloads are stored, then it is recorded."""
         body = await read_item(request, EpisodeResults)
         media_type = request.headers.get("content-type", wire.MSGPACK)
         sender = self._sender(body.worker_id)
         self._liveness.seen(sender, asyncio.get_running_loop().time())
-        # All are decoded before the first is recorded: a malformed one refuses the request whole.
+        # All are decoded before the first is recorded, because a malformed result refuses the whole request.
         decoded: list[DecodedResults] = []
         for raws in sliced(body.results, max_bytes=_SLICE_BYTES, max_num=_SLICE_RESULTS):
             if decoded:
@@ -207,7 +202,7 @@ class WorkerRoutes:
         for results in decoded:
             if receipts:
                 await asyncio.sleep(0)
-            receipts += self._record(sender, results)
+            receipts += self._recorder.record(sender, results)
         self._drop_if_drained(sender)
         await self._dispatcher.settled()
         return item_response(Receipts(receipts=tuple(receipts)), request)
@@ -222,8 +217,11 @@ class WorkerRoutes:
     # --- parts ---
 
     def _completed(self, views: Sequence[LeaseView]) -> tuple[Lease, ...]:
-        """The leases with their tasks. A source that fails ends the run, which can be resumed once the source
-        is mended: no service could run the episodes."""
+        """The leases with their tasks.
+
+        A source that fails ends the run, because no service could run the episodes. The run can be resumed
+        once the source is mended.
+        """
         try:
             return tuple(self._run.lookup.lease(view) for view in views)
         except DataError as err:
@@ -232,17 +230,17 @@ class WorkerRoutes:
             return ()
 
     def _sender(self, secret_id: str) -> str:
-        """The handle of the service that was given this id; empty if none was, or too long ago."""
+        """The handle of the service that was given this id; empty if it is not known (any more)."""
         handle = handle_of(secret_id)
         return handle if is_key_of(secret_id, self._core.worker_key(handle)) else ""
 
     def _known(self, secret_id: str) -> WorkerLife:
-        """The service, seen now. Raises: RefusedError if it must register (again)."""
+        """The service, noted as seen now. Raises: RefusedError if it must register (again)."""
         worker = self._liveness.worker(self._sender(secret_id))
         if worker is None:
             raise RefusedError(
-                f"rollout service {handle_of(secret_id)!r} is not known here under this id: it never joined, "
-                "left, or was silent for too long; register again",
+                f"rollout service {handle_of(secret_id)[:MAX_SHOWN]!r} is not known here under this id: it "
+                "never joined, left, or was silent for too long; register again",
                 code="unknown_worker",
                 status=404,
             )
@@ -250,39 +248,40 @@ class WorkerRoutes:
         return worker
 
     def _make_room(self) -> None:
-        """One more service may join. Raises: RefusedError if too many are here and none of them is silent."""
+        """Lets one more service join. Raises: RefusedError if there are too many and none is silent."""
         if not self._liveness.is_full:
             return
         silent = self._liveness.most_silent()
         grace_s = _MAX_MISSED_BEATS * self._run.config.heartbeat_s
         if silent.last_seen_s + grace_s > asyncio.get_running_loop().time():
             raise RefusedError(
-                f"{self._liveness.max_workers} rollout services are here, as many as may be, and none is "
-                "silent; join later",
+                f"{self._liveness.max_workers} rollout services have joined, which is the maximum, and none "
+                "is silent; join later",
                 code="unavailable",
                 status=503,
             )
-        self._dispatcher.drop_worker(silent.id, "silent, and others need the room")
+        self._dispatcher.drop_worker(silent.id, "silent, and another service needs the room")
 
     def _reclaim_lost(self, worker: WorkerLife, held_ids: Sequence[str] | None) -> Callable[[], bool]:
-        """Leases whose answer never reached the service (it asks without holding them) go out again.
+        """Issues leases again that never reached the service: it asks for more without holding them.
 
-        Returns whether this is still the service's newest request: one that it gave up must grant nothing
-        more, even if its hang-up has not been noticed yet.
+        Returns a function that says whether this is still the service's newest request. An older one, which
+        the service gave up, must grant nothing more, even if its hang-up has not been noticed yet.
         """
         if held_ids is None:
             return lambda: True
-        me = worker.newest_ask = object()
+        this_request = object()
+        worker.newest_ask = this_request
         held = set(held_ids)
         lost = tuple(id_ for id_ in self._core.worker_leases(worker.id) if id_ not in held)
         if lost:
-            _log.info("%s never got %d leases; they go out again", worker.id, len(lost))
+            _log.info("%s never received %d leases; they are issued again", worker.id, len(lost))
             self._dispatcher.apply(ExpireLeases(lease_ids=lost, never_arrived=True))
             self._liveness.end(lost)
-        return lambda: worker.newest_ask is me
+        return lambda: worker.newest_ask is this_request
 
     def _note_share(self, worker_id: str, load: Load) -> None:
-        """How much of the service is idle, and whether a trainer keeps it so."""
+        """Notes how much of the service is idle, and whether that is because a trainer holds it back."""
         if load.num_slots > 0:
             self._dispatcher.shares.beat(
                 worker_id,
@@ -292,7 +291,7 @@ class WorkerRoutes:
             )
 
     def _note_end(self, worker_id: str) -> None:
-        """The service is about to read the run's state."""
+        """Notes that the service is about to read the run's end, if the run has ended."""
         if self._core.state != "running":
             self._liveness.tell_the_end(worker_id)
 
@@ -301,63 +300,8 @@ class WorkerRoutes:
         if worker is not None and worker.is_draining and not self._core.worker_leases(worker_id):
             self._dispatcher.drop_worker(worker_id, "drained")
 
-    def _limits(self) -> dict[str, PolicyLimits]:
-        """What trajectories must keep to now."""
-        limits: dict[str, PolicyLimits] = {}
-        for name, info in self._run.policies.items():
-            newest = self._core.newest_version(name) if info.is_trained else -1
-            limits[name] = PolicyLimits(
-                info,
-                newest,
-                self._vocab_size(name) if newest >= 0 else 0,
-                self._run.max_tokens.get(name, 0),
-            )
-        return limits
-
-    def _vocab_size(self, policy: str) -> int:
-        """Of the policy's newest manifest; a policy's architecture never changes."""
-        if policy not in self._vocab_sizes:
-            manifests = self._core.versions(policy, after=-1).manifests
-            if not manifests:
-                return 0
-            self._vocab_sizes[policy] = vocab_size(manifests[-1])
-        return self._vocab_sizes[policy]
-
-    def _record(self, worker_id: str, decoded: DecodedResults) -> tuple[EpisodeReceipt, ...]:
-        """Results of one request: an invalid one is recorded as a failed attempt, so that it is not lost
-        silently."""
-        worker = self._liveness.worker(worker_id)
-        hosts = worker.hosts if worker is not None else ()
-        results = decoded.results
-        broken = {**check_results(results, policies=self._limits(), hosts=hosts), **decoded.beyond_bounds}
-        self._dispatcher.check()
-        commands = [
-            RecordResult(
-                lease_id=result.lease_id,
-                worker_id=worker_id,
-                outcome=self._outcome(result, broken.get(idx)),
-            )
-            for idx, result in enumerate(results)
-        ]
-        # Before the commands are applied: a group that they complete takes its pushed task with it.
-        rows = [self._keeper.row_of(result) for result in results]
-        decisions = self._dispatcher.apply_all(commands)
-        receipts: list[EpisodeReceipt] = []
-        for idx, (result, decision) in enumerate(zip(results, decisions, strict=True)):
-            if isinstance(decision, RefusedError):
-                receipts.append(_invalid(result, decision))
-                continue
-            receipt: EpisodeReceipt = decision.answer
-            if receipt.status == "accepted":
-                self._liveness.end((result.lease_id,))
-            receipts.append(_invalid(result, broken[idx]) if idx in broken else receipt)
-            row, episode = rows[idx], result.outcome
-            if row and receipt.status == "accepted" and isinstance(episode, Episode) and idx not in broken:
-                self._keeper.keep(row, episode.messages)
-        return tuple(receipts)
-
     def _checked_peer_url(self, url: str, who: str, request: Request) -> str:
-        """Where a service serves weights, or nothing: where peers are off, nobody hears of it.
+        """The URL at which a service serves weights; empty if it does not, or if peers are off.
 
         Raises: WireError if it is no URL; RefusedError if the service may not name that address.
         """
@@ -370,31 +314,19 @@ class WorkerRoutes:
         return url
 
     def _note_peer_url(self, worker: WorkerLife, url: str, request: Request) -> None:
-        """A service names its address again. It goes on without being announced if it may not name this one:
-        its own address may have changed under way."""
+        """Notes the address that a heartbeat names.
+
+        If the service may not name it, it stays in the run but is not announced: its own address may have
+        changed since it joined.
+        """
         try:
             worker.peer_url = self._checked_peer_url(url, worker.id, request)
         except RefusedError as err:
             worker.peer_url = ""
             _log.warning("%s; it is not announced", err)
 
-    def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
-        """What is recorded of a result; its payloads are stored."""
-        if problem is not None:
-            return Failure(error_class="invalid", message=str(problem)[:MAX_REASON])
-        if isinstance(result.outcome, Failure):
-            return result.outcome
-        stored = self._run.trained if lease_kind(result.lease_id) == "train" else ()
-        return facts_of(
-            result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
-        )
-
 
 def _check_served(served: Sequence[ServedVersions], who: str) -> None:
     num = sum(len(entry.versions) for entry in served)
     if num > _MAX_SERVED:
         raise WireError(f"{who}: serves {num} versions; name at most {_MAX_SERVED}, the newest ones")
-
-
-def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
-    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_REASON])

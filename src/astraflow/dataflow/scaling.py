@@ -1,15 +1,15 @@
-"""How many rollout services a run could use: advice from who waited for whom lately.
+"""Advice on how many rollout services a run could use, from who waited for whom lately.
 
-Passive: the time is an argument, in seconds of one clock; the service layer tells what happens. Soft state,
-not journaled: after a restart the shares build up anew. Nothing acts on the advice.
+It is passive, and time is an argument, in seconds of any one clock. It is soft state: after a restart the
+shares build up anew. Nothing acts on the advice.
 
-- A trainer's wait share is its time waiting for batches over all of its time, of the steps committed in the
-  window, and of the wait that goes on now. Its step rate is that of the pool then: with `w` waited, the pool
-  of `n` services makes `1 - w` of what the trainer could train, so `n * w / (1 - w)` more would fill it.
+- A trainer's wait share is the time that it waited for batches over all of its time, for the steps committed
+  in the window and the wait that is going on now. A pool of `n` services that lets a trainer wait a share `w`
+  makes `1 - w` of what the trainer could train, so `n * w / (1 - w)` more services would keep it busy.
 - The pool's wait share is the share of its slots (`rollout.max_episodes` of each service) that are empty
   because no group may begin before a trainer takes a batch. With a share `r` empty, `n * r` are too many.
 
-Where both wait, they take turns, as the staleness bound tells them to: services change little then.
+Where both wait, they take turns, because the staleness bound makes them; more services change little then.
 """
 
 import math
@@ -21,23 +21,24 @@ from astraflow.types import ScalingAdvice
 __all__ = ["WaitShares"]
 
 _WINDOW_S = 300.0
-"""Minutes: long enough for several steps of most runs, short enough to follow a pool that changes."""
+"""Long enough for several steps of most runs, short enough to follow a pool that changes."""
 _BALANCED_FRAC = 0.05
-"""Shares below this are the ordinary jitter of steps."""
+"""Smaller shares are the ordinary variation between steps."""
 _TOO_EARLY_S = 30.0
-"""With less than this in the window, there is no advice."""
+"""There is no advice while the window holds less than this."""
 
 
 class _Share:
-    """The mean of a value over the last `_WINDOW_S`, weighted by time. Its sums are kept: asking is cheap."""
+    """The mean of a value over the last `_WINDOW_S`, weighted by time. It keeps sums, so reading is cheap."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[float, float, float]] = deque()
         """(end, length, value) of each stretch of time."""
-        self._known_s = self._weighted_s = 0.0
+        self._known_s = 0.0
+        self._weighted_s = 0.0
 
     def add(self, now_s: float, length_s: float, value: float) -> None:
-        """The value was this for `length_s` until now."""
+        """Adds a stretch of time: the value was this for `length_s` until now."""
         if length_s > 0:
             self._parts.append((now_s, length_s, value))
             self._known_s += length_s
@@ -45,7 +46,7 @@ class _Share:
         self._forget(now_s)
 
     def totals(self, now_s: float) -> tuple[float, float]:
-        """(seconds that are known, value times seconds), within the window."""
+        """(known seconds, value times seconds) within the window."""
         self._forget(now_s)
         return max(0.0, self._known_s), max(0.0, self._weighted_s)
 
@@ -66,36 +67,36 @@ class WaitShares:
         self._last_beat_s: dict[str, float] = {}
 
     def attached(self, policy: str, now_s: float) -> None:
-        """A trainer begins a session; what came before is no wait of its own."""
+        """A trainer begins a session; the time before is not its own."""
         self._last_commit_s[policy] = now_s
 
     def committed(self, policy: str, *, waited_s: float, now_s: float) -> None:
-        """A trainer committed a step, for whose batch it waited so long."""
+        """A trainer committed a step, after it waited `waited_s` for its batch."""
         length_s = now_s - self._last_commit_s.get(policy, now_s)
         self._last_commit_s[policy] = now_s
         share = self._trainers.setdefault(policy, _Share())
         share.add(now_s, length_s, min(1.0, waited_s / length_s) if length_s > 0 else 0.0)
 
     def beat(self, service: str, *, free_frac: float, is_held_back: bool, now_s: float) -> None:
-        """A rollout service's heartbeat: what share of its slots is free, and whether it is because no group
-        may begin."""
+        """A heartbeat of a rollout service: which share of its slots is free, and whether that is because no
+        group may begin."""
         length_s = now_s - self._last_beat_s.get(service, now_s)
         self._last_beat_s[service] = now_s
         share = self._services.setdefault(service, _Share())
         share.add(now_s, length_s, free_frac if is_held_back else 0.0)
 
     def forget(self, service: str) -> None:
-        """A rollout service is gone."""
+        """Forgets a rollout service that is gone."""
         self._services.pop(service, None)
         self._last_beat_s.pop(service, None)
 
     def advice(
         self, now_s: float, waiting_since_s: Mapping[str, float], services: Collection[str]
     ) -> ScalingAdvice:
-        """What the shares say.
+        """The advice that follows from the shares.
 
-        `waiting_since_s`: the trainers that wait for a batch now; `services`: those that are still there, all
-        others are forgotten.
+        `waiting_since_s`: since when trainers wait for a batch now, by policy. `services`: those that are
+        still there; all others are forgotten.
         """
         for gone in self._services.keys() - set(services):
             del self._services[gone], self._last_beat_s[gone]
@@ -117,7 +118,8 @@ def _advice(trainers: dict[str, float], rollout: float, num_services: int) -> Sc
     policy = max(trainers, key=lambda name: trainers[name], default="")
     waited = trainers.get(policy, 0.0)
     who = f"trainer {policy} waits {waited:.0%}" if len(trainers) > 1 else f"trainer waits {waited:.0%}"
-    missing, text = 0, ""
+    missing = 0
+    text = ""
     if not trainers or not num_services:
         text = "no advice yet: too little was seen"
     elif waited >= _BALANCED_FRAC and rollout >= _BALANCED_FRAC:

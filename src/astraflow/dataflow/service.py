@@ -44,7 +44,7 @@ __all__ = ["DataflowService"]
 
 _log = logging.getLogger(__name__)
 _FAREWELL_S = 1.0
-"""A heartbeat that is due may be this late."""
+"""How late a heartbeat may be when the run is over."""
 _JOURNAL_PAUSE_S = 1.0
 """While the journal cannot be written, overdue leases wait this long for the next try."""
 
@@ -74,8 +74,9 @@ class DataflowService:
         peer_rules: PeerRules | None = None,
         resumes_failed: bool = False,
     ) -> None:
-        """Recovers the core. Without `peer_rules` no service hears where another serves weights.
-        `resumes_failed`: a run that ended with a failure goes on, as a person asked for it.
+        """Recovers the core. Without `peer_rules`, no service learns where another serves weights.
+
+        `resumes_failed`: a run that ended with a failure goes on, because a person asked for it.
 
         Raises: JournalError if the journal does not replay.
         """
@@ -111,7 +112,7 @@ class DataflowService:
         return self._dispatcher.fatal
 
     async def start(self) -> None:
-        """Gives what was alive before a restart fresh deadlines, and starts the watch."""
+        """Gives leases and services from before a restart new deadlines, and starts the watch."""
         loop = asyncio.get_running_loop()
         core = self._dispatcher.core
         policies = {
@@ -166,7 +167,7 @@ class DataflowService:
     # --- deadlines ---
 
     def _watch_ended(self, task: asyncio.Task[None]) -> None:
-        """Without the watch nothing would ever expire: its failure is the service's."""
+        """Ends the service if the watch failed: without it nothing would ever expire."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.critical("the deadline watch failed", exc_info=error)
             self._dispatcher.fatal.set()
@@ -185,16 +186,18 @@ class DataflowService:
                 self._expire(loop.time())
 
     def _expire(self, now_s: float) -> None:
-        """Turns what is overdue into commands. While the journal cannot be written, it stays overdue."""
+        """Turns what is overdue into commands. It stays overdue while the journal cannot be written."""
         core = self._dispatcher.core
         try:
             for worker_id in self._liveness.overdue_workers(now_s):
-                _log.warning("rollout service %s is silent; its leases go out again", worker_id)
+                _log.warning("rollout service %s is silent; its leases are issued again", worker_id)
                 self._dispatcher.drop_worker(worker_id, "heartbeats stopped")
             overdue = self._liveness.overdue_leases(now_s)
             live = tuple(lease_id for lease_id in overdue if core.lease(lease_id) is not None)
             if live:
-                _log.warning("%d leases without heartbeats go out again: %s", len(live), ", ".join(live[:5]))
+                _log.warning(
+                    "%d leases without heartbeats are issued again: %s", len(live), ", ".join(live[:5])
+                )
                 self._dispatcher.apply(ExpireLeases(lease_ids=live))
             self._liveness.end(overdue)
             if self._dispatcher.round_deadline_s() <= now_s:

@@ -1,0 +1,121 @@
+"""Records the results of episodes: checks them, stores their payloads, and tells the core.
+
+A result that is wrong is recorded as a failed attempt with its reason, so that its lease goes out again and
+the episode is not lost silently.
+"""
+
+from astraflow.bounds import MAX_REASON
+from astraflow.dataflow.core.commands import Decision, EpisodeFacts, RecordResult
+from astraflow.dataflow.ingest import (
+    PolicyLimits,
+    check_results,
+    facts_of,
+    lease_kind,
+    vocab_size,
+)
+from astraflow.dataflow.results import DecodedResults
+from astraflow.dataflow.routes_shared import ServedRun
+from astraflow.dataflow.tables import TranscriptRow
+from astraflow.dataflow.transcripts import TranscriptKeeper
+from astraflow.errors import Error, RefusedError, WireError
+from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure
+
+__all__ = ["ResultRecorder"]
+
+
+class ResultRecorder:
+    """Example: `receipts = recorder.record("w0.3f", decode_results(raws, media_type))`."""
+
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._dispatcher = run.dispatcher
+        self._core = run.dispatcher.core
+        self._keeper = TranscriptKeeper(run.dispatcher.core, run.dispatcher.journal, run.lookup)
+        self._vocab_sizes: dict[str, int] = {}
+
+    def record(self, worker_id: str, decoded: DecodedResults) -> tuple[EpisodeReceipt, ...]:
+        """Records results of one service; a receipt per result, in order. Raises: JournalError."""
+        results = decoded.results
+        wrong = {
+            **check_results(results, policies=self._limits(), hosts=self._hosts(worker_id)),
+            **decoded.beyond_bounds,
+        }
+        # Payloads are stored only if the commands that name them can be journaled.
+        self._dispatcher.check()
+        commands = [
+            RecordResult(
+                lease_id=result.lease_id,
+                worker_id=worker_id,
+                outcome=self._outcome(result, wrong.get(idx)),
+            )
+            for idx, result in enumerate(results)
+        ]
+        # Asked before the commands are applied: a group that they complete takes its pushed task with it.
+        rows = [self._keeper.row_of(result) for result in results]
+        decisions = self._dispatcher.apply_all(commands)
+        return tuple(
+            self._receipt(result, decision, problem=wrong.get(idx), row=rows[idx])
+            for idx, (result, decision) in enumerate(zip(results, decisions, strict=True))
+        )
+
+    def _receipt(
+        self,
+        result: EpisodeResult,
+        decision: Decision | RefusedError,
+        *,
+        problem: WireError | None,
+        row: TranscriptRow | None,
+    ) -> EpisodeReceipt:
+        """The answer to one result; what follows from an accepted one is done."""
+        if isinstance(decision, RefusedError):
+            return _invalid(result, decision)
+        receipt: EpisodeReceipt = decision.answer
+        if receipt.status == "accepted":
+            self._dispatcher.liveness.end((result.lease_id,))
+        if problem is not None:
+            return _invalid(result, problem)
+        if receipt.status == "accepted" and row is not None and isinstance(result.outcome, Episode):
+            self._keeper.keep(row, result.outcome.messages)
+        return receipt
+
+    def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
+        """What is recorded of a result, after its payloads are stored."""
+        if problem is not None:
+            return Failure(error_class="invalid", message=str(problem)[:MAX_REASON])
+        if isinstance(result.outcome, Failure):
+            return result.outcome
+        stored = self._run.trained if lease_kind(result.lease_id) == "train" else ()
+        return facts_of(
+            result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
+        )
+
+    def _hosts(self, worker_id: str) -> tuple[str, ...]:
+        """The policies that the service hosts; none if it is not known any more."""
+        worker = self._dispatcher.liveness.worker(worker_id)
+        return worker.hosts if worker is not None else ()
+
+    def _limits(self) -> dict[str, PolicyLimits]:
+        """The limits of trajectories at present, by policy."""
+        limits: dict[str, PolicyLimits] = {}
+        for name, info in self._run.policies.items():
+            newest = self._core.newest_version(name) if info.is_trained else -1
+            limits[name] = PolicyLimits(
+                info,
+                newest,
+                self._vocab_size(name) if newest >= 0 else 0,
+                self._run.max_tokens.get(name, 0),
+            )
+        return limits
+
+    def _vocab_size(self, policy: str) -> int:
+        """The vocabulary in the policy's newest manifest. Read once: an architecture never changes."""
+        if policy not in self._vocab_sizes:
+            manifests = self._core.versions(policy, after=-1).manifests
+            if not manifests:
+                return 0
+            self._vocab_sizes[policy] = vocab_size(manifests[-1])
+        return self._vocab_sizes[policy]
+
+
+def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
+    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_REASON])
