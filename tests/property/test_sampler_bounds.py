@@ -13,12 +13,14 @@ from core_driver import Driver, make_plan, make_table
 
 _NUM_STEPS = 12
 _OWN = {"name": "use", "use": "own_sampler:MostToLearn", "args": {"spare": 1}}
+_OWN_LIMITER = {"name": "use", "use": "own_limiter:Careful", "args": {"most": 3}}
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     sampler=st.sampled_from(["fifo", "sweep", "edf", "window", "on_policy", "own"]),
+    limiter=st.sampled_from([{"name": "tickets"}, _OWN_LIMITER]),
     span=st.integers(1, 6),
     engine_lag=st.integers(0, 2),
     slack=st.integers(0, 2),
@@ -26,7 +28,15 @@ _OWN = {"name": "use", "use": "own_sampler:MostToLearn", "args": {"spare": 1}}
     is_ahead=st.booleans(),
 )
 def test_no_group_is_staler_at_take_than_its_sampler_states(
-    *, seed: int, sampler: str, span: int, engine_lag: int, slack: int, groups_per_batch: int, is_ahead: bool
+    *,
+    seed: int,
+    sampler: str,
+    limiter: dict[str, object],
+    span: int,
+    engine_lag: int,
+    slack: int,
+    groups_per_batch: int,
+    is_ahead: bool,
 ):
     if sampler == "on_policy":
         engine_lag = slack = 0
@@ -35,6 +45,7 @@ def test_no_group_is_staler_at_take_than_its_sampler_states(
         groups_per_batch=groups_per_batch,
         max_staleness=engine_lag + slack,
         engine_lag=engine_lag,
+        limiter=limiter,
         sampler={"window": {"name": sampler, "span": span}, "own": _OWN}.get(sampler, {"name": sampler}),
     )
     driver = Driver(make_plan(table=table, num_steps=_NUM_STEPS))
