@@ -2,7 +2,7 @@
 
 Different seeds do not keep training and evaluation apart: a small problem space repeats itself, and some
 generators derive task `i` from `seed + i`, so that neighboring seeds share nearly all tasks. A hash of the
-prompt does: whatever generates it, a prompt lies on one side for ever. Task sources and the demonstrations of
+prompt does: whatever generates it, a prompt always stays on one side. Task sources and the demonstrations of
 a warm start use the same rule.
 """
 

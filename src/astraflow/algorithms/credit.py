@@ -174,7 +174,7 @@ class PassAtKCredit(Config):
 
     name: Literal["pass_at_k"] = "pass_at_k"
     k: int = Field(default=2, ge=1)
-    """Number of answers of which one must be right; less than `group_size`."""
+    """Number of answers; one of them must be right. Less than `group_size`."""
     right_above: float = 0.5
     """Reward above which an answer counts as right."""
     epsilon: float = Field(default=1e-6, gt=0)
@@ -320,7 +320,7 @@ class RoleBaselines:
         return {"baselines": self._baselines}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._baselines = {
             str(source): {str(role): float(baseline) for role, baseline in own.items()}
             for source, own in state["baselines"].items()

@@ -99,8 +99,8 @@ class Curation:
             called(f"curator {name}.observe()", gate.observe, outcome)
 
     def metrics(self) -> tuple[MetricItem, ...]:
-        """Since the run's start: tasks selected, forced and skipped, by gate and reason; and the gates' own
-        numbers now (those of their state that are finite floats). Nothing for a plain order.
+        """Counts since the start of the run: tasks selected, forced and skipped, by gate and reason; and the
+        gates' own numbers now (those of their state that are finite floats). Nothing for a plain order.
 
         Raises: ComponentError.
         """
@@ -125,7 +125,7 @@ class Curation:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken. Raises: DataError if it is of other curators; ComponentError."""
+        """Restores what `state` returned. Raises: DataError if it is of other curators; ComponentError."""
         if list(state["gates"]) != list(self._gates):
             raise DataError(
                 f"the state is of the curators {', '.join(state['gates']) or 'none'}; the recipe names "

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 Scale = Literal["std", "population_std", "none"]
 
 ROUNDING = 1e-9
-"""By how much a sum of weights may miss a whole number."""
+"""How far a sum of weights may be from a whole number."""
 
 
 @dataclass(frozen=True, slots=True)

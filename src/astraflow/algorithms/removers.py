@@ -26,7 +26,7 @@ class KeepRemover(Config):
 
 
 class CapacityRemover(Config):
-    """Evicts complete groups above a given number; rollout goes on, and batches consist of the freshest
+    """Evicts complete groups above a given number; rollout continues, and batches consist of the freshest
     groups."""
 
     name: Literal["capacity"] = "capacity"
@@ -39,8 +39,8 @@ class CapacityRemover(Config):
     def remove(self, ready: Mapping[int, Completed], num_groups: int) -> tuple[int, ...]:
         """Those above the capacity: first drawn first, or oldest token first.
 
-        An evicted group gives its ticket back, so rollout goes on while the trainer is busy; what that costs
-        is counted as `evicted`.
+        An evicted group gives its ticket back, so rollout continues while the trainer is busy; what that
+        costs is counted as `evicted`.
         """
         surplus = max(0, len(ready) - self.num_groups)
         if self.evict == "oldest":

@@ -72,7 +72,7 @@ class _MovingMeans:
         return self._means
 
     def restore(self, state: Mapping[Any, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._means = {int(task): (float(mean), int(visits)) for task, (mean, visits) in state.items()}
 
 
@@ -130,7 +130,7 @@ class Solved:
         return {"looks": self._looks, "rates": self._rates.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._looks = int(state["looks"])
         self._rates.restore(state["rates"])
 
@@ -223,7 +223,7 @@ class Curriculum:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._target = float(state["target"])
         self._version = int(state["version"])
         self._looks = int(state["looks"])
@@ -288,7 +288,7 @@ class Priority:
         return {"looks": self._looks, "learnable": self._learnable.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._looks = int(state["looks"])
         self._learnable.restore(state["learnable"])
 
@@ -421,7 +421,7 @@ class Greso:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._p = {"easy": float(state["p_easy"]), "hard": float(state["p_hard"])}
         self._version = int(state["version"])
         self._looks = int(state["looks"])

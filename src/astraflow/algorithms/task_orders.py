@@ -56,7 +56,7 @@ class Shuffle:
         return {"epoch": self._epoch, "position": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._epoch = int(state["epoch"])
         self._position = int(state["position"])
 
@@ -94,7 +94,7 @@ class Weighted:
         return {"drawn": self._drawn, "orders": {name: o.state() for name, o in self._orders.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Restores what `state` returned."""
         self._drawn = {name: int(state["drawn"][name]) for name in self._weights}
         for name, order in self._orders.items():
             order.restore(state["orders"][name])

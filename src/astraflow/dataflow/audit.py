@@ -191,7 +191,7 @@ def _damage(folder: Path, reader: JournalReader) -> list[str]:
     try:
         check_segments(folder, reader)
     except JournalError as err:
-        # A run that goes on may have dropped a segment since the reader's moment: then a later one decides.
+        # The run may have dropped a segment since the reader's moment; a later moment then decides.
         with JournalReader(folder) as later:
             if later.first_segment == reader.first_segment:
                 problems.append(str(err))

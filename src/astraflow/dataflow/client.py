@@ -160,7 +160,7 @@ class DataflowClient:
         return reply.evals
 
     async def status(self) -> StatusReply:
-        """Who waits for whom, since when."""
+        """What waits for what, and since when."""
         return await self._client.call("GET", "/v1/status", StatusReply)
 
     async def drop_batch(self, policy: str, request: DropRequest) -> DropReply:

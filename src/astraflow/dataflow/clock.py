@@ -1,6 +1,6 @@
 """The dataflow's clock: Unix time that never jumps.
 
-Somebody may set the wall clock while a run goes on, and no deadline may pass because of that. So the time
+Somebody may set the wall clock during a run, and no deadline may pass because of that. So the time
 of a process is that of the wall clock when it began, plus what the monotonic clock has counted since. After
 a restart it is never before the newest record of the journal: every record carries it.
 """

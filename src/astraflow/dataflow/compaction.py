@@ -1,4 +1,4 @@
-"""Writes a snapshot, and then takes what nobody needs out of the journal: in pieces, while the run goes on.
+"""Writes a snapshot, and then removes what nobody needs from the journal: in pieces, while the run continues.
 
 After a snapshot a restart needs no older record, but the audit needs what those records say. So they are
 booked as the audit books them (`ledger`). What is *closed* is checked, and becomes part of its fate rows
@@ -213,7 +213,7 @@ class Compaction:
             yield
 
     def _delete_records(self, seq: int) -> Iterator[None]:
-        """Deletes the former books, and the records that the new ones stand for, but for the last."""
+        """Deletes the former books, and all but the last of the records that the new books replace."""
         with self._transaction():
             self._db.execute("DELETE FROM books WHERE at_seq <> ?", (seq,))
         query = "DELETE FROM records WHERE seq IN (SELECT seq FROM records WHERE seq < ? LIMIT ?)"

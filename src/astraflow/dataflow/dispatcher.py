@@ -236,6 +236,6 @@ def _tell(event: Event) -> None:
             "policy %s: the batches of steps %s were dropped: %s", event.policy, event.steps, event.reason
         )
     elif isinstance(event, RunResumed):
-        _log.info("the run, which had failed, goes on")
+        _log.info("the failed run continues")
     elif isinstance(event, RunEnded):
         _log.log(logging.ERROR if event.is_failure else logging.INFO, "the run is over: %s", event.reason)

@@ -18,7 +18,7 @@ class RunFigures:
     """What the summary of a run reports besides its scores."""
 
     rl_wall_s: float
-    """From the first training lease to the last committed step."""
+    """Time from the first training lease to the last committed step."""
     generate_s: float
     """Time within it in which at least one rollout service generated."""
     train_s: float

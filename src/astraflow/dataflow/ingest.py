@@ -54,7 +54,7 @@ _UNLIMITED = 2**31
 _NO_VOCAB = 2**31
 """Bound of ids where the vocabulary is unknown."""
 _MAX_PARTS = 65_536
-"""Turns, version spans and media of one episode, each of which is looked at by itself."""
+"""Largest number of turns, version spans and media of one episode together; each is checked by itself."""
 _MAX_SHOWN = 80
 """Characters of a name that a message repeats."""
 _NGRAM = 8
@@ -74,7 +74,7 @@ class PolicyLimits:
     vocab_size: int = 0
     """0: unknown, not checked."""
     max_tokens: int = 0
-    """Of a trajectory; 0: unknown, not checked."""
+    """Largest number of tokens of a trajectory; 0: unknown, not checked."""
 
 
 def lease_kind(lease_id: str) -> LeaseKind:
@@ -451,7 +451,8 @@ def _meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> 
 
 
 def _state_keys(trajectory: Trajectory) -> tuple[int, ...]:
-    """One a turn: of the workflow's own key, or else of the tokens shown since the turn before."""
+    """One key per turn: a hash of the workflow's own key, or else of the tokens shown since the previous
+    turn."""
     keys: list[int] = []
     end = 0
     for turn in trajectory.turns:

@@ -9,7 +9,7 @@ The segments are the log. Rows go into SQLite (WAL, `synchronous=NORMAL`) behind
 own; rows that a crash or a power loss keeps from it are made from the segments when the journal is opened.
 
 After a failed write (disk full) the pending records stay in memory. `check` refuses further commands and
-tries again at most once per second: once there is room, the journal goes on by itself. After a fault of the
+tries again at most once per second: once there is room, the journal continues by itself. After a fault of the
 program, in any of the three tasks, the journal `is_broken`: only a new process can go on.
 
     append, store --> pending --(flush task)--> journal's thread: segments --> wakes `durable` waiters
@@ -97,7 +97,7 @@ class _Pending:
 
     writes: list[PendingWrite] = field(default_factory=list["PendingWrite"])
     num_logged: int = 0
-    """So many records, the first ones, are among the writes already."""
+    """Number of records, from the first, that are among the writes already."""
     tables: TableRows = field(default_factory=TableRows)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: JournalError | None = None
@@ -503,7 +503,7 @@ class Journal:
             )
         return JournalError(
             f"the journal {self.folder} cannot be written: {err}. What was acknowledged is safe. Free space "
-            "or mend the disk: the dataflow then goes on by itself, and senders retry"
+            "or repair the disk; the dataflow then continues by itself, and senders retry"
         )
 
 

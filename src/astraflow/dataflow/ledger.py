@@ -91,9 +91,9 @@ class GroupBooks(EpisodeBooks, array_like=True):
     drawn: list[str] = []
     """Policies that it was drawn for."""
     fates: dict[str, FateDecided] = {}
-    """By policy."""
+    """One entry per policy."""
     contributions: dict[str, Contribution] = {}
-    """By policy."""
+    """One entry per policy."""
 
     @property
     def is_decided(self) -> bool:
@@ -181,7 +181,7 @@ class PolicyBooks(msgspec.Struct):
     closed: ClosedFates = msgspec.field(default_factory=ClosedFates)
     num_closed_steps: int = 0
     replayed: dict[int, ReplayedGroups] = {}
-    """By closed step, for those that replayed groups."""
+    """One entry per closed step that replayed groups."""
     first_segments: dict[int, int] = {}
     """Closed step whose payloads may be kept -> the first segment that holds some of them."""
 

@@ -69,13 +69,13 @@ class TableWriter:
             self.start()
 
     def start(self) -> None:
-        """Begins to write what is pending, unless that is going on already."""
+        """Starts to write what is pending, unless it is being written already."""
         if self._task is None and not self._pending.is_empty and not self.is_broken:
             self._task = asyncio.get_running_loop().create_task(self._write(), name="journal tables")
             self._task.add_done_callback(self._write_ended)
 
     def retry_if_due(self) -> None:
-        """Tries again after a failure, at most once a second."""
+        """Tries again after a failure, at most once per second."""
         if self.failure is not None and time.monotonic() - self._failed_at >= RETRY_S:
             self.start()
 

@@ -327,7 +327,7 @@ def make_tables(database: sqlite3.Connection, schema: int = 0) -> None:
 
 
 def _add_sums(database: sqlite3.Connection) -> None:
-    """Makes all tables anew, as this version defines them, and copies what they held."""
+    """Creates all tables again, as this version defines them, and copies their rows."""
     query = "SELECT name FROM sqlite_master WHERE type = 'table'"
     known = {*SUMMED_TABLES, "records"}
     older = [name for (name,) in database.execute(query).fetchall() if name in known]

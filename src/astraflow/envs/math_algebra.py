@@ -158,7 +158,7 @@ def _is_small(difference: Any, *, digits: int, scale: Any) -> bool:
 
 
 def _agreeing_points(wanted: Any, given: Any) -> int | None:
-    """At how many points both are defined and agree; None if they differ at one."""
+    """The number of points at which both are defined and agree; None if they differ at one."""
     sympy = _library().sympy
     symbols = sorted(wanted.free_symbols | given.free_symbols, key=str)
     is_complex = wanted.has(sympy.I) or given.has(sympy.I)

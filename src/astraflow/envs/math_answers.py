@@ -123,7 +123,7 @@ def _bracketed(shape: Shape) -> str:
 # --- single values ----------------------------------------------------------------------------------
 
 _MIN_DIGITS = 6
-"""Significant digits from which on a decimal stands for what rounds to it; 3.14 is not pi."""
+"""From this number of significant digits on, a decimal equals what rounds to it; 3.14 is not pi."""
 
 
 def _values_equal(gold: str, answer: str) -> bool:
@@ -434,7 +434,7 @@ def _outer(text: str) -> str:
 
 
 def _sides(text: str) -> list[str]:
-    """What stands between the equals signs of a text; an empty first side is left out."""
+    """The sides of the equals signs of a text; an empty first side is left out."""
     sides: list[str] = []
     start = 0
     for sign in _EQUALS.finditer(_outer(text)):

@@ -127,7 +127,7 @@ def _said(text: str) -> str | None:
 
 
 def _continues(rest: str) -> bool:
-    """Whether an answer goes on after its first formula: `$1$ and $2$`."""
+    """Whether an answer continues after its first formula, as in `$1$ and $2$`."""
     return re.match(r"\s*(?:,|;|and\b|or\b)\s*(?:and\b|or\b)?\s*(?:\$|\\\()", rest) is not None
 
 
@@ -337,7 +337,7 @@ def shape_of(text: str) -> Shape:
 
 
 def _named(text: str) -> str:
-    """The brackets that a text gives a name to: of `(x, y) = (1, 2)`, what stands on the right."""
+    """The brackets that a text gives a name to: for `(x, y) = (1, 2)`, the right-hand side."""
     name, _, content = text.rpartition("=")
     content = content.strip()
     if name and len(_parts(name)) == 1 and _inside(content) is not None:

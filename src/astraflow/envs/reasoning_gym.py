@@ -51,7 +51,7 @@ class GymSource:
     Example: `GymSource(ReasoningGymConfig(dataset="basic_arithmetic", split="train"), name="sums").task(0)`.
 
     On one side of a split, task `i` is the first of the entries `i`, `i + size`, `i + 2 * size`, ... whose
-    prompt lies there, so that each index is independent of the others.
+    prompt is there, so that each index is independent of the others.
     """
 
     def __init__(self, config: ReasoningGymConfig, *, name: str) -> None:

@@ -101,7 +101,7 @@ def _check_answer(task: Task, reward: RewardConfig) -> None:
     is_text = isinstance(reward, ExactReward)
     if not (task.answer.strip() if is_text else fold(readable_gold(task.answer))):
         raise DataError(
-            f"task {task.id} has no answer to compare with: it reads {task.answer[:60]!r}; mend the data, or "
+            f"task {task.id} has no answer to compare with: it reads {task.answer[:60]!r}; fix the data, or "
             "name another scorer in tasks.reward"
         )
 
@@ -219,7 +219,7 @@ def _score_by_math_verify(task: Task, text: str) -> float:
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception: the algebra's own code must not catch it."""
+    """Raised when time is up. Not an Exception, because the algebra's own code must not catch it."""
 
 
 @contextmanager

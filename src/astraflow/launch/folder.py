@@ -150,7 +150,7 @@ class RunFolder:
         except FileNotFoundError as err:
             raise DataError(f"{self.path} is not a run folder: it has no run.json") from err
         except msgspec.DecodeError as err:
-            raise DataError(f"{self.record} is broken: {err}; delete it to start the services anew") from err
+            raise DataError(f"{self.record} is broken: {err}; delete it to start the services again") from err
 
     def save_record(self, record: RunRecord) -> None:
         """Writes `run.json`."""

@@ -66,7 +66,7 @@ class Summary(Item, frozen=True, kw_only=True):
     wall_s: float
     """All starts of the command together, from the first check to the end of the last service."""
     rl_wall_s: float
-    """From the first training lease to the last commit, without the time between two starts."""
+    """Time from the first training lease to the last commit, without the time between two starts."""
     overlap_frac: float
     """Share of `rl_wall_s` in which generation and training both ran."""
     staleness_mean: float

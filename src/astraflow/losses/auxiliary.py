@@ -30,7 +30,7 @@ __all__ = [
 
 Level = Literal["token", "sequence"]
 Correction = Callable[[LossInputs], Tensor]
-"""From columns to weights [T] without gradient."""
+"""A function from columns to weights [T] without gradient."""
 
 
 def truncated_weights(inputs: LossInputs, *, level: Level, max_weight: float) -> Tensor:

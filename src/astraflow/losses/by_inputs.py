@@ -20,9 +20,9 @@ class InputLoss:
     function: Callable[..., LossOutput]
     """Called with `LossInputs` and, as keyword arguments, what the caller configures."""
     weights: str
-    """Name of the input that stands in the place of the advantages."""
+    """Name of the input that replaces the advantages."""
     logprobs: str = ""
-    """Name of the input that stands in the place of the proximal logprobs; empty if it reads none."""
+    """Name of the input that replaces the proximal logprobs; empty if the loss reads none."""
 
 
 def cross_entropy(inputs: LossInputs) -> LossOutput:

@@ -169,4 +169,4 @@ LOSSES: dict[str, Callable[..., LossOutput]] = {
     "sapo": sapo,
     "sft": sft,
 }
-"""A recipe's names; what the trainer must know of a loss stands beside it, as its `traits`."""
+"""A recipe's names; what the trainer must know of a loss is defined beside it, as its `traits`."""

@@ -137,7 +137,7 @@ def m2po_mask_bound(inputs: LossInputs, *, budget: float) -> Mapping[str, Tensor
 
 
 def _kept(ascending: Tensor, budget: float) -> Tensor:
-    """Of the squares, those that may be the largest one kept: the mean up to it is within the budget."""
+    """Which squares may be the largest one kept: the mean up to it is within the budget."""
     means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
     is_last_of_equals = torch.ones_like(ascending, dtype=torch.bool)
     is_last_of_equals[:-1] = ascending[1:] > ascending[:-1]

@@ -56,9 +56,9 @@ class LossInputs:
     """
 
     logprobs: Tensor
-    """Of the model being updated; this and `entropies` are the only columns with a gradient."""
+    """Logprobs of the model being updated. Only this column and `entropies` have a gradient."""
     proximal_logprobs: Tensor
-    """Of the model at the step's start."""
+    """Logprobs of the model at the start of the step."""
     behavior_logprobs: Tensor
     """Recorded by the engine that sampled the tokens."""
     advantages: Tensor
@@ -67,11 +67,12 @@ class LossInputs:
     staleness: Tensor | None = None
     """Trainer version at the take minus the version that sampled the token."""
     entropies: Tensor | None = None
-    """Of the distributions that the tokens were predicted by, nats; where the recipe has an entropy bonus."""
+    """Entropies, in nats, of the distributions that predicted the tokens; only if the recipe has an entropy
+    bonus."""
     reference_logprobs: Tensor | None = None
-    """Of a frozen model, where the recipe has a KL penalty."""
+    """Logprobs of a frozen model; only if the recipe has a KL penalty."""
     teacher_logprobs: Tensor | None = None
-    """Of a teacher, where the trajectories or the recipe have one."""
+    """Logprobs of a teacher; only if the trajectories or the recipe have one."""
     streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Columns that workflow or engine recorded with the tokens, by name, in the dtype that they came in."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])

@@ -67,7 +67,8 @@ def model_fingerprint(spec: ModelSpec) -> str:
 
 
 def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
-    """Fills a new folder and renames it into place; what stood there goes only when the new one is whole."""
+    """Fills a new folder and renames it into place; an old folder is deleted only when the new one is
+    complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh = Path(scratch) / "new"

@@ -1,4 +1,4 @@
-"""A tokenizer of one token a character, with the shortest useful chat template.
+"""A tokenizer with one token per character, with the shortest useful chat template.
 
 Text round-trips exactly: decoding joins tokens without spaces. Characters outside the vocabulary become
 `<unk>`; demonstrations that need one are refused by `warmstart`.
@@ -25,7 +25,7 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Everything but the assistant's words stands as it is; one token opens an answer, one ends it."""
+"""Everything except the assistant's words is rendered as it is; one token opens an answer, one ends it."""
 
 
 def make_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerFast:

@@ -55,7 +55,7 @@ class AttachConfig(Config):
 
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A value that stands in the environment: `${HF_TOKEN}`."""
+"""A reference to a value in the environment: `${HF_TOKEN}`."""
 
 
 class ServerEngineConfig(Config):

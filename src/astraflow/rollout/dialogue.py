@@ -134,7 +134,7 @@ class Dialogue:
 
     @property
     def policies(self) -> Policies:
-        """What a workflow gets. Made anew each time, since it holds the dialogue."""
+        """What a workflow gets. It is created at each access, since it holds the dialogue."""
         return _Policies(self, self._opens)
 
     @property
@@ -299,7 +299,7 @@ def with_tools(hosted: HostedPolicy, tools: Sequence[ToolSpec]) -> HostedPolicy:
 
 
 class RecordedConversation:
-    """An exchange with one policy; `answer` may also go on from an earlier point of it."""
+    """An exchange with one policy; `answer` may also continue from an earlier point of it."""
 
     def __init__(
         self, dialogue: Dialogue, hosted: HostedPolicy, speaker: Speaker, exchange: _Exchange, idx: int
@@ -318,7 +318,7 @@ class RecordedConversation:
 
     @property
     def policy(self) -> str:
-        """Who answers in it."""
+        """The policy that answers in it."""
         return self._speaker.policy
 
     @property
@@ -364,7 +364,7 @@ class RecordedConversation:
 
 
 async def prompt_of(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
-    """The tokens of a conversation that goes on; rendered anew where the template cannot extend them. A long
+    """The tokens of a continued conversation, rendered again if the template cannot extend them. A long
     one in a thread: a megabyte takes a second, in which no other episode would go on."""
     num_chars = sum(len(message.content) for message in (*said.messages, *new))
     if num_chars <= _CHARS_ON_LOOP:

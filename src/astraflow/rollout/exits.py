@@ -61,7 +61,7 @@ class _Factory:
 
 
 class _Guarded(Coroutine[Any, Any, Any]):
-    """A coroutine step by step, but for the exceptions that would end the process.
+    """Runs a coroutine step by step, and keeps exceptions from ending the process.
 
     A class, since an `async def` around it would leave it without a step if its task is cancelled before it
     starts, and Python warns of such coroutines.

@@ -4,7 +4,7 @@
                                                                 |
                                                                 +--> recorder
 
-One server a process, opened when the first episode asks for it. An endpoint lives inside its workflow's
+One server per process, opened when the first episode asks for it. An endpoint lives inside its workflow's
 `async with`; afterwards its address is unknown. It knows nothing of tasks and answers: an agent cannot read
 what it is scored with.
 """

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def bad_request(message: str, code: str = "invalid_value") -> RefusedError:
-    """An error that the caller must mend."""
+    """An error that the caller must fix."""
     return RefusedError(message, code=code, status=400)
 
 

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _POLL_S = 25.0
 _PAUSE_S = 0.05
-"""After an answer without news: a dataflow that is ending answers at once."""
+"""Pause after an answer without news, because a dataflow that is ending answers at once."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 

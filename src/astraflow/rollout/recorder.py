@@ -20,7 +20,7 @@ __all__ = ["EpisodeRecorder", "Speaker"]
 
 
 class Speaker(msgspec.Struct, frozen=True):
-    """Who samples: completions of different speakers never share a trajectory."""
+    """The policy and role that sample. Completions of different speakers never share a trajectory."""
 
     policy: str
     role: str
@@ -178,7 +178,7 @@ class EpisodeRecorder:
         return tuple(found)
 
     def _extended_by(self, speaker: Speaker, conversation: int, prompt: Sequence[int]) -> _Sequence | None:
-        """The longest sequence of the speaker that `prompt` goes on from; of equals the conversation's."""
+        """The speaker's longest sequence that `prompt` continues; among equals, that of the conversation."""
         fitting = [
             sequence
             for sequence in self._sequences

@@ -249,7 +249,7 @@ def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Traje
 
 
 def _mean_reward(trajectories: tuple[Trajectory, ...]) -> float:
-    """Of the first policy, over its roles: a history that forks counts no more than one that does not."""
+    """Mean reward of the first policy over its roles; a history that forks counts once."""
     own = [t for t in trajectories if t.policy == trajectories[0].policy]
     weights = episode_weights([t.role for t in own], [_num_sampled(t) for t in own])
     total = sum(weight * t.reward for weight, t in zip(weights, own, strict=True))

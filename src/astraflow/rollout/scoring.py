@@ -103,7 +103,7 @@ class ScoringPool:
 # --- inside a worker process ----------------------------------------------------------------------
 
 _keeper: list[Keeper] = []
-"""The worker's keeper. One a process, made by the pool's initializer."""
+"""The worker's keeper: one per process, made by the pool's initializer."""
 
 
 def _start_worker(tasks_json: str, path: tuple[str, ...]) -> None:

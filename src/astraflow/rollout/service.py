@@ -12,7 +12,8 @@ All tasks belong to one task group in `run`. An episode's task ends by itself, o
 is revoked or the service leaves. State shared between loops: `_running` (lease loop writes, episodes' end
 callbacks remove), the outbox, and each host's slots (its follow loop writes). A stop signal ends leasing at
 once, gives running episodes `drain_s`, sends what is finished, and says goodbye. An engine that will never
-serve again ends the service the same way, and `run` then raises its error: the supervisor starts it anew.
+serve again ends the service the same way, and `run` then raises its error; the supervisor restarts the
+service.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ _WAIT_S = 25.0
 _COALESCE_S = 0.01
 """A service all of whose slots run asks this long after one frees, and sooner the fewer run."""
 _PAUSE_S = 0.25
-"""After an answer without leases, and after an outage that outlived the link's retries."""
+"""Pause after an answer without leases, and after an outage that lasted longer than the link's retries."""
 _GOODBYE_S = 1.5
 """Sending what is finished, and then the drain, may each take this long when the service is told to stop."""
 _MAX_UNSENT = 4

@@ -2,7 +2,7 @@
 
 Two weight slots: `live` follows the newest version; `pinned` holds the version of an evaluation. Episodes
 of an evaluation name an exact version and hold it; a slot whose version is held is not swapped, unless the
-other slot has that version too. Train episodes hold nothing: they go on with the next version.
+other slot has that version too. Training episodes hold no version: they continue with the next one.
 """
 
 from collections import Counter

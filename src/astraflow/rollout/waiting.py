@@ -30,7 +30,7 @@ async def unless(call: Coroutine[Any, Any, _T], event: asyncio.Event) -> _T | No
 
 
 async def done_or_set(task: "asyncio.Future[Any]", event: asyncio.Event) -> None:
-    """Returns when the task is done or the event is set; the task goes on."""
+    """Returns when the task is done or the event is set; the task continues."""
     waiter = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)

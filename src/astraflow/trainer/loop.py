@@ -156,7 +156,7 @@ class Trainer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(self) -> None:
-        """From the latest checkpoint to the end of the run. Raises as `run_trainer`."""
+        """Trains from the latest checkpoint to the end of the run. Raises: as `run_trainer`."""
         try:
             await self._work()
         finally:
@@ -194,7 +194,7 @@ class Trainer:
         if checkpoint is None:
             return 0
         self._backend.load(checkpoint.path)
-        _log.info("%s: goes on from %s", self.policy, checkpoint.path)
+        _log.info("%s: continues from %s", self.policy, checkpoint.path)
         return checkpoint.step
 
     async def _attach(self, durable_step: int) -> Session:

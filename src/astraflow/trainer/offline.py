@@ -44,7 +44,7 @@ def offline_files(folder: Path) -> tuple[Path, ...]:
 
 
 class OfflineGroups:
-    """The groups of a folder, in memory: about 13 bytes a token."""
+    """The groups of a folder, in memory: about 13 bytes per token."""
 
     def __init__(self, folder: Path, *, seed: int) -> None:
         """Raises: DataError if a file is no saved batch of one rank, or there is none."""

@@ -24,7 +24,8 @@ _MIN_SAVED_FRAC = 0.25
 ones, so a small saving costs time."""
 
 _MAX_MASK_ENTRIES = 2**25
-"""Of a layout's tail mask (128 MB as float32); longer tails are laid out as causal rows, which need none."""
+"""Largest number of entries in a layout's tail mask (128 MB as float32); longer tails become causal rows,
+which need no mask."""
 
 
 def cut_minibatches(

@@ -112,8 +112,8 @@ class TokenSums:
         sizes = {name: column.shape for name, column in columns.items()}
         if any(len(shape) != 1 for shape in sizes.values()) or len(set(sizes.values())) != 1:
             raise ConfigError(
-                f"metrics of a loss are columns [T], one entry a token; got {dict(sizes)}: return per-token "
-                "columns, whose means are reported"
+                f"metrics of a loss are columns [T], one entry per token; got {dict(sizes)}: return "
+                "per-token columns, whose means are reported"
             )
         self.num_tokens += next(iter(sizes.values()))[0]
         for name, column in columns.items():

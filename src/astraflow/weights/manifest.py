@@ -227,7 +227,7 @@ class VersionDigest:
         self._hashes = [b""] * -(-data.nbytes // SEGMENT_BYTES)
 
     def take(self, start: int, end: int) -> None:
-        """Hashes the segments that lie wholly within `[start, end)` of the version, each once."""
+        """Hashes the segments that are wholly within `[start, end)` of the version, each once."""
         last = len(self._hashes) if end >= self._data.nbytes else end // SEGMENT_BYTES
         for idx in range(-(-start // SEGMENT_BYTES), last):
             self._hashes[idx] = self._hashes[idx] or self._hash(idx)

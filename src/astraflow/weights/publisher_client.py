@@ -43,7 +43,8 @@ from astraflow.weights.threads import give_up, shared_threads
 __all__ = ["PublisherClient"]
 
 _SLOWEST_BYTES_PER_S = 20e6
-"""If the disk were slower than this, a publisher that is writing would be taken for one that hangs."""
+"""Slowest disk that is expected. With a slower one, a publisher that writes would be taken for one that
+hangs."""
 _PART_BYTES = 16 * SEGMENT_BYTES
 """Bytes that a thread writes before it takes the next part."""
 

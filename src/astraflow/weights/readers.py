@@ -82,7 +82,7 @@ class HttpReader:
             raise WeightsError(str(err)) from err
 
     async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
-        """Like `read`, straight into `view`."""
+        """Like `read`, but directly into `view`."""
         if url not in self._sockets:
             self._sockets[url] = RangeSockets(url, token=self._token, quiet_s=self._quiet_s)
         path = f"/v1/chunks/{chunk_hash}"

@@ -90,7 +90,7 @@ class SavedVersions:
             manifest = wire.decode(path.read_bytes(), Manifest, wire.JSON)
         except FileNotFoundError as err:
             raise DataError(
-                f"{path} was just deleted: the run goes on and keeps newer versions; ask for one of them"
+                f"{path} was just deleted: the run continues and keeps newer versions; ask for one of them"
             ) from err
         except WireError as err:
             raise WeightsError(f"{path} is broken: {err}") from err

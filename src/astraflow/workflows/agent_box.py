@@ -73,7 +73,7 @@ def _main() -> None:
 
 
 def _wait_for(pid: int) -> int:
-    """The program's exit code, or minus its signal; reaps orphans meanwhile."""
+    """Waits for the program, and reaps orphans. Returns its exit code, or minus its signal."""
     while True:
         ended, status = os.wait()
         if ended == pid:

@@ -1,4 +1,4 @@
-"""Reads function calls out of what a model said; one parser a style of chat template."""
+"""Reads function calls out of what a model said; one parser per style of chat template."""
 
 import json
 import re
@@ -11,7 +11,7 @@ __all__ = ["CALL_PARSERS", "CallParser", "ToolCall", "bare_json_calls", "tagged_
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the model wrote it; `problem` says why it cannot be read, for the model to mend."""
+    """One call as the model wrote it; `problem` says why it cannot be read, for the model to correct."""
 
     name: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -88,4 +88,4 @@ def _checked(loaded: object) -> ToolCall:
 
 
 CALL_PARSERS: dict[str, CallParser] = {"tagged": tagged_calls, "bare_json": bare_json_calls}
-"""By the name that a recipe gives."""
+"""Parsers by the name that a recipe uses."""

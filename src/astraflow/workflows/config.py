@@ -42,7 +42,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _template(*names: str) -> AfterValidator:
-    """A text in which {NAME} stands for each of `names`; a brace of its own is written twice."""
+    """A text with placeholders {NAME} for `names`; to write a brace itself, double it."""
 
     def check(text: str) -> str:
         try:

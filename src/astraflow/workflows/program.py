@@ -265,7 +265,7 @@ def _failure(command: tuple[str, ...], what: str, folder: Path, endpoint: Endpoi
 
 
 def _end_of(path: Path, num_chars: int) -> str:
-    """The end of an output, of which only the end is read."""
+    """The end of an output; the rest is not kept."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4 * num_chars))
         return file.read().decode("utf-8", "replace")[-num_chars:]

@@ -52,7 +52,7 @@ class _Crew:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between tags. In linear time, also for a text of nothing but opening tags."""
+    """The text between tags. Takes linear time, even for a text of nothing but opening tags."""
     parts: list[str] = []
     end = 0
     while (opening := text.find(_OPENING, end)) >= 0:

@@ -37,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     outcome: Literal["kept", "broken", "not checked"]
     detail: str = ""
-    """Of a broken rule: what was seen first; of one that was not checked: why."""
+    """For a broken rule, what was seen first; for an unchecked rule, why it was not checked."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,7 +48,7 @@ class Versions(Protocol):
         ...
 
     def mend(self) -> None:
-        """From now on all bytes come right."""
+        """Stops damaging: from now on all bytes arrive intact."""
         ...
 
 
@@ -346,7 +346,7 @@ class RolloutKit:
         is_alive = await dataflow.until(
             lambda: dataflow.num["leases"] > num_before, wait_s=min(10.0, dataflow.patience_s)
         )
-        self._checks.that("W15", not is_alive, "it goes on asking for leases after the end of the run")
+        self._checks.that("W15", not is_alive, "it still asks for leases after the end of the run")
 
     async def _ends(self, rule: str) -> None:
         try:

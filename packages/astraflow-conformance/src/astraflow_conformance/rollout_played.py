@@ -110,7 +110,7 @@ class PlayedDataflow(Played):
         self.goodbyes: list[str] = []
         self.asks_while_draining = 0
         self.num_trajectories = 0
-        """Of training episodes."""
+        """Number of trajectories in training episodes."""
         self.failures: list[tuple[str, Failure]] = []
         self._vocab_sizes, self._reference = vocab_sizes, reference
         self.handlers = {

@@ -154,4 +154,4 @@ _TRAINER = {
 RULES: dict[str, Rule] = {
     id_: Rule(id_, text) for part in (_COLUMNS, _DATAFLOW, _ROLLOUT, _TRAINER) for id_, text in part.items()
 }
-"""By id."""
+"""Rules by id."""

@@ -129,7 +129,7 @@ class PlayedTrainer:
         self.published[self.newest] = make_manifest(self.policy, self.newest)
 
     def publication(self, *, ahead: int = 1, epoch: int | None = None) -> Publication:
-        """Of the version `ahead` of the newest; 0 is the newest again."""
+        """A publication of the version `ahead` of the newest; 0 publishes the newest again."""
         return Publication(
             epoch=self.session.epoch if epoch is None else epoch,
             step=self.done + ahead,
@@ -266,7 +266,7 @@ class Stage:
 
     @property
     def max_lag(self) -> int:
-        """Of the first policy."""
+        """`max_lag` of the first policy."""
         return self.trained[0].max_lag
 
     def served(self) -> list[ServedVersions]:

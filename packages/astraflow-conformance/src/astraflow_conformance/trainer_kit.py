@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 TRAINER_RULES = tuple(rule for rule in RULES if rule.startswith("T"))
 NUM_STEPS = 8
-"""Of the played run: a checkpoint every few of them shows in a restart."""
+"""Steps of the played run. A checkpoint every few steps shows in a restart."""
 _CRASH_AT, _FENCE_AT = 4, 6
 _GROUPS, _GROUP_SIZE, _NUM_PROMPT, _NUM_SAMPLED = 2, 4, 4, 8
 

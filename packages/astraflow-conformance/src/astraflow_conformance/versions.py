@@ -95,5 +95,5 @@ class PublishedVersions:
         return self._tearing.num_torn
 
     def mend(self) -> None:
-        """From now on all chunks come whole."""
+        """Stops damaging: from now on all chunks arrive intact."""
         self._tearing.torn.clear()

@@ -86,7 +86,7 @@ class PacedBackend:
         np.savez(folder / _STATE_FILE, weights=self._weights, num_steps_done=np.int64(self.num_steps_done))
 
     def load(self, folder: Path) -> None:
-        """Goes on where `save` stopped. Raises: DataError if the folder does not hold its state."""
+        """Restores what `save` wrote. Raises: DataError if the folder does not hold its state."""
         try:
             with np.load(folder / _STATE_FILE, allow_pickle=False) as state:
                 weights: NDArray[np.generic] = state["weights"]

@@ -7,7 +7,7 @@ that when it is made.
 
     generate --job--> device <--advance-- one timer for the whole device (`PacedClock`) --> futures
 
-All engines of a service, one a policy, share the service's one device and its timer. Nothing polls.
+All engines of a service, one per policy, share the service's one device and its timer. Nothing polls.
 """
 
 import asyncio
@@ -275,7 +275,7 @@ class PacedEngine:
         return min(request.sampling.max_tokens, room)
 
     def _length(self, rng: np.random.Generator) -> int:
-        """Of a completion that nothing cuts: log-normal with the mean of the recipe, at least one token."""
+        """Length of an uncut completion: log-normal with the mean of the recipe, at least one token."""
         mean, sigma = self._config.mean_tokens, self._config.sigma
         return max(1, round(float(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma))))
 

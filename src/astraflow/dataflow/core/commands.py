@@ -78,7 +78,7 @@ class Stored(Item, frozen=True, array_like=True, gc=False):
 
 
 class PayloadRef(Stored, frozen=True):
-    """Where an encoded `Trajectory` lies in the journal's segments."""
+    """Where an encoded `Trajectory` is stored in the journal's segments."""
 
     segment: int
     offset: int
@@ -396,7 +396,7 @@ class RunEnded(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class RunResumed(Stored, frozen=True, kw_only=True, tag=True):
-    """The run, which had failed, goes on: steps that were not committed get other batches."""
+    """A failed run continues: steps that were not committed get other batches."""
 
 
 Event = (

@@ -87,7 +87,7 @@ class Core:
     # --- snapshot ---------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """The full state. `Core.restored(plan, data)` goes on exactly as this core would.
+        """The full state. `Core.restored(plan, data)` continues exactly as this core would.
 
         Raises: ComponentError if a component that the recipe names cannot give its state.
         """
@@ -137,7 +137,7 @@ class Core:
             return ()
 
     def waits(self) -> tuple[Wait, ...]:
-        """Who waits for whom, since when, as far as the core can tell."""
+        """What waits for what, and since when, as far as the core can tell."""
         return status.waits(self._ctx)
 
     def steps(self, policy: str, after: int = -1) -> tuple[StepRecord, ...]:

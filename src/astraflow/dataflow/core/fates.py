@@ -89,7 +89,7 @@ def check_starved(ctx: Context) -> None:
     if not ctx.is_running:
         return
     if why := why_all_fail(ctx):
-        end_run(ctx, f"{why}; see their logs, mend the cause and run again to go on", is_failure=True)
+        end_run(ctx, f"{why}; see their logs, fix the cause and run again to continue", is_failure=True)
         return
     for name, policy in ctx.state.policies.items():
         table = ctx.plan.policies[name].table
@@ -176,7 +176,7 @@ def resume_run(ctx: Context, _: ResumeRun) -> None:
     """Reopens a run that failed: what was committed stays, all that was counted against it is forgotten.
 
     Its trainers' sessions are over, as they may hold steps whose batches were cancelled; steps that were not
-    committed get new batches. A run that goes on is left as it is.
+    committed get new batches. A run that has not ended is left as it is.
     """
     state = ctx.state
     if state.run_state == "finished":

@@ -1,4 +1,4 @@
-"""Who may run what: services come and go, and leases are issued, expire and go out again.
+"""Which service may run which episode: services come and go; leases are issued, expire and are issued again.
 
 Order of issue: evaluation that the service can serve; episodes that wait for another attempt; the rest of
 groups that began on this service, or on one that is gone; new draws while some policy has room; the rest of

@@ -1,4 +1,4 @@
-"""The full state as bytes, and back. A core restored from them goes on exactly as the original would.
+"""The full state as bytes, and back. A core restored from them continues exactly as the original would.
 
 With much data ready for the trainers, or kept for replay, most of the state is groups that never change any
 more. They are encoded last and in parts, so that a service can do other things in between: the state is that
@@ -36,7 +36,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
     curation: dict[str, Any]
     state: RunStateData
     memories: dict[str, dict[str, Any] | None] = {}
-    """By `POLICY/KIND`: the states of the table's parts that have one. Missing in older snapshots."""
+    """`POLICY/KIND` -> state of a part of the table that has one. Missing in older snapshots."""
 
 
 class _Whole(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def _with_memory(ctx: Context) -> Iterator[tuple[str, str, Stateful]]:
 
 
 def _heavy(name: str, policy: PolicyState) -> _Part:
-    # The uses of an entry go on counting, so it is copied; its group stays as it is.
+    # The uses of an entry continue to count, so it is copied; its group stays as it is.
     replay = [ReplayEntry(group=entry.group, uses=entry.uses) for entry in policy.replay.values()]
     return _Part(name, list(policy.ready.values()), list(policy.batches.values()), replay)
 

@@ -2,7 +2,7 @@
 
 Dicts keep insertion order and serve as ordered sets and queues. What is decided is dropped: groups live here
 only until they complete, completed ones only until they are released, so the size of the state follows the
-tickets and the retained steps, not the length of the run (but for one record a step and a finished
+tickets and the retained steps, not the length of the run (except for one record per step and finished
 evaluation).
 
 A tree without cycles, so the collector is told to pass it over (`gc=False`): with 100,000 live items it would
@@ -274,7 +274,7 @@ class RunStateData(msgspec.Struct, gc=False):
     """Good episodes, evaluation included, since the run began or was resumed."""
     last_good_s: float = 0.0
     absent: dict[str, Conduct] = {}
-    """By name: services that are gone and had strikes."""
+    """Name -> conduct of a service that is gone and had strikes."""
     gone_keys: dict[str, str] = {}
-    """By id: the keys of the services that left last, whose results may still come."""
+    """Id -> key of the services that left last, whose results may still arrive."""
     changed_s: float = 0.0

@@ -39,7 +39,7 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
 
 
 def waits(ctx: Context) -> tuple[Wait, ...]:
-    """Who waits for whom: trainers for groups, rollout for versions or tickets, evaluation for results."""
+    """What waits for what: trainers for groups, rollout for versions or tickets, evaluation for results."""
     if not ctx.is_running:
         return ()
     found = [wait for name in ctx.plan.policies for wait in _policy_waits(ctx, name)]

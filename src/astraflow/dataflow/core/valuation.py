@@ -103,7 +103,7 @@ class Valuation:
         return _credited(group, metas, self._advantages(facts, f"{at}: credit"), f"{at}: credit")
 
     def _advantages(self, facts: GroupFacts, what: str) -> list[_Advantage]:
-        """One entry a trajectory; 0 for those that are masked, which the others are not compared with."""
+        """One entry per trajectory; 0 for those that are masked, which the others are not compared with."""
         all_ = facts.trajectories
         counted = [i for i, t in enumerate(all_) if not (self._masks_truncated and t.is_truncated)]
         facts = dataclasses.replace(facts, trajectories=tuple(all_[i] for i in counted))

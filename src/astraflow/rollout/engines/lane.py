@@ -64,7 +64,7 @@ class Lane:
     ) -> None:
         self.version = version
         self.generated_tokens = 0
-        """Since the lane was made; never falls."""
+        """Tokens generated since the lane was made; never falls."""
         shape, vocab_size = forward.cache_shape, forward.vocab_size
         self._forward, self._device = forward, shape.device
         self._cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
@@ -121,7 +121,7 @@ class Lane:
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
-        """Installs another version; running requests go on with it, on recomputed keys and values."""
+        """Installs another version; running requests continue with it, with recomputed keys and values."""
         weights.install()
         self._forward.refresh()
         self.version = version
@@ -238,7 +238,7 @@ class Lane:
             self._twins_of.append(source.row)
 
     def _refill(self) -> None:
-        """Computes keys and values of all rows anew; those of a prompt that several share only once."""
+        """Recomputes keys and values of all rows; those of a prompt that several rows share only once."""
         by_prompt: dict[tuple[int, ...], list[int]] = {}
         for job in self._rows.jobs:
             by_prompt.setdefault(job.prompt, []).append(job.row)

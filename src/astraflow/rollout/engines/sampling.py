@@ -1,4 +1,4 @@
-"""Picks one token a row from logits, and its logprob. Pure functions of tensors.
+"""Picks one token per row from logits, and its logprob. Pure functions of tensors.
 
 Randomness is one uniform number a token, made from the request's seed and the token's place in its
 completion: the same request gets the same tokens whatever else is in the batch. top-p and top-k only restrict

@@ -72,7 +72,7 @@ class Gauges:
     num_running: int = 0
     num_waiting: int = 0
     generated_tokens: int = 0
-    """Since it started."""
+    """Tokens generated since the server started."""
 
 
 class ServerHttp:

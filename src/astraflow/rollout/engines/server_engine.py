@@ -100,7 +100,7 @@ class ServerEngine:
         return await self._slots["live"].score(tuple(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Installs a version in slot `live` (running requests go on with it) or `pinned`.
+        """Installs a version in slot `live` (running requests continue with it) or `pinned`.
 
         Waits for the server to start, and for the requests that are for exactly the slot's present version.
         Raises: WeightsError; the old version then keeps serving. ConfigError or ServiceError if there will
@@ -124,7 +124,7 @@ class ServerEngine:
             await slot.pause()
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Resumes generation."""
         for slot in self._slots.values():
             await slot.resume()
 
@@ -266,7 +266,7 @@ class PolicyServer:
             raise await self._life.explained(err) from err
 
     async def update(self, snapshot: WeightSnapshot) -> None:
-        """Serves another version; what runs goes on with it.
+        """Serves another version; running requests continue with it.
 
         Raises: WeightsError, and the old version serves on; ConfigError if the server can take none.
         """
@@ -292,7 +292,7 @@ class PolicyServer:
             await self._api.pause(await self._life.serving())
 
     async def resume(self) -> None:
-        """Goes on."""
+        """Resumes generation."""
         async with self._served.lock:
             await self._api.resume(await self._life.serving())
             self._served.is_paused = False

@@ -174,7 +174,7 @@ class ServerLife:
             await process.stop(keeps_folder=not is_final)
 
     async def _one_life(self) -> str:
-        """From a start to the end. Returns: how it ended."""
+        """Runs the server from its start to its end. Returns how it ended."""
         try:
             self._distrusted.clear()
             http = await (self._attach() if self._url else self._start())

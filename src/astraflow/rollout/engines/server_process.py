@@ -4,7 +4,7 @@
     read   the server's output       log lines, `tail`    output              the server
     wait   the keeper's exit code    `ended`              the keeper's end    the kernel
 
-A keeper (`keeper.py`) stands between this process and the server, so that no server outlives its engine.
+A keeper (`keeper.py`) runs between this process and the server, so that no server outlives its engine.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ _log = logging.getLogger(__name__)
 
 _TAIL_LINES = 12
 _KEPT_LINES = 600
-"""A traceback through several processes is long, and its cause stands in the middle."""
+"""Lines that are kept: a traceback through several processes is long, and its cause is in the middle."""
 _MAX_LINE_CHARS = 4096
-"""Of a line of output: a server may print a prompt, or a progress bar without an end of line."""
+"""Longest line of output that is kept: a server may print a prompt, or a progress bar without line ends."""
 _ERROR = re.compile(r"\b[A-Z]\w{0,99}: \S")
 _LOWER_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
 """No error in a line of a lower level: vLLM warns of limits by naming the error that they may lead to."""
 _READ_BYTES = 1 << 16
 OWN_ENV_PREFIX = "ASTRAFLOW_ENV_"
-"""Before the names of `rollout.engine.env`, by which the launcher hands their values to its processes."""
+"""Prefix of the names of `rollout.engine.env` in the environment of the launcher's processes."""
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
 """Tokens of the run, and the way to our own packages, are none of the server's business."""
 

@@ -105,7 +105,7 @@ class SglangApi:
         await http.post("/pause_generation", {"mode": "abort"})
 
     async def resume(self, http: ServerHttp) -> None:
-        """Goes on."""
+        """Resumes generation."""
         await http.post("/continue_generation", {})
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
@@ -139,7 +139,7 @@ class SglangApi:
         return ""
 
     async def gauges(self, http: ServerHttp) -> Gauges:
-        """From its Prometheus page (`--enable-metrics`)."""
+        """Its figures, from its Prometheus page (`--enable-metrics`)."""
         values: dict[str, int] = {}
         for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
             if match := _GAUGE.match(line):

@@ -95,7 +95,7 @@ class TorchEngine:
         self._is_closing = False
         self._is_paused = False
         self._changes: dict[SlotName, _Command] = {}
-        """At most one change waits for each slot: `_load_locks`."""
+        """Changes that wait, at most one per slot (see `_load_locks`)."""
         self._results: list[tuple[asyncio.Future[Any], object]] = []
         self.num_patched = 0
         """Versions installed by writing only what changed since the one before."""
@@ -130,7 +130,7 @@ class TorchEngine:
         return await self._call(lambda: self._lanes.live.lane.score(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Installs a version in slot `live` (running requests go on with it) or `pinned`.
+        """Installs a version in slot `live` (running requests continue with it) or `pinned`.
 
         Waits for the requests in the slot that are for exactly its present version. A version that the slot
         serves already is not loaded again: versions are immutable. Not to be awaited while paused, unless no
@@ -153,7 +153,7 @@ class TorchEngine:
         await self._call(partial(self._set_paused, True))
 
     async def resume(self) -> None:
-        """Goes on stepping."""
+        """Resumes generation."""
         await self._call(partial(self._set_paused, False))
 
     def capacity(self) -> Capacity:

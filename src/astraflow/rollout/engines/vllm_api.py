@@ -111,7 +111,7 @@ class VllmApi:
         await http.post("/pause?mode=keep&clear_cache=true")
 
     async def resume(self, http: ServerHttp) -> None:
-        """Goes on."""
+        """Resumes generation."""
         await http.post("/resume")
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
@@ -139,7 +139,7 @@ class VllmApi:
         )
 
     async def gauges(self, http: ServerHttp) -> Gauges:
-        """From its Prometheus page."""
+        """Its figures, from its Prometheus page."""
         values: dict[str, int] = {}
         for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
             if match := _GAUGE.match(line):

@@ -1,4 +1,4 @@
-"""A critic: a model of its own with one number a token instead of logits.
+"""A critic: a model of its own with one number per token instead of logits.
 
 It lives in the trainer of its policy, in float32, with an optimizer of its own; it is saved beside the policy
 and never published. Its head starts at 0, so that the first advantages are made of the rewards alone. Its
@@ -109,7 +109,7 @@ class Critic:
         torch.save(self._optimizer.state_dict(), folder / _STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Goes on where `save` stopped. Raises: DataError if the files are missing or do not fit."""
+        """Restores what `save` wrote. Raises: DataError if the files are missing or do not fit."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
 

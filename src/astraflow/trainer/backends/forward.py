@@ -2,8 +2,9 @@
 
 Packed: the model sees a single row of all packed tokens; embedding, norms, projections and MLPs run on each
 token once, and an attention function of our own, which reads the layout, keeps the sequences apart. Padded:
-one right-padded row a sample, with the model's own attention; for models whose attention cannot be replaced,
-or mixes tokens in another way. Which of the two is exact for a model is found by trying, once, at load.
+one right-padded row per sample, with the model's own attention; for models whose attention cannot be
+replaced, or mixes tokens in another way. Which of the two is exact for a model is found by trying, once, at
+load.
 
 Legend: H heads, D head dimension; others as in `trainer.packing`.
 """
@@ -30,7 +31,8 @@ __all__ = ["Forward", "LayoutTensors"]
 _log = logging.getLogger(__name__)
 _ATTENTION_NAME = "astraflow_packed"
 _PROBE_TOLERANCE = 1e-3
-"""Of the largest logit. Packed and padded agree to about 1e-6 in float32; a leak changes far more."""
+"""Tolerance, relative to the largest logit. Packed and padded agree to about 1e-6 in float32; a leak changes
+far more."""
 
 _HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "output_attentions"})
 """Arguments that models pass to their attention and that change nothing here (in eval mode)."""

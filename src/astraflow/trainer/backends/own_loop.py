@@ -69,7 +69,7 @@ class OwnLoopBackend:
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._finished: Future[StepResult] = Future()
         self._end: Future[None] | None = None
-        """Of the loop; None before it begins."""
+        """The end of the loop; None before it begins."""
         self._exported: Sequence[HostTensor] | None = None
 
     # --- the trainer's side ---
@@ -110,7 +110,7 @@ class OwnLoopBackend:
         self._client.call(lambda: self._inner.save(folder)).result()
 
     def load(self, folder: Path) -> None:
-        """Goes on where `save` stopped. Raises: DataError if the folder does not fit the model."""
+        """Restores what `save` wrote. Raises: DataError if the folder does not fit the model."""
         self._client.call(lambda: self._inner.load(folder)).result()
 
     # --- the loop's side ---

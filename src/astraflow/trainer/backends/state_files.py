@@ -30,7 +30,7 @@ class TrainerState:
     num_steps_done: int
     rng_state: Tensor
     config_json: str
-    """Of the `TrainConfig` that was in force, for the reader of a checkpoint."""
+    """The `TrainConfig` in force, for readers of a checkpoint."""
     frozen: dict[str, str]
     """Role -> digest of each frozen model's weights, which never change: the digest stands for them."""
 

@@ -131,7 +131,7 @@ class TorchBackend:
             self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Goes on where `save` stopped. Raises: DataError if the folder does not fit the model."""
+        """Restores what `save` wrote. Raises: DataError if the folder does not fit the model."""
         state = state_files.load_state(folder, self._model, device=self._device)
         try:
             self._optimizer.load_state_dict(state.optimizer)
@@ -150,7 +150,7 @@ class TorchBackend:
         torch.set_rng_state(state.rng_state)
         self.num_steps_done = state.num_steps_done
 
-    # --- verbs, for who makes a step of them: `trainer.backends.tinker` ---
+    # --- verbs, of which `trainer.backends.tinker` makes a step ---
 
     @property
     def vocab_size(self) -> int:
@@ -204,7 +204,7 @@ class TorchBackend:
         return norm
 
     def forget_optimizer(self) -> None:
-        """Lets the optimizer begin anew, and drops what gradient there is."""
+        """Resets the optimizer, and drops the gradient if there is one."""
         self._optimizer.zero_grad(set_to_none=True)
         self._optimizer.state.clear()
 

@@ -41,7 +41,7 @@ Plane = NDArray[np.uint8]
 """One byte of each symbol."""
 
 GAP_TOP = {1: 255, 2: 65535}
-"""Symbol that says "this many unchanged elements, and the gap goes on", by the width of a gap symbol."""
+"""Symbol that says "this many unchanged elements, and the gap continues", by the width of a gap symbol."""
 QUAD_ESCAPE = 3
 """2-bit symbol of a step that the byte plane holds."""
 BYTE_ESCAPE = 255
@@ -52,9 +52,9 @@ class Counts(NamedTuple):
     """How many steps a block holds, and how many symbols its planes hold."""
 
     steps: int
-    """Of the changed elements; of all of them in a dense block."""
+    """Number of steps of the changed elements; in a dense block, of all elements."""
     symbols: int
-    """Of the gaps; 0 in a dense block."""
+    """Number of symbols of the gaps; 0 in a dense block."""
     byte_steps: int
     wide_steps: int
 

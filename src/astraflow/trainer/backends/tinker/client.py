@@ -62,7 +62,7 @@ class RunSteps(Protocol):
 
 
 class TrainingClient:
-    """The verbs over one backend, which nobody else uses meanwhile but through `call`.
+    """The verbs over one backend. Everyone else uses the backend only through `call`.
 
     Example::
 
@@ -81,7 +81,7 @@ class TrainingClient:
         make_engine: Callable[[WeightSnapshot], Engine] | None = None,
         run: RunSteps | None = None,
     ) -> None:
-        """`states`: the folder that `save_state` saves in. `make_engine`: of who samples."""
+        """`states`: the folder of `save_state`. `make_engine`: makes the engine of a sampling client."""
         self._backend, self._model_dir, self._policy = backend, Path(model_dir), policy
         self._states, self._run = states, run
         self._sampler = Sampler(make_engine) if make_engine else None
@@ -90,9 +90,9 @@ class TrainingClient:
         self._num_saved = 0
         self._is_in_step = self._is_step_over = False
         self._failure: BaseException | None = None
-        """Of the verb that failed last."""
+        """The failure of the verb that failed last."""
         self._metrics: dict[str, float] = {}
-        """Of the verbs since the batch was taken."""
+        """Metrics of the verbs since the batch was taken."""
 
     def close(self) -> None:
         """Ends the threads; verbs that were called are done first."""
@@ -204,7 +204,7 @@ class TrainingClient:
         return self.call(run)
 
     def load_state(self, path: str) -> ApiFuture[LoadWeightsResponse]:
-        """The weights of a saved state; the optimizer begins anew. Raises, by the future: DataError."""
+        """Loads the weights of a saved state and resets the optimizer. The future raises DataError."""
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(self, path: str) -> ApiFuture[LoadWeightsResponse]:
@@ -232,7 +232,8 @@ class TrainingClient:
         return self.call(run)
 
     def create_sampling_client(self, model_path: str) -> SamplingClient:
-        """Of the weights that were saved last. Raises: ConfigError if the path is of others."""
+        """A client that samples with the weights that were saved last. Raises: ConfigError for another
+        path."""
         sampler = self._sampler
         if sampler is None:
             raise ConfigError("this client has no engine to sample with; give TrainingClient a make_engine")
@@ -307,7 +308,8 @@ class TrainingClient:
         return self.call(run)
 
     def _note(self, loss: float, sampled: NDArray[np.float32], logprobs: NDArray[np.float32]) -> None:
-        """The loss, and once a step the gap between its weights and who sampled; entries of 0 were not."""
+        """The loss; and once per step, the gap between the weights and those that sampled. Tokens that were
+        not sampled have 0."""
         self._metrics["loss"] = loss
         if "behavior_gap" in self._metrics or not sampled.any():
             return

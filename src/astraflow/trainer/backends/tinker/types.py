@@ -46,7 +46,7 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> "ModelInput":
-        """Of token ids."""
+        """A prompt of token ids."""
         return cls(tuple(tokens))
 
     def to_ints(self) -> list[int]:
@@ -70,13 +70,13 @@ class TensorData:
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> "TensorData":
-        """Of an array."""
+        """The data of an array."""
         is_float = np.issubdtype(array.dtype, np.floating)
         return cls(array, "float32" if is_float else "int64", array.shape)
 
     @classmethod
     def from_torch(cls, tensor: Any) -> "TensorData":
-        """Of a torch tensor."""
+        """The data of a torch tensor."""
         return cls.from_numpy(tensor.detach().cpu().numpy())
 
     def to_numpy(self) -> NDArray[Any]:
@@ -112,7 +112,7 @@ class RunBatch:
     """Counted from 0."""
     data: tuple[Datum, ...]
     rewards: tuple[float, ...]
-    """One a datum."""
+    """One entry per datum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class SampleResponse:
 
     sequences: list[SampledSequence]
     prompt_logprobs: list[float | None] | None = None
-    """One a prompt token, the first None; if they were asked for."""
+    """One logprob per prompt token, None for the first; only if they were requested."""
 
 
 # --- data to columns ------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def _numbers(datum: Datum, idx: int, name: str, count: int) -> Floats:
     values = _array(datum, idx, name).astype(np.float32)
     if values.shape != (count,) or not np.isfinite(values).all():
         raise DataError(
-            f"datum {idx}: {name} must be {count} finite numbers, one a target; got {values.shape}"
+            f"datum {idx}: {name} must be {count} finite numbers, one per target; got {values.shape}"
         )
     return values
 
