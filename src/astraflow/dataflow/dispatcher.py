@@ -105,7 +105,7 @@ class Dispatcher:
             with self._fatal_if_raised("a record could not be appended to the journal"):
                 self.journal.append(applied, events, at_s=now_s)
             if _has_failed(events):
-                # A component of the user's own may have ended the run. Once mended, it would decide
+                # A component of the user's own may have ended the run. Once fixed, it would decide
                 # otherwise, and the records could not be replayed.
                 self.journal.snapshot(self.core)
             self._snapshot_if_due()

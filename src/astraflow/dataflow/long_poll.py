@@ -51,7 +51,7 @@ class LongPolls:
     ) -> _FoundT | None:
         """What `look` finds; None if it has found nothing when the poll ends.
 
-        It looks again after each wake-up of the topic. Meanwhile `wait` stands in the list of waits.
+        It looks again after each wake-up of the topic. While it waits, `wait` is in the list of waits.
         """
         deadline_s = _deadline_s(wait_s)
         with _HangUp(request) as hang_up:

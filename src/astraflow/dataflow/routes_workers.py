@@ -220,7 +220,7 @@ class WorkerRoutes:
         """The leases with their tasks.
 
         A source that fails ends the run, because no service could run the episodes. The run can be resumed
-        once the source is mended.
+        once the source is fixed.
         """
         try:
             return tuple(self._run.lookup.lease(view) for view in views)

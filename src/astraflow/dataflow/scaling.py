@@ -1,7 +1,7 @@
 """Advice on how many rollout services a run could use, from who waited for whom lately.
 
 It is passive, and time is an argument, in seconds of any one clock. It is soft state: after a restart the
-shares build up anew. Nothing acts on the advice.
+shares start from zero. Nothing acts on the advice.
 
 - A trainer's wait share is the time that it waited for batches over all of its time, for the steps committed
   in the window and the wait that is going on now. A pool of `n` services that lets a trainer wait a share `w`

@@ -2,7 +2,7 @@
 
 `Dialogue` belongs to one episode: it renders, generates, records and parses, and knows the episode's seeds
 and pinned versions. A conversation keeps the exact tokens of its prefix; where the template cannot extend
-them it renders anew and the recorder forks. Refuses a first prompt that leaves no room in the engine's
+them it renders again and the recorder forks. Refuses a first prompt that leaves no room in the engine's
 context; whatever finds no room later in the episode is a truncated completion, not a failure.
 """
 

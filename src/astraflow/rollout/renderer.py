@@ -3,7 +3,7 @@
 Owns the tokenizer of one policy. Sampled tokens are never turned into text and back: `extend` keeps the
 prefix as it is and tokenises only what the template puts after the last completion. That suffix is found by
 rendering the conversation with a marker behind the last completion's text. Where the template no longer shows
-an earlier message (reasoning stripped, messages merged away), `extend` refuses and the caller renders anew.
+an earlier message (reasoning stripped, messages merged away), `extend` refuses and the caller renders again.
 Differences of white space alone are no rewriting: the exact prefix stands.
 """
 

@@ -146,7 +146,7 @@ def settle_memory() -> None:
       transformers) live as long as the process; traversing them again and again took a quarter of a rollout
       service's event loop.
     - glibc keeps freed buffers instead of returning them to the kernel. To receive and pad a batch of 13 MB
-      takes 4 ms of CPU time with this, and 25 ms without: the kernel has to map and clear 8,000 pages anew.
+      takes 4 ms of CPU time with this, and 25 ms without: the kernel has to map and clear 8,000 pages again.
       Only `mallopt` reaches a process that is already running; glibc reads its environment variables once.
     """
     gc.collect()

@@ -39,7 +39,7 @@ class Versions(Protocol):
         ...
 
     async def publish_torn(self, version: int) -> Manifest:
-        """A version with a chunk whose bytes come wrong until `mend`."""
+        """A version with a chunk whose bytes arrive damaged until `repair`."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class Versions(Protocol):
         """Wrong chunks given out so far."""
         ...
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Stops damaging: from now on all bytes arrive intact."""
         ...
 
@@ -248,7 +248,7 @@ class RolloutKit:
         leases = self._leases(4)
         await self._dataflow.offer(*leases)
         await self._answered("W7", leases)
-        self._versions.mend()
+        self._versions.repair()
         self._dataflow.bad.clear()
         version = next(self._next_version)
         await self._dataflow.publish(await self._versions.publish(version))

@@ -84,7 +84,7 @@ class PublishedVersions:
         return await self._publisher.publish(self._policy, version, tensors, self._files)
 
     async def publish_torn(self, version: int) -> Manifest:
-        """A version whose chunks come damaged until `mend`."""
+        """A version whose chunks arrive damaged until `repair`."""
         manifest = await self.publish(version)
         self._tearing.torn |= {chunk.hash for chunk in manifest.chunks}
         return manifest
@@ -94,6 +94,6 @@ class PublishedVersions:
         """Damaged chunks given out so far."""
         return self._tearing.num_torn
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Stops damaging: from now on all chunks arrive intact."""
         self._tearing.torn.clear()

@@ -3,7 +3,7 @@
 Order of issue: evaluation that the service can serve; episodes that wait for another attempt; the rest of
 groups that began on this service, or on one that is gone; new draws while some policy has room; the rest of
 other services' groups. So a group stays on one service, which computes its prefix once, unless others would
-idle meanwhile. An episode that failed on a service waits for another one (see `conduct`).
+be idle. An episode that failed on a service waits for another one (see `conduct`).
 """
 
 import math

@@ -70,7 +70,7 @@ def snapshot_parts(ctx: Context) -> Iterator[bytes]:
     }
     state = msgspec.structs.replace(ctx.state, policies=light)
     # A run may have failed because a component cannot give its state. It is kept without that state, so that
-    # it can go on once the component is mended: its records could not be replayed by the mended one.
+    # it can go on once the component is fixed: the fixed one could not replay its records.
     get_state = encoded_state_or_none if state.run_state == "failed" else encoded_state
     memories = {key: get_state(name, part) for key, name, part in _with_memory(ctx)}
     head = {

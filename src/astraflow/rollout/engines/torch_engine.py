@@ -367,8 +367,8 @@ def _no_memory(snapshot: WeightSnapshot, error: Exception) -> str:
 
 
 def _fit(loaded: LoadedModel, snapshot: WeightSnapshot) -> FittedTensors:
-    """The snapshot for a model, which nobody else changes meanwhile: only what changed since the version that
-    the model has, if that is known."""
+    """The snapshot for a model, which nobody else changes at the same time: only what changed since the
+    version that the model has, if that is known."""
     changes = snapshot.changes
     is_next = changes is not None and changes.base == loaded.lane.version
     changed = changes.find() if changes is not None and is_next else None
