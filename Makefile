@@ -100,6 +100,7 @@ bench: $(VENV)/.dev
 docs reference: $(VENV)/.dev
 	$(BIN)/python tools/recipe_reference.py
 	$(BIN)/python tools/command_reference.py
+	$(BIN)/python tools/where_things_are.py
 	$(BIN)/python -m astraflow.dataflow.openapi > docs/openapi.json
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
 	@echo "docs/site/index.html"

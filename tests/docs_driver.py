@@ -6,11 +6,14 @@ A fenced block is run by a test unless a comment right above it says otherwise:
     <!-- in the run -->         python: after the commands above it, where the run folder is
 """
 
+import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -83,3 +86,14 @@ def _blocks_of(path: Path) -> list[Block]:
             )
         )
     return found
+
+
+def tool(name: str) -> ModuleType:
+    """A module of `tools/`, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module

@@ -1,22 +1,9 @@
 """Generated pages are those of the code as it is."""
 
-import importlib.util
 import re
-import sys
-from types import ModuleType
 
 from astraflow.launch.config import Recipe
-from docs_driver import ROOT
-
-
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+from docs_driver import tool
 
 
 def test_the_command_reference_is_up_to_date() -> None:

@@ -1,0 +1,45 @@
+"""The pages that lead through the code name files that exist, and all of them."""
+
+import re
+
+from docs_driver import DOCS, ROOT, tool
+
+ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+MAX_FILES = 25
+"""What a reader can be asked to open to follow one item."""
+
+
+def modules() -> set[str]:
+    """All modules with content, as paths from the repository."""
+    found = [*(ROOT / "src").rglob("*.py"), *(ROOT / "packages").rglob("*.py")]
+    return {file.relative_to(ROOT).as_posix() for file in found if file.read_text(encoding="utf-8").strip()}
+
+
+def path_of_one_item() -> list[tuple[int, str]]:
+    """(number, file) of each step, in the order of the page."""
+    drawn = ARCHITECTURE.split("## The path of one item, file by file")[1].split("```")[1]
+    return [(int(number), file) for number, file in re.findall(r"^ ?(\d+)  (\S+\.py)", drawn, re.M)]
+
+
+def test_every_file_of_the_packages_is_named_once_and_nothing_else() -> None:
+    page = tool("where_things_are").PAGE.read_text(encoding="utf-8")
+    named: list[str] = []
+    for section in page.split("\n## ")[1:]:
+        folder, _, table = section.partition("\n")
+        if folder.startswith(("src/", "packages/")):
+            named += [f"{folder}/{file}" for file in re.findall(r"^\| `([\w.]+)` \| \S", table, re.M)]
+    assert sorted(named) == sorted(modules()), "run `python tools/where_things_are.py`"
+
+
+def test_the_path_of_one_item_leads_through_few_files_that_exist() -> None:
+    steps = path_of_one_item()
+    assert len(dict(steps)) == MAX_FILES
+    assert {f"src/astraflow/{file}" for _, file in steps} <= modules()
+
+
+def test_each_step_of_the_path_names_functions_of_its_file() -> None:
+    drawn = ARCHITECTURE.split("## The path of one item, file by file")[1].split("```")[1]
+    for file, names in re.findall(r"^ ?\d+  (\S+\.py) +((?:\w+, )*\w+):", drawn, re.M):
+        source = (ROOT / "src" / "astraflow" / file).read_text(encoding="utf-8")
+        for name in names.split(", "):
+            assert re.search(rf"(def|class) {name}\b", source), f"{file} has no {name}"
