@@ -8,8 +8,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
-from astraflow.rollout.gateway import Gateway
-from astraflow.rollout.gateway_episode import EpisodeEndpoint
+from astraflow.rollout.gateway import EpisodeEndpoint, Gateway
 from astraflow.types import Trajectory
 from astraflow.workflows.agent import AgentTask
 from astraflow.workflows.calls import tagged_calls

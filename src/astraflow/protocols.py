@@ -11,7 +11,7 @@ What crosses several seams is defined elsewhere: items of the network in `types`
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ __all__ = [
     "Renderer",
     "Reward",
     "Sampler",
+    "SlotName",
     "Stateful",
     "StepResult",
     "TableSizes",
@@ -336,6 +337,10 @@ class Capacity:
     """Largest number of tokens of a request: prompt and completion together."""
     generated_tokens: int
     """Tokens generated since the engine started; never falls."""
+
+
+SlotName = Literal["live", "pinned"]
+"""The weight slots of an engine: `live` follows the newest version, `pinned` holds one for evaluation."""
 
 
 class Engine(Protocol):

@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from astraflow.dataflow.audit import audit
-from astraflow.rollout.proposals import Proposing
-from astraflow.rollout.runner import EpisodeRunner
+from astraflow.rollout.runner import EpisodeRunner, Proposing
 from astraflow.types import Episode, PushTasks, PushTasksReply, Task
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running

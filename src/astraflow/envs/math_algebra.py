@@ -45,7 +45,8 @@ class _Library:
 
 def same_algebra(gold: str, answer: str) -> bool:
     """Whether two tidy LaTeX texts are equal as expressions, equations, inequalities, sets or matrices."""
-    wanted, given = _parsed(gold), _parsed(answer)
+    wanted = _parsed(gold)
+    given = _parsed(answer)
     if wanted is None or given is None or _is_heavy(wanted) or _is_heavy(given):
         return False
     try:
@@ -129,14 +130,16 @@ def _expressions_equal(wanted: Any, given: Any) -> bool:
 
 
 def _numbers_equal(wanted: Any, given: Any) -> bool:
-    one, two = wanted.evalf(15), given.evalf(15)
+    one = wanted.evalf(15)
+    two = given.evalf(15)
     if not (one.is_finite and two.is_finite):
         return bool(one == two)
     size = max(_num_digits(one), _num_digits(two))
     if size > _MAX_DIGITS:
         return False
     digits = _DIGITS + size
-    one, two = wanted.evalf(digits), given.evalf(digits)
+    one = wanted.evalf(digits)
+    two = given.evalf(digits)
     if not (one.is_number and two.is_number):
         return False
     return _is_small(one - two, digits=_DIGITS - _GUARD_DIGITS, scale=one)
@@ -186,7 +189,8 @@ def _equations_equal(wanted: Any, given: Any) -> bool:
 
 def _inequalities_equal(wanted: Any, given: Any) -> bool:
     sympy = _library().sympy
-    (kind, one), (other_kind, two) = _below_zero(wanted), _below_zero(given)
+    (kind, one) = _below_zero(wanted)
+    (other_kind, two) = _below_zero(given)
     if kind is other_kind:
         ratio = _constant_ratio(one, two)
         if ratio is not None and (ratio.is_positive or kind is sympy.Ne):

@@ -51,7 +51,8 @@ def answers_equal(gold: str, answer: str) -> bool:
     same_day = _dates_equal(gold, answer)
     if same_day is not None:
         return same_day
-    wanted, given = shape_of(gold), shape_of(answer)
+    wanted = shape_of(gold)
+    given = shape_of(answer)
     if wanted.kind == given.kind == "value":
         return _values_equal(wanted.items[0], given.items[0])
     if _shapes_equal(wanted, given):
@@ -158,7 +159,8 @@ def _plain(text: str) -> str:
 
 def _choices(gold: str, answer: str) -> bool | None:
     """Letters of multiple choice: `C`, `(C)`, `\\text{C}`, `C) 12`. None unless the gold is one."""
-    wanted, given = _choice(gold), _choice(answer)
+    wanted = _choice(gold)
+    given = _choice(answer)
     if wanted is None:
         return None
     letter, words = wanted
@@ -180,7 +182,8 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 def _dates_equal(gold: str, answer: str) -> bool | None:
     """Days of a year in any order of their parts. None unless the gold is one."""
-    wanted, given = _date(gold), _date(answer)
+    wanted = _date(gold)
+    given = _date(answer)
     return None if wanted is None else wanted == given
 
 
@@ -230,7 +233,8 @@ _BASED = re.compile(r"^([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)_\{?(?:\\text\{)?\s*(\d+
 
 def _based(gold: str, answer: str) -> bool | None:
     """`1011_2`: digits and base. A base that one side leaves out is taken to be the other's."""
-    wanted, given = _BASED.match(fold(gold)), _BASED.match(fold(answer))
+    wanted = _BASED.match(fold(gold))
+    given = _BASED.match(fold(answer))
     if wanted is None and given is None:
         return None
     if wanted is not None and given is not None:
@@ -331,7 +335,8 @@ def _fraction(text: str) -> Fraction | None:
         sign, above, below = (match[1], match[2], match[3]) if match[3] else (match[4], match[5], match[6])
         return None if int(below) == 0 else Fraction(int(above), int(below)) * (-1 if sign == "-" else 1)
     if (match := _MIXED.match(text)) is not None:
-        above, below = int(match[3] or match[5]), int(match[4] or match[6])
+        above = int(match[3] or match[5])
+        below = int(match[4] or match[6])
         value = None if below == 0 else int(match[2]) + Fraction(above, below)
         return None if value is None else value * (-1 if match[1] == "-" else 1)
     if (match := _REPEATING.match(text)) is not None:
@@ -379,7 +384,8 @@ def _split_unit(text: str) -> tuple[str, str]:
     match = _UNIT.match(text)
     if match is None or not re.search(r"[\dA-Za-z]", match["value"]):
         return text, ""
-    value, unit = match["value"].strip(), match["unit"].strip()
+    value = match["value"].strip()
+    unit = match["unit"].strip()
     if unit == r"\degree" and _ANGLE_FUNCTION.search(value):
         return text, ""
     if re.search(r"[\d})]", value) is None and "\\text" not in unit and unit not in ("%", r"\degree"):
@@ -407,7 +413,8 @@ def _unit_name(unit: str) -> str:
 
 def _units_differ(gold: str, answer: str) -> bool:
     """Whether both have units that are known, and not the same."""
-    wanted, given = _unit_name(gold), _unit_name(answer)
+    wanted = _unit_name(gold)
+    given = _unit_name(answer)
     if not wanted or not given or wanted == given or "%" in (wanted, given):
         return False
     return not ({wanted.split("^")[0], given.split("^")[0]} & {"unit"})
@@ -425,7 +432,8 @@ _OPERATOR = re.compile(r"[-+*/^]|\\(?:cdot|times|frac|sqrt)(?![A-Za-z])")
 
 def _outer(text: str) -> str:
     """The text with a blank for each character inside braces, as in `\\sum_{k=1}`."""
-    depth, outer = 0, ""
+    depth = 0
+    outer = ""
     for char in text:
         depth -= char == "}"
         outer += char if depth == 0 else " "
@@ -447,7 +455,8 @@ def _relations(gold: str, answer: str) -> bool:
     """Equations by their right sides if they say what something is, or if only one is an equation."""
     if _ORDER.search(_outer(gold)) or _ORDER.search(_outer(answer)):
         return same_algebra(gold, answer)
-    wanted, given = _sides(gold), _sides(answer)
+    wanted = _sides(gold)
+    given = _sides(answer)
     if not wanted or not given:
         return False
     if len(wanted) == 1 and len(given) == 1:
@@ -475,7 +484,8 @@ def _amounts_equal(gold: str, answer: str) -> bool:
     """Whether numbers or expressions are equal; a unit may be left out, but not be another one."""
     if fold(_plain(gold)) == fold(_plain(answer)):
         return True
-    (wanted, wanted_unit), (given, given_unit) = _split_unit(gold), _split_unit(answer)
+    (wanted, wanted_unit) = _split_unit(gold)
+    (given, given_unit) = _split_unit(answer)
     if _units_differ(wanted_unit, given_unit):
         return False
     if _expressions_equal(wanted, given):
@@ -490,8 +500,10 @@ def _amounts_equal(gold: str, answer: str) -> bool:
 def _expressions_equal(gold: str, answer: str) -> bool:
     if fold(gold) == fold(answer):
         return bool(fold(gold))
-    gold, answer = _without_degrees(gold), _without_degrees(answer)
-    wanted, given = _number(gold), _number(answer)
+    gold = _without_degrees(gold)
+    answer = _without_degrees(answer)
+    wanted = _number(gold)
+    given = _number(answer)
     if wanted is not None and given is not None:
         return wanted.is_equal(given)
     if same_algebra(gold, answer):

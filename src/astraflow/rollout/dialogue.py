@@ -1,9 +1,13 @@
 """Policies and conversations as a workflow sees them, each completion recorded.
 
-`Dialogue` belongs to one episode: it renders, generates, records and parses, and knows the episode's seeds
+    workflow --say--> RecordedConversation --prompt--> Dialogue --> engine
+                         (renderer)                       |
+                                                          +--> recorder
+
+A `Dialogue` belongs to one episode: it renders, generates, records and parses, and knows the episode's seeds
 and pinned versions. A conversation keeps the exact tokens of its prefix; where the template cannot extend
-them it renders again and the recorder forks. Refuses a first prompt that leaves no room in the engine's
-context; whatever finds no room later in the episode is a truncated completion, not a failure.
+them, the conversation is rendered again and the recorder forks. A first prompt that leaves no room in the
+engine's context is refused; a later one that finds no room is a truncated completion, not a failure.
 """
 
 import asyncio
@@ -38,7 +42,7 @@ __all__ = [
 ]
 
 _CHARS_ON_LOOP = 65_536
-"""Rendered and tokenised within some tens of milliseconds."""
+"""Longer conversations are rendered and tokenised in a thread; these take some tens of milliseconds."""
 
 _TEXT_OF_MESSAGE = 65_536
 """Characters of one message that an episode carries to be read; tokens are never cut."""
@@ -46,7 +50,7 @@ _TEXT_OF_MESSAGE = 65_536
 
 @dataclass(frozen=True)
 class HostedPolicy:
-    """A policy that this process can generate with, which it does once one is made."""
+    """A policy that this process can generate with: engine and renderer are ready."""
 
     info: PolicyInfo
     engine: Engine
@@ -67,8 +71,11 @@ class Said(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Exchange:
-    """How far a conversation has come. A dialogue keeps this and not the conversation, which holds the
-    dialogue: so an ended episode is freed at once, not by the garbage collector."""
+    """How far a conversation has come.
+
+    The dialogue keeps this and not the conversation, which refers to the dialogue: without a cycle, an ended
+    episode is freed at once instead of by the garbage collector.
+    """
 
     policy: str
     said: Said
@@ -242,7 +249,8 @@ class _Policies(Policies):
     """Names the policies that exist when a workflow asks for another."""
 
     def __init__(self, dialogue: Dialogue, opens: OpensEndpoint) -> None:
-        self._dialogue, self._opens = dialogue, opens
+        self._dialogue = dialogue
+        self._opens = opens
 
     def __getitem__(self, name: str) -> Policy:
         hosted = self._dialogue.hosted.get(name)
@@ -364,8 +372,11 @@ class RecordedConversation:
 
 
 async def prompt_of(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
-    """The tokens of a continued conversation, rendered again if the template cannot extend them. A long
-    one in a thread: a megabyte takes a second, in which no other episode would go on."""
+    """The tokens of a conversation that goes on; rendered again where the template cannot extend them.
+
+    A long conversation is rendered in a thread: a megabyte takes a second, in which no other episode could go
+    on.
+    """
     num_chars = sum(len(message.content) for message in (*said.messages, *new))
     if num_chars <= _CHARS_ON_LOOP:
         return _rendered(renderer, said, new)

@@ -1,8 +1,8 @@
 """Finished episodes on their way to the dataflow.
 
-Owns results from the end of their episode until a receipt. One request at a time carries all that wait; a
-dataflow that does not answer is tried for ever, since its leases live on by heartbeat. Nothing is dropped
-silently: an invalid result is logged with the dataflow's reason.
+The outbox owns a result from the end of its episode until the dataflow's receipt. One request at a time
+carries all results that wait. A dataflow that does not answer is asked again for ever, since the leases live
+on by heartbeat. Nothing is dropped silently: an invalid result is logged with the dataflow's reason.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _MAX_RESULTS = 256
 """Results of one request: about 20 MB of 8k-token episodes."""
 
 _COALESCE_S = 0.01
-"""While all slots run, results are sent this long after the first, and sooner the fewer run: one request for
-several that end together, and no delay of a batch by its last results."""
+"""Longest time that a result waits for others to share its request. Scaled by the share of slots that run:
+while all run, several end together; at the end of a batch nothing else comes, so nothing waits."""
 
 _PAUSE_S = 1.0
 """Between attempts; the link's own retries have ended by then."""
@@ -34,8 +34,9 @@ class Outbox:
     def __init__(
         self, link: WorkerLink, membership: Membership, *, busy_share: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`busy_share`: how much of what could run does: results that are on their way."""
-        self._link, self._busy_share = link, busy_share
+        """`busy_share`: share of the slots whose episodes run, so that more results will come soon."""
+        self._link = link
+        self._busy_share = busy_share
         self._membership = membership
         self._unsent: dict[str, EpisodeResult] = {}
         self._arrived = asyncio.Event()

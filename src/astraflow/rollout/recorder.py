@@ -1,9 +1,11 @@
 """Records what policies sampled in one episode, and makes trajectories of it.
 
-Owns the tokens of an episode: one prefix tree a policy and role, kept as its root-to-leaf sequences. A
-completion whose prompt is a recorded sequence plus new tokens extends that sequence; any other opens a new
-one. Invariants: a sampled token has mask 1 in exactly one sequence, the one in which it was sampled; every
-other place where it shows up is context; a sequence's tokens are exactly what the engine saw and returned.
+The recorder owns the tokens of an episode: one prefix tree per policy and role, kept as its root-to-leaf
+sequences. A completion whose prompt is a recorded sequence plus new tokens extends that sequence; any other
+completion opens a new one.
+
+Invariants: a sampled token has mask 1 in exactly one sequence, the one in which it was sampled; everywhere
+else it is context. The tokens of a sequence are exactly what the engine saw and returned.
 """
 
 import math
@@ -178,7 +180,11 @@ class EpisodeRecorder:
         return tuple(found)
 
     def _extended_by(self, speaker: Speaker, conversation: int, prompt: Sequence[int]) -> _Sequence | None:
-        """The speaker's longest sequence that `prompt` continues; among equals, that of the conversation."""
+        """The longest sequence of the speaker that `prompt` goes on from.
+
+        Equally long ones may exist, e.g. in a group of parallel conversations that said the same; then the
+        conversation's own is taken.
+        """
         fitting = [
             sequence
             for sequence in self._sequences
@@ -260,7 +266,7 @@ def _streams(
 def _trajectory(
     sequence: _Sequence, by_turn: Mapping[int, float], whole: float, streams: tuple[Stream, ...]
 ) -> Trajectory:
-    """`whole`: the reward of all of it, besides those of its turns."""
+    """`whole`: the reward of the trajectory as a whole, which is added to those of its turns."""
     turns = tuple(
         [Turn(start=start, end=end, reward=by_turn.get(idx, 0.0)) for start, end, idx in sequence.turns]
     )

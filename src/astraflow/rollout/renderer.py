@@ -116,7 +116,8 @@ class ChatRenderer:
 
 
 def _check_shown(history: Sequence[Message], text: str) -> None:
-    shown, pos = "".join(text.split()), 0
+    shown = "".join(text.split())
+    pos = 0
     for idx, message in enumerate(history):
         content = "".join(message.content.split())
         found = shown.find(content, pos)

@@ -1,15 +1,22 @@
-"""Runs one episode: a lease in, a result out.
+"""Runs one episode: a lease goes in, a result comes out.
 
-`EpisodeRunner.run` never raises for an episode's sake: `failure_of` classifies what went wrong, in this one
-place, and an infrastructure failure is never a reward of 0. Cancellation passes through: a cancelled episode
-has no result.
+    Lease -> workflow(ScoredTask, Policies) -> Rewards + what the recorder kept -> Episode, or a Failure
+
+Nothing that an episode does may end the service or other episodes: its time is bounded, `exit()` in one of
+its tasks fails it alone, and `EpisodeRunner.run` raises nothing on its account. `failure_of` is the only
+place that classifies what went wrong; an infrastructure failure is never a reward of 0. Cancellation passes
+through: a cancelled episode has no result.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -19,21 +26,28 @@ from astraflow.errors import DeadlineError, Error, RolloutError
 from astraflow.facts import episode_weights
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.environments import Environments
-from astraflow.rollout.exits import guarded_tasks
 from astraflow.rollout.gateway import Gateway
-from astraflow.rollout.proposals import Proposals, Proposing
 from astraflow.types import (
     Episode,
     EpisodeResult,
     Failure,
     Lease,
     MetricItem,
+    PushTasks,
+    PushTasksReply,
     Task,
     Trajectory,
 )
 from astraflow.workflows.conversation import Rewards, ScoredTask, Workflow
 
-__all__ = ["EpisodeRunner", "failure_of"]
+__all__ = [
+    "EpisodeExitError",
+    "EpisodeRunner",
+    "Proposals",
+    "Proposing",
+    "failure_of",
+    "guarded_tasks",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +58,9 @@ _MAX_MESSAGE = 2_000
 def failure_of(error: BaseException) -> Failure:
     """Classifies what ended an episode: the only place that does.
 
-    Retryable: errors that say so, and those of the network, files and deadlines. A bug in a workflow or a
-    reward is not: another attempt would meet it again. Of a group of errors the first speaks; it is retryable
-    only if all are.
+    Retryable are errors that say so, and those of the network, files and deadlines. A bug in a workflow or a
+    reward is not, since another attempt would meet it again. The first error of a group speaks for it; the
+    group is retryable only if all its errors are.
     """
     if isinstance(error, BaseExceptionGroup):
         parts = [failure_of(part) for part in error.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType, reportUnknownMemberType] - its type parameter is lost
@@ -61,6 +75,51 @@ def failure_of(error: BaseException) -> Failure:
         message=str(error)[:_MAX_MESSAGE] or repr(error),
         is_retryable=is_retryable,
     )
+
+
+class EpisodeExitError(RolloutError):
+    """A task of an episode called `exit()`, or raised KeyboardInterrupt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposing:
+    """Where proposed tasks go, and how many of them one episode may propose."""
+
+    push: Callable[[PushTasks], Awaitable[PushTasksReply]]
+    max_proposals: int
+
+
+class Proposals:
+    """The tasks that one episode proposes: pushed into the run at once, up to a limit, and counted.
+
+    With `proposing` None nothing is taken (in evaluation, or without a run). A task that is proposed again,
+    by another attempt of the episode or by another episode, is taken once, since its id follows from its
+    content.
+    """
+
+    def __init__(self, proposing: Proposing | None) -> None:
+        self._push = proposing.push if proposing else None
+        self._num_left = proposing.max_proposals if proposing else 0
+        self._num_proposed = self._num_taken = 0
+
+    async def propose(self, task: Task) -> bool:
+        """Whether the run took the task. Raises: RefusedError if the run is over; UnavailableError."""
+        self._num_proposed += 1
+        if self._push is None or self._num_left <= 0:
+            return False
+        self._num_left -= 1
+        reply = await self._push(PushTasks(tasks=(task,)))
+        self._num_taken += reply.num_accepted
+        return reply.num_accepted == 1
+
+    def metrics(self) -> tuple[MetricItem, ...]:
+        """`proposed` and `proposals_taken`, if there were any."""
+        if not self._num_proposed:
+            return ()
+        return (
+            MetricItem("proposed", float(self._num_proposed), "sum"),
+            MetricItem("proposals_taken", float(self._num_taken), "sum"),
+        )
 
 
 class EpisodeRunner:
@@ -155,7 +214,8 @@ class EpisodeRunner:
         Raises: DeadlineError over the timeout; BoundError naming a reward, score or metric that is too large
         or no number; RolloutError and whatever the workflow raises.
         """
-        started_s, start = time.time(), time.perf_counter()
+        started_s = time.time()
+        start = time.perf_counter()
         dialogue = Dialogue(
             self._policies, seed=seed, opens=self._gateway.endpoint, pinned=pinned, temperature=temperature
         )
@@ -183,7 +243,8 @@ class EpisodeRunner:
             started_s=started_s,
             duration_s=time.perf_counter() - start,
         )
-        # A reward, score or metric of the user's own may be any number; the dataflow would refuse it.
+        # A user's reward, score or metric may be a number that the dataflow would refuse; so it is checked
+        # here, where the error fails one episode instead of the request that carries many.
         return wire.checked(episode)
 
     def _scored(self, task: Task, proposals: Proposals, seed: int) -> "_TimedTask":
@@ -249,7 +310,8 @@ def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Traje
 
 
 def _mean_reward(trajectories: tuple[Trajectory, ...]) -> float:
-    """Mean reward of the first policy over its roles; a history that forks counts once."""
+    """The first policy's mean reward over its roles. A history that forks counts no more than one that does
+    not."""
     own = [t for t in trajectories if t.policy == trajectories[0].policy]
     weights = episode_weights([t.role for t in own], [_num_sampled(t) for t in own])
     total = sum(weight * t.reward for weight, t in zip(weights, own, strict=True))
@@ -274,3 +336,93 @@ def _metrics(
         MetricItem("generate_s", dialogue.generate_s),
         MetricItem("score_s", task.score_s),
     )
+
+
+# --- exits of tasks ---------------------------------------------------------------------------------
+
+_is_guarded: ContextVar[bool] = ContextVar("astraflow_is_guarded", default=False)
+"""Whether tasks that are made here belong to an episode; tasks inherit it."""
+
+
+@contextlib.contextmanager
+def guarded_tasks() -> Generator[None]:
+    """Tasks that are made within cannot end the process. Needs a running event loop.
+
+    asyncio raises SystemExit and KeyboardInterrupt of a task out of the event loop itself, whoever awaits the
+    task: one `sys.exit()` in a library that a workflow calls in a task would end the service and all its
+    episodes. Here every new task turns them into an `EpisodeExitError`, which fails the episode like any
+    other exception: tasks made by `create_task`, `gather`, task groups and `ensure_future`, those that such
+    tasks make, and eager ones.
+    """
+    _install(asyncio.get_running_loop())
+    token = _is_guarded.set(True)
+    try:
+        yield
+    finally:
+        _is_guarded.reset(token)
+
+
+def _install(loop: asyncio.AbstractEventLoop) -> None:
+    """Puts the guard before the loop's task factory, once; it stays, and acts in episodes only."""
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _Factory):
+        loop.set_task_factory(_Factory(factory or asyncio.Task))  # pyright: ignore[reportArgumentType] - typed for any awaitable; loops give coroutines
+
+
+class _Factory:
+    """A task factory that guards the coroutines of episodes, and leaves all others to the former one."""
+
+    def __init__(self, make: Any) -> None:
+        """`make`: the former factory, or `asyncio.Task`, called in its place."""
+        self._make = make
+
+    def __call__(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
+    ) -> "asyncio.Future[Any]":
+        if _is_guarded.get() and not isinstance(work, _Guarded):
+            work = _Guarded(work)
+        if self._make is asyncio.Task:
+            return asyncio.Task(work, loop=loop, **options)
+        return self._make(loop, work, **options)
+
+
+class _Guarded(Coroutine[Any, Any, Any]):
+    """Runs a coroutine step by step, and keeps exceptions from ending the process.
+
+    A class, since an `async def` around it would leave it without a step if its task is cancelled before it
+    starts, and Python warns of such coroutines.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+
+    def send(self, value: Any, /) -> Any:
+        try:
+            return self._work.send(value)
+        except (SystemExit, KeyboardInterrupt) as err:
+            _fail(self._work, err)
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self._work.throw(*error)
+        except (SystemExit, KeyboardInterrupt) as err:
+            _fail(self._work, err)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._work.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        """What logs and task libraries read of a coroutine: `__qualname__`, `cr_frame` and the like."""
+        return getattr(self._work, name)
+
+
+def _fail(work: Coroutine[Any, Any, Any], err: BaseException) -> NoReturn:
+    name = getattr(work, "__qualname__", repr(work))
+    raise EpisodeExitError(
+        f"{name}, a task of the episode, raised {type(err).__name__}: {err}; it ends the episode alone. A "
+        "workflow returns or raises another exception instead",
+        is_retryable=False,
+    ) from err

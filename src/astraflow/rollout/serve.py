@@ -107,7 +107,8 @@ class _AfterLoading:
     in the event loop while the other thread's is under way can see half of one."""
 
     def __init__(self, weights: Receiver, loading: asyncio.Task[None]) -> None:
-        self._weights, self._loading = weights, loading
+        self._weights = weights
+        self._loading = loading
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
         snapshot = await self._weights.fetch(manifest)

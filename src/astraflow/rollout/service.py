@@ -32,11 +32,10 @@ from astraflow.protocols import Capacity, Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
-from astraflow.rollout.hosting import FetchesWeights, PolicyHost
 from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
-from astraflow.rollout.proposals import Proposing
-from astraflow.rollout.runner import EpisodeRunner, failure_of
+from astraflow.rollout.policy_host import FetchesWeights, PolicyHost
+from astraflow.rollout.runner import EpisodeRunner, Proposing, failure_of
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.waiting import done_or_set, first_of, unless
 from astraflow.types import (
@@ -386,7 +385,8 @@ class RolloutService:
         generated = sum(capacity.generated_tokens for capacity in capacities)
         now_s = time.monotonic()
         speed = (generated - self._tokens_before) / max(now_s - self._beat_at_s, 1e-6)
-        self._tokens_before, self._beat_at_s = generated, now_s
+        self._tokens_before = generated
+        self._beat_at_s = now_s
         host_waits = next((host.waits_for for host in self._hosts.values() if host.waits_for), "")
         return Load(
             num_running=len(self._running),

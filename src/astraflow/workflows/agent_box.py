@@ -25,12 +25,26 @@ LIMIT_S = 10.0
 
 _PAUSE_S = 0.005
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
-_SYS_MOUNT_SETATTR, _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_RESTRICT = 442, 444, 446
-_AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
-_LANDLOCK_ABI_WITH_SCOPES, _LANDLOCK_SCOPES = 6, 3
+_PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_CLONE_NEWNS = 0x20000
+_CLONE_NEWUSER = 0x10000000
+_MS_RDONLY = 1
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_BIND = 4096
+_MS_REC = 16384
+_MS_PRIVATE = 1 << 18
+_SYS_MOUNT_SETATTR = 442
+_SYS_LANDLOCK_CREATE = 444
+_SYS_LANDLOCK_RESTRICT = 446
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_MOUNT_ATTR_RDONLY = 1
+_LANDLOCK_ABI_WITH_SCOPES = 6
+_LANDLOCK_SCOPES = 3
 _NUM_CAPABILITIES = 64
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "dri", "kfd")
 """What a program of root's sees in /dev, besides NVIDIA's GPUs: no disks and no memory."""
@@ -45,14 +59,18 @@ class _Specification:
         self, *, argv: list[str], is_boxed: bool, hidden: list[str], own: list[str], read_only: list[str]
     ) -> None:
         """`hidden`: paths that are empty in the box; `own`: folders below them that are there nonetheless."""
-        self.argv, self.is_boxed = argv, is_boxed
-        self.hidden, self.own, self.read_only = hidden, own, read_only
+        self.argv = argv
+        self.is_boxed = is_boxed
+        self.hidden = hidden
+        self.own = own
+        self.read_only = read_only
 
 
 def _main() -> None:
     """Runs the program until it ends or the service lets go, and tells how it went."""
     spec = _Specification(**json.loads(sys.argv[1]))
-    control, status = int(sys.argv[2]), int(sys.argv[3])
+    control = int(sys.argv[2])
+    status = int(sys.argv[3])
     os.set_inheritable(control, False)
     os.set_inheritable(status, False)
     if sys.platform == "linux":
@@ -116,7 +134,8 @@ def _descendants() -> list[int]:
         for name in os.listdir("/proc"):
             if name.isdigit() and (parent := _living_parent(name)):
                 parents[int(name)] = parent
-    found, news = set[int](), {os.getpid()}
+    found = set[int]()
+    news = {os.getpid()}
     while news:
         news = {pid for pid, parent in parents.items() if parent in news} - found
         found |= news
@@ -186,7 +205,8 @@ def _enter_box(spec: _Specification) -> None:
 
 
 def _enter_namespaces() -> None:
-    uid, gid = os.geteuid(), os.getegid()
+    uid = os.geteuid()
+    gid = os.getegid()
     if uid == 0:
         with contextlib.suppress(PermissionError):  # root of another namespace has no groups to give up
             os.setgroups([])

@@ -61,7 +61,8 @@ def _loaded(text: str) -> object:
         loaded = cast("object", json.loads(text))
     except RecursionError:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
-    level, depth = [loaded], 0
+    level = [loaded]
+    depth = 0
     while level := [part for value in level for part in _parts(value)]:
         depth += 1
         if depth > _MAX_DEPTH:
@@ -81,7 +82,8 @@ def _checked(loaded: object) -> ToolCall:
     if not isinstance(loaded, dict):
         return ToolCall(problem=f"the call is no JSON object; {expected}")
     call = cast("dict[str, object]", loaded)
-    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+    name = call.get("name")
+    arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return ToolCall(problem=f"the call has no name or its arguments are no object; {expected}")
     return ToolCall(name, cast("dict[str, object]", arguments))

@@ -23,7 +23,8 @@ async def multi_turn(
     its own score instead. How much a late success is worth is a matter of the recipe's credit.
     Metrics: `first_score`, the score without any feedback.
     """
-    rewards, chat = Rewards(), policy_at(policies, policy, 0).conversation(context=task.context)
+    rewards = Rewards()
+    chat = policy_at(policies, policy, 0).conversation(context=task.context)
     scores: list[float] = []
     prompt = task.prompt
     for _ in range(turns):

@@ -33,7 +33,8 @@ async def plan_and_solve(
     chats = [actor.conversation(context=task.context, role="solver") for _ in range(num_solvers)]
     answers = await in_parallel(chat.say(text) for chat in chats)
     scores = await in_parallel(task.score(answer.text) for answer in answers)
-    rewards, team = Rewards(), fmean(scores)
+    rewards = Rewards()
+    team = fmean(scores)
     for chat, score in zip(chats, scores, strict=True):
         rewards.add(chat, blended(score, team, team_share))
     rewards.add(plan, team)

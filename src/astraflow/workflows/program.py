@@ -69,7 +69,8 @@ class ProgramRuns:
 
     def __init__(self, config: ProgramConfig, *, private: tuple[Path, ...] = ()) -> None:
         """`private`: files and folders that no program may see."""
-        self._config, self._private = config, private
+        self._config = config
+        self._private = private
         self._probing = asyncio.Lock()
         self._problem: str | None = None
         """Why there is no box here; None until it is tried."""
@@ -93,7 +94,8 @@ class ProgramRuns:
 
         Raises: ConfigError if it cannot be started; RolloutError if it fails.
         """
-        command, timeout_s = self._config.command, self._config.timeout_s
+        command = self._config.command
+        timeout_s = self._config.timeout_s
         is_boxed = await self.is_boxed()
         with tempfile.TemporaryDirectory(prefix="agent-", dir=_parent()) as name:
             folder = Path(name)

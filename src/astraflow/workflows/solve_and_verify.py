@@ -54,7 +54,8 @@ async def solve_and_verify(
     Metrics: `first_score` (the solver alone), `attempts`, `verdict_right`, `approves_right` and
     `rejects_wrong` (the mean of these two is the verifier's balanced accuracy).
     """
-    actor, judge = policy_at(policies, solver, 0), policy_at(policies, verifier, 1)
+    actor = policy_at(policies, solver, 0)
+    judge = policy_at(policies, verifier, 1)
     chat = actor.conversation(context=task.context, role="solver")
     exchanges: list[_Exchange] = []
     prompt = task.prompt
@@ -78,7 +79,8 @@ def _judging(score: float) -> str:
 
 
 def _rewards(exchanges: Sequence[_Exchange], team_share: float) -> Rewards:
-    rewards, team = Rewards(), exchanges[-1].score
+    rewards = Rewards()
+    team = exchanges[-1].score
     rewards.set_score(team)
     last_scores = {exchange.chat: exchange.score for exchange in exchanges}
     for chat, score in last_scores.items():

@@ -13,7 +13,8 @@ SPLIT_PROMPT = (
 )
 RESULTS_PROMPT = "Results:\n\n{results}\n\nNow give your answer to the problem:\n{prompt}"
 
-_OPENING, _CLOSING = "<task>", "</task>"
+_OPENING = "<task>"
+_CLOSING = "</task>"
 _NOT_STARTED = "(not started: too many parts)"
 
 

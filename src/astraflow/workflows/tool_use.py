@@ -183,7 +183,8 @@ async def tool_use(
                 for call, result in zip(calls, results, strict=True)
             ]
         )
-    rewards, score = Rewards(), await task.score(answer.text)
+    rewards = Rewards()
+    score = await task.score(answer.text)
     rewards.add(chat, score - error_cost * num_errors)
     rewards.set_score(score)
     rewards.add_metric("tool_calls", num_calls)

@@ -10,8 +10,7 @@ import pytest
 from astraflow.envs.config import EnvironmentConfig
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.environments import Environments
-from astraflow.rollout.proposals import Proposing
-from astraflow.rollout.runner import EpisodeRunner
+from astraflow.rollout.runner import EpisodeRunner, Proposing
 from astraflow.types import Episode, Failure, PushTasks, PushTasksReply
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.environment import environment

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from astraflow.errors import RolloutError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
+from astraflow.protocols import SlotName
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.cache import KvCache
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.requests import stop_ids
 from astraflow.rollout.engines.sampling import pick_tokens
-from astraflow.rollout.slots import SlotName
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

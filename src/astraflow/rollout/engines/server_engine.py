@@ -31,14 +31,13 @@ from astraflow.errors import (
     WeightsError,
 )
 from astraflow.host_tensors import WeightSnapshot
-from astraflow.protocols import Capacity
+from astraflow.protocols import Capacity, SlotName
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.requests import check_sampling, check_tokens
 from astraflow.rollout.engines.server_api import Gauges, Part, ServerApi, ServerHttp
 from astraflow.rollout.engines.server_life import Served, ServerLife
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.rollout.engines.weights_folder import WeightsFolder
-from astraflow.rollout.slots import SlotName
 from astraflow.types import BusySpan, GenerateRequest, Generation
 
 __all__ = ["PolicyServer", "ServerEngine"]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from astraflow.errors import ConfigError, Error, RolloutError, ServiceError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import FittedTensors, fit_tensors
-from astraflow.protocols import Capacity
+from astraflow.protocols import Capacity, SlotName
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job
 from astraflow.rollout.engines.lane import Lanes, LoadedModel
@@ -40,7 +40,6 @@ from astraflow.rollout.engines.requests import (
     load_decoder,
 )
 from astraflow.rollout.engines.spans import BusyClock
-from astraflow.rollout.slots import SlotName
 from astraflow.types import BusySpan, GenerateRequest, Generation
 from astraflow.weights.threads import off_loop
 

@@ -1,8 +1,8 @@
-from astraflow.rollout.slots import VersionSlots
+from astraflow.rollout.policy_host import WeightSlots
 
 
-def make_slots(live: int, pinned: int = -1, wanted: tuple[int, ...] = ()) -> VersionSlots:
-    slots = VersionSlots()
+def make_slots(live: int, pinned: int = -1, wanted: tuple[int, ...] = ()) -> WeightSlots:
+    slots = WeightSlots()
     slots.installed("live", live)
     if pinned >= 0:
         slots.installed("pinned", pinned)
@@ -11,7 +11,7 @@ def make_slots(live: int, pinned: int = -1, wanted: tuple[int, ...] = ()) -> Ver
 
 
 def test_nothing_is_offered_before_the_first_version() -> None:
-    assert VersionSlots().offered() == ()
+    assert WeightSlots().offered() == ()
 
 
 def test_live_and_wanted_pinned_versions_are_offered_newest_last() -> None:

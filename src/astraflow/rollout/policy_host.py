@@ -4,11 +4,12 @@
 
 `follow` is the only writer of the engine's weights. A version that cannot be fetched or installed leaves the
 old one serving and is tried again with growing pauses. The engine is made from the first version that
-arrives, with whose files the tokenizer comes too.
+arrives; the tokenizer comes with the files of that version.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +19,17 @@ import msgspec
 
 from astraflow.errors import DeadlineError, RolloutError, UnavailableError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
-from astraflow.protocols import Engine, Renderer
+from astraflow.protocols import Engine, Renderer, SlotName
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.membership import WorkerLink
-from astraflow.rollout.slots import SlotName, VersionSlots
 from astraflow.rollout.waiting import unless
 from astraflow.types import Manifest, PolicyInfo, ServedVersions, VersionsReply
 
-__all__ = ["FetchesWeights", "PolicyHost"]
+__all__ = [
+    "FetchesWeights",
+    "PolicyHost",
+    "WeightSlots",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +48,95 @@ class FetchesWeights(Protocol):
         ...
 
 
+class WeightSlots:
+    """Which versions the two weight slots of a policy hold, and when a slot may be swapped. Passive.
+
+    `live` follows the newest version; `pinned` holds the version of an evaluation. Episodes of an evaluation
+    name an exact version and hold it. A slot whose version is held is not swapped, unless the other slot has
+    that version too. Training episodes hold nothing: they go on with the next version. -1 is no version.
+
+    Example: `slots.begin("live")`, install the weights, `slots.installed("live", 7)`.
+    """
+
+    def __init__(self) -> None:
+        self.live = -1
+        self.pinned = -1
+        self._wanted: tuple[int, ...] = ()
+        self._holds: Counter[int] = Counter()
+        self._is_leaving = False
+        """The live version goes as soon as nothing holds it, so it is offered no more."""
+        self._is_swapping = False
+        """The live version is being replaced right now, so nothing new may hold it."""
+
+    def want(self, versions: tuple[int, ...]) -> None:
+        """Versions that evaluation needs now."""
+        self._wanted = tuple(sorted(versions))
+
+    @property
+    def wants_more(self) -> bool:
+        """Evaluation needs a version that is served from no slot."""
+        return any(version not in {self.live, self.pinned} for version in self._wanted)
+
+    def next_pinned(self) -> int:
+        """The version to load into `pinned` now, -1 if none: the oldest round first, one after the other."""
+        if not self._wanted or self.pinned in self._wanted or self.is_held("pinned"):
+            return -1
+        return self._wanted[0]
+
+    def is_held(self, slot: SlotName) -> bool:
+        """Episodes need the version of this slot, and no other slot has it."""
+        mine, other = (self.live, self.pinned) if slot == "live" else (self.pinned, self.live)
+        return mine != other and self._holds[mine] > 0
+
+    def leave(self) -> None:
+        """A newer version waits for the live slot: the live one is offered no more, and may still be held."""
+        self._is_leaving = True
+
+    def begin(self, slot: SlotName) -> None:
+        """The slot changes now: nothing new may hold its version."""
+        if slot == "live":
+            self._is_swapping = True
+        else:
+            self.pinned = -1
+
+    def installed(self, slot: SlotName, version: int) -> None:
+        """The slot serves this version now."""
+        if slot == "live":
+            self.live = version
+            self.kept()
+        else:
+            self.pinned = version
+
+    def kept(self) -> None:
+        """The live version stays after all: its successor could not be installed."""
+        self._is_leaving = self._is_swapping = False
+
+    def offered(self) -> tuple[int, ...]:
+        """Versions to ask leases for, newest last.
+
+        None newer than the live one: leases of training would come for it, and their episodes run on `live`.
+        """
+        pinned = {self.pinned} if self.pinned in self._wanted and self.pinned <= self.live else set[int]()
+        live = set[int]() if self._is_leaving else {self.live}
+        return tuple(sorted((pinned | live) - {-1}))
+
+    def hold(self, version: int) -> bool:
+        """An evaluation episode starts; False if the version is not served, or about to go."""
+        if version == self.pinned or (version == self.live and not self._is_swapping):
+            self._holds[version] += 1
+            return True
+        return False
+
+    def release(self, version: int) -> None:
+        """An evaluation episode ended."""
+        self._holds[version] -= 1
+
+
 class PolicyHost:
     """Hosts one policy from its first version until `follow` is cancelled or the run ends.
 
-    `make_engine` returns an engine that serves the snapshot once it has `load`ed it.
-    `changed` is called after each change of what is served.
+    `make_engine` makes an engine for a version, which it serves once it has loaded it. `changed` is called
+    whenever the versions that are served change.
     """
 
     def __init__(
@@ -73,7 +161,7 @@ class PolicyHost:
         self._make_renderer = make_renderer
         self._changed = changed
         self._engine: Engine | None = None
-        self._slots = VersionSlots()
+        self._slots = WeightSlots()
         self._settled_at = -1
         """The newest version announced when the last update succeeded."""
         self._released = asyncio.Event()
@@ -90,7 +178,7 @@ class PolicyHost:
 
     @property
     def waits_for(self) -> str:
-        """Whom it waits for, or empty."""
+        """What it waits for; empty if it waits for nothing."""
         if self.problem:
             return self.problem
         return "" if self.hosted else f"the first version of {self.info.name}"
@@ -123,7 +211,8 @@ class PolicyHost:
                 self._settled_at = reply.newest
                 if not reply.manifests:
                     await asyncio.sleep(_PAUSE_S)
-                self.problem, backoff_s = "", _FIRST_BACKOFF_S
+                self.problem = ""
+                backoff_s = _FIRST_BACKOFF_S
             except (UnavailableError, WeightsError, DeadlineError, OSError, MemoryError) as err:
                 self._slots.kept()
                 reason = str(err) or "there is no memory for it on this machine"
