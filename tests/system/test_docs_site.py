@@ -1,4 +1,5 @@
-"""The site builds without a warning: every page is reachable, every link between pages has its target."""
+"""The site builds without a warning: every page is reachable, every link between pages has its target. The
+page of all files says what the files say."""
 
 import subprocess
 import sys
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs_driver import DOCS
+from docs_driver import DOCS, tool
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -24,5 +25,11 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
         "recipes/losses",
         "commands",
         "adr/001-commands-and-events",
+        "where_things_are",
     ):
         assert (tmp_path / "site" / f"{page}.html").is_file()
+
+
+def test_the_page_of_all_files_is_up_to_date() -> None:
+    made = tool("where_things_are")
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run `make docs`"
