@@ -2,18 +2,20 @@
 
     loop             consumes            produces            waits for              woken by
     follow (policy)  versions, chunks    engine weights      a newer version        dataflow (long-poll)
-    lease            leases              a task an episode   room, weights, leases  a slot that frees,
+    lease            leases              a task per episode  room, weights, leases  a slot that frees,
                                                                                     dataflow (long-poll)
-    episode (many)   engine tokens       a result            engine, scoring pool   both
+    episode (many)   engine tokens       a result            engine, scoring pool,  all three
+                                                             environment
     send (outbox)    results             receipts            results                an episode that ends
     heartbeat        revocations, state  lease life, load    its interval           the clock, new weights
 
 All tasks belong to one task group in `run`. An episode's task ends by itself, or is cancelled when its lease
-is revoked or the service leaves. State shared between loops: `_running` (lease loop writes, episodes' end
-callbacks remove), the outbox, and each host's slots (its follow loop writes). A stop signal ends leasing at
-once, gives running episodes `drain_s`, sends what is finished, and says goodbye. An engine that will never
-serve again ends the service the same way, and `run` then raises its error; the supervisor restarts the
-service.
+is revoked or the service leaves. The loops share `_running` (the lease loop adds, the end of an episode
+removes), the outbox, and the weight slots of each host (only its follow loop writes them).
+
+A stop signal ends leasing at once, gives running episodes `drain_s`, sends what is finished, and says
+goodbye. An engine that will never serve again ends the service the same way, and `run` then raises its error;
+the supervisor restarts the service.
 """
 
 import asyncio
@@ -61,11 +63,12 @@ _log = logging.getLogger(__name__)
 _WAIT_S = 25.0
 """Length of a lease long-poll."""
 _COALESCE_S = 0.01
-"""A service all of whose slots run asks this long after one frees, and sooner the fewer run."""
+"""Longest wait after a slot frees before leases are requested, so that slots that free together share one
+request. Scaled by the share of slots that run: an idle service asks at once."""
 _PAUSE_S = 0.25
 """Pause after an answer without leases, and after an outage that lasted longer than the link's retries."""
 _GOODBYE_S = 1.5
-"""Sending what is finished, and then the drain, may each take this long when the service is told to stop."""
+"""Longest time for sending what is finished, and then for the goodbye, when the service is told to stop."""
 _MAX_UNSENT = 4
 """Leasing pauses when this many times `max_episodes` results wait for a dataflow that does not answer."""
 
@@ -151,12 +154,12 @@ class RolloutService:
         """An engine will never serve again; `_failure` says why."""
         self._failure = ServiceError()
         self._waits_for = ""
-        """Whom the lease loop waits for, for the status."""
+        """What the lease loop waits for, as the status shows it."""
         self._tokens_before = 0
         self._beat_at_s = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves. Raises: the error that made it fail; an episode's failure never does."""
+        """Serves the run. Raises: the error that made the service fail; a failed episode never does."""
         try:
             if await unless(self._membership.join(), stop) is None:
                 return
@@ -176,7 +179,7 @@ class RolloutService:
                 await host.close()
 
     def _loops(self, group: asyncio.TaskGroup) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """The lease loop first, since a leaving service ends it first."""
+        """Name and loop. The lease loop comes first, since a service that leaves ends it first."""
         follows = [(f"follow {name}", self._follow(host)) for name, host in self._hosts.items()]
         return [
             ("lease", self._lease(group)),
@@ -198,13 +201,14 @@ class RolloutService:
             task.cancel()
 
     async def _say_goodbye(self, num_abandoned: int) -> None:
-        """Leaves; leases of abandoned episodes go back by a request that no longer names them as held."""
+        """Takes leave of the dataflow. Leases of abandoned episodes go back by a request that no longer names
+        them as held."""
         if num_abandoned or self._broken.is_set():
             await self._request_leases(0, (), 0.0)
         await self._membership.call(self._link.drain)
 
     async def _finish_running(self, stop: asyncio.Event) -> int:
-        """Waits for running episodes: to the end if drained, for `drain_s` once told to stop.
+        """Waits for running episodes: until all have ended if drained, for `drain_s` once told to stop.
 
         Returns how many were abandoned.
         """
@@ -288,7 +292,7 @@ class RolloutService:
     async def _request_leases(
         self, num_free: int, served: tuple[ServedVersions, ...], wait_s: float
     ) -> LeaseReply:
-        """Names all leases that the service holds, so that any whose answer got lost goes out again.
+        """Requests leases and names those that it holds: a lease whose reply was lost then goes out again.
 
         A request that waits is never given up: leases on their way would be lost. What is served from then
         on reaches the dataflow by heartbeat.
@@ -318,8 +322,8 @@ class RolloutService:
         self._freed.set()
 
     def _has_lost_an_engine(self) -> bool:
-        """Whether an engine will never serve again; the service then leaves, and the leases of what failed by
-        it go back."""
+        """Whether an engine will never serve again. The service then leaves, and the leases of the episodes
+        that failed because of it go back."""
         try:
             self._capacities()
         except ServiceError as err:
@@ -404,7 +408,7 @@ class RolloutService:
 
 
 async def _within(seconds: float, call: Coroutine[Any, Any, None]) -> None:
-    """Waits for the call, not longer; what fails on the way out is logged, nothing more."""
+    """Waits for the call, at most so long. A failure on the way out is logged and goes no further."""
     try:
         async with asyncio.timeout(seconds):
             await call

@@ -8,7 +8,8 @@ service implements the protocols.
 Example::
 
     async def retry_once(task: ScoredTask, policies: Policies) -> Rewards:
-        rewards, chat = Rewards(), policies["solver"].conversation(context=task.context)
+        rewards = Rewards()
+        chat = policies["solver"].conversation(context=task.context)
         answer = await chat.say(task.prompt)
         if not await task.score(answer.text):
             answer = await chat.say("That is wrong. Try again.")
