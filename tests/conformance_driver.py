@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.service import RolloutService
 from astraflow.service.client import MemoryTransport, Reply, ServiceClient, Transport
-from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore, synced
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import (
     Fingerprints,
@@ -302,11 +303,43 @@ async def rollout_rig(
 # --- trainer --------------------------------------------------------------------------------------
 
 
+class MortalStore(CheckpointStore):
+    """Checkpoints of one life of a trainer. A killed process takes its threads along; a cancelled task does
+    not, and a thread that went on would move folders about under the trainer's next life."""
+
+    def __init__(self, folder: Path, *, keep: int, sync: Callable[[Path], None]) -> None:
+        super().__init__(folder, policy="actor", keep=keep, sync=sync)
+        self._writes = threading.Lock()
+        self._is_dead = False
+
+    def stage(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
+        with self._alive():
+            return super().stage(step, fill)
+
+    def finish(self, staged: Checkpoint) -> Checkpoint:
+        with self._alive():
+            return super().finish(staged)
+
+    def die(self) -> None:
+        """Returns when the write that runs has ended; none begins from now on."""
+        with self._writes:
+            self._is_dead = True
+
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[None]:
+        with self._writes:
+            if self._is_dead:
+                raise OSError("the trainer was killed")
+            yield
+
+
 class InProcessTrainer:
     """Our trainer as a candidate, in this process, with a backend that counts."""
 
     can_restart = True
     keep_checkpoints = 2
+    sync = staticmethod(synced)
+    """Makes a file or folder of a checkpoint durable."""
 
     def __init__(
         self, rig: "TrainerParts", mutation: Callable[[], Mutation], backend: type[CountingBackend]
@@ -315,8 +348,14 @@ class InProcessTrainer:
         self.task: asyncio.Task[None] | None = None
         self.stopping = asyncio.Event()
         self.folder = rig.folder / "checkpoints"
+        self.store = self.new_store()
+
+    def new_store(self) -> MortalStore:
+        """Of one life."""
+        return MortalStore(self.folder, keep=self.keep_checkpoints, sync=self.sync)
 
     async def start(self) -> None:
+        self.store = self.new_store()
         self.task = asyncio.create_task(self.live())
 
     async def live(self) -> None:
@@ -333,7 +372,7 @@ class InProcessTrainer:
             backend=self.backend(),
             link=DataflowClient(client),
             publisher=PublisherClient(publishing, self.rig.publisher.incoming),
-            checkpoints=CheckpointStore(self.folder, policy="actor", keep=self.keep_checkpoints),
+            checkpoints=self.store,
         )
         try:
             await run_trainer(trainer, self.stopping)
@@ -348,10 +387,12 @@ class InProcessTrainer:
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
+        await asyncio.to_thread(self.store.die)
 
     async def ended(self) -> int:
         assert self.task is not None
         await asyncio.wait({self.task})
+        await asyncio.to_thread(self.store.die)
         return 0 if self.task.exception() is None else 1
 
 

@@ -1,6 +1,7 @@
 """The conformance kit finds our trainer sound, and each of its mutants broken on one rule."""
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,19 @@ async def test_ours_keeps_every_rule(tmp_path: Path) -> None:
     report = await judged_trainer(tmp_path)
     assert report.broken == ()
     assert report.unchecked == ()
+
+
+class SlowDisk(InProcessTrainer):
+    """Its checkpoints are still being written when it is killed."""
+
+    @staticmethod
+    def sync(path: Path) -> None:
+        time.sleep(0.1)
+
+
+async def test_ours_on_a_slow_disk_keeps_every_rule(tmp_path: Path) -> None:
+    report = await judged_trainer(tmp_path, make_candidate=SlowDisk)
+    assert report.broken == ()
 
 
 # --- mutants --------------------------------------------------------------------------------------
