@@ -37,12 +37,12 @@ from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.readers import HttpReader
 from astraflow.weights.receiver import Receiver
 from astraflow.workflows.single_turn import single_turn
+from astraflow_conformance.fake_rollout_dataflow import FakeRolloutDataflow
+from astraflow_conformance.fake_trainer_dataflow import FakeTrainerDataflow
 from astraflow_conformance.report import Checks, Report
 from astraflow_conformance.rollout_kit import ROLLOUT_RULES, RolloutKit
-from astraflow_conformance.rollout_played import PlayedDataflow
 from astraflow_conformance.trainer_kit import NUM_STEPS, TRAINER_RULES, TrainerKit, make_samples
-from astraflow_conformance.trainer_played import PlayedRun
-from astraflow_conformance.versions import PublishedVersions, Tearing
+from astraflow_conformance.versions import DamagedChunks, PublishedVersions
 from rollout_fakes import STOP, CharRenderer, ScriptedEngine, ids_of
 from trainer_fakes import CountingBackend
 from weight_fakes import ScriptedReader
@@ -251,7 +251,7 @@ class InProcessRollout:
 class RolloutRig:
     """A kit around one in-process rollout service."""
 
-    dataflow: PlayedDataflow
+    dataflow: FakeRolloutDataflow
     kit: RolloutKit
     candidate: InProcessRollout
 
@@ -276,23 +276,23 @@ async def rollout_rig(
         fingerprints=Fingerprints(),
         recipe="{}",
     )
-    dataflow = PlayedDataflow(
+    dataflow = FakeRolloutDataflow(
         checks, info, token="secret", patience_s=patience_s, heartbeat_s=0.02, vocab_sizes={"actor": 256},
         reference=reference,
     )  # fmt: skip
     publisher = Publisher(folder / "weights", WeightsConfig(keep=64), "http://publisher")
-    tearing = Tearing(publisher)
-    client = ServiceClient("http://publisher", transport=MemoryTransport(tearing))
+    damage = DamagedChunks(publisher)
+    client = ServiceClient("http://publisher", transport=MemoryTransport(damage))
     embeddings = HostTensor(
         "model.embed_tokens.weight", (256, 8), "float32", np.full(256 * 8, 0.5, "<f4").view(np.uint8)
     )
     versions = PublishedVersions(
-        PublisherClient(client, publisher.incoming), tearing, policy="actor", tensors=[embeddings], files={}
+        PublisherClient(client, publisher.incoming), damage, policy="actor", tensors=[embeddings], files={}
     )
     tasks = [Task(id=f"sums/{idx}", source="sums", prompt=f"{idx} + 1") for idx in range(8)]
     try:
         await dataflow.publish(await versions.publish(0))
-        candidate = make_candidate(dataflow, tearing, folder, mutation, make_engine, token)
+        candidate = make_candidate(dataflow, damage, folder, mutation, make_engine, token)
         kit = RolloutKit(candidate, dataflow, versions, tasks=tasks, policy="actor")
         yield RolloutRig(dataflow, kit, candidate)
     finally:
@@ -400,7 +400,7 @@ class InProcessTrainer:
 class TrainerParts:
     """What a trainer meets."""
 
-    run: PlayedRun
+    run: FakeTrainerDataflow
     publisher: Publisher
     folder: Path
     token: str
@@ -430,7 +430,7 @@ async def judged_trainer(
         )
         return Receiver(cache, readers={"http": ScriptedReader(reader)}, finders={"http": reader})
 
-    run = PlayedRun(
+    run = FakeTrainerDataflow(
         Checks(TRAINER_RULES), info, policy="actor", token="secret", patience_s=patience_s,
         samples=make_samples(policy, vocab_size=24), num_steps=NUM_STEPS, receiver=receiver,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is tested, as the kit sees it: something that can be started, told to stop, and killed."""
+"""The service under test, as the kit sees it: it can be started, told to stop, and killed."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ __all__ = ["Candidate", "Command", "Joining"]
 
 
 class Candidate(Protocol):
-    """One service under test; started again after each end."""
+    """One service under test. It may be started again each time it has ended."""
 
     @property
     def can_restart(self) -> bool:
@@ -22,7 +22,7 @@ class Candidate(Protocol):
         ...
 
     async def start(self) -> None:
-        """Starts it; it finds the kit by itself."""
+        """Starts it. The address of the kit is in its command line."""
         ...
 
     async def stop(self) -> None:
@@ -34,12 +34,12 @@ class Candidate(Protocol):
         ...
 
     async def ended(self) -> int:
-        """Returns its exit code once it has ended."""
+        """Waits for its end; returns the exit code."""
         ...
 
 
 class Command:
-    """A command line, whose `{name}` are filled in: its processes end with it.
+    """A command line with `{name}` to fill in. `kill` ends all processes that it started.
 
     Example: `Command("astraflow join {url} --name probe", {"url": url}, log=Path("candidate.log"))`.
     """
@@ -47,7 +47,7 @@ class Command:
     can_restart = True
 
     def __init__(self, line: str, values: Mapping[str, str], *, env: Mapping[str, str], log: Path) -> None:
-        """Raises: ConfigError if the line names something else than `values` has."""
+        """Raises: ConfigError if the line has a `{name}` that `values` does not."""
         try:
             self._argv = [part.format_map(dict(values)) for part in shlex.split(line)]
         except (KeyError, ValueError, IndexError) as err:
@@ -68,38 +68,39 @@ class Command:
                 raise ConfigError(f"candidate {self._argv[0]!r} cannot be started: {err.strerror}") from err
 
     async def stop(self) -> None:
-        """SIGTERM to the command itself."""
+        """Sends SIGTERM to the command itself."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
 
     async def kill(self) -> None:
-        """SIGKILL to it and to all that it started."""
+        """Sends SIGKILL to the command and to all processes that it started."""
         if self._process is None or self._process.returncode is not None:
             return
         os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended."""
+        """Waits for its end; returns the exit code."""
         assert self._process is not None
         return await self._process.wait()
 
 
 class Joining:
-    """A service that somebody starts by hand and that joins the kit's own address: it cannot be restarted."""
+    """A service that somebody starts by hand and that joins the kit's address. The kit cannot start or end
+    it."""
 
     can_restart = False
 
     async def start(self) -> None:
-        """It starts by itself."""
+        """Does nothing: somebody else starts it."""
 
     async def stop(self) -> None:
-        """Nobody can."""
+        """Does nothing."""
 
     async def kill(self) -> None:
-        """Nobody can."""
+        """Does nothing."""
 
     async def ended(self) -> int:
-        """Never known."""
+        """Never returns: the kit cannot see the process."""
         await asyncio.Event().wait()
         return 0

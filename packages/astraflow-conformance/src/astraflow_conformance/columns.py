@@ -1,4 +1,8 @@
-"""Holds trajectories to the rules of the token columns, each by its number."""
+"""Checks trajectories against the rules C1 to C10 of the token columns.
+
+The dataflow has checks of its own for these rules. These here share no code with it, so that a mistake there
+is not repeated here.
+"""
 
 import math
 from collections.abc import Collection, Iterator
@@ -15,11 +19,12 @@ __all__ = ["COLUMN_RULES", "Limits", "flaws_of"]
 
 COLUMN_RULES = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10")
 _MAX_LOGPROB = 1e-3
+"""Rounding may lift the logarithm of a probability of one a little over 0; rule C3 allows this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the trajectories of one policy must keep to now."""
+    """What is known of a policy when a trajectory of it arrives."""
 
     info: PolicyInfo
     newest: int
@@ -29,7 +34,10 @@ class Limits:
 def flaws_of(
     episode: Episode, limits: dict[str, Limits], hosts: Collection[str], *, is_training: bool
 ) -> Iterator[tuple[str, str]]:
-    """(rule, what was seen) of every broken rule; of columns that do not fit each other only that."""
+    """Yields each broken rule with what was seen.
+
+    If the columns of a trajectory do not fit each other, nothing else about it can be checked.
+    """
     if not math.isfinite(episode.score):
         yield "C5", f"score {episode.score}"
     elif abs(episode.score) > MAX_REWARD:
@@ -50,7 +58,8 @@ def _flaws(
         yield "C8", f"policy {item.policy!r}; registered as hosting {sorted(hosts)}"
         return
     try:
-        ids, mask = wire.array(item.token_ids, "int32"), wire.array(item.mask, "uint8")
+        ids = wire.array(item.token_ids, "int32")
+        mask = wire.array(item.mask, "uint8")
         logprobs = wire.array(item.behavior_logprobs, "float32")
         lengths = {len(ids), len(mask), len(logprobs)}
         lengths |= {len(wire.array(stream.data, stream.dtype)) for stream in item.streams}
@@ -82,7 +91,8 @@ def _flaws(
 def _span_flaws(
     item: Trajectory, mask: "np.ndarray[tuple[int], np.dtype[np.bool]]", limits: Limits
 ) -> Iterator[tuple[str, str]]:
-    covered, end = np.zeros(len(mask), bool), 0
+    covered = np.zeros(len(mask), bool)
+    end = 0
     for span in item.versions:
         in_order = end <= span.start < span.start + span.length <= len(mask)
         if not (in_order and 0 <= span.version <= max(0, limits.newest)):
@@ -93,7 +103,8 @@ def _span_flaws(
     else:
         if (covered != mask).any():
             yield "C4", f"runs cover {int(covered.sum())} tokens, {int(mask.sum())} have mask 1"
-    end, num_held = 0, 0
+    end = 0
+    num_held = 0
     for turn in item.turns:
         if not end <= turn.start <= turn.end <= len(mask):
             yield "C5", f"turn [{turn.start}, {turn.end}) after {end}, of {len(mask)} tokens"

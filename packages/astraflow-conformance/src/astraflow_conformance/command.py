@@ -1,4 +1,4 @@
-"""`astraflow conformance`: does a service keep the protocol?"""
+"""`astraflow conformance`: checks whether a service keeps the rules of the protocol."""
 
 import asyncio
 import sys
@@ -13,14 +13,14 @@ from astraflow.cli.services import token_of
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astraflow_conformance.arrange import Settings
+    from astraflow_conformance.harness import Settings
     from astraflow_conformance.report import Report
 
 __all__ = ["check_dataflow", "check_rollout", "check_trainer", "conformance"]
 
 conformance = typer.Typer(
     name="conformance",
-    help="Drive a service of yours, or ours, through the protocol, and say which of its rules it keeps.",
+    help="Check a service against the protocol, and say which of its rules it keeps.",
     no_args_is_help=True,
 )
 
@@ -52,7 +52,7 @@ def check_dataflow(
     ],
     recipe: _Recipe = _DEFAULT_RECIPE,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out what takes waiting out a lease's timeout.")
+        bool, typer.Option("--quick", help="Leave out the rules for which a lease must expire.")
     ] = False,
     json: _Json = False,
     patience: _Patience = 60,
@@ -64,7 +64,7 @@ def check_dataflow(
 
     Example: astraflow conformance dataflow "astraflow serve {run_dir} --port {port}"
     """
-    from astraflow_conformance.arrange import judge_dataflow
+    from astraflow_conformance.harness import judge_dataflow
 
     def judge(settings: "Settings") -> "Coroutine[Any, Any, Report]":
         return judge_dataflow(target, settings, is_quick=quick)
@@ -92,12 +92,16 @@ def check_rollout(
 
     Example: astraflow conformance rollout "astraflow join {url} --name candidate"
     """
-    from astraflow_conformance.arrange import judge_rollout
+    from astraflow_conformance.harness import judge_rollout
 
     _run(
         lambda settings: judge_rollout(target, settings),
-        recipe, patience, token_file, work_dir=work_dir, is_json=json,
-    )  # fmt: skip
+        recipe,
+        patience,
+        token_file,
+        work_dir=work_dir,
+        is_json=json,
+    )
 
 
 @conformance.command("trainer")
@@ -121,12 +125,16 @@ def check_trainer(
     Example: astraflow conformance trainer
     "astraflow train {run_dir} --policy {policy} --url {url} --publisher {publisher}"
     """
-    from astraflow_conformance.arrange import judge_trainer
+    from astraflow_conformance.harness import judge_trainer
 
     _run(
         lambda settings: judge_trainer(target, settings),
-        recipe, patience, token_file, work_dir=work_dir, is_json=json,
-    )  # fmt: skip
+        recipe,
+        patience,
+        token_file,
+        work_dir=work_dir,
+        is_json=json,
+    )
 
 
 def _run(
@@ -138,10 +146,10 @@ def _run(
     work_dir: Path | None,
     is_json: bool,
 ) -> None:
-    """Judges, prints, and exits with 1 if a rule is broken."""
+    """Runs the check, prints the report, and exits with 1 if a rule is broken."""
     from rich.console import Console
 
-    from astraflow_conformance.arrange import Settings
+    from astraflow_conformance.harness import Settings
 
     if work_dir is not None and work_dir.exists() and any(work_dir.iterdir()):
         raise ConfigError(f"--work-dir {work_dir} is not empty")

@@ -1,8 +1,8 @@
-"""Drives a dataflow through the protocol: the kit plays its rollout services and trainers.
+"""Checks a dataflow: the kit acts as its rollout services and trainers.
 
-The run under test is used up: give it a fresh one with a policy to train, at least four steps, and a short
-`lease_timeout_s`. Scenarios stand for themselves: what one breaks is answered before the next begins, so that
-a candidate that breaks one rule is told of that rule alone.
+The run under test is used up. Give it a fresh run with a policy to train, at least four steps, and a short
+`lease_timeout_s`. Scenarios are independent: what one leaves undone is answered before the next begins, so
+that a candidate that breaks one rule is reported for that rule alone.
 """
 
 import logging
@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable
 from astraflow.service.client import Transport
 from astraflow_conformance import dataflow_trainers as trainers
 from astraflow_conformance import dataflow_workers as workers
-from astraflow_conformance.desk import Desk, RefusalError
+from astraflow_conformance.probe_client import ProbeClient, RefusalError
 from astraflow_conformance.report import AbandonedError, BrokenError, Checks, Report
 from astraflow_conformance.rules import RULES
-from astraflow_conformance.stage import Stage
+from astraflow_conformance.run_under_test import RunUnderTest
 
 __all__ = ["check_dataflow"]
 
 _log = logging.getLogger(__name__)
-_Scenario = Callable[[Stage], Awaitable[None]]
+_Scenario = Callable[[RunUnderTest], Awaitable[None]]
 
 _SCENARIOS: tuple[tuple[_Scenario, str], ...] = (
     (workers.joining, "D4"),
@@ -38,7 +38,7 @@ _SCENARIOS: tuple[tuple[_Scenario, str], ...] = (
     (trainers.releasing, "D28"),
     (trainers.accounting, "D30"),
 )
-"""In this order; the rule that is blamed where a request fails that must not."""
+"""Each scenario, in order, with the rule that is broken if a request fails that must not."""
 
 
 async def check_dataflow(
@@ -49,46 +49,46 @@ async def check_dataflow(
     restart: Callable[[], Awaitable[None]] | None = None,
     is_quick: bool = False,
 ) -> Report:
-    """Drives the dataflow behind `transport`; returns what became of each rule.
+    """Checks the dataflow behind `transport`; returns the verdict on each rule.
 
-    `restart` kills the dataflow with -9 and starts it again; without it the rule about crashes is not
-    checked. `is_quick` leaves out what takes waiting out a lease's timeout.
+    `restart` kills the dataflow with SIGKILL and starts it again; without it, the rule about crashes is not
+    checked. `is_quick` leaves out the rules for which a lease must expire.
     """
     checks = Checks(rule for rule in RULES if rule.startswith("D"))
-    stage = Stage(Desk(transport, checks, token=token), checks)
+    run = RunUnderTest(ProbeClient(transport, checks, token=token), checks)
     try:
-        await stage.meet()
+        await run.meet()
     except BrokenError:
         return checks.report("dataflow", name)
     for scenario, rule in _SCENARIOS:
-        await _play(stage, scenario, rule)
+        await _play(run, scenario, rule)
     if is_quick:
         checks.skip("D15", "left out: it takes a lease's timeout")
         checks.skip("D16", "left out: it takes a lease's timeout")
     else:
-        await _play(stage, workers.expiry, "D15")
+        await _play(run, workers.expiry, "D15")
     if restart is None:
         checks.skip("D29", "only a dataflow that the kit starts itself can be killed")
     else:
         crash = restart
-        await _play(stage, lambda stage: trainers.crash(stage, crash), "D29")
-    await _play(stage, trainers.ending, "D32")
+        await _play(run, lambda run: trainers.crash(run, crash), "D29")
+    await _play(run, trainers.ending, "D32")
     return checks.report("dataflow", name)
 
 
-async def _play(stage: Stage, scenario: _Scenario, rule: str) -> None:
-    """One scenario; a refusal of what must not be refused breaks its rule."""
+async def _play(run: RunUnderTest, scenario: _Scenario, rule: str) -> None:
+    """Runs one scenario. A request that is refused although it must not be breaks the scenario's rule."""
     try:
-        await scenario(stage)
+        await scenario(run)
     except BrokenError as err:
         _log.info("%s", err)
     except RefusalError as err:
-        stage.checks.broke(rule, str(err))
+        run.checks.broke(rule, str(err))
     except AbandonedError as err:
-        if not any(stage.checks.is_broken(known) for known in RULES if known.startswith("D")):
-            stage.checks.broke(rule, str(err))
+        if not any(run.checks.is_broken(known) for known in RULES if known.startswith("D")):
+            run.checks.broke(rule, str(err))
     try:
-        await stage.settle()
-        await stage.make_room()
+        await run.settle()
+        await run.make_room()
     except (AbandonedError, RefusalError) as err:
         _log.info("what was left undone stays so: %s", err)

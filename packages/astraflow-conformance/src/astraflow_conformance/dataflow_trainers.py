@@ -1,4 +1,4 @@
-"""What a dataflow owes to trainers: sessions, versions, batches, commits; and how a run ends."""
+"""Scenarios for a dataflow, as its trainers see it: sessions, versions, batches, commits, crash, end."""
 
 from collections.abc import Awaitable, Callable
 
@@ -17,18 +17,19 @@ from astraflow.types import (
     StopRequest,
     VersionsReply,
 )
-from astraflow_conformance.desk import RefusalError
+from astraflow_conformance.probe_client import RefusalError
 from astraflow_conformance.report import AbandonedError
-from astraflow_conformance.stage import PlayedTrainer, Stage, same
+from astraflow_conformance.run_under_test import FakeTrainer, RunUnderTest, same
 
 __all__ = ["accounting", "batches", "commits", "crash", "ending", "fencing", "publishing", "releasing"]
 
 
-async def publishing(stage: Stage) -> None:
+async def publishing(run: RunUnderTest) -> None:
     """D21, D22, D23: the first versions of a run."""
-    for other in stage.others:
+    for other in run.others:
         await other.attach()
-    trainer, that = stage.trainer, stage.checks.that
+    trainer = run.trainer
+    that = run.checks.that
     await trainer.open()
     first = trainer.publication()
     delta = msgspec.structs.replace(first.manifest, kind="delta", base=0)
@@ -38,11 +39,11 @@ async def publishing(stage: Stage) -> None:
     that("D21", await _refused(trainer, "versions", ahead), f"{ahead.manifest.version} was taken, not next")
     await trainer.publish_next()
     again = trainer.publication(ahead=0)
-    refusal = await stage.desk.refused("POST", trainer.path("versions"), again)
+    refusal = await run.client.refused("POST", trainer.path("versions"), again)
     that("D21", refusal is None, f"posting the newest manifest again: {refusal}")
     await trainer.attach()
     for after in (-1, trainer.newest - 1, trainer.newest):
-        reply = await stage.desk.ask(
+        reply = await run.client.ask(
             "GET", trainer.path("versions"), VersionsReply, params={"after": str(after), "pinned": "no"}
         )
         found = [manifest.version for manifest in reply.manifests]
@@ -60,43 +61,46 @@ async def publishing(stage: Stage) -> None:
             that("D23", same(bare, mine), f"version {manifest.version} is not as it was published")
 
 
-async def _refused(trainer: PlayedTrainer, what: str, body: Item) -> bool:
-    return await trainer.desk.refused("POST", trainer.path(what), body) is not None
+async def _refused(trainer: FakeTrainer, what: str, body: Item) -> bool:
+    return await trainer.client.refused("POST", trainer.path(what), body) is not None
 
 
-async def fencing(stage: Stage) -> None:
-    """D20: an older session asks for everything that it may ask for."""
-    trainer, desk = stage.trainer, stage.desk
+async def fencing(run: RunUnderTest) -> None:
+    """D20: a session that was replaced is refused whatever it asks for."""
+    trainer = run.trainer
+    client = run.client
     old = trainer.session
     await trainer.attach(old.step)
     params = {"epoch": str(old.epoch), "wait_s": "0"}
     publication = trainer.publication(ahead=0, epoch=old.epoch)
     asks: dict[str, Awaitable[RefusalError | None]] = {
-        "batch": desk.refused("GET", trainer.path(f"batches/{old.step}"), params=params),
-        "publish": desk.refused("POST", trainer.path("versions"), publication),
-        "commit": desk.refused("POST", trainer.path("commit"), trainer.commit(old.step, epoch=old.epoch)),
-        "release": desk.refused("POST", trainer.path("release"), trainer.release(old.step, epoch=old.epoch)),
+        "batch": client.refused("GET", trainer.path(f"batches/{old.step}"), params=params),
+        "publish": client.refused("POST", trainer.path("versions"), publication),
+        "commit": client.refused("POST", trainer.path("commit"), trainer.commit(old.step, epoch=old.epoch)),
+        "release": client.refused(
+            "POST", trainer.path("release"), trainer.release(old.step, epoch=old.epoch)
+        ),
     }
     for what, asked in asks.items():
         refusal = await asked
         fenced = refusal is not None and refusal.status == 409 and refusal.code in {"fenced", ""}
-        stage.checks.that("D20", fenced, f"{what} under epoch {old.epoch}: {refusal or 'success'}")
+        run.checks.that("D20", fenced, f"{what} under epoch {old.epoch}: {refusal or 'success'}")
 
 
-async def batches(stage: Stage) -> None:
-    """D24, D25, D26: what a step is trained on."""
-    trainer = stage.trainer
+async def batches(run: RunUnderTest) -> None:
+    """D24, D25, D26: the batch of a step, its slices and its content."""
+    trainer = run.trainer
     step = trainer.done
-    batch = await stage.fill(step)
+    batch = await run.fill(step)
     again = await trainer.batch(step)
-    stage.checks.that(
+    run.checks.that(
         "D24", again is not None and _same_batch(batch, again), f"step {step} differs when asked again"
     )
-    await _slices(stage, batch)
-    _content(stage, batch)
+    await _slices(run, batch)
+    _content(run, batch)
     await trainer.attach(step)
     later = await trainer.batch(step)
-    stage.checks.that(
+    run.checks.that(
         "D24", later is not None and _same_batch(batch, later), f"step {step} differs in a later session"
     )
 
@@ -105,21 +109,21 @@ def _same_batch(left: Batch, right: Batch) -> bool:
     return same(left.samples, right.samples) and same(left.totals, right.totals)
 
 
-async def _slices(stage: Stage, batch: Batch) -> None:
-    slices = [await stage.trainer.batch(batch.step, rank=rank, world=2) for rank in range(2)]
+async def _slices(run: RunUnderTest, batch: Batch) -> None:
+    slices = [await run.trainer.batch(batch.step, rank=rank, world=2) for rank in range(2)]
     parts = [part for part in slices if part is not None]
     keys = [_key(sample) for part in parts for sample in part.samples]
     whole = sorted(_key(sample) for sample in batch.samples)
     detail = f"step {batch.step}: two slices hold {len(keys)} samples, the batch {len(whole)}"
-    stage.checks.that("D25", sorted(keys) == whole, detail)
+    run.checks.that("D25", sorted(keys) == whole, detail)
     for part in parts:
         detail = f"rank {part.rank}: totals {part.totals}, the batch's {batch.totals}"
-        stage.checks.that("D25", same(part.totals, batch.totals), detail)
+        run.checks.that("D25", same(part.totals, batch.totals), detail)
     num_trained = sum(_num_trained(sample) for sample in batch.samples)
     totals = batch.totals
     counts = (totals.num_samples, totals.num_trained_tokens)
     expected = (len(batch.samples), num_trained)
-    stage.checks.that(
+    run.checks.that(
         "D25", counts == expected, f"totals say {counts} samples and tokens, there are {expected}"
     )
 
@@ -132,12 +136,13 @@ def _num_trained(sample: Sample) -> int:
     return int(wire.array(sample.trajectory.mask, "uint8").sum())
 
 
-def _content(stage: Stage, batch: Batch) -> None:
-    that, policy = stage.checks.that, stage.trainer.policy
+def _content(run: RunUnderTest, batch: Batch) -> None:
+    that = run.checks.that
+    policy = run.trainer.policy
     groups: dict[int, set[int]] = {}
     for sample in batch.samples:
         groups.setdefault(sample.group_id, set()).add(sample.episode_idx)
-        sent = stage.sent.get((sample.group_id, sample.episode_idx, policy))
+        sent = run.sent.get((sample.group_id, sample.episode_idx, policy))
         where = f"group {sample.group_id} episode {sample.episode_idx}"
         that("D26", sent is not None and same(sent, sample.trajectory), f"{where} is not as it was accepted")
         covered = np.zeros(len(sample.trajectory.mask), bool)
@@ -146,116 +151,114 @@ def _content(stage: Stage, batch: Batch) -> None:
         mask = wire.array(sample.trajectory.mask, "uint8").view(bool)
         that("D26", not (mask & ~covered).any(), f"{where} has trained tokens without an advantage")
     accepted: dict[int, set[int]] = {}
-    for group_id, episode_idx, of in stage.sent:
+    for group_id, episode_idx, of in run.sent:
         if of == policy:
             accepted.setdefault(group_id, set()).add(episode_idx)
     torn = [group for group, episodes in groups.items() if episodes != accepted.get(group)]
     that("D26", not torn, f"groups {torn[:5]} are not whole")
 
 
-async def commits(stage: Stage) -> None:
-    """D22 and D27, and that a step that was committed is the same batch when it is done again (D24)."""
-    trainer, desk = stage.trainer, stage.desk
+async def commits(run: RunUnderTest) -> None:
+    """D22, D27, and D24: a committed step that is repeated has the same batch."""
+    trainer = run.trainer
+    client = run.client
     step = trainer.done
-    batch = await stage.fill(step)
+    batch = await run.fill(step)
     early = trainer.commit(step, version=trainer.newest + 1)
-    stage.checks.that(
+    run.checks.that(
         "D27", await _refused(trainer, "commit", early), "a step was committed before its version"
     )
     unknown = msgspec.structs.replace(trainer.publication().manifest, kind="delta", base=10**6)
     wrong = msgspec.structs.replace(trainer.publication(), manifest=unknown)
-    stage.checks.that(
-        "D22", await _refused(trainer, "versions", wrong), "a delta on an unknown base was taken"
-    )
-    if stage.checks.is_broken("D22"):
+    run.checks.that("D22", await _refused(trainer, "versions", wrong), "a delta on an unknown base was taken")
+    if run.checks.is_broken("D22"):
         await trainer.open(step)
         await trainer.publish_next()
     await trainer.publish_next()
     skipping = trainer.commit(step + 1)
-    stage.checks.that(
+    run.checks.that(
         "D27", await _refused(trainer, "commit", skipping), f"step {step + 1} was committed before {step}"
     )
-    await desk.ask("POST", trainer.path("commit"), None, trainer.commit(step))
-    again = await desk.refused("POST", trainer.path("commit"), trainer.commit(step))
-    stage.checks.that("D27", again is None, f"step {step} committed again: {again}")
+    await client.ask("POST", trainer.path("commit"), None, trainer.commit(step))
+    again = await client.refused("POST", trainer.path("commit"), trainer.commit(step))
+    run.checks.that("D27", again is None, f"step {step} committed again: {again}")
     await trainer.attach(step)
     redo = await trainer.batch(step)
-    stage.checks.that(
-        "D24", redo is not None and _same_batch(batch, redo), f"step {step}, done again, differs"
-    )
+    run.checks.that("D24", redo is not None and _same_batch(batch, redo), f"step {step}, done again, differs")
     await trainer.publish_next()
-    await desk.ask("POST", trainer.path("commit"), None, trainer.commit(step))
+    await client.ask("POST", trainer.path("commit"), None, trainer.commit(step))
 
 
-async def releasing(stage: Stage) -> None:
-    """D28."""
-    trainer, desk = stage.trainer, stage.desk
+async def releasing(run: RunUnderTest) -> None:
+    """D28: released batches are gone, and no session begins before them."""
+    trainer = run.trainer
+    client = run.client
     done = trainer.done
     ahead = trainer.release(done + 1)
-    stage.checks.that(
-        "D28", await _refused(trainer, "release", ahead), "a step was released before its commit"
-    )
-    await desk.ask("POST", trainer.path("release"), None, trainer.release(done))
-    await desk.ask("POST", trainer.path("release"), None, trainer.release(done))
+    run.checks.that("D28", await _refused(trainer, "release", ahead), "a step was released before its commit")
+    await client.ask("POST", trainer.path("release"), None, trainer.release(done))
+    await client.ask("POST", trainer.path("release"), None, trainer.release(done))
     params = {"epoch": str(trainer.session.epoch), "wait_s": "0"}
-    gone = await desk.refused("GET", trainer.path(f"batches/{done - 1}"), params=params)
-    stage.checks.that("D28", gone is not None, f"step {done - 1} was served after its release")
+    gone = await client.refused("GET", trainer.path(f"batches/{done - 1}"), params=params)
+    run.checks.that("D28", gone is not None, f"step {done - 1} was served after its release")
     try:
         await trainer.open(done - 1)
     except RefusalError:
-        stage.checks.kept("D28")
+        run.checks.kept("D28")
     else:
-        stage.checks.broke("D28", f"a session began at {done - 1}, before the {done} released steps")
+        run.checks.broke("D28", f"a session began at {done - 1}, before the {done} released steps")
     await trainer.attach(done)
 
 
-async def accounting(stage: Stage) -> None:
-    """D30."""
-    status = await stage.desk.ask("GET", "/v1/status", StatusReply)
+async def accounting(run: RunUnderTest) -> None:
+    """D30: the fates of each policy add up to the groups that were drawn."""
+    status = await run.client.ask("GET", "/v1/status", StatusReply)
     for policy in status.policies:
         fates = msgspec.structs.asdict(policy.fates)
         drawn = fates.pop("drawn")
-        stage.checks.that(
+        run.checks.that(
             "D30", drawn == sum(fates.values()) > 0, f"{policy.name}: drawn {drawn}, fates {fates}"
         )
 
 
-async def crash(stage: Stage, restart: Callable[[], Awaitable[None]]) -> None:
-    """D29: leases, results, versions and a batch from before a crash."""
-    trainer, worker = stage.trainer, await stage.worker()
+async def crash(run: RunUnderTest, restart: Callable[[], Awaitable[None]]) -> None:
+    """D29: leases, results, versions and batches survive a crash."""
+    trainer = run.trainer
+    worker = await run.worker()
     step = trainer.done
-    batch = await stage.fill(step)
+    batch = await run.fill(step)
     answered, held = await worker.take(2)
     await worker.send((answered,))
     await restart()
-    that = stage.checks.that
-    (again,) = await worker.results([stage.result(answered)])
+    that = run.checks.that
+    (again,) = await worker.results([run.result(answered)])
     that("D29", again.status in {"accepted", "dropped"}, f"a result from before the crash: {again}")
     (receipt,) = await worker.send((held,))
     that("D29", receipt.status == "accepted", f"a lease from before the crash: {receipt}")
     after = await trainer.batch(step)
     that("D29", after is not None and _same_batch(batch, after), f"step {step} differs after the crash")
-    reply = await stage.desk.ask("GET", trainer.path("versions"), VersionsReply)
+    reply = await run.client.ask("GET", trainer.path("versions"), VersionsReply)
     that("D29", reply.newest == trainer.newest, f"newest version {reply.newest}, it was {trainer.newest}")
     await trainer.publish_next()
-    await stage.desk.ask("POST", trainer.path("commit"), None, trainer.commit(step))
+    await run.client.ask("POST", trainer.path("commit"), None, trainer.commit(step))
 
 
-async def ending(stage: Stage) -> None:
-    """D32."""
-    refusal = await stage.desk.refused(
+async def ending(run: RunUnderTest) -> None:
+    """D32: after the end of a run there are no batches and no leases."""
+    refusal = await run.client.refused(
         "POST", "/v1/stop", StopRequest(reason="the conformance kit has seen enough")
     )
     if refusal is not None:
         raise AbandonedError(f"the run cannot be ended with this token: {refusal}")
-    that, trainer = stage.checks.that, stage.trainer
+    that = run.checks.that
+    trainer = run.trainer
     params = {"epoch": str(trainer.session.epoch), "wait_s": "25"}
-    reply = await stage.desk.ask("GET", trainer.path(f"batches/{trainer.done}"), BatchReply, params=params)
+    reply = await run.client.ask("GET", trainer.path(f"batches/{trainer.done}"), BatchReply, params=params)
     over = {"finished", "failed"}
     that(
         "D32", reply.batch is None and reply.state in over, f"a batch, or state {reply.state}, after the end"
     )
-    worker = await stage.worker()
-    asks = LeaseRequest(worker_id=worker.id, num_free=4, served=tuple(stage.served()), wait_s=25.0)
-    leases = await stage.desk.ask("POST", "/v1/leases", LeaseReply, asks)
+    worker = await run.worker()
+    asks = LeaseRequest(worker_id=worker.id, num_free=4, served=tuple(run.served()), wait_s=25.0)
+    leases = await run.client.ask("POST", "/v1/leases", LeaseReply, asks)
     that("D32", not leases.leases and leases.state in over, f"leases, or state {leases.state}, after the end")

@@ -1,4 +1,5 @@
-"""What a dataflow owes to rollout services: joining, leases, results, heartbeats, draining."""
+"""Scenarios for a dataflow, as its rollout services see it: joining, leases, results, heartbeats,
+draining."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from astraflow.types import (
     Turn,
     VersionSpan,
 )
-from astraflow_conformance.desk import RefusalError
-from astraflow_conformance.stage import VOCAB_SIZE, PlayedWorker, Stage
+from astraflow_conformance.probe_client import RefusalError
+from astraflow_conformance.run_under_test import VOCAB_SIZE, FakeWorker, RunUnderTest
 
 __all__ = [
     "drain",
@@ -41,176 +42,180 @@ __all__ = [
 ]
 
 _EXPIRY_SLACK = 3.0
-"""A lease must be out again after this many timeouts."""
+"""Timeouts within which an expired lease must be granted again."""
 
 
 # --- joining --------------------------------------------------------------------------------------
 
 
-async def joining(stage: Stage) -> None:
-    """D1 to D8 and D31: who may join, and how one is refused."""
-    checks, desk, info = stage.checks, stage.desk, stage.info
+async def joining(run: RunUnderTest) -> None:
+    """D1 to D8 and D31: who may join, and how a request is refused."""
+    checks = run.checks
+    client = run.client
+    info = run.info
     checks.that("D1", info.protocol == 1 and info.run_id and info.policies, f"{info}"[:200])
-    await _encodings(stage)
+    await _encodings(run)
     good = RegisterWorker(
         name="conformance-join",
-        hosts=(stage.trainer.policy,),
+        hosts=(run.trainer.policy,),
         engine="conformance",
         num_slots=1,
         fingerprints=Fingerprints(),
     )
-    await _malformed(stage, good)
+    await _malformed(run, good)
     replace = msgspec.structs.replace
     other = replace(good, protocol=info.protocol + 1)
-    await _refused(stage, "D5", other, 400, "protocol_version")
+    await _refused(run, "D5", other, 400, "protocol_version")
     if info.fingerprints.recipe:
         wrong = replace(good, fingerprints=Fingerprints(recipe="0" * 32))
-        await _refused(stage, "D8", wrong, 409, "fingerprint")
+        await _refused(run, "D8", wrong, 409, "fingerprint")
     else:
         checks.skip("D8", "the run names no fingerprint of its recipe")
     for path in ("versions", "batches/0?epoch=0"):
-        found = await desk.refused("GET", f"/v1/policies/no-such-policy/{path}")
-        _is(stage, "D6", found, 404, "unknown_policy")
+        found = await client.refused("GET", f"/v1/policies/no-such-policy/{path}")
+        _check_refusal(run, "D6", found, 404, "unknown_policy")
     beat = Heartbeat(lease_ids=(), load=Load())
-    _is(
-        stage,
+    _check_refusal(
+        run,
         "D7",
-        await desk.refused("POST", "/v1/workers/no-such-worker/heartbeat", beat),
+        await client.refused("POST", "/v1/workers/no-such-worker/heartbeat", beat),
         404,
         "unknown_worker",
     )
     asks = LeaseRequest(worker_id="no-such-worker", num_free=1, served=(), wait_s=0.0)
-    _is(stage, "D7", await desk.refused("POST", "/v1/leases", asks), 404, "unknown_worker")
-    if not desk.token:
+    _check_refusal(run, "D7", await client.refused("POST", "/v1/leases", asks), 404, "unknown_worker")
+    if not client.token:
         checks.skip("D31", "the run has no tokens")
         return
-    token, desk.token = desk.token, "not-the-token"
-    found = await desk.refused("GET", "/v1/run")
-    desk.token = token
-    _is(stage, "D31", found, 401, "unauthorized")
+    token = client.token
+    client.token = "not-the-token"
+    found = await client.refused("GET", "/v1/run")
+    client.token = token
+    _check_refusal(run, "D31", found, 401, "unauthorized")
 
 
-async def _encodings(stage: Stage) -> None:
+async def _encodings(run: RunUnderTest) -> None:
     replies = [
-        await stage.desk.send("GET", "/v1/run", b"", accepts=accepts)
+        await run.client.send("GET", "/v1/run", b"", accepts=accepts)
         for accepts in (wire.MSGPACK, wire.JSON, "")
     ]
     kinds = [reply.media_type for reply in replies]
     detail = f"asked for msgpack, JSON and nothing, it answered {kinds}"
-    if not stage.checks.that("D2", kinds == [wire.MSGPACK, wire.JSON, wire.JSON], detail):
+    if not run.checks.that("D2", kinds == [wire.MSGPACK, wire.JSON, wire.JSON], detail):
         return
     infos = [wire.decode(reply.body, RunInfo, reply.media_type) for reply in replies]
-    stage.checks.that("D2", infos[0] == infos[1] == infos[2], "JSON and msgpack answers differ")
+    run.checks.that("D2", infos[0] == infos[1] == infos[2], "JSON and msgpack answers differ")
 
 
-async def _malformed(stage: Stage, good: RegisterWorker) -> None:
-    """Bodies that are no item; and the same in JSON, which is."""
+async def _malformed(run: RunUnderTest, good: RegisterWorker) -> None:
+    """Sends bodies that are no valid item, then a valid one in JSON."""
     fields = msgspec.to_builtins(good)
     for wrong in ({**fields, "no_such_field": 1}, {**fields, "num_slots": "many"}, {"name": "x"}):
-        reply = await stage.desk.send("POST", "/v1/workers", msgspec.json.encode(wrong), sends=wire.JSON)
-        if stage.checks.that("D4", reply.status == 400, f"{wrong} is answered with {reply.status}"):
-            stage.checks.kept("D3")
-            stage.desk.refusal("POST /v1/workers", reply)
-    reply = await stage.desk.send("POST", "/v1/workers", wire.encode(good, wire.JSON), sends=wire.JSON)
-    stage.checks.that("D2", reply.status == 200, f"the same item in JSON is answered with {reply.status}")
+        reply = await run.client.send("POST", "/v1/workers", msgspec.json.encode(wrong), sends=wire.JSON)
+        if run.checks.that("D4", reply.status == 400, f"{wrong} is answered with {reply.status}"):
+            run.checks.kept("D3")
+            run.client.refusal("POST /v1/workers", reply)
+    reply = await run.client.send("POST", "/v1/workers", wire.encode(good, wire.JSON), sends=wire.JSON)
+    run.checks.that("D2", reply.status == 200, f"the same item in JSON is answered with {reply.status}")
 
 
-async def _refused(stage: Stage, rule: str, body: RegisterWorker, status: int, code: str) -> None:
-    _is(stage, rule, await stage.desk.refused("POST", "/v1/workers", body), status, code)
+async def _refused(run: RunUnderTest, rule: str, body: RegisterWorker, status: int, code: str) -> None:
+    _check_refusal(run, rule, await run.client.refused("POST", "/v1/workers", body), status, code)
 
 
-def _is(stage: Stage, rule: str, found: RefusalError | None, status: int, code: str) -> None:
-    """Whether a refusal is the one that it should be; one without a readable body counts by its status."""
+def _check_refusal(run: RunUnderTest, rule: str, found: RefusalError | None, status: int, code: str) -> None:
+    """Checks status and code of a refusal. If its body cannot be read, the status alone decides."""
     holds = found is not None and found.status == status and found.code in {code, ""}
-    stage.checks.that(rule, holds, f"expected {status} {code}, got {found or 'success'}")
+    run.checks.that(rule, holds, f"expected {status} {code}, got {found or 'success'}")
 
 
 # --- leases ---------------------------------------------------------------------------------------
 
 
-async def lag(stage: Stage) -> None:
-    """D9: three services, of which only the one that is up to date gets leases."""
-    oldest = stage.trainer.newest
-    while stage.trainer.newest - oldest <= stage.max_lag:
-        await stage.trainer.attach(stage.trainer.session.step)
-    worker = await stage.worker()
-    others = stage.served()[1:]
+async def lag(run: RunUnderTest) -> None:
+    """D9: a service gets training leases only if it serves recent versions."""
+    oldest = run.trainer.newest
+    while run.trainer.newest - oldest <= run.max_lag:
+        await run.trainer.attach(run.trainer.session.step)
+    worker = await run.worker()
+    others = run.served()[1:]
     for versions in ((), (oldest,)):
-        behind = [ServedVersions(policy=stage.trainer.policy, versions=versions), *others]
+        behind = [ServedVersions(policy=run.trainer.policy, versions=versions), *others]
         train = [lease.id for lease in await worker.ask(4, served=behind) if lease.kind == "train"]
-        detail = f"serving {versions} of newest {stage.trainer.newest} got {train}"
-        stage.checks.that("D9", not train, detail)
+        detail = f"serving {versions} of newest {run.trainer.newest} got {train}"
+        run.checks.that("D9", not train, detail)
     await worker.send(await worker.take(2))
 
 
-async def pinned(stage: Stage) -> None:
-    """D19: evaluation goes to who serves its versions; `Stage.note_leases` looks at every lease."""
-    wanted = await stage.pinned()
+async def pinned(run: RunUnderTest) -> None:
+    """D19: leases of evaluation go to services that serve their versions; `note_leases` checks every
+    lease."""
+    wanted = await run.pinned()
     if not wanted:
-        stage.checks.skip("D19", "the run evaluates nothing now; give it an eval set")
+        run.checks.skip("D19", "the run evaluates nothing now; give it an eval set")
         return
-    worker = await stage.worker()
-    others = stage.served()[1:]
-    newest = stage.trainer.newest
+    worker = await run.worker()
+    others = run.served()[1:]
+    newest = run.trainer.newest
     without = tuple(version for version in range(newest + 1) if version not in wanted)
     await worker.send(
-        await worker.ask(2, served=[ServedVersions(policy=stage.trainer.policy, versions=without)])
+        await worker.ask(2, served=[ServedVersions(policy=run.trainer.policy, versions=without)])
     )
-    both = [ServedVersions(policy=stage.trainer.policy, versions=(*wanted, newest)), *others]
+    both = [ServedVersions(policy=run.trainer.policy, versions=(*wanted, newest)), *others]
     leases = await worker.ask(4, served=both)
-    stage.checks.that(
+    run.checks.that(
         "D19", any(lease.kind == "eval" for lease in leases), f"serving {wanted} got {leases}"[:200]
     )
     await worker.send(leases)
 
 
-async def results(stage: Stage) -> None:
-    """D10, D11, D12: receipts, and results that come twice."""
-    one, two = await stage.worker(), await stage.worker()
-    first, second = await one.take(3), await two.take(3)
-    answers = [stage.result(lease) for lease in first]
+async def results(run: RunUnderTest) -> None:
+    """D10, D11, D12: receipts, and results that are sent twice."""
+    one = await run.worker()
+    two = await run.worker()
+    first = await one.take(3)
+    second = await two.take(3)
+    answers = [run.result(lease) for lease in first]
     receipts = await one.results(answers)
     order = [receipt.lease_id for receipt in receipts] == [lease.id for lease in first]
     sound = all(receipt.status == "accepted" for receipt in receipts)
-    stage.checks.that(
-        "D11", order and sound, f"sound results of {[x.id for x in first]} got {receipts}"[:250]
-    )
+    run.checks.that("D11", order and sound, f"sound results of {[x.id for x in first]} got {receipts}"[:250])
     for lease in first:
-        again = await one.results([stage.result(lease)])
+        again = await one.results([run.result(lease)])
         statuses = [receipt.status for receipt in again]
-        stage.checks.that("D12", statuses in (["accepted"], ["dropped"]), f"sent again, {lease.id}: {again}")
+        run.checks.that("D12", statuses in (["accepted"], ["dropped"]), f"sent again, {lease.id}: {again}")
     await two.send(second)
 
 
-async def failures(stage: Stage) -> None:
-    """D14: a failed attempt is followed by the next; `Stage.note_leases` compares task and seed."""
-    worker = await stage.worker()
+async def failures(run: RunUnderTest) -> None:
+    """D14: a failed attempt is followed by the next; `note_leases` compares task and seed."""
+    worker = await run.worker()
     (lease,) = await worker.take(1)
     await worker.fail(lease)
-    await _comes_again(stage, lease, "D14", "its attempt failed")
+    await _comes_again(run, lease, "D14", "its attempt failed")
 
 
-async def _comes_again(stage: Stage, lease: Lease, rule: str, why: str) -> Lease | None:
-    """The next attempt of an episode; whatever else comes is answered on the way.
+async def _comes_again(run: RunUnderTest, lease: Lease, rule: str, why: str) -> Lease | None:
+    """Returns the next attempt of an episode, and answers all other leases.
 
     Another service asks: a dataflow may prefer it to the one that failed the episode.
     """
-    worker = await stage.worker()
+    worker = await run.worker()
     for _ in range(50):
         leases = await worker.ask(8, wait_s=0.1)
         again = [x for x in leases if (x.group_id, x.episode_idx) == (lease.group_id, lease.episode_idx)]
         if again:
-            stage.checks.that(rule, again[0].attempt == lease.attempt + 1, f"{again[0]} after {lease}"[:250])
+            run.checks.that(rule, again[0].attempt == lease.attempt + 1, f"{again[0]} after {lease}"[:250])
             await worker.send(leases)
             return again[0]
         await worker.send(leases)
         if not leases:
             break
-    stage.checks.broke(rule, f"episode {lease.group_id}.{lease.episode_idx} never went out again after {why}")
+    run.checks.broke(rule, f"episode {lease.group_id}.{lease.episode_idx} never went out again after {why}")
     return None
 
 
-# --- unsound results ------------------------------------------------------------------------------
+# --- invalid results ------------------------------------------------------------------------------
 
 _Spoil = Callable[[Trajectory], Trajectory]
 
@@ -255,115 +260,123 @@ SPOILED: dict[str, _Spoil] = {
     "C9, a reward that float32 does not hold": _with(reward=1e39),
     "C9, a reward over the bound": _with(reward=-1.1e6),
 }
-"""What is wrong with a trajectory, and how it is made so."""
+"""Rule and mistake -> a function that makes the mistake in a valid trajectory."""
 
 
-async def unsound(stage: Stage) -> None:
+async def unsound(run: RunUnderTest) -> None:
     """D13: every rule of the token columns, broken once; the episode then goes out again and is answered
     well."""
     for what, spoil in SPOILED.items():
-        worker = await stage.worker()
+        worker = await run.worker()
         (lease,) = await worker.take(1)
-        sound = stage.result(lease)
+        sound = run.result(lease)
         assert isinstance(sound.outcome, Episode)
         first, *rest = sound.outcome.trajectories
         spoiled = msgspec.structs.replace(sound.outcome, trajectories=(spoil(first), *rest))
         (receipt,) = await worker.results([EpisodeResult(lease_id=lease.id, outcome=spoiled)])
         is_refused = receipt.status == "invalid" and receipt.reason
-        if stage.checks.that("D13", is_refused, f"{what}: the receipt is {receipt}"):
-            await _comes_again(stage, lease, "D13", f"an invalid result ({what})")
+        if run.checks.that("D13", is_refused, f"{what}: the receipt is {receipt}"):
+            await _comes_again(run, lease, "D13", f"an invalid result ({what})")
 
 
 # --- leaving, and getting lost --------------------------------------------------------------------
 
 
-async def drain(stage: Stage) -> None:
-    """D17."""
-    worker = await stage.worker()
+async def drain(run: RunUnderTest) -> None:
+    """D17: a draining service gets no leases, and its results still count."""
+    worker = await run.worker()
     leases = await worker.take(2)
     await worker.drain()
     more = await worker.ask(4)
-    stage.checks.that("D17", not more, f"a draining service got {[lease.id for lease in more]}")
+    run.checks.that("D17", not more, f"a draining service got {[lease.id for lease in more]}")
     reply = await worker.beat([lease.id for lease in leases])
-    stage.checks.that("D17", reply.is_draining, "its heartbeat's answer does not say is_draining")
+    run.checks.that("D17", reply.is_draining, "its heartbeat's answer does not say is_draining")
     statuses = [receipt.status for receipt in await worker.send(leases)]
-    stage.checks.that("D17", statuses == ["accepted"] * 2, f"its results got {statuses}")
+    run.checks.that("D17", statuses == ["accepted"] * 2, f"its results got {statuses}")
 
 
-async def strangers(stage: Stage) -> None:
-    """D33: a second service answers a lease of the first, well and badly."""
-    holder, stranger = await stage.worker(), await stage.worker()
+async def strangers(run: RunUnderTest) -> None:
+    """D33: another service answers a lease, with a result and with a failure; neither counts."""
+    holder = await run.worker()
+    stranger = await run.worker()
     (lease,) = await holder.take(1)
-    result = stage.result(lease)
+    result = run.result(lease)
     failure = Failure(error_class="Conformance", message="sent by another service")
     for outcome in (result.outcome, failure):
         answer = EpisodeResult(lease_id=lease.id, outcome=outcome)
         body = EpisodeResults(worker_id=stranger.id, results=(answer,))
-        (receipt,) = (await stage.desk.ask("POST", "/v1/episodes", Receipts, body)).receipts
-        stage.checks.that("D33", receipt.status == "dropped", f"{lease.id}, of another service: {receipt}")
+        (receipt,) = (await run.client.ask("POST", "/v1/episodes", Receipts, body)).receipts
+        run.checks.that("D33", receipt.status == "dropped", f"{lease.id}, of another service: {receipt}")
     revoked = (await holder.beat([lease.id])).revoked
-    stage.checks.that("D33", not revoked, f"{lease.id} was revoked though only another service answered it")
+    run.checks.that("D33", not revoked, f"{lease.id} was revoked though only another service answered it")
     (receipt,) = await holder.send((lease,))
-    stage.checks.that("D33", receipt.status == "accepted", f"{lease.id}, of its own service: {receipt}")
+    run.checks.that("D33", receipt.status == "accepted", f"{lease.id}, of its own service: {receipt}")
 
 
-async def lost_answer(stage: Stage) -> None:
-    """D18: the answer with two leases got lost; the service asks again without holding them."""
-    worker = await stage.worker()
+async def lost_answer(run: RunUnderTest) -> None:
+    """D18: an answer with two leases is lost; the service asks again and names only what it holds."""
+    worker = await run.worker()
     lost = await worker.take(2)
     kept = lost.pop()
     await worker.beat([kept.id])
     again = await worker.ask(8, held=[kept.id])
     keys = {(lease.group_id, lease.episode_idx) for lease in again if lease.attempt > 0}
     missing = [x.id for x in lost if (x.group_id, x.episode_idx) not in keys]
-    stage.checks.that("D18", not missing, f"{missing}, not named as held, did not go out again")
+    run.checks.that("D18", not missing, f"{missing}, not named as held, did not go out again")
     held = (kept.group_id, kept.episode_idx)
-    stage.checks.that("D18", held not in keys, f"{kept.id} went out again though it is held")
+    run.checks.that("D18", held not in keys, f"{kept.id} went out again though it is held")
     for lease in lost:
-        stage.out.pop(lease.id, None)
+        run.out.pop(lease.id, None)
     await worker.send([*again, kept])
 
 
-async def expiry(stage: Stage) -> None:
-    """D15 and D16: one service keeps a lease alive by heartbeat, another lets one expire and answers late."""
-    alive, silent, taker = await stage.worker(), await stage.worker(), await stage.worker()
+async def expiry(run: RunUnderTest) -> None:
+    """D15, D16: one service keeps its lease alive by heartbeats; another lets its lease expire and answers
+    late."""
+    alive = await run.worker()
+    silent = await run.worker()
+    taker = await run.worker()
     since_s = asyncio.get_running_loop().time()
     (kept,) = await alive.take(1)
     (silenced,) = await silent.take(1)
-    again, gap_s = await _next_attempt(stage, (alive, kept), taker, silenced, since_s)
-    timeout_s = stage.lease_timeout_s
+    again, gap_s = await _next_attempt(run, (alive, kept), taker, silenced, since_s)
+    timeout_s = run.lease_timeout_s
     if gap_s > timeout_s / 2:
-        stage.checks.skip("D15", f"this machine was too slow: {gap_s:.1f} s between two heartbeats")
+        run.checks.skip("D15", f"this machine was too slow: {gap_s:.1f} s between two heartbeats")
     if again is None:
-        stage.checks.broke("D15", f"{silenced.id} had no heartbeat for {_EXPIRY_SLACK} x {timeout_s} s")
+        run.checks.broke("D15", f"{silenced.id} had no heartbeat for {_EXPIRY_SLACK} x {timeout_s} s")
         return
-    stage.checks.that("D15", again.attempt == silenced.attempt + 1, f"{again} after {silenced}"[:250])
+    run.checks.that("D15", again.attempt == silenced.attempt + 1, f"{again} after {silenced}"[:250])
     (late,) = await silent.send((silenced,))
-    stage.checks.that("D16", late.status == "accepted", f"first, and late: {late}")
+    run.checks.that("D16", late.status == "accepted", f"first, and late: {late}")
     (second,) = await taker.send((again,))
-    stage.checks.that("D16", second.status == "dropped", f"second, of the next attempt: {second}")
+    run.checks.that("D16", second.status == "dropped", f"second, of the next attempt: {second}")
     (receipt,) = await alive.send((kept,))
     if gap_s <= timeout_s / 2:
         revoked = (await alive.beat([kept.id])).revoked if receipt.status != "accepted" else ()
         detail = f"{kept.id}, kept alive by heartbeats, got {receipt} and was revoked: {revoked}"
-        stage.checks.that("D15", receipt.status == "accepted", detail)
+        run.checks.that("D15", receipt.status == "accepted", detail)
 
 
 async def _next_attempt(
-    stage: Stage, alive: tuple[PlayedWorker, Lease], taker: PlayedWorker, silenced: Lease, since_s: float
+    run: RunUnderTest, alive: tuple[FakeWorker, Lease], taker: FakeWorker, silenced: Lease, since_s: float
 ) -> tuple[Lease | None, float]:
-    """The silenced lease's next attempt, and the longest time between two heartbeats of the other."""
-    loop, (worker, kept) = asyncio.get_running_loop(), alive
-    give_up_s = loop.time() + _EXPIRY_SLACK * stage.lease_timeout_s
-    beat_s, gap_s = since_s, 0.0
+    """Returns the next attempt of the lease without heartbeats, and the longest time between two heartbeats
+    of the other lease: on a slow machine that one may rightly expire, too."""
+    loop = asyncio.get_running_loop()
+    (worker, kept) = alive
+    give_up_s = loop.time() + _EXPIRY_SLACK * run.lease_timeout_s
+    beat_s = since_s
+    gap_s = 0.0
     while loop.time() < give_up_s:
         reply = await worker.beat([kept.id])
-        gap_s, beat_s = max(gap_s, loop.time() - beat_s), loop.time()
-        if kept.id in reply.revoked and gap_s <= stage.lease_timeout_s / 2:
-            stage.checks.broke("D15", f"{kept.id} was revoked though heartbeats name it")
-        for lease in await taker.ask(64, wait_s=stage.lease_timeout_s / 20):
+        gap_s = max(gap_s, loop.time() - beat_s)
+        beat_s = loop.time()
+        if kept.id in reply.revoked and gap_s <= run.lease_timeout_s / 2:
+            run.checks.broke("D15", f"{kept.id} was revoked though heartbeats name it")
+        for lease in await taker.ask(64, wait_s=run.lease_timeout_s / 20):
             if (lease.group_id, lease.episode_idx) == (silenced.group_id, silenced.episode_idx):
                 return lease, gap_s
             await taker.send((lease,))
-        await asyncio.sleep(stage.lease_timeout_s / 50)
+        await asyncio.sleep(run.lease_timeout_s / 50)
     return None, gap_s

@@ -1,4 +1,4 @@
-"""What became of each rule: collected while a candidate is driven, printed as a table or JSON."""
+"""The verdict on each rule: collected while a candidate is checked, printed as a table or as JSON."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -18,26 +18,27 @@ _STYLES = {"kept": "green", "broken": "bold red", "not checked": "yellow"}
 
 
 class BrokenError(Error):
-    """The candidate broke a rule, so that what follows from it cannot be looked at."""
+    """The candidate broke a rule, so that rules that depend on it cannot be checked."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
-        self.rule, self.detail = rule, detail
+        self.rule = rule
+        self.detail = detail
 
 
 class AbandonedError(Error):
-    """What was to be checked could not be brought about; no rule is broken by that."""
+    """The situation that a rule is about could not be created. No rule is broken by that alone."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one rule."""
+    """The verdict on one rule."""
 
     rule: str
     section: str
     text: str
     outcome: Literal["kept", "broken", "not checked"]
     detail: str = ""
-    """For a broken rule, what was seen first; for an unchecked rule, why it was not checked."""
+    """What was seen first, if the rule is broken; why, if it was not checked."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """Ids of the rules that are broken."""
+        """Ids of the broken rules."""
         return tuple(verdict.rule for verdict in self.verdicts if verdict.outcome == "broken")
 
     @property
@@ -64,7 +65,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return int(bool(self.broken) or len(self.unchecked) == len(self.verdicts))
 
     def table(self) -> Table:
-        """For people."""
+        """The verdicts as a table for people."""
         table = Table(title=f"{self.kind}: {self.candidate} (protocol {self.protocol})")
         for name in ("rule", "outcome", "what it says, and what was seen", "section of docs/protocol.md"):
             table.add_column(name, no_wrap=name == "rule")
@@ -78,7 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def json(self) -> bytes:
-        """For programs."""
+        """The verdicts as JSON for programs."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
 
@@ -93,7 +94,7 @@ class _State:
 
 
 class Checks:
-    """Collects what is seen. A rule that was broken once stays broken.
+    """Collects verdicts while a candidate is checked. A rule that was broken once stays broken.
 
     Example: `checks.that("D11", receipt.status == "accepted", lambda: f"{receipt}")`.
     """
@@ -102,26 +103,28 @@ class Checks:
         self._states = {rule: _State() for rule in rules}
 
     def kept(self, *rules: str) -> None:
-        """The rules were looked at and held."""
+        """Notes that the rules were checked and kept."""
         for rule in rules:
             state = self._states[rule]
             if state.outcome != "broken":
-                state.outcome, state.detail = "kept", ""
+                state.outcome = "kept"
+                state.detail = ""
 
     def broke(self, rule: str, detail: str) -> None:
-        """The rule did not hold; the first detail stays."""
+        """Notes that the rule is broken; the first detail stays."""
         state = self._states[rule]
         if state.outcome != "broken":
-            state.outcome, state.detail = "broken", detail[:_MAX_DETAIL]
+            state.outcome = "broken"
+            state.detail = detail[:_MAX_DETAIL]
 
     def skip(self, rule: str, why: str) -> None:
-        """The rule could not be looked at."""
+        """Notes why the rule could not be checked."""
         state = self._states[rule]
         if state.outcome == "not checked":
             state.detail = why[:_MAX_DETAIL]
 
     def that(self, rule: str, holds: object, detail: str = "") -> bool:
-        """Notes whether the rule holds; returns it."""
+        """Notes whether the rule holds, and returns that."""
         if holds:
             self.kept(rule)
         else:
@@ -129,11 +132,11 @@ class Checks:
         return bool(holds)
 
     def is_broken(self, rule: str) -> bool:
-        """Whether the rule is known to be broken."""
+        """Whether the rule was broken at least once."""
         return self._states[rule].outcome == "broken"
 
     def report(self, kind: str, candidate: str, *, only: Collection[str] = ()) -> Report:
-        """The verdicts."""
+        """The verdicts so far."""
         return Report(
             kind=kind,
             candidate=candidate,

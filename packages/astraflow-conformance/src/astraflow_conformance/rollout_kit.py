@@ -1,7 +1,7 @@
-"""Drives a rollout service through the protocol: the kit plays the dataflow and a trainer's publisher.
+"""Checks a rollout service: the kit acts as the dataflow and as a trainer's publisher.
 
-The service is started up to four times: for the long scenario, to be drained, to see the run end, and to be
-told to stop. One that is started by hand (`Joining`) sees the long scenario and the end of the run.
+The service is started up to four times: for the main scenario, to be drained, to be told to stop, and to see
+the run end. A service that is started by hand (`Joining`) sees the main scenario and the end of the run.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ import msgspec
 from astraflow.types import Lease, Manifest, ServedVersions, Task
 from astraflow_conformance.candidate import Candidate
 from astraflow_conformance.columns import COLUMN_RULES
+from astraflow_conformance.fake_rollout_dataflow import FakeRolloutDataflow
 from astraflow_conformance.report import BrokenError, Report
-from astraflow_conformance.rollout_played import PlayedDataflow
 from astraflow_conformance.rules import RULES
 
 __all__ = ["ROLLOUT_RULES", "RolloutKit", "Versions"]
@@ -27,33 +27,33 @@ ROLLOUT_RULES = (*COLUMN_RULES, *(rule for rule in RULES if rule.startswith("W")
 _NUM_LEASES = 24
 _NUM_UPDATES = 3
 _NUM_BEATS = 5
-"""Heartbeats that must come while another answer is held back."""
+"""Heartbeats that must arrive while another answer is held back."""
 _NO_SUCH_VERSION = 999
 
 
 class Versions(Protocol):
-    """Makes versions of the trained policy that can be told apart, and damages them."""
+    """Makes versions of the trained policy that differ visibly, and damages their chunks."""
 
     async def publish(self, version: int) -> Manifest:
-        """A good version, in full."""
+        """Publishes an intact, full version."""
         ...
 
-    async def publish_torn(self, version: int) -> Manifest:
-        """A version with a chunk whose bytes arrive damaged until `repair`."""
+    async def publish_damaged(self, version: int) -> Manifest:
+        """Publishes a version whose chunks arrive damaged until `repair`."""
         ...
 
     @property
-    def num_torn(self) -> int:
-        """Wrong chunks given out so far."""
+    def num_damaged(self) -> int:
+        """Number of damaged chunks served so far."""
         ...
 
     def repair(self) -> None:
-        """Stops damaging: from now on all bytes arrive intact."""
+        """Serves all chunks intact from now on."""
         ...
 
 
 class RolloutKit:
-    """One candidate, one report.
+    """Checks one candidate.
 
     Example: `await RolloutKit(candidate, dataflow, versions, tasks=tasks, policy="actor").run("mine")`.
     `dataflow` has version 0 of every policy already.
@@ -62,20 +62,23 @@ class RolloutKit:
     def __init__(
         self,
         candidate: Candidate,
-        dataflow: PlayedDataflow,
+        dataflow: FakeRolloutDataflow,
         versions: Versions,
         *,
         tasks: Sequence[Task],
         policy: str,
     ) -> None:
-        self._candidate, self._dataflow, self._versions = candidate, dataflow, versions
-        self._tasks, self._policy = itertools.cycle(tasks), policy
+        self._candidate = candidate
+        self._dataflow = dataflow
+        self._versions = versions
+        self._tasks = itertools.cycle(tasks)
+        self._policy = policy
         self._checks = dataflow.checks
         self._next_group = itertools.count()
         self._next_version = itertools.count(1)
 
     async def run(self, name: str) -> Report:
-        """Drives it; returns what became of each rule."""
+        """Runs all scenarios; returns the verdict on each rule."""
         try:
             await self._life()
             if self._candidate.can_restart:
@@ -94,30 +97,40 @@ class RolloutKit:
         await self._candidate.start()
         if not await self._guarded(self._joins):
             return
-        scenes = (
-            self._runs, self._beats, self._repeats, self._updates, self._torn, self._wrong_base,
-            self._receipts, self._unserved, self._forgotten,
-        )  # fmt: skip
-        for scene in scenes:
-            await self._guarded(scene)
+        scenarios = (
+            self._runs,
+            self._beats,
+            self._repeats,
+            self._updates,
+            self._damaged_chunk,
+            self._wrong_base,
+            self._receipts,
+            self._unserved,
+            self._forgotten,
+        )
+        for scenario in scenarios:
+            await self._guarded(scenario)
         if self._candidate.can_restart:
             await self._candidate.kill()
 
-    async def _again(self, scene: Callable[[], Awaitable[None]]) -> None:
-        """A scene of a service that has just been started."""
+    async def _again(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        """Starts the service again, runs a scenario, and kills it."""
         dataflow = self._dataflow
         dataflow.forget_worker()
-        dataflow.state, dataflow.is_draining, dataflow.asks_while_draining = "running", False, 0
+        dataflow.state = "running"
+        dataflow.is_draining = False
+        dataflow.asks_while_draining = 0
         dataflow.goodbyes.clear()
         await self._candidate.start()
         if await self._guarded(self._joins):
-            await self._guarded(scene)
+            await self._guarded(scenario)
         await self._candidate.kill()
 
-    async def _guarded(self, scene: Callable[[], Awaitable[None]]) -> bool:
-        """Plays a scene; what it leaves undone is no longer waited for."""
+    async def _guarded(self, scenario: Callable[[], Awaitable[None]]) -> bool:
+        """Runs a scenario; returns whether it got to its end. Faults and leases that it leaves are
+        cleared."""
         try:
-            await scene()
+            await scenario()
         except BrokenError as err:
             _log.info("%s", err)
             return False
@@ -129,7 +142,7 @@ class RolloutKit:
             await self._dataflow.notify()
         return True
 
-    # --- parts of scenes ---
+    # --- parts of scenarios ---
 
     def _leases(self, num: int) -> list[Lease]:
         leases: list[Lease] = []
@@ -149,7 +162,7 @@ class RolloutKit:
         return leases
 
     async def _served(self, rule: str, version: int, *, is_start: bool = False) -> None:
-        """Waits until the service says that it serves a version this new."""
+        """Waits until the service reports that it serves this version or a newer one."""
         await self._dataflow.expect(
             rule,
             lambda: max(self._dataflow.served.get(self._policy, ()), default=-1) >= version,
@@ -168,7 +181,7 @@ class RolloutKit:
         target = self._dataflow.num["heartbeat"] + num
         await self._dataflow.expect("W4", lambda: self._dataflow.num["heartbeat"] >= target, what)
 
-    # --- the long scenario ---
+    # --- the main scenario ---
 
     async def _joins(self) -> None:
         dataflow = self._dataflow
@@ -237,12 +250,12 @@ class RolloutKit:
                 "W11", not failed, f"{len(failed)} episodes failed around an update: {failed[:1]}"
             )
 
-    async def _torn(self) -> None:
+    async def _damaged_chunk(self) -> None:
         version = next(self._next_version)
-        manifest = await self._versions.publish_torn(version)
+        manifest = await self._versions.publish_damaged(version)
         await self._dataflow.publish(manifest, is_bad=True)
         await self._dataflow.expect(
-            "W7", lambda: self._versions.num_torn >= 1, f"it fetches version {version}"
+            "W7", lambda: self._versions.num_damaged >= 1, f"it fetches version {version}"
         )
         await self._beats_more(_NUM_BEATS, "heartbeats while a version cannot be had")
         leases = self._leases(4)
@@ -258,9 +271,14 @@ class RolloutKit:
         version = next(self._next_version)
         good = await self._versions.publish(version)
         wrong = msgspec.structs.replace(
-            good, kind="delta", base=version - 1, encoding="astraflow-delta-1", files=(), shortcut=None,
+            good,
+            kind="delta",
+            base=version - 1,
+            encoding="astraflow-delta-1",
+            files=(),
+            shortcut=None,
             num_bytes=sum(chunk.num_bytes for chunk in good.chunks),
-        )  # fmt: skip
+        )
         num_before = self._dataflow.num["versions"]
         await self._dataflow.publish(wrong, is_bad=True)
         await self._dataflow.expect(
@@ -304,10 +322,11 @@ class RolloutKit:
         await dataflow.offer(*leases)
         await self._answered("W13", leases)
 
-    # --- ends ---
+    # --- how a service ends ---
 
     async def _drained(self) -> None:
-        dataflow, leases = self._dataflow, self._leases(4)
+        dataflow = self._dataflow
+        leases = self._leases(4)
         dataflow.holds_receipts = True
         await dataflow.offer(*leases)
         await dataflow.expect(
@@ -326,7 +345,8 @@ class RolloutKit:
         self._checks.that("W14", dataflow.asks_while_draining <= 1, detail)
 
     async def _stopped(self) -> None:
-        dataflow, leases = self._dataflow, self._leases(4)
+        dataflow = self._dataflow
+        leases = self._leases(4)
         await dataflow.offer(*leases)
         await self._answered("W8", leases)
         worker_id = dataflow.worker_id

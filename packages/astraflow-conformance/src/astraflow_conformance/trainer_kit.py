@@ -1,4 +1,4 @@
-"""Drives a trainer through the protocol: the kit plays the dataflow, and fetches what it publishes.
+"""Checks a trainer: the kit acts as the dataflow, and fetches every version that the trainer publishes.
 
 The trainer is started up to three times: it is killed once in the middle, fenced once, and runs to the end.
 """
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from astraflow.types import AdvantageSpan, PolicyInfo, Sample, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
 from astraflow_conformance.candidate import Candidate
+from astraflow_conformance.fake_trainer_dataflow import FakeTrainerDataflow
 from astraflow_conformance.report import BrokenError, Report
 from astraflow_conformance.rules import RULES
-from astraflow_conformance.trainer_played import PlayedRun
 
 __all__ = ["NUM_STEPS", "TRAINER_RULES", "TrainerKit", "make_samples"]
 
@@ -23,113 +23,123 @@ _log = logging.getLogger(__name__)
 
 TRAINER_RULES = tuple(rule for rule in RULES if rule.startswith("T"))
 NUM_STEPS = 8
-"""Steps of the played run. A checkpoint every few steps shows in a restart."""
-_CRASH_AT, _FENCE_AT = 4, 6
-_GROUPS, _GROUP_SIZE, _NUM_PROMPT, _NUM_SAMPLED = 2, 4, 4, 8
+"""Steps of the run: enough that a trainer with a checkpoint every four steps can be killed after one."""
+_CRASH_AT = 4
+_FENCE_AT = 6
+_GROUPS = 2
+_GROUP_SIZE = 4
+_NUM_PROMPT = 4
+_NUM_SAMPLED = 8
 
 
 class TrainerKit:
-    """One candidate, one report. Example: `report = await TrainerKit(candidate, run).run("mine")`."""
+    """Checks one candidate. Example: `report = await TrainerKit(candidate, dataflow).run("mine")`."""
 
-    def __init__(self, candidate: Candidate, run: PlayedRun) -> None:
-        self._candidate, self._run = candidate, run
-        self._checks = run.checks
+    def __init__(self, candidate: Candidate, dataflow: FakeTrainerDataflow) -> None:
+        self._candidate = candidate
+        self._dataflow = dataflow
+        self._checks = dataflow.checks
 
     async def run(self, name: str) -> Report:
-        """Drives it; returns what became of each rule."""
+        """Runs all scenarios; returns the verdict on each rule."""
         try:
             await self._candidate.start()
-            for scene in (self._begins, self._repeats, self._crashes, self._is_fenced, self._ends):
-                if not await self._guarded(scene):
+            for scenario in (self._begins, self._repeats, self._crashes, self._is_fenced, self._ends):
+                if not await self._guarded(scenario):
                     break
         finally:
             await self._candidate.kill()
-            await self._run.close()
+            await self._dataflow.close()
         return self._checks.report("trainer", name)
 
-    async def _guarded(self, scene: Callable[[], Awaitable[None]]) -> bool:
-        """Whether what comes next may be played."""
+    async def _guarded(self, scenario: Callable[[], Awaitable[None]]) -> bool:
+        """Runs a scenario; returns whether the next one makes sense."""
         try:
-            await scene()
+            await scenario()
         except BrokenError as err:
             _log.info("%s", err)
             return False
         finally:
-            self._run.lost.clear()
-            self._run.put_off.clear()
+            self._dataflow.lost.clear()
+            self._dataflow.put_off.clear()
         return True
 
     async def _committed(self, rule: str, num_steps: int, what: str) -> None:
-        await self._run.allow(max(self._run.ready, num_steps))
-        await self._run.expect(rule, lambda: self._run.committed >= num_steps, what)
+        await self._dataflow.allow(max(self._dataflow.ready, num_steps))
+        await self._dataflow.expect(rule, lambda: self._dataflow.committed >= num_steps, what)
 
-    # --- scenes ---
+    # --- scenarios ---
 
     async def _begins(self) -> None:
-        """A session, its first version, no batch yet, then one step."""
-        run = self._run
-        await run.expect("T1", lambda: run.num_sessions, "it opens a session", is_start=True)
-        await run.expect("T4", lambda: run.newest >= 0, "its first version", is_start=True)
-        await run.expect("T8", lambda: run.asked, "it asks for its first batch")
-        await run.expect(
-            "T9", lambda: run.asked.count(run.asked[0]) > 2, "it asks again for a batch that is not there"
+        """The trainer opens a session and publishes; there is no batch yet; then one step."""
+        dataflow = self._dataflow
+        await dataflow.expect("T1", lambda: dataflow.num_sessions, "it opens a session", is_start=True)
+        await dataflow.expect("T4", lambda: dataflow.newest >= 0, "its first version", is_start=True)
+        await dataflow.expect("T8", lambda: dataflow.asked, "it asks for its first batch")
+        await dataflow.expect(
+            "T9",
+            lambda: dataflow.asked.count(dataflow.asked[0]) > 2,
+            "it asks again for a batch that is not there",
         )
         await self._committed("T10", 1, "step 0 is committed")
 
     async def _repeats(self) -> None:
-        """Answers that got lost, and requests that were put off."""
-        for idx, fault in enumerate((self._run.lost, self._run.put_off)):
+        """Answers are lost, and requests are refused for a moment."""
+        for idx, fault in enumerate((self._dataflow.lost, self._dataflow.put_off)):
             fault.update(dict.fromkeys(("batches", "publish", "commit"), 1))
             await self._committed("T11", 2 + idx, "a step is committed though answers get lost")
 
     async def _crashes(self) -> None:
-        """Killed between two steps, and started again."""
-        run = self._run
+        """The trainer is killed between two steps, and started again."""
+        dataflow = self._dataflow
         await self._committed("T10", _CRASH_AT, f"{_CRASH_AT} steps are committed")
-        await run.check_needed()
+        await dataflow.check_needed()
         await self._candidate.kill()
-        num_before, newest = run.num_sessions, run.newest
-        run.asked.clear()
+        num_before = dataflow.num_sessions
+        newest = dataflow.newest
+        dataflow.asked.clear()
         await self._candidate.start()
         restarted = "it opens a session after a crash"
-        await run.expect("T15", lambda: run.num_sessions > num_before, restarted, is_start=True)
-        await run.expect("T15", lambda: run.newest > newest, "it publishes what it loaded")
-        if run.num["release"] == 0:
+        await dataflow.expect("T15", lambda: dataflow.num_sessions > num_before, restarted, is_start=True)
+        await dataflow.expect("T15", lambda: dataflow.newest > newest, "it publishes what it loaded")
+        if dataflow.num["release"] == 0:
             self._checks.skip("T14", f"it released nothing within {_CRASH_AT} steps")
-        session = run.session
+        session = dataflow.session
         assert session is not None
         await self._committed("T15", _CRASH_AT + 1, "it trains on after a crash")
         base = session.base_step
-        detail = f"its first batch after the crash is step {run.asked[:1]}, its checkpoint holds {base}"
-        self._checks.that("T15", run.asked[:1] == [session.base_step], detail)
+        detail = f"its first batch after the crash is step {dataflow.asked[:1]}, its checkpoint holds {base}"
+        self._checks.that("T15", dataflow.asked[:1] == [session.base_step], detail)
 
     async def _is_fenced(self) -> None:
-        """Another session takes the policy over: this one ends; started again, it goes on."""
-        run = self._run
+        """Another session takes over the policy: the trainer ends; started again, it continues."""
+        dataflow = self._dataflow
         await self._committed("T10", _FENCE_AT, f"{_FENCE_AT} steps are committed")
-        num_before = run.num_sessions
-        await run.fence()
+        num_before = dataflow.num_sessions
+        await dataflow.fence()
         await self._has_ended("T13")
         detail = "it opened another session instead of stopping"
-        self._checks.that("T13", run.num_sessions == num_before, detail)
+        self._checks.that("T13", dataflow.num_sessions == num_before, detail)
         await self._candidate.start()
-        await run.expect("T1", lambda: run.num_sessions > num_before, "it opens a session", is_start=True)
+        await dataflow.expect(
+            "T1", lambda: dataflow.num_sessions > num_before, "it opens a session", is_start=True
+        )
 
     async def _ends(self) -> None:
-        """All steps are done."""
-        run = self._run
-        await self._committed("T10", run.num_steps, "all steps are committed")
-        run.state = "finished"
-        await run.notify()
+        """The trainer does all steps and ends."""
+        dataflow = self._dataflow
+        await self._committed("T10", dataflow.num_steps, "all steps are committed")
+        dataflow.state = "finished"
+        await dataflow.notify()
         code = await self._has_ended("T17")
         self._checks.that("T17", code == 0, f"its exit code is {code}")
 
     async def _has_ended(self, rule: str) -> int:
         try:
-            async with asyncio.timeout(self._run.patience_s):
+            async with asyncio.timeout(self._dataflow.patience_s):
                 code = await self._candidate.ended()
         except TimeoutError:
-            detail = f"it still runs after {self._run.patience_s:.0f} s"
+            detail = f"it still runs after {self._dataflow.patience_s:.0f} s"
             self._checks.broke(rule, detail)
             raise BrokenError(rule, detail) from None
         self._checks.kept(rule)
@@ -145,9 +155,10 @@ def make_samples(
     vocab_size: int,
     logprobs_of: Callable[[NDArray[np.int32]], NDArray[np.float32]] | None = None,
 ) -> Callable[[int], Sequence[Sample]]:
-    """The samples of a step: random tokens, their true logprobs under version 0, advantages of both signs.
+    """Returns a function that makes the samples of a step: random tokens with advantages of both signs.
 
-    `logprobs_of`: logprobs [T] of a full forward under version 0; without it those of a fair die.
+    `logprobs_of` gives the logprobs [T] of a full forward pass of version 0; without it all tokens of the
+    vocabulary are equally likely.
     """
 
     def samples(step: int) -> list[Sample]:

@@ -1,8 +1,8 @@
-"""A trainer without a model: each step takes the time that GPUs would need, then a small version changes.
+"""The `paced` trainer backend: each step takes the time that GPUs would need, and trains nothing.
 
-For benchmarks of the system on machines without GPUs. Batches, versions, commits and checkpoints are real;
-the published weights are one tensor of the wanted size, of which a step changes the wanted share, so that
-transfers and deltas are as large as told. They mean nothing: only `paced` engines can serve them.
+It serves benchmarks of the system on machines without GPUs. Batches, versions, commits and checkpoints are
+real. The published weights are one tensor of the configured size, and each step changes the configured share
+of it, so transfers and deltas are as large as configured. Only `paced` engines can serve such weights.
 """
 
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _STATE_FILE = "paced.npz"
 _TENSOR = "emulated.weight"
 _ANY_TOKEN = 2**31 - 1
-"""Token ids are checked against the vocabulary where they come in; there is no model to protect here."""
+"""Size of the vocabulary, to which token ids are compared: without a model, any id will do."""
 _ONES = 0x3F80
 """1.0 in bfloat16; its lowest 7 bits are the fraction."""
 
@@ -37,21 +37,25 @@ class PacedBackend:
     """Implements `TrainerBackend`. Example: `PacedBackend(TrainConfig(backend=PacedBackendConfig()))`."""
 
     def __init__(self, config: TrainConfig, *, seed: int = 0) -> None:
-        """Raises: ConfigError if the recipe wants what needs a model."""
+        """Raises: ConfigError if the recipe asks for something that needs a model."""
         if not isinstance(config.backend, PacedBackendConfig):
             raise ConfigError(f"train.backend.name = {config.backend!r} is not the paced backend")
         if config.auxiliary.kl.coef or config.auxiliary.teacher:
             raise ConfigError("train.auxiliary needs models that score, and train.backend `paced` has none")
-        self._backend, self._seed = config.backend, seed
+        self._backend = config.backend
+        self._seed = seed
         self._weights: NDArray[np.uint16] = np.full(self._backend.weights_bytes // 2, _ONES, np.uint16)
         self.num_steps_done = 0
         _log.warning(
-            "EMULATED: no model is trained; a step takes %g s and %g s a million tokens, time runs %g times "
-            "faster", self._backend.step_s, self._backend.million_tokens_s, self._backend.time_scale,
-        )  # fmt: skip
+            "EMULATED: no model is trained; a step takes %g s and %g s per million tokens, "
+            "time runs %g times faster",
+            self._backend.step_s,
+            self._backend.million_tokens_s,
+            self._backend.time_scale,
+        )
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Takes its time, then changes the weights.
+        """Changes the weights, and returns once the emulated time has passed.
 
         Raises: WireError if the samples are malformed; TrainingError if the batch is not of the step that is
         due.
@@ -86,7 +90,7 @@ class PacedBackend:
         np.savez(folder / _STATE_FILE, weights=self._weights, num_steps_done=np.int64(self.num_steps_done))
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote. Raises: DataError if the folder does not hold its state."""
+        """Restores what `save` wrote. Raises: DataError if the folder does not hold it."""
         try:
             with np.load(folder / _STATE_FILE, allow_pickle=False) as state:
                 weights: NDArray[np.generic] = state["weights"]
@@ -98,7 +102,8 @@ class PacedBackend:
                 f"checkpoint {folder} holds {weights.nbytes} bytes of weights; expected "
                 f"train.backend.weights_bytes = {self._weights.nbytes}"
             )
-        self._weights, self.num_steps_done = weights.astype(np.uint16), num_steps_done
+        self._weights = weights.astype(np.uint16)
+        self.num_steps_done = num_steps_done
 
     def _change(self) -> None:
         """Flips the lowest bit of some elements, chosen by seed and step."""

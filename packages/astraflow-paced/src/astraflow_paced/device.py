@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 __all__ = ["PacedDevice", "PacedJob"]
 
 _ROUNDING = 1e-6
-"""Tokens: progress is a sum of floats, and a token that is done up to this is done."""
+"""Tokens. Progress is a sum of floats, so a token that lacks no more than this counts as done."""
 
 _Entry = tuple[float, int, "PacedJob"]
 
 
 @dataclass(slots=True, eq=False)
 class PacedJob:
-    """A request on its way through the device; `ended` is called by whoever advances it."""
+    """A request on the device. Whoever advances the device calls `ended`."""
 
     owner: str
-    """Whose it is: what is held is held for all requests of an owner."""
+    """The policy of the request; `hold` stops all requests of one owner."""
     num_tokens: int
     prefill: float
     """Time before the first token, in tokens."""
@@ -38,7 +38,7 @@ class PacedJob:
     entry: _Entry | None = None
     """Its place in the heap while it advances."""
     is_running: bool = False
-    """It has a slot."""
+    """Whether it has a slot."""
 
     def __post_init__(self) -> None:
         self.left = self.prefill + self.num_tokens
@@ -48,15 +48,17 @@ class PacedDevice:
     """Example: `device.submit(job, 0.0)`, then at `device.due_s` call `advance`, which returns `[job]`."""
 
     def __init__(self, *, num_slots: int, tokens_per_s: float, max_tokens_per_s: float = 0.0) -> None:
-        """`tokens_per_s` of a request that runs alone; `max_tokens_per_s` of all together, 0 for no bound."""
+        """`tokens_per_s` is the speed of a request that runs alone; `max_tokens_per_s` bounds the sum of all,
+        0 means no bound."""
         self._num_slots = num_slots
         self._fixed_s = 1 / tokens_per_s
         self._row_s = 1 / max_tokens_per_s if max_tokens_per_s else 0.0
         self._now_s = 0.0
         self._progress = 0.0
-        """Tokens that a request has got that has run since the start."""
+        """Tokens of a request that would have run since the start."""
         self._heap: list[_Entry] = []
-        """(progress at the end, order, job); entries that are no longer their job's are skipped."""
+        """(progress at the end, order, job). An entry that is not its job's current one is skipped: removing
+        it from the middle of the heap would cost more."""
         self._order = itertools.count()
         self._running: dict[PacedJob, None] = {}
         self._waiting: deque[PacedJob] = deque()
@@ -70,11 +72,11 @@ class PacedDevice:
         return self._num_running[owner]
 
     def num_waiting(self, owner: str) -> int:
-        """Requests of an owner that have none."""
+        """Requests of an owner that wait for a slot."""
         return self._num_waiting[owner]
 
     def is_held(self, owner: str) -> bool:
-        """The owner's requests do not advance."""
+        """Whether the owner's requests stand still."""
         return self._holds[owner] > 0
 
     @property
@@ -87,11 +89,12 @@ class PacedDevice:
         return self._now_s + max(0.0, self._heap[0][0] - self._progress) * self._step_s
 
     def advance(self, now_s: float) -> list[PacedJob]:
-        """Moves the time on. Returns: the requests that ended, in order."""
+        """Advances the clock. Returns: the requests that ended meanwhile, in order."""
         ended: list[PacedJob] = []
         while (due_s := self.due_s) <= now_s:
             end, _, job = heapq.heappop(self._heap)
-            self._progress, self._now_s = max(end, self._progress), due_s
+            self._progress = max(end, self._progress)
+            self._now_s = due_s
             self._stop(job)
             job.left = 0.0
             self._leave(job)
@@ -109,7 +112,7 @@ class PacedDevice:
         self._admit()
 
     def remove(self, job: PacedJob) -> None:
-        """Forgets a request, wherever it is; no effect after its end."""
+        """Removes a request, running or waiting; no effect after its end."""
         if job.is_running:
             self._stop(job)
             self._leave(job)
@@ -118,21 +121,21 @@ class PacedDevice:
             self._num_waiting[job.owner] -= 1
 
     def hold(self, owner: str) -> None:
-        """An owner's requests keep their slots and advance no more; as often to be released."""
+        """Stops an owner's requests, which keep their slots. Each `hold` needs its own `release`."""
         self._holds[owner] += 1
         if self._holds[owner] == 1:
             for job in self._of(owner):
                 self._stop(job)
 
     def release(self, owner: str) -> None:
-        """Takes one hold back."""
+        """Takes back one hold; after the last one the owner's requests continue."""
         self._holds[owner] -= 1
         if not self._holds[owner]:
             for job in self._of(owner):
                 self._go(job)
 
     def tokens_done(self, job: PacedJob) -> int:
-        """How many tokens a request has got."""
+        """Number of tokens that a request has generated."""
         left = job.left if job.entry is None else job.entry[0] - self._progress
         return max(0, min(job.num_tokens, math.floor(job.num_tokens - left + _ROUNDING)))
 
@@ -140,7 +143,7 @@ class PacedDevice:
 
     @property
     def _step_s(self) -> float:
-        """Time of a token of each request that advances."""
+        """Time per token of each request that advances."""
         return self._fixed_s + self._num_advancing * self._row_s
 
     def _of(self, owner: str) -> list[PacedJob]:

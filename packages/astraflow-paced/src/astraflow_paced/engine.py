@@ -1,13 +1,13 @@
-"""An engine without a model: requests take the time that a GPU would need, and their tokens mean nothing.
+"""The `paced` engine: requests take the time that a GPU would need, and their tokens are random.
 
-For benchmarks of the system on machines without GPUs: protocol, processes, slots, versions, updates and waits
-are real; only the forward pass is left out. A completion's length and tokens are drawn from its seed alone,
-so weights change nothing that it says; its logprobs are a constant. Nothing learns from it, and it warns of
-that when it is made.
+It serves benchmarks of the system on machines without GPUs. Protocol, processes, slots, versions, updates and
+waits are real; only the forward pass is left out. Length and tokens of a completion depend on its seed alone,
+not on the weights, and all logprobs are the same constant. Nothing can be learned from it, so it logs a
+warning when it is made.
 
     generate --job--> device <--advance-- one timer for the whole device (`PacedClock`) --> futures
 
-All engines of a service, one per policy, share the service's one device and its timer. Nothing polls.
+The engines of a service, one per policy, share its one device and timer. Nothing polls.
 """
 
 import asyncio
@@ -35,15 +35,16 @@ __all__ = ["PacedClock", "PacedEngine"]
 _log = logging.getLogger(__name__)
 
 _LOGPROB = -0.7
-"""Nats of every token: about one bit, as of a model that is fairly sure."""
+"""Logprob of every token in nats: about one bit, as from a model that is fairly sure."""
 
 
 _LATE_S = 0.001
-"""Event loops count milliseconds: a timer that is set this much later never comes too early, only to wait."""
+"""Event loops round to milliseconds. A timer that is set this much later never fires before the time it is
+for."""
 
 
 class PacedClock:
-    """A device, and the one timer that moves its time on. Belongs to one event loop.
+    """A device, and the one timer that advances its clock. It belongs to one event loop.
 
     Example: `clock = PacedClock(PacedEngineConfig(time_scale=10.0))`, then `PacedEngine(snapshot, clock)`.
     """
@@ -58,24 +59,24 @@ class PacedClock:
         self._clocks: dict[str, BusyClock] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.failure = ""
-        """What stopped the timer for good; empty while it works."""
+        """The error that stopped the timer for good; empty while it works."""
         self._engines: list[PacedEngine] = []
 
     def attach(self, engine: "PacedEngine") -> None:
-        """Adds an engine to tell should the timer fail: nobody awaits a timer."""
+        """Adds an engine to notify if the timer fails, because nobody awaits a timer."""
         self._engines.append(engine)
 
     def busy_clock(self, owner: str) -> BusyClock:
-        """When requests of an owner advance."""
+        """The busy clock of an owner, which runs while its requests advance."""
         return self._clocks.setdefault(owner, BusyClock("generate"))
 
     def bring_up(self) -> None:
-        """Moves the device to the present; to be called before it is changed or asked."""
+        """Advances the device to the present. Call it before the device is changed or read."""
         for job in self.device.advance(self._now_s()):
             job.ended()
 
     def settle(self) -> None:
-        """Sets timer and busy clocks by the device; to be called after it was changed."""
+        """Sets timer and busy clocks by the state of the device. Call it after the device was changed."""
         for owner, clock in self._clocks.items():
             is_busy = self.device.num_running(owner) > 0 and not self.device.is_held(owner)
             (clock.start if is_busy else clock.stop)(time.time())
@@ -116,25 +117,30 @@ class PacedEngine:
     """
 
     def __init__(self, snapshot: WeightSnapshot, clock: PacedClock) -> None:
-        """Raises: DataError if the model folder's files do not say which tokens there are."""
-        self._policy, self._clock = snapshot.policy, clock
-        self._config, self._device = clock.config, clock.device
+        """Raises: DataError if the files in the model folder do not say which tokens there are."""
+        self._policy = snapshot.policy
+        self._clock = clock
+        self._config = clock.config
+        self._device = clock.device
         self._tokens, self._stop_id = _vocabulary(snapshot.model_dir)
         self._versions = {"live": snapshot.version}
         self._running: dict[PacedJob, asyncio.Future[None]] = {}
         self._marks: dict[PacedJob, list[tuple[int, int]]] = {}
-        """(first token, version that made it and the following ones) of requests that follow the newest."""
+        """Request -> (first token, version from there on), for requests that follow the live version."""
         self._is_paused = self._is_closed = False
         self._num_tokens = 0
         self._busy = clock.busy_clock(self._policy)
         clock.attach(self)
         _log.warning(
             "EMULATED: policy %s has no model here; %d slots at %g tokens/s, time runs %g times faster",
-            self._policy, self._config.num_slots, self._config.tokens_per_s, self._config.time_scale,
-        )  # fmt: skip
+            self._policy,
+            self._config.num_slots,
+            self._config.tokens_per_s,
+            self._config.time_scale,
+        )
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Random tokens after the time that they would take.
+        """Returns random tokens after the time that a GPU would take for them.
 
         Raises: RolloutError; not retryable if the request itself is at fault.
         """
@@ -157,11 +163,12 @@ class PacedEngine:
         )
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """The constant logprob for tokens 1..T-1, at once."""
+        """Returns the constant logprob for tokens 1..T-1, without a wait."""
         return np.full(max(0, len(token_ids) - 1), _LOGPROB, np.float32)
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Takes a version over; requests in the live slot stand still for `update_s` and go on with it.
+        """Switches to a version. Requests in the live slot pause for `update_s` and continue with the new
+        version.
 
         Raises: WeightsError.
         """
@@ -179,19 +186,19 @@ class PacedEngine:
         self._versions[slot] = snapshot.version
 
     async def pause(self) -> None:
-        """Requests stand still."""
+        """Stops all requests."""
         if not self._is_paused:
             self._is_paused = True
             self._hold()
 
     async def resume(self) -> None:
-        """Requests go on."""
+        """Continues all requests."""
         if self._is_paused:
             self._is_paused = False
             self._release()
 
     def capacity(self) -> Capacity:
-        """What this policy runs; the slots are shared. Counts tokens of requests that have ended.
+        """What this policy runs on the shared slots. Tokens count once their request has ended.
 
         Raises: ServiceError if the device has failed.
         """
@@ -275,8 +282,9 @@ class PacedEngine:
         return min(request.sampling.max_tokens, room)
 
     def _length(self, rng: np.random.Generator) -> int:
-        """Length of an uncut completion: log-normal with the mean of the recipe, at least one token."""
-        mean, sigma = self._config.mean_tokens, self._config.sigma
+        """Length of a completion before it is cut: log-normal with the recipe's mean, at least one token."""
+        mean = self._config.mean_tokens
+        sigma = self._config.sigma
         return max(1, round(float(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma))))
 
     # --- standing still ---

@@ -1,6 +1,7 @@
-"""Every policy speaks in turn, and an environment takes its time: for benchmarks with `paced` engines.
+"""The `paced` workflow: every policy generates in turn, and an emulated environment takes time to answer.
 
-The reward is a coin that the completion's text decides, so groups differ within and nothing is scored.
+The reward is 0 or 1, decided by a checksum of the completion's text. So rewards differ within a group, as
+filters and credit need it, and no scoring costs time.
 """
 
 import asyncio
@@ -24,10 +25,11 @@ async def paced(
     env_sigma: float = 1.0,
     time_scale: float = 1.0,
 ) -> Rewards:
-    """Lets each of the recipe's policies say `turns` completions, one after the other.
+    """Lets each policy of the recipe generate `turns` completions, one policy after the other.
 
-    After each, the environment takes a log-normal time with median `env_s` and `env_sigma`, in emulated
-    seconds, of which `time_scale` fit into one of the wall clock.
+    After each completion the environment takes a log-normal time with median `env_s` and standard deviation
+    `env_sigma` of its logarithm. These are emulated seconds; `time_scale` of them pass per second of the
+    clock.
     """
     rewards = Rewards()
     chats = {name: policies[name].conversation(context=task.context) for name in policies}

@@ -1,4 +1,7 @@
-"""Asks a dataflow under test: one request, one answer, no retries, every refusal looked at."""
+"""Client for a dataflow under test: one request, one answer, no retries, and every refusal is checked.
+
+The product's own client cannot be used here: it retries, and hides the answers that the rules are about.
+"""
 
 from collections.abc import Mapping
 from typing import TypeVar, overload
@@ -10,25 +13,29 @@ from astraflow.service.client import Reply, Transport
 from astraflow.types import ErrorReply, Item
 from astraflow_conformance.report import AbandonedError, Checks
 
-__all__ = ["Desk", "RefusalError"]
+__all__ = ["ProbeClient", "RefusalError"]
 
 _ItemT = TypeVar("_ItemT", bound=Item)
 _ANSWER_S = 60.0
+"""Longest wait for an answer; a long poll takes at most 25 s."""
 
 
 class RefusalError(Error):
-    """The dataflow said no."""
+    """The dataflow refused a request."""
 
     def __init__(self, where: str, status: int, code: str, message: str) -> None:
         super().__init__(f"{where}: {status} {code}: {message}")
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
 
 
-class Desk:
-    """One caller of the dataflow. Example: `info = await desk.ask("GET", "/v1/run", RunInfo)`."""
+class ProbeClient:
+    """One caller with one token. Example: `info = await client.ask("GET", "/v1/run", RunInfo)`."""
 
     def __init__(self, transport: Transport, checks: Checks, *, token: str = "") -> None:
-        self._transport, self._checks, self.token = transport, checks, token
+        self._transport = transport
+        self._checks = checks
+        self.token = token
 
     @overload
     async def ask(
@@ -58,7 +65,8 @@ class Desk:
         body: Item | None = None,
         params: Mapping[str, str] | None = None,
     ) -> _ItemT | None:
-        """The answer. Raises: RefusalError; AbandonedError if none comes that can be read."""
+        """Sends an item and returns the answer. Raises: RefusalError; AbandonedError if no readable answer
+        comes."""
         target = f"{path}?{urlencode(params)}" if params else path
         payload = wire.encode(body) if body is not None else b""
         reply = await self.send(method, target, payload)
@@ -74,7 +82,7 @@ class Desk:
     async def refused(
         self, method: str, path: str, body: Item | None = None, params: Mapping[str, str] | None = None
     ) -> RefusalError | None:
-        """The refusal that a request meets; None if it was taken."""
+        """Sends an item that should be refused. Returns the refusal, or None if the request succeeded."""
         try:
             await self.ask(method, path, None, body, params)
         except RefusalError as refusal:
@@ -84,7 +92,7 @@ class Desk:
     async def send(
         self, method: str, target: str, body: bytes, *, sends: str = wire.MSGPACK, accepts: str = wire.MSGPACK
     ) -> Reply:
-        """The bare answer. Raises: AbandonedError if there is none."""
+        """Sends bytes; returns the answer as it came. Raises: AbandonedError if none comes."""
         headers = {"Content-Type": sends}
         if accepts:
             headers["Accept"] = accepts
@@ -98,7 +106,7 @@ class Desk:
             raise AbandonedError(f"{method} {target}: no answer: {err!r}") from err
 
     def refusal(self, where: str, reply: Reply) -> RefusalError:
-        """Reads a refusal, which has its own rule."""
+        """Decodes a refusal, and checks that it has the form that rule D3 asks for."""
         try:
             error = wire.decode(reply.body, ErrorReply, reply.media_type)
         except WireError as err:

@@ -1,4 +1,5 @@
-"""The dataflow that a trainer under test meets: it serves batches that a scenario allows, and notes all."""
+"""The fake dataflow for a trainer under test: it serves the batches that a scenario allows, and checks every
+request."""
 
 import math
 import re
@@ -32,20 +33,21 @@ from astraflow.types import (
     SessionRequest,
     VersionsReply,
 )
-from astraflow_conformance.played import Played
+from astraflow_conformance.fake_dataflow import FakeDataflow
 from astraflow_conformance.report import Checks
 
-__all__ = ["Fetches", "PlayedRun"]
+__all__ = ["FakeTrainerDataflow", "Fetches"]
 
 _NULL_S = 0.05
-"""An answer without a batch comes after this long, so that the question comes again soon."""
+"""Seconds until an answer without a batch, before the first is allowed: the trainer shall ask again soon
+(T9)."""
 _MAX_IN_FLIGHT = 3
-"""Requests of a fenced session that may have been on their way: a batch, a publication, a release."""
+"""Requests of a fenced session that may have been in flight: a batch, a publication, a release."""
 _ROUTE = re.compile(r"/v1/policies/([^/]+)/(session|batches|versions|commit|release)(?:/(\d+))?")
 
 
 class _Metric(Item, frozen=True, array_like=True):
-    """A `MetricItem` without bounds."""
+    """A `MetricItem` without bounds on its value."""
 
     name: str
     value: float
@@ -53,7 +55,7 @@ class _Metric(Item, frozen=True, array_like=True):
 
 
 class _Span(Item, frozen=True, array_like=True):
-    """A `BusySpan` without bounds."""
+    """A `BusySpan` without bounds on its times."""
 
     kind: str
     start_s: float
@@ -61,7 +63,8 @@ class _Span(Item, frozen=True, array_like=True):
 
 
 class _Commit(Item, frozen=True, kw_only=True):
-    """A `Commit` without bounds: rule T18 names the numbers that are none."""
+    """A `Commit` without bounds: numbers that are not finite break rule T18, and must be decoded to be
+    named."""
 
     epoch: int
     step: int
@@ -74,11 +77,11 @@ class Fetches(Protocol):
     """Downloads and verifies versions."""
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
-        """Raises: an Error if it cannot be had whole."""
+        """Raises: an Error if a part of it cannot be fetched or is damaged."""
         ...
 
     async def close(self) -> None:
-        """Gives its connections up."""
+        """Closes the connections."""
         ...
 
 
@@ -89,11 +92,11 @@ class _Session:
     base_version: int
     done: int
     is_begun: bool = False
-    """Its first version is published."""
+    """Whether its first version is published."""
 
 
-class PlayedRun(Played):
-    """One policy's run as its trainer sees it. Scenarios set its fields and wait with `expect`."""
+class FakeTrainerDataflow(FakeDataflow):
+    """A run of one policy as its trainer sees it. Scenarios set its fields, and wait with `expect`."""
 
     def __init__(
         self,
@@ -107,12 +110,15 @@ class PlayedRun(Played):
         num_steps: int,
         receiver: Callable[[Path], Fetches],
     ) -> None:
-        """`samples`: of a step, always the same; `receiver`: one with this folder as its cache."""
+        """`samples` makes the samples of a step, the same at each call. `receiver` makes a downloader with a
+        cache in the given folder."""
         super().__init__(checks, token=token, patience_s=patience_s, item_rule="T2", token_rule="T3")
-        self.info, self.policy, self.num_steps = info, policy, num_steps
+        self.info = info
+        self.policy = policy
+        self.num_steps = num_steps
         self.state: RunState = "running"
         self.ready = 0
-        """Steps below this have their batch."""
+        """Number of steps whose batches are served."""
         self.session: _Session | None = None
         self.num_sessions = 0
         self.newest = -1
@@ -121,18 +127,24 @@ class PlayedRun(Played):
         """Steps in the order in which they were asked for."""
         self.manifests: dict[int, Manifest] = {}
         self.num_fenced = 0
-        """Requests of a session that had been told that it is fenced."""
+        """Number of requests of sessions that had already been told that they are fenced."""
         self._answered: set[int] = set()
         self._epoch = 0
-        self._samples, self._receiver = samples, receiver
+        self._samples = samples
+        self._receiver = receiver
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self._weights = receiver(Path(self._folder.name) / "kept")
         self._told_fenced: set[int] = set()
         self.handlers = {
-            "run": self._run, "health": self._health, "session": self._attach, "batches": self._batch,
-            "publish": self._publish, "versions": self._versions, "commit": self._commit,
+            "run": self._run,
+            "health": self._health,
+            "session": self._attach,
+            "batches": self._batch,
+            "publish": self._publish,
+            "versions": self._versions,
+            "commit": self._commit,
             "release": self._release,
-        }  # fmt: skip
+        }
 
     def route_of(self, method: str, path: str) -> str:
         """The name of a route."""
@@ -146,23 +158,23 @@ class PlayedRun(Played):
         return match[2]
 
     async def close(self) -> None:
-        """Ends what the kit itself holds."""
+        """Closes connections, and deletes the downloaded weights."""
         await self._weights.close()
         self._folder.cleanup()
 
     async def allow(self, num_steps: int) -> None:
-        """The first so many steps have their batch from now on."""
+        """Serves the batches of the first `num_steps` steps from now on."""
         self.ready = num_steps
         await self.notify()
 
     async def fence(self) -> None:
-        """Somebody else opened a session."""
+        """Ends the trainer's session, as if another trainer had opened one."""
         self._epoch += 1
         self.session = None
         await self.notify()
 
     async def check_needed(self) -> None:
-        """T16: what was called needed can still be had, by someone who has nothing."""
+        """T16: a receiver with an empty cache can fetch every version that was called needed."""
         if self.checks.is_broken("T5"):
             return
         for version in self.needed():
@@ -177,7 +189,8 @@ class PlayedRun(Played):
                 await receiver.close()
 
     def needed(self) -> tuple[int, ...]:
-        """The newest two versions, and the first, which an evaluation may pin; with what they rest on."""
+        """The two newest versions, the first one, which an evaluation may pin, and the bases of their
+        deltas."""
         needed = {version for version in (0, self.newest - 1, self.newest) if version in self.manifests}
         for version in sorted(needed, reverse=True):
             manifest = self.manifests[version]
@@ -213,7 +226,8 @@ class PlayedRun(Played):
         return item_response(reply, request)
 
     async def _batch(self, request: Request) -> Response:
-        query, step = request.query_params, int(request.url.path.rpartition("/")[2])
+        query = request.query_params
+        step = int(request.url.path.rpartition("/")[2])
         epoch = int(query.get("epoch", "-1"))
         session = self._session(epoch)
         detail = f"asks for step {step} of {self.num_steps}, {session.done} are committed"
@@ -236,7 +250,8 @@ class PlayedRun(Played):
 
     async def _publish(self, request: Request) -> Response:
         body = await read_item(request, Publication)
-        session, manifest = self._session(body.epoch), body.manifest
+        session = self._session(body.epoch)
+        manifest = body.manifest
         version = manifest.version
         if version in self.manifests and version == self.newest and session.is_begun:
             same = self.manifests[version].digest == manifest.digest
@@ -244,7 +259,9 @@ class PlayedRun(Played):
         else:
             self._look_at(session, body)
             await self._fetch(manifest)
-            self.manifests[version], self.newest, session.is_begun = manifest, version, True
+            self.manifests[version] = manifest
+            self.newest = version
+            session.is_begun = True
         if self.lost["publish"] == 0:
             self._answered.add(version)
         return item_response(PublicationReply(needed=self.needed()), request)
@@ -281,7 +298,7 @@ class PlayedRun(Played):
             self.released = max(self.released, body.step)
         return Response(status_code=204)
 
-    # --- what is looked at ---
+    # --- checks ---
 
     def _session(self, epoch: int) -> _Session:
         """The session of a request. Raises: FencedError if another one holds the policy."""
@@ -298,7 +315,8 @@ class PlayedRun(Played):
         return self.session
 
     def _look_at(self, session: _Session, body: Publication) -> None:
-        that, manifest = self.checks.that, body.manifest
+        that = self.checks.that
+        manifest = body.manifest
         version = manifest.version
         if not session.is_begun:
             names = {info.name for info in manifest.files}

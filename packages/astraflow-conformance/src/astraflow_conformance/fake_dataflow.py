@@ -1,7 +1,7 @@
-"""What both played dataflows share: an app that notes each request, loses answers, and lets scenarios wait.
+"""Base of the two fake dataflows: counts requests, injects faults, and lets scenarios wait for events.
 
-Faults come between the handler of a route and the caller: an answer may be lost after its request was taken,
-or a request be put off.
+A fault is injected between a route's handler and the caller: an answer is lost after its request was
+processed, or a request is refused with 503 before it is.
 """
 
 import asyncio
@@ -17,40 +17,45 @@ from astraflow.errors import Error, RefusedError, WireError
 from astraflow.service.messages import error_response
 from astraflow_conformance.report import BrokenError, Checks
 
-__all__ = ["Played", "bad_gateway"]
+__all__ = ["FakeDataflow", "bad_gateway"]
 
 _START_FACTOR = 4.0
-"""Importing an engine's libraries and loading its first weights takes longer than anything afterwards."""
+"""Multiple of the patience while a service starts: it imports libraries and loads its first weights."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def bad_gateway() -> Response:
-    """What a proxy says whose upstream went away: no item of the protocol."""
+    """The answer of a proxy whose upstream is gone. It is no item of the protocol."""
     return Response("<html><h1>502 Bad Gateway</h1></html>", status_code=502, media_type="text/html")
 
 
-class Played:
-    """An ASGI app that a candidate takes for the dataflow. Subclasses fill `handlers` (route name -> handler)
-    and `route_of`."""
+class FakeDataflow:
+    """An ASGI app that a candidate takes for the dataflow.
+
+    Subclasses fill `handlers` (route name -> handler) and implement `route_of`.
+    """
 
     def __init__(
         self, checks: Checks, *, token: str, patience_s: float, item_rule: str, token_rule: str
     ) -> None:
-        self.checks, self.token, self.patience_s = checks, token, patience_s
+        self.checks = checks
+        self.token = token
+        self.patience_s = patience_s
         self.num: Counter[str] = Counter()
-        """Requests that came, by route."""
+        """Number of requests per route."""
         self.lost: Counter[str] = Counter()
-        """Answers of these routes get lost, so many times, after the request was taken."""
+        """Route -> number of further answers that get lost after their request was processed."""
         self.put_off: Counter[str] = Counter()
-        """Requests of these routes are answered 503, so many times, and not taken."""
+        """Route -> number of further requests that are answered with 503 and not processed."""
         self.changed = asyncio.Condition()
-        self.unexpected: list[str] = []
+        """Notified before and after each request, and by scenarios."""
         self.handlers: dict[str, Handler] = {}
-        self._item_rule, self._token_rule = item_rule, token_rule
+        self._item_rule = item_rule
+        self._token_rule = token_rule
 
     def route_of(self, method: str, path: str) -> str:
-        """The name of a route; empty for one that is not played."""
+        """The name of a route; empty if it is none."""
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +74,6 @@ class Played:
         await self.notify()
         self.check_token(request)
         if not route:
-            self.unexpected.append(f"{request.method} {request.url.path}")
             raise RefusedError(f"{request.url.path} is no route", code="not_found", status=404)
         if self.put_off[route] > 0:
             self.put_off[route] -= 1
@@ -86,7 +90,8 @@ class Played:
         return response
 
     def check_token(self, request: Request) -> None:
-        """Notes a request without the token; it is answered all the same."""
+        """Checks the token. A request with a wrong one is answered all the same, so that the other rules can
+        be checked, too."""
         given = request.headers.get("authorization", "")
         if not self.token:
             self.checks.skip(self._token_rule, "the kit was told to use no token")
@@ -96,12 +101,12 @@ class Played:
         self.checks.that(self._token_rule, holds, f"{path}: authorization {given[:20]!r}")
 
     async def notify(self) -> None:
-        """Lets scenarios look again."""
+        """Wakes the scenarios that wait for a condition."""
         async with self.changed:
             self.changed.notify_all()
 
     async def until(self, condition: Callable[[], object], *, wait_s: float) -> bool:
-        """Whether the condition came true in time."""
+        """Waits for a condition; returns whether it came true in time."""
         try:
             async with asyncio.timeout(wait_s), self.changed:
                 await self.changed.wait_for(condition)
@@ -112,11 +117,12 @@ class Played:
     async def expect(
         self, rule: str, condition: Callable[[], object], what: str, *, is_start: bool = False
     ) -> None:
-        """Waits for what the rule asks for; several times as long while a service starts.
+        """Waits for what a rule asks for; several times as long while a service starts.
 
         Raises: BrokenError if it does not come within the patience.
         """
-        began_s, factor = time.monotonic(), _START_FACTOR if is_start else 1.0
+        began_s = time.monotonic()
+        factor = _START_FACTOR if is_start else 1.0
         if not await self.until(condition, wait_s=factor * self.patience_s):
             waited_s = time.monotonic() - began_s
             detail = f"{what}: not within {waited_s:.0f} s"

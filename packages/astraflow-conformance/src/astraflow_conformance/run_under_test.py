@@ -1,7 +1,7 @@
-"""What the kit plays against a dataflow: rollout services and trainers that do as they are told.
+"""A run of a dataflow under test, with the fake rollout services and trainers that scenarios drive.
 
-A `Stage` is one run under test. It remembers what was leased and sent, so that whatever a scenario left
-undone, because of the scenario or of a broken rule, is answered before the next one begins.
+The run remembers what was leased and sent. So everything that a scenario left undone, on purpose or because a
+rule is broken, can be answered before the next scenario begins.
 """
 
 import asyncio
@@ -45,21 +45,31 @@ from astraflow.types import (
     VersionsReply,
 )
 from astraflow.wire import column
-from astraflow_conformance.desk import Desk, RefusalError
+from astraflow_conformance.probe_client import ProbeClient, RefusalError
 from astraflow_conformance.report import AbandonedError, BrokenError, Checks
 
-__all__ = ["VOCAB_SIZE", "PlayedTrainer", "PlayedWorker", "Stage", "make_manifest", "make_trajectory", "same"]
+__all__ = [
+    "VOCAB_SIZE",
+    "FakeTrainer",
+    "FakeWorker",
+    "RunUnderTest",
+    "make_manifest",
+    "make_trajectory",
+    "same",
+]
 
 VOCAB_SIZE = 32
 """Rows of the embedding table that the kit's manifests announce."""
-_NUM_PROMPT, _NUM_SAMPLED = 3, 4
+_NUM_PROMPT = 3
+_NUM_SAMPLED = 4
 _MAX_IDLE = 100
-"""Looks for a lease or batch that find nothing before the kit gives up."""
+"""Requests for a lease or batch without a result before the kit gives up."""
 _IDLE_S = 0.1
 
 
 def make_manifest(policy: str, version: int) -> Manifest:
-    """A version in full, of one small tensor; its bytes are nowhere, and the dataflow does not ask."""
+    """A full version of one small tensor. It has no chunks: a dataflow passes manifests on and fetches no
+    bytes."""
     num_bytes = VOCAB_SIZE * 8 * 4
     tensor = TensorInfo(
         name="model.embed_tokens.weight",
@@ -74,7 +84,7 @@ def make_manifest(policy: str, version: int) -> Manifest:
 
 
 def make_trajectory(info: PolicyInfo, version: int, *, seed: int, reward: float) -> Trajectory:
-    """A sound trajectory of seven tokens, the last four sampled."""
+    """A valid trajectory of seven tokens, of which the last four are sampled."""
     random = np.random.default_rng(seed)
     total = _NUM_PROMPT + _NUM_SAMPLED
     mask = np.arange(total) >= _NUM_PROMPT
@@ -92,15 +102,16 @@ def make_trajectory(info: PolicyInfo, version: int, *, seed: int, reward: float)
     )
 
 
-class PlayedTrainer:
-    """One session of a trainer after another. Example: `await trainer.attach()`."""
+class FakeTrainer:
+    """The trainer of one policy; it opens one session after another. Example: `await trainer.attach()`."""
 
-    def __init__(self, desk: Desk, policy: str) -> None:
-        self.desk, self.policy = desk, policy
+    def __init__(self, client: ProbeClient, policy: str) -> None:
+        self.client = client
+        self.policy = policy
         self.session = Session(epoch=0, step=0, next_version=0, num_steps=0)
         self.newest = -1
         self.done = 0
-        """Steps that the newest weights hold."""
+        """Number of steps that the newest version has been trained for."""
         self.published: dict[int, Manifest] = {}
 
     def path(self, what: str) -> str:
@@ -118,18 +129,20 @@ class PlayedTrainer:
         request = SessionRequest(
             trainer_id="conformance", durable_step=durable_step, fingerprints=Fingerprints()
         )
-        self.session = await self.desk.ask("POST", self.path("session"), Session, request)
-        self.newest, self.done = self.session.next_version - 1, self.session.step - 1
+        self.session = await self.client.ask("POST", self.path("session"), Session, request)
+        self.newest = self.session.next_version - 1
+        self.done = self.session.step - 1
         return self.session
 
     async def publish_next(self) -> None:
         """Publishes the next version, which holds one step more than the one before."""
-        await self.desk.ask("POST", self.path("versions"), PublicationReply, self.publication())
-        self.newest, self.done = self.newest + 1, self.done + 1
+        await self.client.ask("POST", self.path("versions"), PublicationReply, self.publication())
+        self.newest = self.newest + 1
+        self.done = self.done + 1
         self.published[self.newest] = make_manifest(self.policy, self.newest)
 
     def publication(self, *, ahead: int = 1, epoch: int | None = None) -> Publication:
-        """A publication of the version `ahead` of the newest; 0 publishes the newest again."""
+        """The publication of the version that is `ahead` of the newest; 0 publishes the newest again."""
         return Publication(
             epoch=self.session.epoch if epoch is None else epoch,
             step=self.done + ahead,
@@ -137,14 +150,14 @@ class PlayedTrainer:
         )
 
     async def batch(self, step: int, *, rank: int = 0, world: int = 1, wait_s: float = 0.0) -> Batch | None:
-        """One rank's slice, if it is there."""
+        """The slice of one rank, or None if the batch is not ready."""
         params = {
             "epoch": str(self.session.epoch),
             "rank": str(rank),
             "world": str(world),
             "wait_s": str(wait_s),
         }
-        reply = await self.desk.ask("GET", self.path(f"batches/{step}"), BatchReply, params=params)
+        reply = await self.client.ask("GET", self.path(f"batches/{step}"), BatchReply, params=params)
         return reply.batch
 
     def commit(self, step: int, *, version: int | None = None, epoch: int | None = None) -> Commit:
@@ -161,11 +174,12 @@ class PlayedTrainer:
         return Release(epoch=epoch, step=step, version=self.newest)
 
 
-class PlayedWorker:
-    """One rollout service."""
+class FakeWorker:
+    """A registered rollout service."""
 
-    def __init__(self, stage: "Stage", id_: str) -> None:
-        self.stage, self.id = stage, id_
+    def __init__(self, run: "RunUnderTest", id_: str) -> None:
+        self.run = run
+        self.id = id_
 
     async def ask(
         self,
@@ -175,20 +189,20 @@ class PlayedWorker:
         held: Sequence[str] | None = None,
         wait_s: float = 0.0,
     ) -> tuple[Lease, ...]:
-        """Leases of both kinds, each noted."""
+        """Asks for leases; notes and checks them. Leases of evaluation may be among them."""
         request = LeaseRequest(
             worker_id=self.id,
             num_free=num_free,
-            served=tuple(self.stage.served() if served is None else served),
+            served=tuple(self.run.served() if served is None else served),
             wait_s=wait_s,
             held=None if held is None else tuple(held),
         )
-        leases = (await self.stage.desk.ask("POST", "/v1/leases", LeaseReply, request)).leases
-        self.stage.note_leases(self, request, leases)
+        leases = (await self.run.client.ask("POST", "/v1/leases", LeaseReply, request)).leases
+        self.run.note_leases(self, request, leases)
         return tuple({lease.id: lease for lease in leases}.values())
 
     async def take(self, num: int) -> list[Lease]:
-        """Exactly so many training leases; those of evaluation are answered. Raises: AbandonedError."""
+        """Returns exactly `num` training leases, and answers those of evaluation. Raises: AbandonedError."""
         found: list[Lease] = []
         for _ in range(_MAX_IDLE):
             for lease in await self.ask(num - len(found), wait_s=_IDLE_S):
@@ -199,65 +213,66 @@ class PlayedWorker:
             if len(found) >= num:
                 await self.send(found[num:])
                 return found[:num]
-            await self.stage.make_room()
+            await self.run.make_room()
         raise AbandonedError(
             f"{len(found)} of {num} leases could be had; is the run fresh, and large enough?"
         )
 
     async def send(self, leases: Sequence[Lease]) -> tuple[EpisodeReceipt, ...]:
-        """Sound results of these leases."""
-        return await self.results([self.stage.result(lease) for lease in leases])
+        """Sends valid results for these leases."""
+        return await self.results([self.run.result(lease) for lease in leases])
 
     async def fail(self, lease: Lease) -> EpisodeReceipt:
-        """A failure that may be retried."""
+        """Sends a failure after which the episode may be tried again."""
         outcome = Failure(error_class="Conformance", message="made to fail by the conformance kit")
         return (await self.results([EpisodeResult(lease_id=lease.id, outcome=outcome)]))[0]
 
     async def results(self, results: Sequence[EpisodeResult]) -> tuple[EpisodeReceipt, ...]:
-        """Sends results; remembers those that were accepted."""
+        """Sends results, and remembers those that were accepted."""
         body = EpisodeResults(worker_id=self.id, results=tuple(results))
-        receipts = (await self.stage.desk.ask("POST", "/v1/episodes", Receipts, body)).receipts
+        receipts = (await self.run.client.ask("POST", "/v1/episodes", Receipts, body)).receipts
         for result, receipt in zip(results, receipts, strict=False):
-            self.stage.note_receipt(result, receipt)
+            self.run.note_receipt(result, receipt)
         return receipts
 
     async def beat(self, lease_ids: Sequence[str]) -> HeartbeatReply:
-        """A heartbeat that names these leases."""
+        """Sends a heartbeat that names these leases."""
         beat = Heartbeat(lease_ids=tuple(lease_ids), load=Load())
-        return await self.stage.desk.ask("POST", f"/v1/workers/{self.id}/heartbeat", HeartbeatReply, beat)
+        return await self.run.client.ask("POST", f"/v1/workers/{self.id}/heartbeat", HeartbeatReply, beat)
 
     async def drain(self) -> None:
-        """Announces that it leaves."""
-        await self.stage.desk.ask("POST", f"/v1/workers/{self.id}/drain", None)
+        """Announces that the service leaves."""
+        await self.run.client.ask("POST", f"/v1/workers/{self.id}/drain", None)
 
 
-class Stage:
-    """One run under test. `meet` first."""
+class RunUnderTest:
+    """The run that a dataflow under test serves. Call `meet` first."""
 
-    def __init__(self, desk: Desk, checks: Checks) -> None:
-        self.desk, self.checks = desk, checks
+    def __init__(self, client: ProbeClient, checks: Checks) -> None:
+        self.client = client
+        self.checks = checks
         self.info: RunInfo
-        self.trainer: PlayedTrainer
-        self.others: list[PlayedTrainer] = []
+        self.trainer: FakeTrainer
+        self.others: list[FakeTrainer] = []
         self.lease_timeout_s = 0.0
-        self.out: dict[str, tuple[PlayedWorker, Lease]] = {}
-        """Leases without a final receipt."""
+        self.out: dict[str, tuple[FakeWorker, Lease]] = {}
+        """Lease id -> service and lease, until its receipt."""
         self.tasks: dict[tuple[int, int], tuple[str, int]] = {}
         """Episode -> task and seed of its first attempt."""
         self.sent: dict[tuple[int, int, str], Trajectory] = {}
-        """What was accepted of each episode and policy."""
+        """(group, episode, policy) -> the accepted trajectory."""
         self._num_workers = 0
 
     async def meet(self) -> None:
-        """Reads the run. Raises: BrokenError."""
+        """Reads what the run is about. Raises: BrokenError."""
         try:
-            self.info = await self.desk.ask("GET", "/v1/run", RunInfo)
+            self.info = await self.client.ask("GET", "/v1/run", RunInfo)
         except (RefusalError, AbandonedError) as err:
             raise BrokenError("D1", str(err)) from err
         trained = [policy.name for policy in self.info.policies if policy.is_trained]
         if not trained:
             raise BrokenError("D1", "the run trains no policy")
-        self.trainer, *self.others = (PlayedTrainer(self.desk, name) for name in trained)
+        self.trainer, *self.others = (FakeTrainer(self.client, name) for name in trained)
 
     @property
     def trained(self) -> list[PolicyInfo]:
@@ -266,7 +281,7 @@ class Stage:
 
     @property
     def max_lag(self) -> int:
-        """`max_lag` of the first policy."""
+        """The engine lag that the first trained policy allows."""
         return self.trained[0].max_lag
 
     def served(self) -> list[ServedVersions]:
@@ -275,14 +290,14 @@ class Stage:
         return [ServedVersions(policy=t.policy, versions=(t.newest,)) for t in trainers]
 
     async def pinned(self) -> tuple[int, ...]:
-        """Versions that evaluation needs."""
+        """The versions that evaluation needs now."""
         params = {"after": str(self.trainer.newest)}
         return (
-            await self.desk.ask("GET", self.trainer.path("versions"), VersionsReply, params=params)
+            await self.client.ask("GET", self.trainer.path("versions"), VersionsReply, params=params)
         ).pinned
 
-    async def worker(self) -> PlayedWorker:
-        """A further rollout service."""
+    async def worker(self) -> FakeWorker:
+        """Registers a further rollout service."""
         self._num_workers += 1
         request = RegisterWorker(
             name=f"conformance-{self._num_workers}",
@@ -291,12 +306,12 @@ class Stage:
             num_slots=8,
             fingerprints=Fingerprints(),
         )
-        registration = await self.desk.ask("POST", "/v1/workers", Registration, request)
+        registration = await self.client.ask("POST", "/v1/workers", Registration, request)
         self.lease_timeout_s = registration.lease_timeout_s
-        return PlayedWorker(self, registration.worker_id)
+        return FakeWorker(self, registration.worker_id)
 
     def result(self, lease: Lease) -> EpisodeResult:
-        """A sound result; rewards differ within a group."""
+        """A valid result. Rewards differ within a group, so that filters keep it."""
         reward = float(lease.episode_idx % 2)
         served = {entry.policy: entry.versions[-1] for entry in self.served()}
         trajectories = tuple(
@@ -308,8 +323,8 @@ class Stage:
         )
         return EpisodeResult(lease_id=lease.id, outcome=Episode(trajectories=trajectories, score=reward))
 
-    def note_leases(self, worker: PlayedWorker, request: LeaseRequest, leases: Sequence[Lease]) -> None:
-        """Looks at what every answer must keep to."""
+    def note_leases(self, worker: FakeWorker, request: LeaseRequest, leases: Sequence[Lease]) -> None:
+        """Checks what holds for every answer with leases, and remembers the leases."""
         that = self.checks.that
         that("D10", len(leases) <= request.num_free, f"{len(leases)} leases for num_free {request.num_free}")
         served = {entry.policy: set(entry.versions) for entry in request.served}
@@ -336,7 +351,7 @@ class Stage:
             self.out[lease.id] = (worker, lease)
 
     def note_receipt(self, result: EpisodeResult, receipt: EpisodeReceipt) -> None:
-        """A receipt ends a lease."""
+        """Forgets the lease, and remembers what was accepted."""
         entry = self.out.pop(result.lease_id, None)
         if entry and receipt.status == "accepted" and isinstance(result.outcome, Episode):
             lease = entry[1]
@@ -345,7 +360,7 @@ class Stage:
                 self.sent.setdefault(key, trajectory)
 
     async def settle(self) -> None:
-        """Answers every lease that is still out."""
+        """Answers every lease without a receipt."""
         for worker, lease in tuple(self.out.values()):
             try:
                 await worker.send((lease,))
@@ -353,15 +368,15 @@ class Stage:
                 self.out.pop(lease.id, None)
 
     async def make_room(self) -> None:
-        """Trains the next step if its batch is there already, so that tickets come free."""
+        """Trains the next step if its batch is ready, so that tickets become free."""
         trainer = self.trainer
         if trainer.session.epoch and await trainer.batch(trainer.done) is not None:
             step = trainer.done
             await trainer.publish_next()
-            await self.desk.ask("POST", trainer.path("commit"), None, trainer.commit(step))
+            await self.client.ask("POST", trainer.path("commit"), None, trainer.commit(step))
 
     async def fill(self, step: int) -> Batch:
-        """Plays episodes until the batch of a step is there. Raises: AbandonedError."""
+        """Sends episodes until the batch of a step is ready. Raises: AbandonedError."""
         worker = await self.worker()
         for _ in range(_MAX_IDLE):
             if (batch := await self.trainer.batch(step)) is not None:
@@ -373,5 +388,5 @@ class Stage:
 
 
 def same(left: object, right: object) -> bool:
-    """Whether two items are the same on the wire."""
+    """Whether two items have the same encoding."""
     return msgspec.msgpack.encode(left) == msgspec.msgpack.encode(right)

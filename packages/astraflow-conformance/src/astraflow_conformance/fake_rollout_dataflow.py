@@ -1,4 +1,5 @@
-"""The dataflow that a rollout service under test meets: it grants what a scenario offers, and notes all."""
+"""The fake dataflow for a rollout service under test: it grants the leases that a scenario offers, and checks
+every request."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -37,20 +38,21 @@ from astraflow.types import (
     VersionsReply,
 )
 from astraflow_conformance.columns import COLUMN_RULES, Limits, flaws_of
-from astraflow_conformance.played import Played
+from astraflow_conformance.fake_dataflow import FakeDataflow
 from astraflow_conformance.report import Checks
 
-__all__ = ["Granted", "PlayedDataflow", "Reference"]
+__all__ = ["FakeRolloutDataflow", "Granted", "Reference"]
 
 Reference = Callable[[str, int, NDArray[np.int32]], NDArray[np.float32]]
-"""`(policy, version, token_ids [T]) -> logprobs [T]` of a full forward at temperature 1; entry 0 has no
+"""`(policy, version, token_ids [T]) -> logprobs [T]` of a full forward pass at temperature 1; entry 0 has no
 meaning."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_OMITTED = 3
-"""Heartbeats in a row that leave a lease out: the first may have left before the lease arrived."""
+"""Heartbeats in a row without a lease that break the rule. The first may have been sent before the lease
+arrived."""
 _TOLERANCE = 0.02
-"""Nats, mean over a trajectory: room for bfloat16; the kit's versions differ by tenths."""
+"""Nats, mean over a span: enough for bfloat16, while the kit's versions differ by tenths of a nat."""
 _WORKER_ROUTES = re.compile(r"/v1/workers/([^/]+)/(heartbeat|drain)")
 _VERSIONS = re.compile(r"/v1/policies/([^/]+)/versions")
 _PLAIN = {
@@ -65,7 +67,7 @@ _PLAIN = {
 
 @dataclass
 class Granted:
-    """A lease that is out, or has its result."""
+    """A lease that was granted, and what came back."""
 
     lease: Lease
     omitted: int = 0
@@ -73,11 +75,11 @@ class Granted:
     results: list[EpisodeResult] = field(default_factory=list[EpisodeResult])
     has_receipt: bool = False
     is_void: bool = False
-    """Nobody waits for it any more."""
+    """Its scenario is over; it is no longer checked whether a result comes."""
 
 
-class PlayedDataflow(Played):
-    """One run as a rollout service sees it. Scenarios set its fields and wait with `expect`."""
+class FakeRolloutDataflow(FakeDataflow):
+    """A run as a rollout service sees it. Scenarios set its fields, and wait with `expect`."""
 
     def __init__(
         self,
@@ -91,33 +93,41 @@ class PlayedDataflow(Played):
         reference: Reference | None,
     ) -> None:
         super().__init__(checks, token=token, patience_s=patience_s, item_rule="W2", token_rule="W3")
-        self.info, self.heartbeat_s = info, heartbeat_s
+        self.info = info
+        self.heartbeat_s = heartbeat_s
         self.policies = {policy.name: policy for policy in info.policies}
         self.manifests: dict[str, list[Manifest]] = {name: [] for name in self.policies}
         self.bad: set[tuple[str, int]] = set()
-        """Versions that cannot be had."""
+        """Published versions that cannot be fetched or applied."""
         self.state: RunState = "running"
         self.is_draining = False
         self.worker_id = ""
         self.registered: RegisterWorker | None = None
         self.served: dict[str, tuple[int, ...]] = {}
-        """As the service said last."""
+        """Policy -> versions that the service serves, by its last request."""
         self.offered: list[Lease] = []
         self.granted: dict[str, Granted] = {}
         self.statuses: dict[str, str] = {}
-        """Lease -> what its receipt says instead of accepted."""
+        """Lease -> status of its receipt, if that is not `accepted`."""
         self.holds_receipts = False
         self.goodbyes: list[str] = []
         self.asks_while_draining = 0
         self.num_trajectories = 0
         """Number of trajectories in training episodes."""
         self.failures: list[tuple[str, Failure]] = []
-        self._vocab_sizes, self._reference = vocab_sizes, reference
+        self._vocab_sizes = vocab_sizes
+        self._reference = reference
         self.handlers = {
-            "run": self._run, "health": self._health, "register": self._register, "leases": self._leases,
-            "heartbeat": self._heartbeat, "drain": self._drain, "episodes": self._episodes,
-            "push_tasks": self._push_tasks, "versions": self._versions,
-        }  # fmt: skip
+            "run": self._run,
+            "health": self._health,
+            "register": self._register,
+            "leases": self._leases,
+            "heartbeat": self._heartbeat,
+            "drain": self._drain,
+            "episodes": self._episodes,
+            "push_tasks": self._push_tasks,
+            "versions": self._versions,
+        }
 
     def route_of(self, method: str, path: str) -> str:
         """The name of a route."""
@@ -130,32 +140,32 @@ class PlayedDataflow(Played):
     # --- for scenarios ---
 
     def newest(self, policy: str) -> int:
-        """The newest published version, bad ones included."""
+        """The newest published version, even if it cannot be fetched; -1 if there is none."""
         return max((manifest.version for manifest in self.manifests[policy]), default=-1)
 
     def is_done(self, leases: Sequence[Lease]) -> bool:
-        """Whether each has a receipt."""
+        """Whether each lease has its receipt."""
         return all(lease.id in self.granted and self.granted[lease.id].has_receipt for lease in leases)
 
     async def offer(self, *leases: Lease) -> None:
-        """Grants leases to whoever asks."""
+        """Offers leases; the next request with free slots gets them."""
         self.offered += leases
         await self.notify()
 
     async def publish(self, manifest: Manifest, *, is_bad: bool = False) -> None:
-        """A new version."""
+        """Publishes a version. `is_bad`: it cannot be fetched or applied."""
         if is_bad:
             self.bad.add((manifest.policy, manifest.version))
         self.manifests[manifest.policy].append(manifest)
         await self.notify()
 
     def forget_worker(self) -> None:
-        """The service is not known any more; nobody waits for its leases."""
+        """Forgets the service's registration and its leases."""
         self.worker_id = ""
         self.void()
 
     def void(self) -> None:
-        """Nobody waits for what is out."""
+        """Ends all leases without a result, and withdraws what is offered."""
         for entry in self.granted.values():
             entry.is_void = entry.is_void or not entry.has_receipt
         self.offered.clear()
@@ -179,7 +189,8 @@ class PlayedDataflow(Played):
             and body.num_slots >= 1
         )
         self.checks.that("W1", good, f"{body}"[:250])
-        self.registered, self.served = body, {}
+        self.registered = body
+        self.served = {}
         self.worker_id = f"{body.name}.{self.num['register']}"
         reply = Registration(worker_id=self.worker_id, heartbeat_s=self.heartbeat_s, lease_timeout_s=60.0)
         return item_response(reply, request)
@@ -213,7 +224,8 @@ class PlayedDataflow(Played):
             await self.until(lambda: self._may_answer(body.worker_id), wait_s=wait_s)
         leases: list[Lease] = []
         if body.worker_id == self.worker_id and self._is_fit() and not self.is_draining:
-            leases, self.offered = self.offered[: body.num_free], self.offered[max(0, body.num_free) :]
+            leases = self.offered[: body.num_free]
+            self.offered = self.offered[max(0, body.num_free) :]
         if self.lost["leases"] > 0:
             self.offered = [*leases, *self.offered]
             leases = []
@@ -226,8 +238,11 @@ class PlayedDataflow(Played):
         return (bool(self.offered) and self._is_fit()) or self.lost["leases"] > 0
 
     def _is_fit(self) -> bool:
-        """Whether the service may have training leases, by what it said last. Versions that cannot be had do
-        not count; one that does not keep up is told of that alone."""
+        """Whether the service is recent enough for training leases.
+
+        Versions that cannot be fetched do not count. If W7 is known to be broken, lag is forgiven: otherwise
+        the service would get no leases and would fail other rules as a consequence.
+        """
         if self.checks.is_broken("W7"):
             return True
         for name, policy in self.policies.items():
@@ -254,7 +269,8 @@ class PlayedDataflow(Played):
         if policy not in self.policies:
             raise RefusedError(f"no policy {policy!r}", code="unknown_policy", status=404)
         query = request.query_params
-        after, wait_s = int(query.get("after", "-1")), float(query.get("wait_s", "0"))
+        after = int(query.get("after", "-1"))
+        wait_s = float(query.get("wait_s", "0"))
         await self.until(
             lambda: self.newest(policy) > after or query.get("pinned", "") or self.state != "running",
             wait_s=min(max(wait_s, 0.0), 25.0),
@@ -263,7 +279,7 @@ class PlayedDataflow(Played):
         reply = VersionsReply(newest=self.newest(policy), manifests=newer, pinned=(), state=self.state)
         return item_response(reply, request)
 
-    # --- what is looked at ---
+    # --- checks ---
 
     def _known(self, worker_id: str) -> None:
         if worker_id != self.worker_id:

@@ -1,4 +1,8 @@
-"""Sets the kit up around a candidate: addresses, a run folder, versions of a recipe's model, and its log."""
+"""Sets up what a check needs around a candidate: addresses, a run folder, versions of a model, a log.
+
+One function per kind of service. Each starts the kit's servers, starts the candidate, runs the checks, and
+stops everything again.
+"""
 
 import asyncio
 import contextlib
@@ -31,34 +35,42 @@ from astraflow.weights.receiver import Receiver
 from astraflow.weights.snapshot import model_files, read_model
 from astraflow_conformance.candidate import Candidate, Command, Joining
 from astraflow_conformance.dataflow_kit import check_dataflow
+from astraflow_conformance.fake_rollout_dataflow import FakeRolloutDataflow, Reference
+from astraflow_conformance.fake_trainer_dataflow import FakeTrainerDataflow
 from astraflow_conformance.report import Checks, Report
 from astraflow_conformance.rollout_kit import ROLLOUT_RULES, RolloutKit
-from astraflow_conformance.rollout_played import PlayedDataflow, Reference
 from astraflow_conformance.trainer_kit import NUM_STEPS, TRAINER_RULES, TrainerKit, make_samples
-from astraflow_conformance.trainer_played import PlayedRun
-from astraflow_conformance.versions import PublishedVersions, Tearing
+from astraflow_conformance.versions import DamagedChunks, PublishedVersions
 
 __all__ = ["Settings", "judge_dataflow", "judge_rollout", "judge_trainer"]
 
 _HEARTBEAT_S = 0.2
+"""Short, because the rules about heartbeats wait for several of them."""
 _NUM_TASKS = 64
 _KEPT_VERSIONS = 64
+"""More than a check publishes: no version that a rule asks for is deleted meanwhile."""
+_HEALTH_PAUSE_S = 0.1
+"""Between two requests for the health of a dataflow that is starting."""
 _LEASE_TIMEOUT_S = 3.0
+"""Short, because the rules about expiry wait it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a candidate is judged. `work_dir` gets its log, and whatever it is given to work in."""
+    """How a candidate is checked."""
 
     work_dir: Path
+    """Folder for the candidate's log, run folder and weights."""
     recipe: Path
+    """Recipe with the model and the tasks that the candidate gets."""
     patience_s: float = 60.0
-    """How long the kit waits for what a rule asks for."""
+    """Seconds to wait for what a rule asks for."""
     token: str = ""
+    """Token of the run; empty if it has none."""
 
     @property
     def log(self) -> Path:
-        """What the candidate prints."""
+        """File with the output of the candidate."""
         return self.work_dir / "candidate.log"
 
 
@@ -80,7 +92,7 @@ def _run_folder(settings: Settings, recipe: Recipe) -> RunFolder:
 
 
 def _policy(recipe: Recipe) -> str:
-    """The policy that the kit plays with. Raises: ConfigError."""
+    """The policy that is checked: the first trained one. Raises: ConfigError if there is none."""
     if not recipe.trained:
         raise ConfigError("the recipe trains no policy")
     return next(iter(recipe.trained))
@@ -90,7 +102,7 @@ def _policy(recipe: Recipe) -> str:
 
 
 async def judge_dataflow(target: str, settings: Settings, *, is_quick: bool) -> Report:
-    """Judges the dataflow at a URL, or one that a command starts, which may name `{port}` and `{run_dir}`.
+    """Checks the dataflow at a URL, or the one that a command with `{port}` and `{run_dir}` starts.
 
     Raises: ConfigError; DeadlineError if the command does not answer.
     """
@@ -100,7 +112,8 @@ async def judge_dataflow(target: str, settings: Settings, *, is_quick: bool) -> 
             return await check_dataflow(transport, name=target, token=settings.token, is_quick=is_quick)
         finally:
             await transport.close()
-    port, run_dir = _free_port(), settings.work_dir / "run"
+    port = _free_port()
+    run_dir = settings.work_dir / "run"
     if "{run_dir}" in target:
         _run_folder(settings, _short_run(settings.recipe))
     values = {"port": str(port), "run_dir": str(run_dir)}
@@ -126,7 +139,7 @@ async def judge_dataflow(target: str, settings: Settings, *, is_quick: bool) -> 
 
 
 def _short_run(path: Path) -> Recipe:
-    """The recipe with many small steps and impatient leases."""
+    """The recipe with many small steps, and leases that expire soon."""
     names = list(load_recipe(path).trained)
     overrides = ["dataflow.lease_timeout_s=" + str(_LEASE_TIMEOUT_S), "dataflow.heartbeat_s=0.5"]
     for name in names:
@@ -135,15 +148,15 @@ def _short_run(path: Path) -> Recipe:
 
 
 async def _answers(transport: HttpTransport, wait_s: float) -> None:
-    """Waits until the dataflow's health is good. Raises: DeadlineError."""
+    """Waits until the dataflow reports good health. Raises: DeadlineError."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
-            for pause_s in (0.05, *[0.2] * 10_000):
+            while True:
                 with contextlib.suppress(OSError, TimeoutError):
                     reply = await transport.request("GET", "/v1/health", headers={}, body=b"", timeout_s=5.0)
                     if reply.status == 200:
                         return
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(_HEALTH_PAUSE_S)
     raise DeadlineError(f"the candidate does not answer GET /v1/health within {wait_s:.0f} s; see its log")
 
 
@@ -151,20 +164,23 @@ async def _answers(transport: HttpTransport, wait_s: float) -> None:
 
 
 async def judge_rollout(target: str, settings: Settings) -> Report:
-    """Judges a rollout service that a command starts, which names `{url}` and may name `{token}`; or one that
-    joins the given URL of this machine by itself, with the token `settings.token`.
+    """Checks a rollout service.
+
+    `target` is a command with `{url}`, and perhaps `{token}`, that starts it; or a URL of this machine, at
+    which the kit waits for a service that somebody else starts, with the token `settings.token`.
 
     Raises: ConfigError or DataError if the recipe's model or tasks are not there.
     """
     recipe = load_recipe(settings.recipe)
-    policy, token = _policy(recipe), settings.token or secrets.token_urlsafe(12)
+    policy = _policy(recipe)
+    token = settings.token or secrets.token_urlsafe(12)
     sources = open_sources(recipe)
     source = next(iter(sources.train.values()))
     tasks: list[Task] = [source.task(idx) for idx in range(min(_NUM_TASKS, len(source)))]
     info = msgspec.structs.replace(run_info(recipe), run_id="conformance")
     models = {name: read_model(recipe.policies[name].model_dir) for name in recipe.published}
     reference, made = _reference(recipe, policy, models)
-    dataflow = PlayedDataflow(
+    dataflow = FakeRolloutDataflow(
         Checks(ROLLOUT_RULES),
         info,
         token=token,
@@ -174,14 +190,14 @@ async def judge_rollout(target: str, settings: Settings) -> Report:
         reference=reference,
     )
     host, port = _listens(target)
-    async with _publishing(settings.work_dir / "weights", token) as (publisher, tearing, _):
+    async with _publishing(settings.work_dir / "weights", token) as (publisher, damage, _):
         for name, tensors in models.items():
             files = model_files(recipe.policies[name].model_dir)
             await dataflow.publish(await publisher.publish(name, 0, tensors, files))
         made(0, models[policy])
         versions = PublishedVersions(
             publisher,
-            tearing,
+            damage,
             policy=policy,
             tensors=models[policy],
             files=model_files(recipe.policies[policy].model_dir),
@@ -190,19 +206,21 @@ async def judge_rollout(target: str, settings: Settings) -> Report:
         server = HttpServer(dataflow, host=host, port=port, name="conformance kit")
         url = await server.start()
         try:
-            values = {"url": url, "token": token}
-            candidate: Candidate = Joining()
-            if not _is_url(target):
-                env = {"ASTRAFLOW_TOKEN": token}
-                candidate = Command(target, values, env=env, log=settings.log)
+            candidate = _rollout_candidate(target, url, token, settings.log)
             kit = RolloutKit(candidate, dataflow, versions, tasks=tasks, policy=policy)
             return await kit.run(target)
         finally:
             await server.stop()
 
 
+def _rollout_candidate(target: str, url: str, token: str, log: Path) -> Candidate:
+    if _is_url(target):
+        return Joining()
+    return Command(target, {"url": url, "token": token}, env={"ASTRAFLOW_TOKEN": token}, log=log)
+
+
 def _listens(target: str) -> tuple[str, int]:
-    """Where the kit listens. Raises: ConfigError."""
+    """Host and port on which the kit listens. Raises: ConfigError."""
     if not _is_url(target):
         return "127.0.0.1", 0
     host, _, port = target.partition("://")[2].strip("/").partition(":")
@@ -212,16 +230,19 @@ def _listens(target: str) -> tuple[str, int]:
 
 
 def _rows(tensors: Sequence[HostTensor]) -> int:
-    """Rows of the embedding table, as the dataflow reads them from a manifest."""
+    """Size of the vocabulary, as a dataflow reads it from a manifest; without bound if that does not say."""
     return vocab_size(build_manifest("model", 0, tensors, chunk_bytes=1 << 30)) or 2**31
 
 
 def _reference(
     recipe: Recipe, policy: str, models: Mapping[str, Sequence[HostTensor]]
 ) -> tuple[Reference | None, Callable[[int, Sequence[HostTensor]], None]]:
-    """Scores of a full forward, and what hears of each version of `policy`; none without torch."""
+    """A function that scores tokens with a full forward pass, and one that adds a version of `policy` to it.
+
+    Without torch there is no reference, and log-probabilities are not checked.
+    """
     try:
-        from astraflow.models.scoring import VersionScores  # heavy, and not everybody has torch
+        from astraflow.models.scoring import VersionScores  # needs torch, which is an extra
     except ImportError:
         return None, lambda version, tensors: None
     scores = {name: VersionScores(recipe.policies[name].model_dir) for name in models}
@@ -235,18 +256,19 @@ def _reference(
 
 
 @contextlib.asynccontextmanager
-async def _publishing(folder: Path, token: str) -> AsyncGenerator[tuple[PublisherClient, Tearing, str]]:
-    """A publisher on a port of its own, behind the middleware that damages chunks; its client; its URL."""
+async def _publishing(folder: Path, token: str) -> AsyncGenerator[tuple[PublisherClient, DamagedChunks, str]]:
+    """Starts a publisher behind the middleware that damages chunks; yields its client, the middleware, its
+    URL."""
     own = secrets.token_urlsafe(12)
     tokens = {token: "trainer", own: "trainer"}
     publisher = Publisher(folder, WeightsConfig(keep=_KEPT_VERSIONS), tokens=tokens)
-    tearing = Tearing(publisher)
-    server = HttpServer(tearing, host="127.0.0.1", port=0, name="publisher")
+    damage = DamagedChunks(publisher)
+    server = HttpServer(damage, host="127.0.0.1", port=0, name="publisher")
     client: ServiceClient | None = None
     try:
         publisher.public_url = await server.start()
         client = ServiceClient(publisher.public_url, token=own)
-        yield PublisherClient(client, publisher.incoming), tearing, publisher.public_url
+        yield PublisherClient(client, publisher.incoming), damage, publisher.public_url
     finally:
         if client is not None:
             await client.close()
@@ -258,9 +280,11 @@ async def _publishing(folder: Path, token: str) -> AsyncGenerator[tuple[Publishe
 
 
 async def judge_trainer(target: str, settings: Settings) -> Report:
-    """Judges a trainer that a command starts. It names `{url}`, and may name `{policy}`, `{run_dir}` (a run
-    folder with the recipe), `{publisher}` (one that owns the run folder's weights), `{model_dir}`,
-    `{checkpoints}` and `{token}`.
+    """Checks a trainer that a command starts.
+
+    The command has `{url}`, and may have `{policy}`, `{run_dir}` (a run folder with the recipe),
+    `{publisher}` (the URL of a publisher for the weights in that folder), `{model_dir}`, `{checkpoints}` and
+    `{token}`.
 
     Raises: ConfigError or DataError if the recipe's model is not there.
     """
@@ -273,7 +297,7 @@ async def judge_trainer(target: str, settings: Settings) -> Report:
     tensors = read_model(model_dir)
     info: RunInfo = msgspec.structs.replace(run_info(recipe), run_id="conformance")
     reference, _ = _reference(recipe, policy, {policy: tensors})
-    run = PlayedRun(
+    run = FakeTrainerDataflow(
         Checks(TRAINER_RULES),
         info,
         policy=policy,
