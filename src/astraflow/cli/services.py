@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from astraflow.errors import ConfigError, DataError, RefusedError, VersionMismatchError
+from astraflow.errors import ConfigError, DataError, Error, FencedError, RefusedError, VersionMismatchError
 
-__all__ = ["CaFile", "join", "publish", "serve", "token_of", "train", "trust"]
+__all__ = ["CaFile", "is_final", "join", "publish", "serve", "token_of", "train", "trust"]
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
@@ -162,7 +162,9 @@ def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
     async def guarded(stop: asyncio.Event) -> int:
         try:
             return await main(stop)
-        except (ConfigError, DataError, RefusedError, VersionMismatchError) as err:
+        except Error as err:
+            if not is_final(err):
+                raise
             _log.error("%s stopped: %s", name, err)
             return _USER_ERROR_CODE
 
@@ -171,6 +173,15 @@ def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
     sys.stdout.flush()
     # A thread may still compute a training step, and unloading heavy libraries takes a second. Do not wait.
     os._exit(code)
+
+
+def is_final(err: Error) -> bool:
+    """Whether a restarted process would end with the same error, because its settings are wrong.
+
+    A fenced trainer is not such a case: restarted, it opens the next session and continues.
+    """
+    is_wrong = isinstance(err, ConfigError | DataError | RefusedError | VersionMismatchError)
+    return is_wrong and not isinstance(err, FencedError)
 
 
 def _die_with_parent() -> None:
