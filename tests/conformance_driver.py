@@ -351,7 +351,7 @@ class InProcessTrainer:
         self.store = self.new_store()
 
     def new_store(self) -> MortalStore:
-        """Of one life."""
+        """A store of checkpoints for one life of the trainer."""
         return MortalStore(self.folder, keep=self.keep_checkpoints, sync=self.sync)
 
     async def start(self) -> None:
