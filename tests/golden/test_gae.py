@@ -7,8 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow.losses.auxiliary import value_loss
-from astraflow.trainer.gae import advantages_and_returns, explained_frac, rewards_at_ends, whitened
-from astraflow.trainer.step import rest_sums
+from astraflow.trainer.step import (
+    advantages_and_returns,
+    explained_frac,
+    rest_sums,
+    rewards_at_ends,
+    whitened,
+)
 
 
 def floats(*values: float) -> np.ndarray:

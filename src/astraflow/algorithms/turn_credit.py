@@ -113,5 +113,5 @@ class GaeCredit(Config):
 
     def __call__(self, facts: GroupFacts) -> tuple[tuple[float, ...], ...]:
         """Each turn's own reward, which the trainer gives to the last trained token of the turn: see
-        `trainer.gae`."""
+        `trainer.step`."""
         return tuple(tuple(_turn_returns(t, 0.0).tolist()) for t in facts.trajectories)

@@ -1,4 +1,9 @@
-"""Losses of a recipe. A variant's fields are exactly its function's keyword arguments."""
+"""Losses of a recipe. A variant's fields are exactly its function's keyword arguments, and its defaults stand
+here alone.
+
+Imports no torch, so that a recipe can be read anywhere; the formula of a loss, and what the trainer must know
+of it, stand beside its function (`losses.policy`, `losses.m2po`).
+"""
 
 from typing import Annotated, Literal
 
@@ -49,6 +54,21 @@ class _ClipBounds(Config):
     """The ratio is clipped to at most 1 plus this."""
 
 
+class _HigherClipBounds(_ClipBounds):
+    clip_high: float = Field(default=0.28, ge=0)
+    """The ratio is clipped to at most 1 plus this."""
+
+
+class _ClippedSecondMoment(Config):
+    budget: float = Field(default=0.04, gt=0)
+    """Bound on the mean of min(delta^2, tau^2) over harmful tokens."""
+
+
+class _TrustRegion(Config):
+    max_ratio: float = Field(default=20.0, gt=0)
+    """Largest importance weight of a token."""
+
+
 class _DecoupledBounds(_ClipBounds):
     max_behavior_ratio: float = Field(default=5.0, gt=0)
     """Tokens with a larger proximal / behavior ratio are left out."""
@@ -60,21 +80,17 @@ class ReinforceLossConfig(Config):
     name: Literal["reinforce"] = "reinforce"
 
 
-class GrpoLossConfig(_ClipBounds):
+class GrpoLossConfig(_HigherClipBounds):
     """Clipped surrogate with separate lower and upper bounds (arXiv:1707.06347 eq. 7; bounds of
     arXiv:2503.14476)."""
 
     name: Literal["grpo"] = "grpo"
-    clip_high: float = Field(default=0.28, ge=0)
-    """The ratio is clipped to at most 1 plus this."""
 
 
-class DapoLossConfig(_ClipBounds):
+class DapoLossConfig(_HigherClipBounds):
     """The same as `grpo` with DAPO's bounds (arXiv:2503.14476); use it with `denominator: tokens`."""
 
     name: Literal["dapo"] = "dapo"
-    clip_high: float = Field(default=0.28, ge=0)
-    """The ratio is clipped to at most 1 plus this."""
 
 
 class DrGrpoLossConfig(_ClipBounds):
@@ -115,24 +131,20 @@ class GmpoLossConfig(Config):
     """The logarithm of a token's ratio is clipped to at most this."""
 
 
-class DppoTvLossConfig(Config):
+class DppoTvLossConfig(_TrustRegion):
     """Policy gradient limited by the total variation from the behavior policy (DPPO, arXiv:2602.04879)."""
 
     name: Literal["dppo_tv"] = "dppo_tv"
     max_distance: float = Field(default=0.15, gt=0, le=1)
     """A token whose probability has moved further than this is left out, unless its update moves it back."""
-    max_ratio: float = Field(default=20.0, gt=0)
-    """Largest importance weight of a token."""
 
 
-class DppoKlLossConfig(Config):
+class DppoKlLossConfig(_TrustRegion):
     """Policy gradient limited by the KL divergence from the behavior policy (DPPO, arXiv:2602.04879)."""
 
     name: Literal["dppo_kl"] = "dppo_kl"
     max_divergence: float = Field(default=0.05, gt=0)
     """A token with a larger divergence, in nats, is left out, unless its update moves it back."""
-    max_ratio: float = Field(default=20.0, gt=0)
-    """Largest importance weight of a token."""
 
 
 class CispoLossConfig(Config):
@@ -153,22 +165,18 @@ class SapoLossConfig(Config):
     """How fast the gradient fades for negative advantages; larger values fade faster."""
 
 
-class M2poLossConfig(Config):
+class M2poLossConfig(_ClippedSecondMoment):
     """Second-moment trust region around the behavior policy: clips so that the budget is met exactly over the
     whole minibatch (arXiv:2510.01161)."""
 
     name: Literal["m2po"] = "m2po"
-    budget: float = Field(default=0.04, gt=0)
-    """Bound on the mean of min(delta^2, tau^2) over harmful tokens."""
 
 
-class M2poReleasedLossConfig(Config):
+class M2poReleasedLossConfig(_ClippedSecondMoment):
     """The same as `m2po` with the smaller bound of its authors' released code: the largest log ratio below
     the exact bound."""
 
     name: Literal["m2po_released"] = "m2po_released"
-    budget: float = Field(default=0.04, gt=0)
-    """Bound on the mean of min(delta^2, tau^2) over harmful tokens."""
 
 
 class M2poMaskLossConfig(Config):

@@ -7,8 +7,8 @@ never cut. A loss that needs a number over the whole minibatch declares a statis
 it on a pass without gradients and hands the result in as `LossInputs.statistics`.
 
 Ratios are against the proximal policy, the model at the step's start, unless a docstring says otherwise. What
-lies between behavior and proximal policy (staleness, another engine's arithmetic) is corrected by a factor of
-its own (`losses.auxiliary`), or by losses whose ratio is against the behavior policy.
+lies between behavior and proximal policy (staleness, another engine's arithmetic) is corrected by a separate
+factor (`losses.auxiliary`), or by losses whose ratio is against the behavior policy.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ class LossInputs:
     proximal_logprobs: Tensor
     """Logprobs of the model at the start of the step."""
     behavior_logprobs: Tensor
-    """Recorded by the engine that sampled the tokens."""
+    """Logprobs recorded by the engine that sampled the tokens."""
     advantages: Tensor
     sequence_idx: Tensor | None = None
     """int64; which of the sequences at hand the token belongs to, counted from 0."""
@@ -171,7 +171,7 @@ def grpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
 
 @with_traits(needs_advantage=True)
 def ppo(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: float) -> LossOutput:
-    """`grpo`, whose loss moreover is at most `dual_clip` * |A_t| where A_t < 0 (0: no such bound).
+    """`grpo` whose loss is also at most `dual_clip` * |A_t| where A_t < 0 (0: no such bound).
 
     loss_t = -max(surrogate_t, dual_clip * A_t) where A_t < 0, else -surrogate_t
 
@@ -196,7 +196,7 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     log s_t = sg(mean of log ratio over the sequence) + logprobs_t - sg(logprobs_t)
     loss_t = -min(s_t * A_t, clip(s_t, 1 - clip_low, 1 + clip_high) * A_t)
 
-    With the denominator `sequence_means` and one advantage a sequence its gradient is that of the sequence
+    With the denominator `sequence_means` and one advantage per sequence its gradient is that of the sequence
     form. Shapes: all [T]. Gradient: through `logprobs`, on the token's own. Raises: ConfigError without
     `sequence_idx`.
     Source: Zheng et al. 2025 (arXiv:2507.18071), section 4.3 (GSPO-token); bounds: section 5.1.
@@ -215,7 +215,7 @@ def gmpo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput
     e_t = min(d_t, c_t) where A_t > 0, max(d_t, c_t) where A_t < 0
     loss_t = -A_t * exp(mean of e over the sequence)
 
-    With the denominator `sequence_means` and one advantage a sequence it is the loss of the paper.
+    With the denominator `sequence_means` and one advantage per sequence it is the loss of the paper.
     Shapes: all [T]. Gradient: through the logprobs of all tokens of the sequence that are not clipped.
     Raises: ConfigError without `sequence_idx`.
     Source: Zhao et al. 2025 (arXiv:2507.20673); bounds: its (e^-0.4, e^0.4).
@@ -290,8 +290,10 @@ def dppo_kl(inputs: LossInputs, *, max_divergence: float, max_ratio: float) -> L
     Shapes: all [T]. Gradient: through `logprobs`, not through the weight.
     Source: arXiv:2602.04879, the binary approximation; bounds as in public scripts of it.
     """
-    now, behavior = inputs.logprobs.detach(), inputs.behavior_logprobs
-    p, q = now.exp(), behavior.exp()
+    now = inputs.logprobs.detach()
+    behavior = inputs.behavior_logprobs
+    p = now.exp()
+    q = behavior.exp()
     divergence = q * (behavior - now) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
     is_leaving = torch.where(inputs.advantages > 0, p > q, p < q)
     return _within_trust_region(inputs, (divergence > max_divergence) & is_leaving, max_ratio)
@@ -384,7 +386,8 @@ def sft(inputs: LossInputs, *, positive_only: bool) -> LossOutput:
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clipped_ratio: Tensor) -> LossOutput:
     """-min(ratio * A, clipped_ratio * A), [T], and where the clip holds."""
-    plain, clipped = ratio * advantages, clipped_ratio * advantages
+    plain = ratio * advantages
+    clipped = clipped_ratio * advantages
     return LossOutput(per_token=-torch.min(plain, clipped), metrics={"clip_frac": clipped < plain})
 
 

@@ -37,7 +37,8 @@ def make_demonstrations(config: DemonstrationConfig, *, num: int, seed: int) -> 
 def column_addition(a: int, b: int, *, carries: bool) -> str:
     """Column sums from the right, then the sum: `15,11,13=1315`; without carries `15,10,12=1205`."""
     width = max(len(str(a)), len(str(b)))
-    carry, sums = 0, list[int]()
+    carry = 0
+    sums = list[int]()
     for place in range(width):
         column = a // 10**place % 10 + b // 10**place % 10 + (carry if carries else 0)
         sums.append(column)

@@ -96,7 +96,8 @@ def _refuse_foreign(out: Path) -> None:
 
 def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) -> None:
     tokenizer = make_tokenizer(spec.tokenizer)
-    steps, batch_size = spec.warm_start.steps, spec.warm_start.batch_size
+    steps = spec.warm_start.steps
+    batch_size = spec.warm_start.batch_size
     demonstrations = make_demonstrations(spec.demonstrations, num=steps * batch_size, seed=spec.seed)
     with _threads(spec.warm_start.num_threads):
         model = _random_model(spec.architecture, tokenizer, seed=spec.seed)
@@ -114,7 +115,8 @@ def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) 
 def _random_model(
     sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int
 ) -> Qwen3ForCausalLM:
-    end, pad = cast("int", tokenizer.eos_token_id), cast("int", tokenizer.pad_token_id)
+    end = cast("int", tokenizer.eos_token_id)
+    pad = cast("int", tokenizer.pad_token_id)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=sizes.hidden_size,

@@ -87,7 +87,10 @@ class CheckpointStore:
         self, folder: Path, *, policy: str, keep: int, sync: Callable[[Path], None] = synced
     ) -> None:
         """`sync` makes a file or folder durable."""
-        self.folder, self._policy, self._keep, self._sync = folder, policy, keep, sync
+        self.folder = folder
+        self._policy = policy
+        self._keep = keep
+        self._sync = sync
 
     def stage(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
         """Calls `fill` with an empty hidden folder. Nothing is durable or visible before `finish`."""

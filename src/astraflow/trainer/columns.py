@@ -196,7 +196,8 @@ def _check_lengths(sample: Sample) -> None:
 def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> tuple[Floats, Ints]:
     """[N], NaN where no span covers the token; and [N], the span's number."""
     column = np.full(num_tokens, np.nan, dtype=np.float32)
-    numbers, number = np.full(num_tokens, -1, dtype=np.int64), 0
+    numbers = np.full(num_tokens, -1, dtype=np.int64)
+    number = 0
     for sample, offset in zip(samples, starts.tolist(), strict=True):
         num = len(sample.trajectory.mask)
         for span in sample.advantages:

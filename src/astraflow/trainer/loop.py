@@ -132,8 +132,11 @@ class Trainer:
         publisher: Publishes,
         checkpoints: CheckpointStore,
     ) -> None:
-        self._plan, self._backend, self._link = plan, backend, link
-        self._publisher, self._checkpoints = publisher, checkpoints
+        self._plan = plan
+        self._backend = backend
+        self._link = link
+        self._publisher = publisher
+        self._checkpoints = checkpoints
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"train-{plan.policy}")
         self._stopping = asyncio.Event()
         self._is_run_over = False
@@ -255,7 +258,8 @@ class Trainer:
         await self._settle()
         self._note("wait:publisher", waited_s)
         timings = {"train_s": trained_s - began_s, "export_s": exported_s - trained_s}
-        spans, self._spans = tuple(self._spans), []
+        spans = tuple(self._spans)
+        self._spans = []
         done = _TrainedStep(step, tensors, _with_timings(result, timings), spans, staged)
         self._publication = asyncio.create_task(self._publish_step(session, done), name=f"publish:{step}")
 
@@ -294,7 +298,8 @@ class Trainer:
 
     async def _settle(self) -> None:
         """Waits for the publication in flight. Raises what it failed with."""
-        publication, self._publication = self._publication, None
+        publication = self._publication
+        self._publication = None
         if publication is not None:
             await publication
 

@@ -95,13 +95,15 @@ class MixedBackend:
     """
 
     def __init__(self, inner: TrainerBackend, config: OfflineConfig, *, seed: int) -> None:
-        self._inner, self._ratio = inner, config.ratio
+        self._inner = inner
+        self._ratio = config.ratio
         self._groups = OfflineGroups(Path(config.folder).expanduser(), seed=seed)
 
     def train_step(self, batch: Batch) -> StepResult:
         """Trains the batch with its share of offline groups."""
         wanted = self._ratio * batch.totals.num_groups
-        first, last = int(batch.step * wanted), int((batch.step + 1) * wanted)
+        first = int(batch.step * wanted)
+        last = int((batch.step + 1) * wanted)
         chosen = [_relabelled(g, -1 - idx) for idx, g in enumerate(self._groups.take(first, last - first))]
         mine = [sample for group in chosen[batch.rank :: batch.world] for sample in group]
         samples = [sample for group in chosen for sample in group]

@@ -1,4 +1,5 @@
-"""Cuts a batch into minibatches and microbatches, and lays a microbatch out for one forward pass. Pure numpy.
+"""Splits a batch into minibatches and microbatches, and lays a microbatch out for one forward pass. Pure
+numpy.
 
 `Columns` are a batch's samples, checked, as flat arrays. A `Layout` holds each token that must be computed
 once: samples of one group that share a prefix (the prompt, at least) share its tokens too. Rows keep the
@@ -20,8 +21,8 @@ __all__ = ["Layout", "cut_microbatches", "cut_minibatches", "make_layout", "with
 Ints = NDArray[np.int64]
 
 _MIN_SAVED_FRAC = 0.25
-"""A group shares its prefix if that saves this share of its tokens: rows with a mask are slower than causal
-ones, so a small saving costs time."""
+"""A group shares its prefix if that saves this share of its tokens. Rows with a mask are slower than causal
+ones, so a smaller saving would cost time."""
 
 _MAX_MASK_ENTRIES = 2**25
 """Largest number of entries in a layout's tail mask (128 MB as float32); longer tails become causal rows,
@@ -75,18 +76,21 @@ def cut_microbatches(columns: Columns, samples: Ints, token_budget: int) -> list
     Padded tokens are counted without shared prefixes: number of samples times the longest. A sample longer
     than the budget stands alone. The samples of a group stand together where the budget allows.
     """
-    lengths, groups = columns.lengths[samples], columns.group_ids[samples]
+    lengths = columns.lengths[samples]
+    groups = columns.group_ids[samples]
     unique, group_of = np.unique(groups, return_inverse=True)
     longest = np.zeros(len(unique), dtype=np.int64)
     np.maximum.at(longest, group_of, lengths)
     order = np.lexsort((samples, groups, -longest[group_of]))
     parts: list[Ints] = []
-    start, widest = 0, 0
+    start = 0
+    widest = 0  # tokens of the longest sample since `start`
     for idx, length in enumerate(lengths[order].tolist()):
         widest = max(widest, length)
         if idx > start and (idx + 1 - start) * widest > token_budget:
             parts.append(samples[order[start:idx]])
-            start, widest = idx, length
+            start = idx
+            widest = length
     parts.append(samples[order[start:]])
     return parts
 
@@ -128,14 +132,16 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
 
     With `share=False` each sample is a causal row of its own.
     """
-    lengths, starts = columns.lengths[samples], columns.starts[samples]
+    lengths = columns.lengths[samples]
+    starts = columns.starts[samples]
     prefix, owner = _shared_prefixes(columns, samples) if share else _unshared(len(samples))
     is_tail = prefix > 0
     is_row = owner == np.arange(len(samples))
     row_of = (np.cumsum(is_row) - 1)[owner]
     row_lengths = np.where(is_tail, prefix, lengths)[is_row]
     row_starts = _starts(row_lengths)
-    tail_lengths, tail_prefix = (lengths - prefix)[is_tail], prefix[is_tail]
+    tail_lengths = (lengths - prefix)[is_tail]
+    tail_prefix = prefix[is_tail]
     num_row_tokens = int(row_lengths.sum())
     tail_starts = num_row_tokens + _starts(tail_lengths)
 
@@ -147,12 +153,10 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
     tail_idx = _padded(tail_starts, tail_lengths)
     key_idx = np.concatenate([_padded(row_starts[row_of[is_tail]], tail_prefix), tail_idx], axis=1)
     trained, trained_sample = _trained_of(columns, samples)
+    # The output at a token predicts the next one.
     before = columns.trained_idx[trained] - starts[trained_sample] - 1
-    tail_of = np.cumsum(is_tail) - 1
-    in_tail = is_tail[trained_sample] & (before >= prefix[trained_sample])
-    predict_idx = row_starts[row_of[trained_sample]] + before
-    inside = trained_sample[in_tail]
-    predict_idx[in_tail] = tail_starts[tail_of[inside]] + before[in_tail] - prefix[inside]
+    first_in_tail = np.zeros(len(samples), dtype=np.int64)
+    first_in_tail[is_tail] = tail_starts
     row_idx = np.concatenate(
         [
             row * causal_idx.shape[1] + row_position,
@@ -167,11 +171,21 @@ def make_layout(columns: Columns, samples: Ints, *, share: bool = True) -> Layou
         key_idx=key_idx,
         key_mask=_key_mask(tail_prefix, tail_idx.shape[1], key_idx.shape[1]),
         row_idx=row_idx,
-        predict_idx=predict_idx,
+        predict_idx=_packed_positions(before, trained_sample, prefix, row_starts[row_of], first_in_tail),
         target_ids=columns.token_ids[columns.trained_idx[trained]].astype(np.int64),
         trained=trained,
         num_sample_tokens=int(lengths.sum()),
     )
+
+
+def _packed_positions(
+    position: Ints, sample: Ints, prefix: Ints, first_in_row: Ints, first_in_tail: Ints
+) -> Ints:
+    """Where tokens stand in the packed order, by their `position` in their `sample`: tokens of a shared
+    prefix in its causal row, those behind it in the sample's tail."""
+    is_behind = (prefix[sample] > 0) & (position >= prefix[sample])
+    in_tail = first_in_tail[sample] + position - prefix[sample]
+    return np.where(is_behind, in_tail, first_in_row[sample] + position)
 
 
 def _unshared(num_samples: int) -> tuple[Ints, Ints]:
@@ -183,7 +197,8 @@ def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
 
     A prefix leaves every sharer at least one token of its own.
     """
-    lengths, groups = columns.lengths[samples], columns.group_ids[samples]
+    lengths = columns.lengths[samples]
+    groups = columns.group_ids[samples]
     num = len(samples)
     is_first = np.concatenate([[True], groups[1:] != groups[:-1]])
     first_of_family = np.flatnonzero(is_first)
@@ -205,7 +220,8 @@ def _shared_prefixes(columns: Columns, samples: Ints) -> tuple[Ints, Ints]:
 
 def _common_with_first(columns: Columns, samples: Ints, first: Ints) -> Ints:
     """Length of the common prefix of each sample with the sample at position `first` of it."""
-    lengths, starts = columns.lengths[samples], columns.starts[samples]
+    lengths = columns.lengths[samples]
+    starts = columns.starts[samples]
     common = np.minimum(lengths, lengths[first])
     sample, position = _ragged(common)
     tokens = columns.token_ids

@@ -1,6 +1,9 @@
-"""The arithmetic of a training step: learning rate, denominators, logprobs, and sums for the metrics. Pure.
+"""The arithmetic of a training step. Pure.
 
-Legend: P trained tokens, V vocabulary.
+Learning rate, denominators, logprobs; advantages from a critic's values (generalised advantage estimation);
+and sums for the metrics.
+
+Legend: P trained tokens of the batch, B sequences, V vocabulary.
 """
 
 import math
@@ -18,14 +21,20 @@ from astraflow.trainer.config import OptimizerConfig, TrainConfig
 
 __all__ = [
     "TokenSums",
+    "advantages_and_returns",
     "denominator",
     "effective_frac",
     "entropies",
+    "explained_frac",
     "learning_rate",
     "rest_sums",
+    "rewards_at_ends",
     "shuffle_seed",
     "token_logprobs",
+    "whitened",
 ]
+
+Floats = NDArray[np.float32]
 
 _COSINE_FLOOR = 0.1
 """Share of the learning rate that the cosine schedule ends at."""
@@ -94,6 +103,59 @@ def entropies(logits: Tensor) -> Tensor:
     """Entropy [P] in nats of each distribution in `logits` [P, V]."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     return -(logprobs.exp() * logprobs).sum(-1)
+
+
+# --- with a critic --------------------------------------------------------------------------------
+
+
+def rewards_at_ends(turn_rewards: Floats, is_turn_end: NDArray[np.bool_]) -> Floats:
+    """[P]: each turn's reward at its last trained token, 0 elsewhere.
+
+    `turn_rewards` [P] holds a turn's reward at each of its tokens.
+    """
+    return np.where(is_turn_end, turn_rewards, np.float32(0))
+
+
+def advantages_and_returns(
+    rewards: Floats, values: Floats, starts: NDArray[np.int64], *, discount: float, decay: float
+) -> tuple[Floats, Floats]:
+    """Advantages [P] and the returns [P] that a critic learns, over trained tokens.
+
+    delta_t = r_t + discount * V_(t+1) - V_t
+    A_t = delta_t + discount * decay * A_(t+1);  return_t = A_t + V_t
+
+    V_t is the value before token t; tokens that the policy did not sample are no steps, and nothing follows a
+    sequence's last token, truncated or not. `starts` [B + 1]: first trained token of each sequence.
+    Source: Schulman et al. 2015 (arXiv:1506.02438), eq. 11, 12 and 16.
+    """
+    follows = np.ones(len(values), dtype=np.float64)
+    lasts = starts[1:][np.diff(starts) > 0] - 1
+    follows[lasts] = 0.0
+    next_values = np.append(values[1:], 0.0) * follows
+    deltas = rewards.astype(np.float64) + discount * next_values - values
+    found = np.empty(len(values), dtype=np.float64)
+    running = 0.0
+    for t in range(len(values) - 1, -1, -1):
+        running = deltas[t] + discount * decay * follows[t] * running
+        found[t] = running
+    return found.astype(np.float32), (found + values).astype(np.float32)
+
+
+def whitened(advantages: Floats) -> Floats:
+    """(A - mean) / (deviation + 1e-6), over all trained tokens of the batch."""
+    wide = advantages.astype(np.float64)
+    return ((wide - wide.mean()) / (wide.std() + 1e-6)).astype(np.float32)
+
+
+def explained_frac(values: Floats, returns: Floats) -> float:
+    """1 - var(returns - values) / var(returns); 0 if the returns do not vary."""
+    spread = float(returns.astype(np.float64).var())
+    if spread == 0:
+        return 0.0
+    return 1.0 - float((returns - values).astype(np.float64).var()) / spread
+
+
+# --- metrics --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow import wire
-from astraflow.trainer.backends.critic import load_critic
+from astraflow.trainer.backends.side_models import load_critic
 from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.columns import columns_from_samples, reward_mean
 from astraflow.trainer.config import TrainConfig

@@ -242,7 +242,7 @@ def _reference(
     Without torch there is no reference, and log-probabilities are not checked.
     """
     try:
-        from astraflow.models.scoring import VersionScores  # needs torch, which is an extra
+        from astraflow_conformance.version_scores import VersionScores  # needs torch, which is an extra
     except ImportError:
         return None, lambda version, tensors: None
     scores = {name: VersionScores(recipe.policies[name].model_dir) for name in models}

@@ -78,14 +78,20 @@ class KvCache:
     """
 
     def __init__(self, shape: CacheShape, *, num_slots: int, max_context: int) -> None:
-        heads, dim = shape.num_kv_heads, shape.head_dim
-        self._heads, self._dim, self._max_context = heads, dim, max_context
-        self._device, self._dtype = shape.device, shape.dtype
+        heads = shape.num_kv_heads
+        dim = shape.head_dim
+        self._heads = heads
+        self._dim = dim
+        self._max_context = max_context
+        self._device = shape.device
+        self._dtype = shape.dtype
         size = (shape.num_layers, num_slots, heads, max_context, dim)
         self._all_keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._all_values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self._keys, self._values = list(self._all_keys), list(self._all_values)
-        self._wide_keys, self._wide_values = _wide(self._all_keys), _wide(self._all_values)
+        self._keys = list(self._all_keys)
+        self._values = list(self._all_values)
+        self._wide_keys = _wide(self._all_keys)
+        self._wide_values = _wide(self._all_values)
         self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
         """[slots, heads] where each row's heads begin, in positions."""
         self._reach = torch.arange(max_context, device=shape.device)
@@ -120,7 +126,8 @@ class KvCache:
         row_size = self._heads * self._dim
         bounds = [(0, min(_BLOCK_ROWS, num_rows), longest[0])]
         for block in range(1, len(longest)):
-            start, length = block * _BLOCK_ROWS, longest[block]
+            start = block * _BLOCK_ROWS
+            length = longest[block]
             end = min(start + _BLOCK_ROWS, num_rows)
             last_start, last_end, last_length = bounds[-1]
             joint = max(length, last_length)
@@ -145,7 +152,8 @@ class KvCache:
         scaled = (query * rule.scale).view(groups, num_heads // self._heads, dim)
         parts: list[Tensor] = []
         for block in self._masked_blocks(rule.window):
-            start, end = block.start * self._heads, block.end * self._heads
+            start = block.start * self._heads
+            end = block.end * self._heads
             scores = torch.bmm(scaled[start:end], all_keys[start:end, : block.length].transpose(1, 2))
             if rule.softcap:
                 scores = torch.tanh(scores / rule.softcap) * rule.softcap
@@ -199,7 +207,8 @@ class KvCache:
             wide[layer][stretch.rows, :, : stretch.reach].view(self._dtype)
             for wide in (self._wide_keys, self._wide_values)
         )
-        reach, last = self._reach[: stretch.reach], stretch.positions[:, None, :, None]
+        reach = self._reach[: stretch.reach]
+        last = stretch.positions[:, None, :, None]
         seen = reach <= last
         if rule.window:
             seen &= reach > last - rule.window

@@ -100,7 +100,8 @@ class Rows:
         row = job.row = len(self.jobs)
         self.jobs.append(job)
         job.marks.append((0, version))
-        length, sampling = len(job.prompt), job.sampling
+        length = len(job.prompt)
+        sampling = job.sampling
         self.tokens[row, :length] = job.prompt
         self.newest[row] = job.prompt[-1]
         self.positions[row] = length - 1
@@ -178,7 +179,8 @@ class Rows:
     def generation(self, row: int, reason: FinishReason) -> Generation:
         """A row's result."""
         job = self.jobs[row]
-        start, end = len(job.prompt), int(self.positions[row]) + 1
+        start = len(job.prompt)
+        end = int(self.positions[row]) + 1
         return Generation(
             token_ids=tuple(self.tokens[row, start:end].tolist()),
             logprobs=tuple(self.logprobs[row, start:end].tolist()),

@@ -28,7 +28,8 @@ _PR_SET_PDEATHSIG = 1
 
 def _main() -> None:
     """Runs the server until it ends, or the engine does."""
-    folder, argv = sys.argv[1], sys.argv[2:]
+    folder = sys.argv[1]
+    argv = sys.argv[2:]
     try:
         server = subprocess.Popen(
             argv,

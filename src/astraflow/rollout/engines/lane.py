@@ -65,8 +65,10 @@ class Lane:
         self.version = version
         self.generated_tokens = 0
         """Tokens generated since the lane was made; never falls."""
-        shape, vocab_size = forward.cache_shape, forward.vocab_size
-        self._forward, self._device = forward, shape.device
+        shape = forward.cache_shape
+        vocab_size = forward.vocab_size
+        self._forward = forward
+        self._device = shape.device
         self._cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
         self._rows = Rows(num_slots, max_context, vocab_size)
         self._waiting: deque[Job] = deque()
@@ -141,14 +143,16 @@ class Lane:
         """Admits what waits, advances every running request by one token, and resolves those that end."""
         if self._is_admission_due():
             self._admit()
-        rows, n = self._rows, self._rows.count
+        rows = self._rows
+        n = self._rows.count
         num_computed = n - len(self._twins_of)
         newest = torch.from_numpy(rows.newest[:num_computed]).to(self._device)
         logits = self._forward.decode(newest, rows.positions[:num_computed], self._cache)
         if self._twins_of:
             logits = self._with_twins(logits)
         picked, logprobs = pick_tokens(logits, rows.sampling_rows(self._device))
-        host_picked, host_logprobs = picked.cpu().numpy(), logprobs.cpu().numpy()
+        host_picked = picked.cpu().numpy()
+        host_logprobs = logprobs.cpu().numpy()
         is_last = rows.extend(host_picked, host_logprobs)
         self.generated_tokens += n
         self._finish(self._is_stop[host_picked], is_last, np.isfinite(host_logprobs))
@@ -211,7 +215,9 @@ class Lane:
         """Gives free rows to those who wait; each prompt that is not in the cache yet is prefilled once."""
         known = {job.prompt_key: job for job in self._rows.jobs}
         num_before = len(self._rows.jobs)
-        fresh, sources, targets = list[int](), list[int](), list[int]()
+        fresh = list[int]()
+        sources = list[int]()
+        targets = list[int]()
         twins: list[tuple[Job, Job]] = []
         for _ in range(min(len(self._waiting), self._rows.num_free)):
             job = self._waiting.popleft()
@@ -264,7 +270,8 @@ class Lane:
 
     def _extend(self, rows: Sequence[int]) -> None:
         """Computes keys and values between the prompts of the given rows and their newest tokens."""
-        starts, ends = self._rows.prompt_lengths - 1, self._rows.positions
+        starts = self._rows.prompt_lengths - 1
+        ends = self._rows.positions
         longest_row = int(ends[rows].max(initial=1))
         for chunk, longest in _chunks(rows, ends - starts, max(1, _STRETCH_POSITIONS // longest_row)):
             stretch = self._cache.stretch(

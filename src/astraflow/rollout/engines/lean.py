@@ -122,7 +122,8 @@ class LeanForward:
         num_rows, length = tokens.shape
         hidden = self._embedding[tokens.reshape(-1)]
         at = stretch.positions.reshape(-1)
-        cos, sin = self._cos[at], self._sin[at]
+        cos = self._cos[at]
+        sin = self._sin[at]
         last = len(self._layers) - 1
         for i, layer in enumerate(self._layers):
             query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, num_rows)
@@ -134,7 +135,8 @@ class LeanForward:
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
         """One step: logits [B, V]."""
         at = cache.begin_step(positions)
-        cos, sin = self._cos[at], self._sin[at]
+        cos = self._cos[at]
+        sin = self._sin[at]
         hidden = self._embedding[tokens]
         for i, layer in enumerate(self._layers):
             query, keys, values = self._qkv(layer, hidden, cos, sin)
@@ -150,7 +152,8 @@ class LeanForward:
             query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, 1)
             attended = causal_attention(query, keys, values, self._rule)
             hidden = self._finish(layer, hidden, attended.view(length, -1))
-        normed, targets = self._normed(hidden[:-1], self._norm), tokens[1:]
+        normed = self._normed(hidden[:-1], self._norm)
+        targets = tokens[1:]
         parts: list[Tensor] = []
         for start in range(0, length - 1, _SCORE_TOKENS):
             part = slice(start, start + _SCORE_TOKENS)
@@ -176,7 +179,8 @@ class LeanForward:
         num_rotated = self._num_heads + self._num_kv_heads
         fused = functional.linear(self._normed(hidden, layer.norm), layer.qkv, layer.qkv_bias)
         heads = fused.view(len(hidden), num_rotated + self._num_kv_heads, self._dim)
-        rotated, values = heads[:, :num_rotated], heads[:, num_rotated:]
+        rotated = heads[:, :num_rotated]
+        values = heads[:, num_rotated:]
         if layer.head_norm is not None:
             rotated = functional.rms_norm(rotated, (self._dim,), None, self._eps) * layer.head_norm
         rotated = torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
@@ -195,7 +199,8 @@ class LeanForward:
 
 def _layer(module: Any) -> _Layer:
     """The parameters of one decoder layer; its projections become views of the fused tensors."""
-    attention, mlp = module.self_attn, module.mlp
+    attention = module.self_attn
+    mlp = module.mlp
     qkv, qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up, gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
     has_head_norms = "q_norm" in dict(attention.named_children())

@@ -75,7 +75,8 @@ class OpenAiEngine:
         max_requests: int = 32,
         timeout_s: float = 300.0,
     ) -> None:
-        self._base_url, self.model = base_url.rstrip("/"), model
+        self._base_url = base_url.rstrip("/")
+        self.model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=10.0)
         self._slots = asyncio.Semaphore(max_requests)
@@ -172,7 +173,9 @@ class OpenAiEngine:
 
     async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
         """The decoded reply. Retries what is worth it. Raises: RolloutError."""
-        url, problem, pause_s = f"{self._base_url}/chat/completions", "", _FIRST_PAUSE_S
+        url = f"{self._base_url}/chat/completions"
+        problem = ""
+        pause_s = _FIRST_PAUSE_S
         for attempt in range(_TRIES):
             if attempt:
                 await asyncio.sleep(pause_s)

@@ -52,7 +52,8 @@ def check_tokens(token_ids: Sequence[int], *, num_needed: int, max_context: int,
             f"{len(token_ids)} tokens leave no room within rollout.engine.max_context = {max_context}",
             is_retryable=False,
         )
-    low, high = min(token_ids), max(token_ids)
+    low = min(token_ids)
+    high = max(token_ids)
     if low < 0 or high >= vocab_size:
         raise RolloutError(
             f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}; "

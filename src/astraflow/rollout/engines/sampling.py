@@ -1,6 +1,6 @@
 """Picks one token per row from logits, and its logprob. Pure functions of tensors.
 
-Randomness is one uniform number a token, made from the request's seed and the token's place in its
+Randomness is one uniform number per token, made from the request's seed and the token's place in its
 completion: the same request gets the same tokens whatever else is in the batch. top-p and top-k only restrict
 what may be picked; the logprob reported is over the full vocabulary at the row's temperature.
 """
@@ -51,7 +51,7 @@ def uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np
 
 
 def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """One token a row, and its logprob: int64 [B], float32 [B], from logits [B, V].
+    """One token per row, and its logprob: int64 [B], float32 [B], from logits [B, V].
 
     Inverse transform sampling: the first token whose cumulated probability exceeds the row's uniform number.
     """

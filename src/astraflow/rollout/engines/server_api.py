@@ -82,7 +82,9 @@ class ServerHttp:
     """
 
     def __init__(self, url: str, *, socket: str = "", token: str = "", timeout_s: float = 600.0) -> None:
-        self.url, self._socket, self._timeout_s = url.rstrip("/"), socket, timeout_s
+        self.url = url.rstrip("/")
+        self._socket = socket
+        self._timeout_s = timeout_s
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
 

@@ -61,9 +61,12 @@ class ServerEngine:
     """
 
     def __init__(self, api: ServerApi, config: ServerEngineConfig, snapshot: WeightSnapshot) -> None:
-        self._api, self._config, self._policy = api, config, snapshot.policy
+        self._api = api
+        self._config = config
+        self._policy = snapshot.policy
         self._vocab_size = _vocab_size(snapshot)
-        self._clock, self._num_busy = BusyClock("generate"), 0
+        self._clock = BusyClock("generate")
+        self._num_busy = 0
         self._slots: dict[SlotName, PolicyServer] = {
             "live": PolicyServer(api, config, snapshot, url=config.attach.url)
         }
@@ -73,7 +76,8 @@ class ServerEngine:
 
         Raises: RolloutError; not retryable if the request itself is at fault.
         """
-        sampling, num_prompt = request.sampling, len(request.token_ids)
+        sampling = request.sampling
+        num_prompt = len(request.token_ids)
         check_sampling(sampling)
         self._check_tokens(request.token_ids, num_prompt + 1)
         slot = self._slot_for(request.version)
@@ -212,7 +216,8 @@ class PolicyServer:
             folder=self._folder.path,
             changed=self._set_door,
         )
-        self._door, self._unheld = asyncio.Event(), asyncio.Event()
+        self._door = asyncio.Event()
+        self._unheld = asyncio.Event()
         """Requests may be sent, or never again; no request holds the version."""
         self._unheld.set()
         self._is_swapping = False
@@ -323,7 +328,8 @@ class PolicyServer:
     async def _part(self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int) -> Part:
         """What one request brings. A part whose version is in doubt is given up, and generated again."""
         while True:
-            http, label = await self._enter(), self._label(self.version)
+            http = await self._enter()
+            label = self._label(self.version)
             try:
                 part = await self._api.generate(
                     http, request.token_ids + tokens, request.sampling, max_tokens=max_tokens
@@ -401,12 +407,14 @@ class PolicyServer:
         """Pause, replace, resume. After a failure the server is started again with the version before."""
         self._is_swapping = True
         self._set_door()
-        started_s, is_done = time.monotonic(), False
+        started_s = time.monotonic()
+        is_done = False
         try:
             await self._api.pause(http)
             await self._api.update(http, model, self._label(version))
             self.version = version
-            self._served.model, self._served.label = model, self._label(version)
+            self._served.model = model
+            self._served.label = self._label(version)
             if not self._served.is_paused:
                 await self._api.resume(http)
             is_done = True

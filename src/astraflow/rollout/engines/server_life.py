@@ -78,8 +78,12 @@ class ServerLife:
         """It serves, or never will (`failure`)."""
         self.failure: Error | None = None
         self.name = name
-        self._api, self._config, self._served = api, config, served
-        self._url, self._folder, self._changed = url, folder, changed
+        self._api = api
+        self._config = config
+        self._served = served
+        self._url = url
+        self._folder = folder
+        self._changed = changed
         self._http: ServerHttp | None = None
         self._process: ServerProcess | None = None
         self._distrusted = asyncio.Event()
@@ -163,8 +167,10 @@ class ServerLife:
 
     async def end(self, *, is_final: bool = True) -> None:
         """Ends the server, or lets go of the one that is someone else's."""
-        process, self._process = self._process, None
-        http, self._http = self._http, None
+        process = self._process
+        self._process = None
+        http = self._http
+        self._http = None
         if http is not None:
             if self._url:
                 with contextlib.suppress(UnavailableError, RefusedError):
@@ -185,7 +191,8 @@ class ServerLife:
         except (UnavailableError, RefusedError) as err:
             problem = str(err)
         self._close()
-        self._tokens_before, self._gauges = self.gauges.generated_tokens, Gauges()
+        self._tokens_before = self.gauges.generated_tokens
+        self._gauges = Gauges()
         process = self._process
         await self.end(is_final=False)
         return f"{self.name} {problem}" + (f"; {process.tail()}" if process is not None else "")
@@ -198,7 +205,8 @@ class ServerLife:
         return http
 
     async def _start(self) -> ServerHttp:
-        address, label = self._address(), self._served.label
+        address = self._address()
+        label = self._served.label
         http = self._http = ServerHttp(
             address.url, socket=address.socket, token=address.key, timeout_s=self._config.request_timeout_s
         )
@@ -214,7 +222,8 @@ class ServerLife:
         return http
 
     async def _until_ready(self, http: ServerHttp) -> None:
-        problem, limit_s = "", self._config.start_timeout_s
+        problem = ""
+        limit_s = self._config.start_timeout_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while True:

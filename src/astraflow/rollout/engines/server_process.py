@@ -68,7 +68,9 @@ class ServerProcess:
     """One start of a server. Example: `server = await ServerProcess.start(...)`; `await server.stop()`."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, pid: int) -> None:
-        self._name, self._keeper, self.pid = name, process, pid
+        self._name = name
+        self._keeper = process
+        self.pid = pid
         self.ended = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]

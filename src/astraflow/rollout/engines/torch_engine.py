@@ -224,7 +224,8 @@ class TorchEngine:
     def _job(
         self, request: GenerateRequest, future: "asyncio.Future[Generation]", decoder: TokenDecoder | None
     ) -> Job:
-        sampling, prompt = request.sampling, request.token_ids
+        sampling = request.sampling
+        prompt = request.token_ids
         check_sampling(sampling)
         self._check_tokens(prompt, len(prompt) + 1)
         return Job(
@@ -247,7 +248,8 @@ class TorchEngine:
     # --- the thread -------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        end, has_failed = f"the engine of {self._policy!r} was closed", False
+        end = f"the engine of {self._policy!r} was closed"
+        has_failed = False
         try:
             torch.set_num_threads(self._config.num_threads)
             with torch.inference_mode():
@@ -255,7 +257,8 @@ class TorchEngine:
                     self._step()
         except BaseException as err:  # whatever stops the thread must reach those who wait
             logger.exception("engine of %s failed", self._policy)
-            end, has_failed = f"the engine of {self._policy!r} failed: {type(err).__name__}: {err}", True
+            end = f"the engine of {self._policy!r} failed: {type(err).__name__}: {err}"
+            has_failed = True
         self._clock.stop(time.time())
         self._shut(end, has_failed=has_failed)
 
@@ -321,7 +324,8 @@ class TorchEngine:
 
     def _deliver(self) -> None:
         """Hands results to the event loops that wait for them, one call a loop."""
-        results, self._results = self._results, []
+        results = self._results
+        self._results = []
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
         for future, outcome in results:
             by_loop.setdefault(future.get_loop(), []).append((future, outcome))
@@ -334,7 +338,8 @@ class TorchEngine:
     def _shut(self, end: str, *, has_failed: bool) -> None:
         """Refuses everything from now on, and fails everything that is still open."""
         with self._wake:
-            self._end, self._has_failed = end, has_failed
+            self._end = end
+            self._has_failed = has_failed
             items = [*self._inbox, *self._changes.values()]
             self._inbox.clear()
             self._changes.clear()

@@ -174,7 +174,8 @@ class _Choice(msgspec.Struct):
 
 
 def _part(choice: _Choice) -> Part:
-    rows, spans = choice.logprobs.content or (), choice.weight_versions or ()
+    rows = choice.logprobs.content or ()
+    spans = choice.weight_versions or ()
     if tuple(row.token_id for row in rows) != choice.token_ids:
         raise ValueError(f"{len(rows)} logprobs for {len(choice.token_ids)} tokens")
     return Part(

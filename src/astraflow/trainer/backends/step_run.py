@@ -20,8 +20,15 @@ from astraflow.losses.policy import LossInputs, LossOutput
 from astraflow.trainer.backends.forward import LayoutTensors
 from astraflow.trainer.columns import Columns
 from astraflow.trainer.config import Denominator
-from astraflow.trainer.gae import advantages_and_returns, explained_frac, rewards_at_ends, whitened
-from astraflow.trainer.step import TokenSums, effective_frac, rest_sums
+from astraflow.trainer.step import (
+    TokenSums,
+    advantages_and_returns,
+    effective_frac,
+    explained_frac,
+    rest_sums,
+    rewards_at_ends,
+    whitened,
+)
 from astraflow.types import MetricItem
 
 __all__ = ["Minibatch", "StepRun", "joined"]

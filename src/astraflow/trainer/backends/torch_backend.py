@@ -12,26 +12,32 @@ behavior logprobs come from an engine without any. Not thread-safe: one caller a
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from astraflow.config import Config
-from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.errors import ConfigError, DataError, TrainingError, WeightsError
 from astraflow.host_tensors import HostTensor
 from astraflow.losses.factory import LossFunction, make_loss
 from astraflow.losses.policy import LossInputs
-from astraflow.models.loading import export_tensors, in_dtype, load_causal_lm
+from astraflow.models.loading import (
+    export_tensors,
+    host_tensor,
+    in_dtype,
+    install_tensors,
+    load_causal_lm,
+    torch_tensor,
+)
 from astraflow.protocols import StepResult
-from astraflow.trainer.backends import state_files
-from astraflow.trainer.backends.critic import load_critic
 from astraflow.trainer.backends.forward import Forward, LayoutTensors
-from astraflow.trainer.backends.frozen import load_frozen, vocab_size_of
 from astraflow.trainer.backends.lora import Lora
+from astraflow.trainer.backends.side_models import load_critic, load_frozen, vocab_size_of
 from astraflow.trainer.backends.step_run import Minibatch, StepRun, joined
 from astraflow.trainer.columns import TEACHER_STREAM, Columns, columns_from_samples, sample_name
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
@@ -46,6 +52,9 @@ _MAX_LOG_RATIO = 88.0
 """Nats; beyond 88.7 the ratio overflows float32."""
 _MAX_NAMED = 5
 """Groups that an error message names."""
+_MODEL_FILE = "model.safetensors"
+"""The name that a Hugging Face folder gives its weights: with config and tokenizer, a checkpoint is one."""
+_STATE_FILE = "trainer.pt"
 
 
 class TorchBackend:
@@ -59,7 +68,9 @@ class TorchBackend:
         device."""
         backend = _torch_config(config.backend)
         torch.set_num_threads(backend.num_threads)
-        self._config, self._backend, self._seed = config, backend, seed
+        self._config = config
+        self._backend = backend
+        self._seed = seed
         self._loss = make_loss(config.loss, config.auxiliary)
         self._device = _checked_device(backend.device)
         self._model = load_causal_lm(model_dir, dtype="float32", device=self._device)
@@ -119,20 +130,20 @@ class TorchBackend:
 
     def save(self, folder: Path) -> None:
         """Writes model, optimizer, random state and step into an existing folder."""
-        state = state_files.TrainerState(
+        state = _TrainerState(
             optimizer=self._optimizer.state_dict(),
             num_steps_done=self.num_steps_done,
             rng_state=torch.get_rng_state(),
             config_json=self._config.model_dump_json(),
             frozen={role: model.digest for role, model in self._frozen.items()},
         )
-        state_files.save_state(folder, self._model, state)
+        _save_state(folder, self._model, state)
         if self._critic is not None:
             self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """Restores what `save` wrote. Raises: DataError if the folder does not fit the model."""
-        state = state_files.load_state(folder, self._model, device=self._device)
+        state = _load_state(folder, self._model, device=self._device)
         try:
             self._optimizer.load_state_dict(state.optimizer)
         except (ValueError, KeyError) as err:
@@ -165,7 +176,8 @@ class TorchBackend:
         Returns: that sum, and the tokens' logprobs [P] at temperature 1. `is_dry`: adds nothing.
         Raises: TrainingError if the loss is not finite.
         """
-        total, all_logprobs = 0.0, np.zeros(len(columns.trained_idx), dtype=np.float32)
+        total = 0.0
+        all_logprobs = np.zeros(len(columns.trained_idx), dtype=np.float32)
         for part in cut_microbatches(columns, np.arange(len(columns.lengths)), self._config.token_budget):
             packed = self._forward.tensors(make_layout(columns, part, share=self._forward.is_packed))
             behavior, advantages = (
@@ -227,7 +239,8 @@ class TorchBackend:
 
     def _score_frozen(self, run: StepRun) -> None:
         """Logprobs of the reference and the teacher, and the KL penalty in the reward."""
-        columns, budget = run.columns, self._config.token_budget
+        columns = run.columns
+        budget = self._config.token_budget
         run.teacher = columns.streams.get(TEACHER_STREAM)
         for role, model in self._frozen.items():
             with run.timed(f"{role}_s"):
@@ -355,7 +368,8 @@ def _check_finite(columns: Columns, packed: LayoutTensors, per_token: Tensor) ->
 
 def _check_ratios(columns: Columns, packed: LayoutTensors, inputs: LossInputs) -> None:
     """Raises: TrainingError naming the sample and the two models if a ratio of probabilities overflows."""
-    now, behavior = inputs.logprobs.detach(), inputs.behavior_logprobs
+    now = inputs.logprobs.detach()
+    behavior = inputs.behavior_logprobs
     gaps = {
         "current over behavior": now - behavior,
         "proximal over behavior": inputs.proximal_logprobs - behavior,
@@ -379,3 +393,59 @@ def _names(columns: Columns, samples: NDArray[np.int64]) -> str:
     named = [sample_name(columns, int(sample)) for sample in samples[:_MAX_NAMED]]
     rest = len(samples) - len(named)
     return ", ".join(named) + (f" and {rest} more" if rest > 0 else "")
+
+
+# --- the files of a checkpoint --------------------------------------------------------------------
+# Weights are safetensors, the rest are tensors. Reading executes no code: `torch.load` takes weights only.
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainerState:
+    """Everything but the weights. The learning rate's schedule follows from the number of steps."""
+
+    optimizer: dict[str, Any]
+    """As torch's optimizer gives it."""
+    num_steps_done: int
+    rng_state: Tensor
+    config_json: str
+    """The `TrainConfig` that was in force, for people who look into a checkpoint."""
+    frozen: dict[str, str]
+    """Role -> digest of each frozen model's weights, which never change: the digest stands for them."""
+
+
+def _save_state(folder: Path, model: nn.Module, state: _TrainerState) -> None:
+    """Writes both files into an existing folder; making them durable is the caller's."""
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
+
+    weights = {tensor.name: torch_tensor(tensor) for tensor in export_tensors(model)}
+    save_file(weights, folder / _MODEL_FILE, metadata={"format": "pt"})
+    content = {
+        "optimizer": state.optimizer,
+        "num_steps_done": state.num_steps_done,
+        "rng_state": state.rng_state,
+        "config_json": state.config_json,
+        "frozen": state.frozen,
+    }
+    torch.save(content, folder / _STATE_FILE)
+
+
+def _load_state(folder: Path, model: nn.Module, *, device: str) -> _TrainerState:
+    """Overwrites the model's weights and returns the rest. Raises: DataError naming what does not fit."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
+
+    try:
+        weights = load_file(folder / _MODEL_FILE)
+        content = cast(
+            "dict[str, Any]", torch.load(folder / _STATE_FILE, map_location=device, weights_only=True)
+        )
+        install_tensors(model, [host_tensor(name, tensor) for name, tensor in weights.items()])
+        return _TrainerState(
+            optimizer=content["optimizer"],
+            num_steps_done=int(content["num_steps_done"]),
+            rng_state=content["rng_state"].cpu(),
+            config_json=str(content["config_json"]),
+            frozen=content["frozen"],
+        )
+    except (OSError, RuntimeError, KeyError, SafetensorError, WeightsError) as err:
+        raise DataError(f"checkpoint {folder} does not load: {err}") from err

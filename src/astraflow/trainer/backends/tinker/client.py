@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from astraflow.config import check_args
 from astraflow.errors import ConfigError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
-from astraflow.losses.by_inputs import LOSSES_BY_INPUTS, cross_entropy
+from astraflow.losses.tinker import LOSSES_BY_INPUTS, cross_entropy
 from astraflow.protocols import Engine
 from astraflow.trainer.backends.tinker.sampling import ApiFuture, Sampler, SamplingClient
 from astraflow.trainer.backends.tinker.types import (
@@ -82,15 +82,18 @@ class TrainingClient:
         run: RunSteps | None = None,
     ) -> None:
         """`states`: the folder of `save_state`. `make_engine`: makes the engine of a sampling client."""
-        self._backend, self._model_dir, self._policy = backend, Path(model_dir), policy
-        self._states, self._run = states, run
+        self._backend = backend
+        self._model_dir = Path(model_dir)
+        self._policy = policy
+        self._states = states
+        self._run = run
         self._sampler = Sampler(make_engine) if make_engine else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verbs")
         self._saved: WeightSnapshot | None = None
         self._num_saved = 0
         self._is_in_step = self._is_step_over = False
         self._failure: BaseException | None = None
-        """The failure of the verb that failed last."""
+        """What the verb that failed last raised."""
         self._metrics: dict[str, float] = {}
         """Metrics of the verbs since the batch was taken."""
 
@@ -118,7 +121,9 @@ class TrainingClient:
                 "this client takes part in no run, so there are no batches; bring your own data"
             )
         while (batch := self._run.take()) is not None:
-            self._is_in_step, self._is_step_over, self._metrics = True, False, {}
+            self._is_in_step = True
+            self._is_step_over = False
+            self._metrics = {}
             yield run_batch(batch)
             self.call(lambda: None).result()  # what was called in this step is done
             if self._is_in_step:
@@ -225,15 +230,18 @@ class TrainingClient:
             self._num_saved += 1
             self._saved = WeightSnapshot(self._policy, self._num_saved, tensors, self._model_dir)
             if self._is_in_step and self._run is not None:
-                self._is_in_step, self._is_step_over = False, True
+                self._is_in_step = False
+                self._is_step_over = True
                 self._run.finish(tensors, self._metrics)
             return SaveWeightsResponse(f"{self._policy}/{self._num_saved}/{name}")
 
         return self.call(run)
 
     def create_sampling_client(self, model_path: str) -> SamplingClient:
-        """A client that samples with the weights that were saved last. Raises: ConfigError for another
-        path."""
+        """A client that samples with the weights that were saved last.
+
+        Raises: ConfigError if the path is that of others.
+        """
         sampler = self._sampler
         if sampler is None:
             raise ConfigError("this client has no engine to sample with; give TrainingClient a make_engine")

@@ -121,7 +121,8 @@ class SamplingClient:
     """
 
     def __init__(self, sampler: Sampler, version: int) -> None:
-        self._sampler, self._version = sampler, version
+        self._sampler = sampler
+        self._version = version
 
     def sample(
         self,

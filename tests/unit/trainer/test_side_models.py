@@ -10,7 +10,7 @@ import pytest
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig
 from astraflow.protocols import StepResult
-from astraflow.trainer.backends.critic import load_critic
+from astraflow.trainer.backends.side_models import load_critic
 from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
