@@ -265,7 +265,8 @@ def _median(values: Sequence[float]) -> float:
 
 def answer_a(records: Records) -> dict[str, float]:
     """Rollouts of both at the same number of steps, and to the best accuracy that both reach, by seed."""
-    dynamic, greso = records["dynamic"], records["greso"]
+    dynamic = records["dynamic"]
+    greso = records["greso"]
     shared = [min(_best(a), _best(b)) - 0.01 for a, b in zip(dynamic, greso, strict=True)]
     ratios = [
         rollouts_to(b, level) / rollouts_to(a, level)

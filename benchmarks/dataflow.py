@@ -40,7 +40,8 @@ from dataflow_peers import (
 )
 from harness import report, show_table
 
-LONG, TINY = 4096, 25
+LONG = 4096
+TINY = 25
 GROUP = 8
 BATCH = GROUP * GROUPS_PER_BATCH
 CONNECTIONS = 32
@@ -68,7 +69,8 @@ async def ingest(side: Side, *, num: int, per_request: int) -> Figures:
     trajectory = make_trajectory(LONG)
     ids = [f"{i // GROUP}.{i % GROUP}.0" for i in range(num)] if side.is_bare else await lease(side, num)
     chunks = iter([ids[i : i + per_request] for i in range(0, num, per_request)])
-    cpu_s, start = side.server.cpu_s(), time.perf_counter()
+    cpu_s = side.server.cpu_s()
+    start = time.perf_counter()
     await send_all(side, chunks, trajectory)
     wall_s = time.perf_counter() - start
     return {"per_s": num / wall_s, "cpu_us": (side.server.cpu_s() - cpu_s) / num * 1e6}
@@ -95,7 +97,9 @@ async def tiny(
     side: Side, *, num: int, per_request: int, num_tasks: int = 2, seen: Callable[[int], None] | None = None
 ) -> Figures:
     """Whole cycles of the quickstart's size: lease, then send; `seen` is told how many are done."""
-    num_left, num_done, trajectory = num, 0, make_trajectory(TINY, side.version)
+    num_left = num
+    num_done = 0
+    trajectory = make_trajectory(TINY, side.version)
 
     async def work() -> None:
         nonlocal num_left, num_done, trajectory
@@ -109,7 +113,8 @@ async def tiny(
             if seen:
                 seen(num_done)
 
-    cpu_s, start = side.server.cpu_s(), time.perf_counter()
+    cpu_s = side.server.cpu_s()
+    start = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(num_tasks):
             tasks.create_task(work())
@@ -119,8 +124,11 @@ async def tiny(
 
 async def cycles(side: Side, *, workers: Sequence[str], seconds: float, offered: float) -> Figures:
     """Each worker in its turn leases one episode and sends it; cycles begin at the offered rate."""
-    trajectory, waits, num_done = make_trajectory(LONG), list[float](), 0
-    cpu_s, start = side.server.cpu_s(), time.perf_counter()
+    trajectory = make_trajectory(LONG)
+    waits = list[float]()
+    num_done = 0
+    cpu_s = side.server.cpu_s()
+    start = time.perf_counter()
 
     async def work(idx: int) -> None:
         nonlocal num_done
@@ -181,7 +189,8 @@ async def parked(side: Side, *, workers: Sequence[str], num: int) -> Figures:
     The bare server is asked for the same two answers, one after the other: nobody waits there.
     """
     held = [(side.worker_id, lease_id) for lease_id in await lease(side, BATCH)]
-    waiting, waits = Parked(side, () if side.is_bare else workers), list[float]()
+    waiting = Parked(side, () if side.is_bare else workers)
+    waits = list[float]()
     if not side.is_bare:
         await until_parked(side, len(workers))
     cpu_s = side.server.cpu_s()

@@ -35,7 +35,8 @@ from dataflow_peers import (
 )
 from harness import report, show_table
 
-GROUPS, GROUP = 8, 8
+GROUPS = 8
+GROUP = 8
 BATCH = GROUPS * GROUP
 BEAT_S = 10.0
 BASELINE = 100
@@ -126,7 +127,10 @@ async def run_rounds(crowd: Crowd, rounds: int) -> tuple[list[float], list[float
 
     Returns: from the commit to each lease; until all have told a version; CPU time of the service in all.
     """
-    side, waits_s, loads_s, cpu_s = crowd.side, list[float](), list[float](), 0.0
+    side = crowd.side
+    waits_s = list[float]()
+    loads_s = list[float]()
+    cpu_s = 0.0
     committed_s = time.perf_counter()
     for step in range(rounds + 1):
         got = [await crowd.leased.get() for _ in range(BATCH)]
@@ -151,7 +155,8 @@ async def main(args: argparse.Namespace) -> None:
     found: dict[int, dict[str, float]] = {}
     for num_workers in (BASELINE, args.workers):
         found[num_workers] = await measure(args.folder, num_workers=num_workers, rounds=args.rounds)
-    few, many = found[BASELINE], found[args.workers]
+    few = found[BASELINE]
+    many = found[args.workers]
     rows = [(name, few[name], many[name]) for name in many]
     show_table("waiting rollout services", ("figure", f"{BASELINE}", f"{args.workers}"), rows)
     figures = {f"parked_{name}": round(value, 3) for name, value in many.items()}

@@ -144,7 +144,8 @@ async def open_sides(
     """A fresh service with a trainer and a rollout service, and a bare server."""
     folder = Path(tempfile.mkdtemp(dir=setting.folder))
     argv = ("service", str(folder / "journal"), str(groups_per_batch), str(staleness))
-    service, bare = Server(*argv), Server("bare")
+    service = Server(*argv)
+    bare = Server("bare")
     try:
         async with (
             open_side(service, connections=connections, is_bare=False) as ours,

@@ -38,7 +38,8 @@ from astraflow.dataflow.journal import Journal
 from astraflow.types import Manifest, ServedVersions
 from harness import report, show_table
 
-GROUP, GROUPS_PER_BATCH = 8, 512
+GROUP = 8
+GROUPS_PER_BATCH = 512
 
 
 def make_plan() -> RunPlan:
@@ -76,7 +77,8 @@ class Filler:
     """Applies commands to a core and journals them."""
 
     def __init__(self, core: Core, journal: Journal) -> None:
-        self.core, self.journal = core, journal
+        self.core = core
+        self.journal = journal
 
     def apply(self, command: Command) -> object:
         decision = self.core.apply(command, 1.0)
@@ -115,7 +117,8 @@ async def measure(folder: Path, num: int) -> dict[str, float]:
     filler.apply(TakeBatch(policy="actor", epoch=1, step=0))
     start = time.thread_time()
     parts = filler.core.snapshot_parts()
-    stop_s, pieces = time.thread_time() - start, list[float]()
+    stop_s = time.thread_time() - start
+    pieces = list[float]()
     while True:
         start = time.thread_time()
         if next(parts, None) is None:

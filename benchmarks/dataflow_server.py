@@ -93,7 +93,8 @@ async def main() -> None:
     """Serves until standard input closes."""
     service: DataflowService | None = None
     if sys.argv[1] == "service":
-        groups_per_batch, max_staleness = int(sys.argv[3]), int(sys.argv[4])
+        groups_per_batch = int(sys.argv[3])
+        max_staleness = int(sys.argv[4])
         folder = Path(sys.argv[2])
         service = make_service(folder, groups_per_batch=groups_per_batch, max_staleness=max_staleness)
         await service.start()

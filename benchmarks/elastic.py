@@ -166,7 +166,10 @@ class Pool:
     """The services that run now."""
 
     def __init__(self, run: Run, publisher_url: str, folder: Path, args: argparse.Namespace) -> None:
-        self._run, self._publisher_url, self._folder, self._args = run, publisher_url, folder, args
+        self._run = run
+        self._publisher_url = publisher_url
+        self._folder = folder
+        self._args = args
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._links: list[ShapedLink] = []
 
@@ -207,7 +210,8 @@ class Pool:
         return {worker.name for worker in status.workers if worker.load.num_running > 0}
 
     async def _start(self, member: Member) -> asyncio.subprocess.Process:
-        url, routes = self._run.url, dict[str, str]()
+        url = self._run.url
+        routes = dict[str, str]()
         if member.link:
             link = ShapedLink(LINKS[member.link])
             self._links.append(link)
@@ -276,7 +280,8 @@ class Delivered:
 
 def read_journal(folder: Path) -> Delivered:
     """Every accepted episode of a journal."""
-    found, names = Delivered(), dict[str, str]()
+    found = Delivered()
+    names = dict[str, str]()
     with JournalReader(folder) as journal:
         for record in journal.records():
             for command, events in zip(decode_commands(record), decode_events(record), strict=True):
@@ -378,7 +383,9 @@ def draw(pool: list[Phase], delivered: Delivered, args: argparse.Namespace) -> N
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    begin_s, end_s, bin_s = pool[0].changed_s, pool[-1].end_s, 2.0
+    begin_s = pool[0].changed_s
+    end_s = pool[-1].end_s
+    bin_s = 2.0
     times = [begin_s + bin_s * idx for idx in range(int((end_s - begin_s) / bin_s))]
     figure, axes = pyplot.subplots(figsize=(8, 3.6))
     measured = [sum(rates(delivered, t, t + bin_s).values()) / 1e3 for t in times]
@@ -422,7 +429,8 @@ def main() -> None:
     args.tail_s = args.tail_s or 1.3 * args.max_tokens / args.tokens_per_s
     folder = args.keep or Path(tempfile.mkdtemp(prefix="elastic-"))
     folder.mkdir(parents=True, exist_ok=True)
-    began_s, plan = time.time(), phases(args)
+    began_s = time.time()
+    plan = phases(args)
     try:
         asyncio.run(drive(make_recipe(folder, args), folder, plan, args))
         conclude(plan, folder, args, time.time() - began_s)

@@ -46,9 +46,11 @@ def make_workload(kind: str, num_requests: int) -> Workload:
     """`mixed`: prompts of 16-256 tokens, outputs of 8-256, uniform. `equal`: 136 and 132, the same means."""
     rng = np.random.default_rng(0)
     if kind == "mixed":
-        prompts, outputs = rng.integers(16, 257, num_requests), rng.integers(8, 257, num_requests)
+        prompts = rng.integers(16, 257, num_requests)
+        outputs = rng.integers(8, 257, num_requests)
     else:
-        prompts, outputs = np.full(num_requests, 136), np.full(num_requests, 132)
+        prompts = np.full(num_requests, 136)
+        outputs = np.full(num_requests, 132)
     return Workload([tuple(rng.integers(2, VOCAB, n).tolist()) for n in prompts], outputs.tolist())
 
 

@@ -161,12 +161,14 @@ def conclude(run_dir: Path) -> None:
     whole = [(steps[0].at_s, steps[-1].at_s)]
     inside = intersection(whole, books.rounds)
     outside = list(without(whole, inside))
-    train, evaluation = books.episodes["train"], books.episodes["eval"]
+    train = books.episodes["train"]
+    evaluation = books.episodes["eval"]
     trained = list(trained_work(steps))
     rows: list[tuple[object, ...]] = []
     for name, works in (("training episodes", train), ("evaluation", evaluation), ("trained", trained)):
         rows.append((name, rate(works, inside), rate(works, outside)))
-    generated_inside, evaluated_inside = tokens(train, inside), tokens(evaluation, inside)
+    generated_inside = tokens(train, inside)
+    evaluated_inside = tokens(evaluation, inside)
     share = evaluated_inside / max(1.0, generated_inside + evaluated_inside)
     held = [
         sum(total_s(intersection([work.span], inside)) for work in works) for works in (train, evaluation)

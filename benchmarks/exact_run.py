@@ -89,7 +89,8 @@ def sums(
 
     No prompt of the split `heldout` is in `train`.
     """
-    rng, found = random.Random(f"{seed}/{digits}/{carries}/{split}"), dict[str, Problem]()
+    rng = random.Random(f"{seed}/{digits}/{carries}/{split}")
+    found = dict[str, Problem]()
     while len(found) < num:
         a, b = (rng.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
         has_carry = any(int(x) + int(y) > 9 for x, y in zip(str(a), str(b), strict=True))
@@ -178,7 +179,8 @@ class ExactRun:
         self._backend = TorchBackend(setting.train, model_dir=self.model_dir, seed=self.seed)
         base = WeightSnapshot(_POLICY, 0, export_tensors(load_causal_lm(self.model_dir)), self.model_dir)
         lanes = Lanes(TorchEngineConfig(num_slots=_NUM_SLOTS, max_context=_MAX_CONTEXT), base)
-        self._model, self._lane = lanes.live.model, lanes.live.lane
+        self._model = lanes.live.model
+        self._lane = lanes.live.lane
         self._renderer = load_renderer(self.model_dir)
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._payloads: list[Trajectory] = []
@@ -217,11 +219,14 @@ class ExactRun:
             self._commit(step)
 
     def _paced(self) -> None:
-        pace, step = self.setting.pace, 0
+        pace = self.setting.pace
+        step = 0
         assert pace is not None
         due: list[tuple[float, int, int, LeaseView]] = []
-        running, done = dict[str, LeaseView](), dict[str, Episode]()
-        busy_until, waits_since = math.inf, 0.0
+        running = dict[str, LeaseView]()
+        done = dict[str, Episode]()
+        busy_until = math.inf
+        waits_since = 0.0
         while True:
             while due and due[0][0] <= self._now_s:
                 lease = heapq.heappop(due)[-1]
@@ -232,7 +237,9 @@ class ExactRun:
                 self._make(running, done)  # the rest of what the version before was to say
                 self._publish(step + 1)
                 self._commit(step)
-                step, busy_until, waits_since = step + 1, math.inf, self._now_s
+                step = step + 1
+                busy_until = math.inf
+                waits_since = self._now_s
                 if step == self.setting.train.steps:
                     break
             if busy_until == math.inf and (view := self._take(step)):
@@ -297,8 +304,10 @@ class ExactRun:
         return float(extract_answer(text, mode="after_equals") == problem.answer)
 
     def _episode(self, problem: Problem, generation: Generation) -> Episode:
-        prompt, score = self._prompt(problem), self._score(problem, generation)
-        num, start = len(generation.token_ids), len(prompt)
+        prompt = self._prompt(problem)
+        score = self._score(problem, generation)
+        num = len(generation.token_ids)
+        start = len(prompt)
         trajectory = Trajectory(
             policy=_POLICY,
             role=_POLICY,

@@ -40,7 +40,8 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport, self.is_open = cast("asyncio.WriteTransport", transport), True
+        self._transport = cast("asyncio.WriteTransport", transport)
+        self.is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
@@ -61,8 +62,11 @@ class _Connection(asyncio.Protocol):
             self._finish()
 
     def _finish(self) -> None:
-        head, body = self._head, b"".join(self._chunks)
-        self._head, self._chunks, self._num_missing = b"", [], 0
+        head = self._head
+        body = b"".join(self._chunks)
+        self._head = b""
+        self._chunks = []
+        self._num_missing = 0
         media_type = _field(head, b"content-type").partition(b";")[0].decode()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(Reply(int(head[9:12]), media_type, body))
@@ -84,7 +88,8 @@ class LeanTransport:
 
     def __init__(self, base_url: str, *, num_connections: int) -> None:
         url = urlsplit(base_url)
-        self._host, self._port = url.hostname, url.port
+        self._host = url.hostname
+        self._port = url.port
         self._host_line = f"host: {url.netloc}\r\n"
         self._room = asyncio.Semaphore(num_connections)
         self._free: deque[_Connection] = deque()

@@ -41,7 +41,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = "recipes/math-multi-agent/tiny.yaml"
 MODELS = ("math-solver", "math-verifier")
 IMAGE = ROOT / "docs" / "images" / "math_multi_agent.png"
-SOLVER_GAIN, VERIFIER_GAIN, LIMIT_S = 0.3, 0.1, 360.0
+SOLVER_GAIN = 0.3
+VERIFIER_GAIN = 0.1
+LIMIT_S = 360.0
 SAMPLES = 4
 """Episodes a task and pair in the evaluation afterwards."""
 
@@ -198,7 +200,8 @@ def conclude(
 ) -> None:
     """The figures. The verifier's gain is from first to last as it was used, and on the trained solver's
     answers alone."""
-    before, after = ("before", "before"), ("after", "after")
+    before = ("before", "before")
+    after = ("after", "after")
     solver = [p[after].solver - p[before].solver for p in pairs.values()]
     verifier = [p[after].verifier - p[before].verifier for p in pairs.values()]
     same_answers = [p[after].verifier - p["after", "before"].verifier for p in pairs.values()]

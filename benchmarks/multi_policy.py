@@ -56,10 +56,16 @@ POLICIES = ("first", "second")
 
 TOKEN = 16
 """Tokens that one token of the run stands for."""
-NUM_ROLLOUT, NUM_TRAINERS, NUM_SLOTS = 8, 2, 64
-GROUP_SIZE, NUM_GROUPS = 8, 64
-TOKENS_PER_S, MEAN_TOKENS, MAX_TOKENS = 50.0, 1500.0, 4096
-ENV_S, ENV_SIGMA = 1.0, 1.0
+NUM_ROLLOUT = 8
+NUM_TRAINERS = 2
+NUM_SLOTS = 64
+GROUP_SIZE = 8
+NUM_GROUPS = 64
+TOKENS_PER_S = 50.0
+MEAN_TOKENS = 1500.0
+MAX_TOKENS = 4096
+ENV_S = 1.0
+ENV_SIGMA = 1.0
 MAX_STALENESS = 4
 DRAWN_SIGMA = 1.0
 """Sigma of the lengths in the runs of the picture and of the figures."""
@@ -176,7 +182,8 @@ def measure(system: str, sigma: float, run: Settings) -> Measured:
 
 def read(run_dir: Path, summary: Mapping[str, Any], scale: float) -> Measured:
     """From a finished run's journal."""
-    episodes, begun = list[tuple[float, float]](), list[float]()
+    episodes = list[tuple[float, float]]()
+    begun = list[float]()
     with JournalReader(RunFolder(run_dir).journal) as journal:
         for record in journal.records():
             for command, events in zip(decode_commands(record), decode_events(record), strict=True):

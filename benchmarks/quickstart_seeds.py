@@ -24,7 +24,8 @@ from harness import report, show_table
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "models/quickstart"
 IMAGE = ROOT / "docs" / "images" / "quickstart_seeds.png"
-TARGET, RL_LIMIT_S = 0.85, 120.0
+TARGET = 0.85
+RL_LIMIT_S = 120.0
 COLUMNS = ("seed", "before", "after", "wall s", "RL s", "overlap", "staleness mean", "max", "audit")
 
 

@@ -123,7 +123,8 @@ class Setting:
 
 async def run_astraflow(setting: Setting, lr: float, seed: int) -> tuple[Curve, list[WeightSnapshot]]:
     """Trains with all real services; the weights stay in the run folder."""
-    recipe, run_dir = setting.with_rate(lr, seed), setting.work / f"astraflow-{lr:g}-{seed}"
+    recipe = setting.with_rate(lr, seed)
+    run_dir = setting.work / f"astraflow-{lr:g}-{seed}"
     rewards: list[float] = []
     commits: list[float] = []
     num_samples = 0
@@ -158,7 +159,8 @@ def run_trl(setting: Setting, lr: float, seed: int) -> tuple[Curve, list[WeightS
     out_dir = setting.work / f"trl-{lr:g}-{seed}"
     out_dir.mkdir(parents=True)
     config = setting.config
-    train, table = config.train, config.table
+    train = config.train
+    table = config.table
     if train.denominator != "tokens" or train.optimizer.schedule != "constant":
         sys.exit(
             "TRL's side divides by tokens and keeps the learning rate after the warm-up; the recipe does not"
@@ -286,7 +288,8 @@ def conclude(setting: Setting, curves: Sequence[Curve], args: argparse.Namespace
             rows.append(
                 [side, f"{lr:g}", *(round(t, 1) for t in times), statistics.median(times), speed, steps]
             )
-    table, seeds = setting.config.table, sorted({c.seed for c in curves})
+    table = setting.config.table
+    seeds = sorted({c.seed for c in curves})
     title = (
         f"seconds to {TARGET} held out ({NUM_TASKS} tasks, every {args.every} versions), "
         f"{table.groups_per_batch} x {table.group_size} completions a step, "

@@ -41,7 +41,8 @@ class ShapedLink:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._up, self._down = _Direction(link), _Direction(link)
+        self._up = _Direction(link)
+        self._down = _Direction(link)
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 

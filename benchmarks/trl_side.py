@@ -98,7 +98,8 @@ def weights_file(out_dir: Path, version: int) -> Path:
 
 def make_environment(venv: Path, constraints: Path) -> Path:
     """TRL's virtual environment, made if it is missing; returns its interpreter and prints what is in it."""
-    python, ready = venv / "bin" / "python", venv / "ready"
+    python = venv / "bin" / "python"
+    ready = venv / "ready"
     wanted = "\n".join([TORCH, *PACKAGES])
     quiet = "--disable-pip-version-check"
     if not ready.is_file() or ready.read_text() != wanted:
@@ -119,7 +120,8 @@ def make_environment(venv: Path, constraints: Path) -> Path:
 def run_job(python: Path, job: TrlJob, source_dir: Path) -> TrlResult:
     """Runs a job in TRL's environment; our package is found in `source_dir`. A failure ends the program."""
     out_dir = Path(job.out_dir)
-    job_file, log_file = out_dir / "job.json", out_dir / "log.txt"
+    job_file = out_dir / "job.json"
+    log_file = out_dir / "log.txt"
     job_file.write_bytes(msgspec.json.encode(job))
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_DISABLED": "true"}
     env = {**os.environ, **offline, "PYTHONPATH": str(source_dir), "PYTHONWARNINGS": "ignore"}
@@ -158,7 +160,8 @@ def train(job: TrlJob) -> TrlResult:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda update: min(1.0, (update + 1) / max(1, job.warmup_steps))
     )
-    rows, reward = _rows(job), _Reward(job)
+    rows = _rows(job)
+    reward = _Reward(job)
     recorder = _make_recorder(job, reward)
     trainer = trl.GRPOTrainer(
         model=model,

@@ -37,7 +37,8 @@ class TurnsBackend:
         inner = parse_config({**config.model_dump(mode="json"), "backend": dict(backend)}, TrainConfig)
         self._inner = make_backend(inner, model_dir=model_dir, seed=seed)
         self._lead = {policy: int(policy in after) for policy in policies if policy != name}
-        self._folder, self._name = Path(folder), name
+        self._folder = Path(folder)
+        self._name = name
 
     def train_step(self, batch: Batch) -> StepResult:
         """Waits for its turn, then trains."""

@@ -319,7 +319,8 @@ async def measure_stream(old: Words, repeats: int) -> dict[str, object]:
             rows.append([name, 1e3 * one.publish_s, 1e3 * one.fetch_s, 1e3 * one.total_s])
     header = ["stream, 1 % changed", "publish ms", "fetch+verify ms", "in all ms"]
     show_table(f"from the trainer's memory to the receiver's, {old.nbytes / 1e6:.0f} MB", header, rows)
-    delta, full = median["delta, loopback"], median["full, loopback"]
+    delta = median["delta, loopback"]
+    full = median["full, loopback"]
     return {
         "delta_ms": 1e3 * delta.total_s,
         "delta_publish_ms": 1e3 * delta.publish_s,

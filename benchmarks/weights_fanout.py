@@ -117,7 +117,8 @@ async def measure_fanout(
     ]
     header = ["receivers", *(text for label in MODES for text in (f"{label} s", "copies sent"))]
     show_table(f"until all have {megabytes} MB from a publisher that sends {upload:g} MB/s", header, rows)
-    first, last = counts[0], counts[-1]
+    first = counts[0]
+    last = counts[-1]
     growth = {m: spreads[m, last].seconds / spreads[m, first].seconds for m in MODES.values()}
     return {
         "fanout_growth": growth["peers"],

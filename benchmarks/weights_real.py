@@ -46,7 +46,8 @@ def ordered(words: NDArray[np.uint16]) -> NDArray[np.int32]:
 
 
 def step_between(old: SavedVersion, new: SavedVersion) -> Step:
-    before, after = pack(old.tensors), pack(new.tensors)
+    before = pack(old.tensors)
+    after = pack(new.tensors)
     table = lay_out(new.tensors)
     spans = [slice(t.offset, t.offset + t.num_bytes) for t in table]
     a, b = (np.concatenate([data[span] for span in spans]).view(np.uint16) for data in (before, after))

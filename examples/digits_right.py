@@ -10,7 +10,8 @@ __all__ = ["digits_right"]
 
 def digits_right(task: Task, text: str, *, exact_bonus: float = 0.5) -> float:
     """Share of digits that are right, counted from the last one; `exact_bonus` of the reward is for all."""
-    answer, given = task.answer[::-1], text.strip()[::-1]
+    answer = task.answer[::-1]
+    given = text.strip()[::-1]
     if given == answer:
         return 1.0
     num_right = sum(a == b for a, b in zip(answer, given, strict=False))

@@ -28,7 +28,8 @@ class GenerateEngine:
         torch.set_num_threads(num_threads)
         self._max_context = max_context
         self._slots: dict[str, tuple[int, Any]] = {"live": (snapshot.version, _model(snapshot))}
-        self._turn, self._is_free = asyncio.Lock(), asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._is_free = asyncio.Event()
         self._is_free.set()
         self._num_waiting = self._num_tokens = 0
         self._spans: list[BusySpan] = []
@@ -76,7 +77,8 @@ class GenerateEngine:
 
     def take_spans(self) -> tuple[BusySpan, ...]:
         """When it generated, since the last call."""
-        spans, self._spans = tuple(self._spans), []
+        spans = tuple(self._spans)
+        self._spans = []
         return spans
 
     async def close(self) -> None:
@@ -84,7 +86,8 @@ class GenerateEngine:
 
     def _generate(self, request: GenerateRequest) -> Generation:
         version, model = self._serving(request.version)
-        prompt, sampling = request.token_ids, request.sampling
+        prompt = request.token_ids
+        sampling = request.sampling
         is_greedy = sampling.temperature == 0
         torch.manual_seed(sampling.seed % 2**63)
         with torch.inference_mode():

@@ -16,7 +16,8 @@ class RunningTotal(InteractiveEnvironment):
     """It gives a sum, then the next one with the right total so far. A game is the list of numbers left."""
 
     def __init__(self, *, size: int = 1000, length: int = 3) -> None:
-        self._size, self._length = size, length
+        self._size = size
+        self._length = length
 
     def tasks(self, split: str) -> list[Task]:
         draw = random.Random(split)

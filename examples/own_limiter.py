@@ -7,7 +7,8 @@ class Careful:
     """Lowers the number by the groups that grew too stale; raises it by one if a batch had none."""
 
     def __init__(self, *, most: int) -> None:
-        self.most, self.cut = most, 0
+        self.most = most
+        self.cut = 0
 
     def max_tickets(self, sizes: TableSizes) -> int:
         return (sizes.max_staleness - sizes.engine_lag + 1) * sizes.groups_per_batch

@@ -12,7 +12,8 @@ __all__ = ["solve_and_verify"]
 async def solve_and_verify(task: ScoredTask, policies: Policies, *, rounds: int = 1) -> Rewards:
     """The solver answers until the verifier's verdict is `=y`, at most `rounds` times."""
     rewards = Rewards()
-    score, accepts = 0.0, False
+    score = 0.0
+    accepts = False
     for _ in range(rounds):
         answer = await policies["actor"].chat(task.prompt)
         score = await task.score(answer.text)

@@ -12,7 +12,8 @@ async def second_chance(task: ScoredTask, policies: Policies, *, tries: int = 2)
     """Asks up to `tries` times. Each answer is a turn with its own reward; a later success is worth half."""
     rewards = Rewards()
     chat = policies["actor"].conversation(context=task.context)
-    score, num_tries = 0.0, 0
+    score = 0.0
+    num_tries = 0
     while score < 1.0 and num_tries < tries:
         answer = await chat.say(task.prompt)  # extends the exact tokens of the turn before
         score = await task.score(answer.text)

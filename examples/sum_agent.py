@@ -20,7 +20,8 @@ connections = DefaultAsyncHttpxClient()  # shared by all episodes
 
 async def solve(task: AgentTask, endpoint: Endpoint) -> str:
     """Runs the agent on the episode's own endpoint; the recipe's reward scores what it returns."""
-    url, key = endpoint.base_url, endpoint.api_key
+    url = endpoint.base_url
+    key = endpoint.api_key
     provider = OpenAIProvider(base_url=url, api_key=key, http_client=connections)
     result = await adder.run(task.prompt, model=OpenAIChatModel("actor", provider=provider))
     return result.output

@@ -53,7 +53,9 @@ def kind_of(annotation: Any) -> str:
 def section(path: tuple[str, ...], command: Command) -> str:
     """One command: usage, what it does, its arguments and options."""
     hints = get_type_hints(command, include_extras=True)
-    usage, arguments, options = ["astraflow", *path], [], []
+    usage = ["astraflow", *path]
+    arguments = []
+    options = []
     for name, parameter in inspect.signature(command).parameters.items():
         annotation, info = get_args(hints[name])[:2]
         if isinstance(info, ArgumentInfo):

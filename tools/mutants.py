@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "mutants" / "src" / "astraflow" / "dataflow" / "core"
-SURVIVED, UNTESTED = 0, 33
+SURVIVED = 0
+UNTESTED = 33
 """Exit codes of a mutant's tests: all passed; there are none."""
 ONE = "astraflow.dataflow.core.fates.x_num_live__mutmut_1"
 

@@ -225,7 +225,8 @@ def _taken_from_environment(name: str) -> str:
     value = os.environ.get(name, "")
     if value and sys.platform == "linux":
         find = ctypes.CDLL(None).getenv
-        find.argtypes, find.restype = [ctypes.c_char_p], ctypes.c_void_p
+        find.argtypes = [ctypes.c_char_p]
+        find.restype = ctypes.c_void_p
         # The kernel shows the memory that getenv points to, even after the variable is unset.
         address = find(name.encode())
         if address:

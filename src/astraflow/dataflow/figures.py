@@ -76,7 +76,8 @@ def intersection(first: list[Interval], second: list[Interval]) -> list[Interval
     common: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
-        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        start = max(first[i][0], second[j][0])
+        end = min(first[i][1], second[j][1])
         if end > start:
             common.append((start, end))
         if first[i][1] < second[j][1]:

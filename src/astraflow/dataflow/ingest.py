@@ -59,7 +59,8 @@ _MAX_SHOWN = 80
 """Characters of a name that a message repeats."""
 _NGRAM = 8
 """Tokens of a run that counts as repeated."""
-_UINT32, _FLOAT32 = np.dtype("<u4"), np.dtype("<f4")
+_UINT32 = np.dtype("<u4")
+_FLOAT32 = np.dtype("<f4")
 _ENTRY_BYTES: dict[wire.ColumnType, int] = {"int32": 4, "float32": 4, "uint8": 1}
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
 
@@ -230,7 +231,8 @@ def _all_values_hold(trajectories: Sequence[Trajectory], policies: Mapping[str, 
 
 def _is_silent_between(trajectory: Trajectory) -> bool:
     """Whether all logprobs outside of the version spans, where the mask is 0, are zero bytes."""
-    logprobs, end = trajectory.behavior_logprobs, 0
+    logprobs = trajectory.behavior_logprobs
+    end = 0
     for span in trajectory.versions:
         if not logprobs.startswith(bytes(4 * (span.start - end)), 4 * end):
             return False
@@ -323,7 +325,8 @@ def _num_in_spans(spans: tuple[VersionSpan, ...], mask: bytes) -> int:
     """The number of sampled tokens if they are those of the spans, which are in order; 0 if not."""
     num_sampled = end = 0
     for span in spans:
-        start, length = span.start, span.length
+        start = span.start
+        length = span.length
         if not (end <= start < start + length <= len(mask)):
             return 0
         if not (mask.startswith(bytes(start - end), end) and mask.startswith(b"\1" * length, start)):
@@ -352,7 +355,8 @@ def _length(data: bytes, kind: wire.ColumnType, name: str) -> int:
 
 
 def _check_ids(ids: NDArray[Any], limits: PolicyLimits) -> None:
-    lowest, highest = int(ids.min()), int(ids.max())
+    lowest = int(ids.min())
+    highest = int(ids.max())
     if lowest < 0:
         raise WireError(f"token id {lowest} is negative")
     if limits.vocab_size and highest >= limits.vocab_size:
@@ -380,7 +384,8 @@ def _check_spans(spans: tuple[VersionSpan, ...], mask: bytes, num_sampled: int) 
     """Names what `_num_in_spans` found wrong with the spans."""
     covered = end = 0
     for span in spans:
-        start, length = span.start, span.length
+        start = span.start
+        length = span.length
         if not (start >= end and length > 0 and start + length <= len(mask)):
             raise WireError(f"version span {start}+{length} is out of order or beyond {len(mask)} tokens")
         end = start + length
@@ -423,13 +428,15 @@ def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int, max_sam
 
 
 def _num_sampled(mask: bytes, turn: Turn) -> int:
-    start, end = turn.start, turn.end
+    start = turn.start
+    end = turn.end
     # Most turns are sampled tokens alone, and to find none of a byte is much faster than to count it.
     return end - start - (mask.count(0, start, end) if mask.find(0, start, end) >= 0 else 0)
 
 
 def _meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> TrajectoryMeta:
-    mask, turns = trajectory.mask, trajectory.turns
+    mask = trajectory.mask
+    turns = trajectory.turns
     versions = [span.version for span in trajectory.versions]
     num_by_turn = tuple([_num_sampled(mask, turn) for turn in turns])
     return TrajectoryMeta(

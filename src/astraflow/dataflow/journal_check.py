@@ -95,7 +95,8 @@ def _check_sums(database: sqlite3.Connection, table: str, path: Path) -> None:
 
 def _check_chain(reader: JournalReader) -> None:
     """Raises JournalError unless each record follows the one before, and the first follows the books."""
-    seq, chain = 0, b""
+    seq = 0
+    chain = b""
     if (books := carried_books(reader)) is not None:
         seq = books.seq
         chain = books.chain

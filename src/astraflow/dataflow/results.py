@@ -54,7 +54,8 @@ def sliced(
         size = len(memoryview(result))
         if idx > start and (num_bytes + size > max_bytes or idx - start >= max_num):
             yield results[start:idx]
-            start, num_bytes = idx, 0
+            start = idx
+            num_bytes = 0
         num_bytes += size
     if start < len(results):
         yield results[start:]

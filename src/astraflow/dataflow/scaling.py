@@ -105,7 +105,8 @@ class WaitShares:
             known_s, waited_s = self._trainers.setdefault(policy, _Share()).totals(now_s)
             if policy in waiting_since_s:
                 ongoing_s = now_s - max(waiting_since_s[policy], self._last_commit_s[policy])
-                known_s, waited_s = known_s + max(0.0, ongoing_s), waited_s + max(0.0, ongoing_s)
+                known_s = known_s + max(0.0, ongoing_s)
+                waited_s = waited_s + max(0.0, ongoing_s)
             if known_s >= _TOO_EARLY_S:
                 trainers[policy] = waited_s / known_s
         parts = [share.totals(now_s) for share in self._services.values()]

@@ -187,7 +187,8 @@ class SegmentStore:
 
     def take(self) -> list[PendingWrite]:
         """What was appended since the last call, in order."""
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         return pending
 
     def write(self, writes: Sequence[PendingWrite]) -> None:

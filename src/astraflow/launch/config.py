@@ -187,7 +187,8 @@ class Recipe(Config):
     def peer_host(self) -> str:
         """Host at which the run's own rollout services serve weights: one that the dataflow sees them call
         from."""
-        host, dataflow = self.weights.host, self.dataflow.host
+        host = self.weights.host
+        dataflow = self.dataflow.host
         if listens_everywhere(dataflow):
             return self.weights.advertise if listens_everywhere(host) else host
         is_elsewhere = is_loopback(host) and not is_loopback(dataflow)

@@ -126,7 +126,8 @@ def _ports(recipe: Recipe) -> Finding:
 
 
 def _model(name: str, recipe: Recipe) -> Finding:
-    policy, check = recipe.policies[name], f"model of {name}"
+    policy = recipe.policies[name]
+    check = f"model of {name}"
     check_model(name, policy)
     renderer = load_renderer(policy.model_dir)
     renderer.render((Message(role="user", content="1 + 1"),))

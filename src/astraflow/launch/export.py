@@ -81,7 +81,8 @@ def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manife
     """Raises: WeightsError unless the written tensors are bit-equal to those of the version."""
     by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
     written = [by_name[tensor.name] for tensor in tensors if tensor.name in by_name]
-    found, expected = _digest(written), _digest(tensors)
+    found = _digest(written)
+    expected = _digest(tensors)
     if len(by_name) != len(tensors) or found != expected:
         raise WeightsError(
             f"policy {manifest.policy!r} version {manifest.version}: the written tensors hash to {found}, "

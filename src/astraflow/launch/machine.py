@@ -98,7 +98,8 @@ def num_cores() -> int:
 
 
 def _cores() -> Finding:
-    cores, load = num_cores(), os.getloadavg()[0]
+    cores = num_cores()
+    load = os.getloadavg()[0]
     text = f"{cores} cores, load {load:.1f}"
     if load > 1.5 * cores:
         return Finding(

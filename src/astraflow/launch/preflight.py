@@ -181,7 +181,8 @@ def _check_attached(recipe: Recipe) -> None:
     engine = recipe.rollout.engine
     if not isinstance(engine, ServerEngineConfig) or not engine.attach.url:
         return
-    where, num_policies = "rollout.engine.attach.url", len(recipe.policies)
+    where = "rollout.engine.attach.url"
+    num_policies = len(recipe.policies)
     if num_policies > 1 or recipe.rollout.services > 1:
         raise ConfigError(
             f"{where} is one server, which cannot serve {num_policies} policies for "

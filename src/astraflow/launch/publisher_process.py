@@ -64,7 +64,8 @@ async def _announce(
 ) -> None:
     """Publishes the model as version 0. Repeating this after a restart changes nothing."""
     url, token = link
-    own, dataflow = ServiceClient(await ready, token=token), ServiceClient(url, token=token)
+    own = ServiceClient(await ready, token=token)
+    dataflow = ServiceClient(url, token=token)
     try:
         tensors = await asyncio.to_thread(read_model, model_dir)
         publisher = PublisherClient(own, weights / "incoming")

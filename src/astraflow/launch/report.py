@@ -39,7 +39,8 @@ def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
     """
     summary = summarize(folder, recipe)
     with JournalReader(folder.journal) as journal:
-        steps, evals = journal.steps(), journal.evals()
+        steps = journal.steps()
+        evals = journal.evals()
     text = episodes_text(folder).encode()
     with _logged_if_full(folder.samples / "episodes.md") as path:
         write_atomic(path, text)

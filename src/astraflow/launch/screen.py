@@ -325,7 +325,8 @@ class PlainView:
     def __init__(
         self, name: str, run_dir: str, out: TextIO, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self._out, self._clock = out, clock
+        self._out = out
+        self._clock = clock
         self._state = ScreenState(name, run_dir, clock())
         self._last_line_s = 0.0
 

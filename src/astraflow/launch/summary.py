@@ -89,11 +89,13 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
     report = audit(folder.journal)
     figures = run_figures(folder.journal, report)
     with JournalReader(folder.journal) as journal:
-        steps, evals = journal.steps(), journal.evals()
+        steps = journal.steps()
+        evals = journal.evals()
     rl_wall_s = record.active_s(report.first_lease_s, report.last_commit_s)
     both_s = figures.overlap_frac * figures.rl_wall_s
     policies = tuple(_policy(p, recipe, steps, evals) for p in report.policies)
-    first, eval_set = policies[0], next(iter(recipe.eval.sets), "")
+    first = policies[0]
+    eval_set = next(iter(recipe.eval.sets), "")
     return Summary(
         name=recipe.name,
         run_id=report.run_id,

@@ -59,7 +59,9 @@ class Backoff:
     a row."""
 
     def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
-        self._limit, self._first_s, self._longest_s = limit, first_s, longest_s
+        self._limit = limit
+        self._first_s = first_s
+        self._longest_s = longest_s
         self.num_crashes = 0
 
     def next_delay_s(self) -> float | None:

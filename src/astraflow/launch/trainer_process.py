@@ -52,7 +52,8 @@ async def run_policy_trainer(
     checkpoints = CheckpointStore(
         folder.checkpoints / policy, policy=policy, keep=config.train.keep_checkpoints
     )
-    dataflow, publisher = ServiceClient(url, token=token), ServiceClient(publisher_url, token=token)
+    dataflow = ServiceClient(url, token=token)
+    publisher = ServiceClient(publisher_url, token=token)
     try:
         trainer = Trainer(
             plan,

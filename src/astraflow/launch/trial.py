@@ -51,7 +51,8 @@ def _chosen(sources: dict[str, TaskSource], name: str, idx: int) -> Task:
 
 def episode_text(trial: Trial) -> str:
     """The episode as text: every message, then a line per trajectory."""
-    task, episode = trial.task, trial.episode
+    task = trial.task
+    episode = trial.episode
     lines = [f"task {printable(task.id)} (answer: {printable(task.answer) or 'not given'})"]
     for message in episode.messages:
         name = f" ({printable(message.name)})" if message.name else ""

@@ -110,7 +110,8 @@ class Connections:
 
     async def close(self) -> None:
         """Stops watching."""
-        watch, self._watch = self._watch, None
+        watch = self._watch
+        self._watch = None
         if watch is not None:
             watch.cancel()
             await asyncio.wait({watch})

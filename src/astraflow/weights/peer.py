@@ -157,7 +157,8 @@ class PeerServer:
     async def _state(self, request: Request) -> Response:
         require_role(request, "peer")
         query = request.query_params
-        policy, version = query.get("policy"), parse_version(query.get("version", ""))
+        policy = query.get("policy")
+        version = parse_version(query.get("version", ""))
         wait_s = _parse_wait(query.get("wait_s", ""))
         if policy is None or version is None or wait_s is None:
             raise WireError(
@@ -195,7 +196,8 @@ def parse_address(address: str) -> tuple[str, int]:
     """Host and port (0: any free one) of `host`, `host:port` or `[host]:port`. Raises: ConfigError."""
     try:
         parts = urlsplit(f"//{address}")
-        host, port = parts.hostname or "", parts.port or 0
+        host = parts.hostname or ""
+        port = parts.port or 0
     except ValueError as err:
         raise ConfigError(f"peer address {address!r}: {err}; HOST or HOST:PORT is expected") from err
     if not host or parts.netloc != address or listens_everywhere(host):

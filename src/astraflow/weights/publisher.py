@@ -122,7 +122,8 @@ class Publisher:
 
     async def _manifest(self, request: Request) -> Response:
         require_role(request, "worker", "trainer")
-        policy, named = str(request.path_params["policy"]), str(request.path_params["version"])
+        policy = str(request.path_params["policy"])
+        named = str(request.path_params["version"])
         version = parse_version(named)
         manifest = self._store.manifest(policy, version) if version is not None else None
         if manifest is None:
@@ -232,7 +233,8 @@ async def run_publisher(
             _log.warning("port %d, which the publisher had before, is taken; choosing another", remembered)
             server = HttpServer(publisher, host=config.host, port=0, name="publisher", tls=tls, rules=rules)
             url = await server.start()
-        scheme, port = url.partition(":")[0], url.rpartition(":")[2]
+        scheme = url.partition(":")[0]
+        port = url.rpartition(":")[2]
         url = publisher.public_url = f"{scheme}://{url_host(host)}:{port}"
         memory.write_text(port)
         on_ready(url)

@@ -147,7 +147,8 @@ class PublisherClient:
     ) -> tuple[DeltaFile | None, _Base]:
         """A file with the difference to the base, which becomes the new version; no file if it would be as
         large as the version."""
-        infos, new = hand_over.tensors, TensorBytes(hand_over.tensors, tensors)
+        infos = hand_over.tensors
+        new = TensorBytes(hand_over.tensors, tensors)
         hashed = VersionDigest(new)
         with self._fresh_file(hand_over) as (path, fd):
             end = HEADER_BYTES
@@ -251,7 +252,8 @@ def _write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view.nbytes:
         num_bytes = os.pwrite(fd, view, offset)
-        view, offset = view[num_bytes:], offset + num_bytes
+        view = view[num_bytes:]
+        offset = offset + num_bytes
 
 
 def _delta_path(hand_over: HandOver) -> str:

@@ -165,11 +165,14 @@ def _parse_range(header: str, size: int) -> tuple[int, int]:
         return 0, size
     match = _RANGE.fullmatch(header.strip())
     first, last = match.groups() if match else ("", "")
-    start, end = 0, 0
+    start = 0
+    end = 0
     if first:
-        start, end = int(first), min(int(last) + 1 if last else size, size)
+        start = int(first)
+        end = min(int(last) + 1 if last else size, size)
     elif last:
-        start, end = max(size - int(last), 0), size
+        start = max(size - int(last), 0)
+        end = size
     if start >= end:
         message = (
             f"range {header[:_MAX_SHOWN]!r} of {size} bytes cannot be served; one range bytes=A-B is expected"

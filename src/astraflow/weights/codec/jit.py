@@ -30,7 +30,8 @@ _GATHERED = 512
 """Changed elements that are fetched, stepped and put back together: twice as fast as one by one."""
 _USUAL_SHARE = 8
 """Room for this part of the limit is tried first: fresh memory costs as much as the comparison."""
-_ONE, _SHIFT = np.uint64(1), np.uint64(56)
+_ONE = np.uint64(1)
+_SHIFT = np.uint64(56)
 _BYTE_IDX = np.uint64(0x0001020304050607)
 """Times a word of one flag: the top byte says which of its eight bytes that is."""
 
@@ -99,7 +100,9 @@ def add_dense(words: Words, counts: Counts, planes: Sequence[Plane]) -> None:
 def _zigzags(words: Words, counts: Counts, planes: Sequence[Plane]) -> Words:
     """The step planes' numbers, one an element."""
     zigzags = np.empty(counts.steps, words.dtype)
-    quads, in_byte, wide = planes[0], planes[1], np.stack(planes[2:])
+    quads = planes[0]
+    in_byte = planes[1]
+    wide = np.stack(planes[2:])
     if 4 * quads.size < counts.steps or not _fill_zigzags(quads, in_byte, wide, zigzags):
         raise WeightsError("the planes of a block do not fit each other")
     return zigzags
@@ -107,7 +110,8 @@ def _zigzags(words: Words, counts: Counts, planes: Sequence[Plane]) -> Words:
 
 @_compiled
 def _zigzag(old: _Int, new: _Int, bits: _Int) -> _Int:
-    sign, mask = 1 << (bits - 1), (1 << bits) - 1
+    sign = 1 << (bits - 1)
+    mask = (1 << bits) - 1
     before = old ^ mask if old & sign else old | sign
     after = new ^ mask if new & sign else new | sign
     step = (after - before) & mask
@@ -117,7 +121,8 @@ def _zigzag(old: _Int, new: _Int, bits: _Int) -> _Int:
 @_compiled
 def _stepped(word: _Int, zigzag: _Int, bits: _Int) -> _Int:
     """Without branches: a sign is as hard to predict as a coin."""
-    sign, mask = 1 << (bits - 1), (1 << bits) - 1
+    sign = 1 << (bits - 1)
+    mask = (1 << bits) - 1
     ordered = word ^ (sign | (-(word >> (bits - 1)) & mask))
     ordered = (ordered + ((zigzag >> 1) ^ -(zigzag & 1))) & mask
     return ordered ^ mask ^ (-(ordered >> (bits - 1)) & (mask ^ sign))
@@ -128,9 +133,11 @@ def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) ->
     flags = np.zeros(_SLICE, np.uint8)
     words = flags.view(np.uint64)
     hits = np.zeros(words.size, np.int64)
-    count, limit = 0, positions.size
+    count = 0
+    limit = positions.size
     for start in range(0, old.size, _SLICE):
-        before, after = old[start : start + _SLICE], new[start : start + _SLICE]
+        before = old[start : start + _SLICE]
+        after = new[start : start + _SLICE]
         size = before.size
         for i in range(size):
             flags[i] = before[i] != after[i]
@@ -140,7 +147,8 @@ def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) ->
             hits[num_hits] = w
             num_hits += words[w] != 0
         for h in range(num_hits):
-            w, word = hits[h], words[hits[h]]
+            w = hits[h]
+            word = words[hits[h]]
             while word:
                 i = 8 * w + np.int64((word & (~word + _ONE)) * _BYTE_IDX >> _SHIFT)
                 word &= word - _ONE
@@ -166,7 +174,8 @@ def _copy_at(old: _Ints, new: _Ints, positions: _Ints) -> None:
 
 @_compiled
 def _count_large(steps: _Ints) -> tuple[int, int]:
-    byte_steps, wide_steps = 0, 0
+    byte_steps = 0
+    wide_steps = 0
     for i in range(steps.size):
         byte_steps += steps[i] >= QUAD_ESCAPE
         wide_steps += steps[i] >= QUAD_ESCAPE + BYTE_ESCAPE
@@ -175,7 +184,8 @@ def _count_large(steps: _Ints) -> tuple[int, int]:
 
 @_compiled
 def _fill_gaps(positions: _Ints, gaps: _Ints, top: int) -> int:
-    at, previous = 0, -1
+    at = 0
+    previous = -1
     for i in range(positions.size):
         gap = np.int64(positions[i]) - previous - 1
         previous = np.int64(positions[i])
@@ -192,7 +202,8 @@ def _fill_gaps(positions: _Ints, gaps: _Ints, top: int) -> int:
 
 @_compiled
 def _fill_steps(steps: _Ints, quads: _Ints, in_byte: _Ints, wide: _Ints) -> None:
-    at, wide_at = 0, 0
+    at = 0
+    wide_at = 0
     for i in range(steps.size):
         step = np.int64(steps[i])
         quads[i >> 2] |= min(step, QUAD_ESCAPE) << (2 * (i & 3))
@@ -211,7 +222,8 @@ def _fill_steps(steps: _Ints, quads: _Ints, in_byte: _Ints, wide: _Ints) -> None
 def _fill_positions(gaps: _Ints, positions: _Ints, size: int) -> bool:
     """False unless the gaps are of so many positions, all below `size`."""
     top = 65535 if gaps.shape[0] == 2 else 255
-    count, position = 0, -1
+    count = 0
+    position = -1
     for at in range(gaps.shape[1]):
         if count == positions.size:
             return False
@@ -227,7 +239,8 @@ def _fill_positions(gaps: _Ints, positions: _Ints, size: int) -> bool:
 
 @_compiled
 def _fill_zigzags(quads: _Ints, in_byte: _Ints, wide: _Ints, zigzags: _Ints) -> bool:
-    byte_at, wide_at = 0, 0
+    byte_at = 0
+    wide_at = 0
     for i in range(zigzags.size):
         step = (np.int64(quads[i >> 2]) >> (2 * (i & 3))) & 3
         if step == QUAD_ESCAPE:

@@ -147,7 +147,9 @@ def add_dense(words: Words, counts: Counts, planes: Sequence[Plane]) -> None:
 
 
 def _steps(dtype: np.dtype[Any], counts: Counts, planes: Sequence[Plane]) -> Words:
-    packed, in_byte, wide = planes[0], planes[1], join(planes[2:])
+    packed = planes[0]
+    in_byte = planes[1]
+    wide = join(planes[2:])
     quads = np.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], axis=1).reshape(-1)[: counts.steps]
     steps = quads.astype(dtype)
     large_idx = np.flatnonzero(quads == QUAD_ESCAPE)
