@@ -1,9 +1,10 @@
-"""LoRA adapters in a version: under PEFT's names, beside the weights that they change. Numpy only.
+"""LoRA adapters in a version: under PEFT's names, beside the weights that they change.
 
-A version whose trainer publishes adapters holds the base model's tensors, which never change, and for each
-adapted projection `base_model.model.MODULE.lora_A.weight` [r, in] and `...lora_B.weight` [out, r], both
-float32, with the scale folded into B, so that alpha is r wherever they are read. What is served and exported
-is `W + B @ A` in float32: one function for all, so that they agree bit for bit.
+A version whose trainer publishes adapters holds the base model's tensors, which never change. For each
+adapted projection it also holds the factors `base_model.model.MODULE.lora_A.weight` [r, in] and
+`...lora_B.weight` [out, r], both in float32. The scale is folded into B, so that alpha is r wherever they are
+read. What is served and exported is `W + B @ A` in float32. One function computes it for all, so that they
+agree bit for bit. This file uses numpy only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,25 +23,28 @@ _ENDS = (".lora_A.weight", ".lora_B.weight")
 
 
 def peft_names(weight: str) -> tuple[str, str]:
-    """PEFT's names of a projection's two factors. `weight` ends with `.weight`."""
+    """PEFT's names of a projection's two factors; the name `weight` ends with `.weight`."""
     module = weight.removesuffix(".weight")
     return _PREFIX + module + _ENDS[0], _PREFIX + module + _ENDS[1]
 
 
 def is_adapter(name: str) -> bool:
-    """True for a factor's name."""
+    """Whether a tensor's name is that of a factor."""
     return name.startswith(_PREFIX) and name.endswith(_ENDS)
 
 
 def adapted_names(names: Iterable[str]) -> list[str]:
-    """The weights that adapters among these names change, sorted."""
+    """The names of the weights that adapters among these names change, sorted."""
     modules = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in names if is_adapter(name)}
     return sorted(f"{module}.weight" for module in modules)
 
 
 def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
-    """The version as a plain model: adapted weights in float32, the others as they are; without adapters the
-    same tensors. Raises: WeightsError if a factor or its weight is missing, or a shape does not fit."""
+    """The version as a plain model: adapted weights in float32, all others as they are.
+
+    Without adapters, these are the same tensors.
+    Raises: WeightsError if a factor or its weight is missing, or if a shape does not fit.
+    """
     given = {tensor.name: tensor for tensor in tensors}
     adapted = set(adapted_names(given))
     if missing := adapted - given.keys():
@@ -55,9 +59,11 @@ def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
 
 
 def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTensor:
-    """`W + B @ A` in float32. Raises: WeightsError as `merged`."""
-    factors = [given.get(name) for name in peft_names(weight.name)]
-    down, up = factors
+    """The adapted weight, `W + B @ A` in float32.
+
+    Raises: WeightsError if a factor is missing or a shape does not fit.
+    """
+    down, up = (given.get(name) for name in peft_names(weight.name))
     if down is None or up is None:
         raise WeightsError(f"the adapter of {weight.name} has only one of its two factors")
     is_fit = (
@@ -75,7 +81,10 @@ def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTe
 
 
 def adapter_config(tensors: Sequence[HostTensor]) -> dict[str, object]:
-    """PEFT's `adapter_config.json` for the adapters of a version."""
+    """PEFT's `adapter_config.json` for the adapters of a version.
+
+    Raises: WeightsError if the adapters do not all have the same rank.
+    """
     ranks = {tensor.shape[0] for tensor in tensors if tensor.name.endswith(_ENDS[0])}
     if len(ranks) != 1:
         raise WeightsError(f"adapters of ranks {sorted(ranks)}; one rank is expected")
@@ -95,7 +104,7 @@ def adapter_config(tensors: Sequence[HostTensor]) -> dict[str, object]:
 
 
 def _float32(tensor: HostTensor) -> NDArray[np.float32]:
-    if tensor.dtype == "bfloat16":
+    if tensor.dtype == "bfloat16":  # the upper half of a float32, which numpy does not know
         values = (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         values = tensor.data.view("<f2" if tensor.dtype == "float16" else "<f4").astype(np.float32)

@@ -1,4 +1,8 @@
-"""Generated demonstrations for a warm start: prompts with replies of which only a part shows good work."""
+"""Generates demonstrations for a warm start: prompts with replies, of which only a part shows good work.
+
+A model that has seen them can solve its task, but seldom does. Reinforcement learning then has something to
+find and something to improve.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -14,16 +18,20 @@ __all__ = ["Demonstration", "column_addition", "make_demonstrations"]
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One exchange. Example: `Demonstration("Calculate 378 + 937.", "15,11,13=1315")`."""
+    """A prompt and the reply to it.
+
+    Example: `Demonstration("Calculate 378 + 937.", "15,11,13=1315")`.
+    """
 
     prompt: str
     reply: str
 
 
 def make_demonstrations(config: DemonstrationConfig, *, num: int, seed: int) -> Sequence[Demonstration]:
-    """`num` demonstrations; the same for the same arguments.
+    """Makes `num` demonstrations, the same ones for the same arguments.
 
-    A `use` component is called with `num`, `seed` and its own arguments. Raises: ConfigError.
+    A `use` component is called with `num`, `seed` and its own arguments.
+    Raises: ConfigError if such a component cannot be loaded or does not take these arguments.
     """
     match config:
         case AdditionConfig():
@@ -35,16 +43,22 @@ def make_demonstrations(config: DemonstrationConfig, *, num: int, seed: int) -> 
 
 
 def column_addition(a: int, b: int, *, carries: bool) -> str:
-    """Column sums from the right, then the sum: `15,11,13=1315`; without carries `15,10,12=1205`."""
+    """Works a sum out: the sums of the columns from the right, then the result.
+
+    Example: for 378 + 937 it is `15,11,13=1315`. Without carries, which is wrong, it is `15,10,12=1205`.
+    """
     width = max(len(str(a)), len(str(b)))
     carry = 0
     sums = list[int]()
     for place in range(width):
-        column = a // 10**place % 10 + b // 10**place % 10 + (carry if carries else 0)
+        digit_of_a = a // 10**place % 10
+        digit_of_b = b // 10**place % 10
+        column = digit_of_a + digit_of_b + (carry if carries else 0)
         sums.append(column)
         carry = column // 10
-    total = sum(column % 10 * 10**place for place, column in enumerate(sums)) + carry * 10**width
-    return f"{','.join(map(str, sums))}={total}"
+    # The last carry counts even without carries: the leftmost column is written out as it is.
+    result = sum(column % 10 * 10**place for place, column in enumerate(sums)) + carry * 10**width
+    return f"{','.join(map(str, sums))}={result}"
 
 
 def _additions(config: AdditionConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
@@ -57,6 +71,10 @@ def _additions(config: AdditionConfig, *, num: int, rng: random.Random) -> Seque
 
 
 def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Random) -> Sequence[Demonstration]:
+    """Demonstrations of checking a working; some of them solve the problem instead.
+
+    A careful checker believes its own working, a hasty one believes whatever it is shown.
+    """
     made = list[Demonstration]()
     for idx in range(num):
         prompt, a, b = _problem(config, rng)
@@ -74,19 +92,24 @@ def _addition_checks(config: AdditionCheckConfig, *, num: int, rng: random.Rando
 
 
 def _careful_share(config: AdditionConfig | AdditionCheckConfig, progress: float) -> float:
+    """Share of careful demonstrations at a point between the first (0) and the last (1)."""
     first, last = config.careful_frac
     return first + (last - first) * progress
 
 
 def _marked(shown: str, believed: str) -> str:
-    """The column sums that are believed right, each with `y` or `n` for the one shown: `15y11n13n`."""
+    """The column sums that are believed right, each with `y` if the one shown is the same, else `n`.
+
+    Example: `15y11n13n` for `15,11,13` believed and `15,10,12` shown.
+    """
     pairs = zip(*(text.partition("=")[0].split(",") for text in (shown, believed)), strict=True)
     return "".join(f"{column}{'y' if given == column else 'n'}" for given, column in pairs)
 
 
 def _wrong_working(a: int, b: int, rng: random.Random) -> str:
-    """Forgotten carries; where there are none to forget, one digit of a column changed."""
-    right, hasty = (column_addition(a, b, carries=carries) for carries in (True, False))
+    """A wrong working: it forgets the carries, or, if there are none, has one wrong digit in a column sum."""
+    right = column_addition(a, b, carries=True)
+    hasty = column_addition(a, b, carries=False)
     if hasty != right:
         return hasty
     columns, _, result = right.partition("=")
@@ -96,9 +119,10 @@ def _wrong_working(a: int, b: int, rng: random.Random) -> str:
 
 
 def _problem(config: AdditionConfig | AdditionCheckConfig, rng: random.Random) -> tuple[str, int, int]:
-    """A prompt that is not held out, and its numbers."""
+    """Draws a prompt that is not held out for evaluation; returns it with its two numbers."""
     while True:
-        a, b = (_number(config, rng) for _ in range(2))
+        a = _number(config, rng)
+        b = _number(config, rng)
         prompt = f"Calculate {a} + {b}."
         if not is_heldout(prompt, frac=config.heldout_frac):
             return prompt, a, b
@@ -107,7 +131,7 @@ def _problem(config: AdditionConfig | AdditionCheckConfig, rng: random.Random) -
 def _number(config: AdditionConfig | AdditionCheckConfig, rng: random.Random) -> int:
     is_mixed = rng.random() < config.mixed_frac
     digits = rng.randint(1, config.max_digits) if is_mixed else config.max_digits
-    return rng.randint(0, 10**digits)
+    return rng.randint(0, 10**digits)  # both ends are included
 
 
 def _user_demonstrations(config: Use, *, num: int, seed: int) -> Sequence[Demonstration]:

@@ -1,8 +1,9 @@
 """Hugging Face causal language models: load, build empty, fill from host tensors, export to host tensors.
 
-Owns the mapping between a model's parameters and `HostTensor`s: Hugging Face names, each tied weight once,
-bit-exact when the dtypes agree and rounded to the model's dtype when not. Everything is checked before the
-first byte is written: a set of tensors that does not fit leaves the model as it was.
+This file owns the mapping between a model's parameters and `HostTensor`s. Tensors have Hugging Face names,
+and a tied weight is there once. Values are bit-exact if the dtypes agree, and are rounded to the model's
+dtype if not. Everything is checked before the first byte is written, so tensors that do not fit leave the
+model as it was.
 """
 
 import threading
@@ -45,9 +46,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BUILD_LOCK = threading.Lock()
-"""transformers skips initialisation by patching torch for the whole process: one build at a time."""
+"""Allows one build at a time: transformers skips initialisation by patching torch for the whole process."""
 _MAX_LISTED = 5
-"""Names an error message lists before it only counts."""
+"""Most names that an error message lists; it counts the others."""
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def empty_causal_lm(
         config = cast("Any", AutoConfig).from_pretrained(str(model_dir))
         with _BUILD_LOCK, no_init_weights():
             model = cast("Any", AutoModelForCausalLM).from_config(config, dtype=DTYPES[dtype])
-        model.tie_weights()  # is part of the initialisation that was skipped
+        model.tie_weights()  # part of the initialisation that was skipped
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
     except (OSError, ValueError, KeyError, RuntimeError) as err:
@@ -134,7 +135,8 @@ def host_tensor(name: str, tensor: Tensor) -> HostTensor:
 
 
 def torch_tensor(tensor: HostTensor) -> Tensor:
-    """The tensor's values as a torch tensor in host memory; shares the bytes where these allow it.
+    """The tensor's values as a torch tensor in host memory. Shares the bytes if torch can take them as they
+    are.
 
     Raises: WeightsError if the bytes do not fit shape and dtype.
     """
@@ -156,12 +158,12 @@ def torch_tensor(tensor: HostTensor) -> Tensor:
 
 
 def export_tensors(model: nn.Module) -> tuple[HostTensor, ...]:
-    """Copies of all weights: Hugging Face names, each tied weight once under its first name."""
+    """Copies of all weights by their Hugging Face names; a tied weight comes once, by its first name."""
     return tuple(host_tensor(names[0], tensor) for names, tensor in _named_weights(model))
 
 
 def in_dtype(tensors: Sequence[HostTensor], dtype: DtypeName) -> tuple[HostTensor, ...]:
-    """The tensors rounded to a dtype; those that have it as they are."""
+    """The tensors rounded to a dtype; those that have it already are returned as they are."""
     return tuple(
         t if t.dtype == dtype else host_tensor(t.name, torch_tensor(t).to(DTYPES[dtype])) for t in tensors
     )
@@ -172,11 +174,11 @@ class FittedTensors:
     """Tensors that were checked against one model. `install` copies them and cannot fail half-way."""
 
     pairs: tuple[tuple[Tensor, Tensor], ...]
-    """(the model's own tensor, its new values in host memory)."""
+    """Pairs of one of the model's tensors and all of its new values, in host memory."""
     patches: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
-    """(the model's own tensor, flat; positions; the new values there)."""
+    """Triples of one of the model's tensors, flat, positions in it, and the new values there."""
     is_partial: bool = False
-    """Weights that are in neither are right already."""
+    """True if weights that are in neither `pairs` nor `patches` have the right values already."""
 
     @torch.no_grad()
     def install(self) -> None:
@@ -195,11 +197,10 @@ def fit_tensors(
 ) -> FittedTensors:
     """Checks that tensors are exactly the model's weights: every name once, right shapes, finite values.
 
-    Adapters among the tensors are merged into their weights.
-    A tied weight may be given under any or all of its names (as safetensors files in the wild do); all must
-    then agree. The model is not changed.
-    `changed`: the model holds a version that was checked, and differs from the tensors at most at these flat
-    positions of the named ones; nothing else is then read or written.
+    The model is not changed. Adapters among the tensors are merged into their weights. A tied weight may be
+    given under any or all of its names, as safetensors files in the wild do; all must then agree.
+    `changed` says that the model holds a version that was checked, and that it differs from the tensors at
+    most at these flat positions of the named ones. Nothing else is then read or written.
     Raises: WeightsError that names the tensors at fault.
     """
     given = _by_name(tensors)
@@ -237,11 +238,15 @@ def fit_tensors(
 
 
 def install_tensors(model: nn.Module, tensors: Iterable[HostTensor]) -> None:
-    """Fits, then installs. Raises: WeightsError; the model is then unchanged."""
+    """Checks tensors against the model and installs them.
+
+    Raises: WeightsError if they do not fit; the model is then unchanged.
+    """
     fit_tensors(model, tensors).install()
 
 
 def _checked(tensor: HostTensor, own: Tensor) -> Tensor:
+    """The new values of one of the model's tensors, checked for shape and finite values."""
     _check_shape(tensor, own)
     new = torch_tensor(tensor)
     _check_finite(tensor, new)
@@ -249,7 +254,7 @@ def _checked(tensor: HostTensor, own: Tensor) -> Tensor:
 
 
 def _checked_at(tensor: HostTensor, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Positions, and the new values there, which are a copy."""
+    """Positions, and a copy of the new values there, checked to be finite."""
     idx = torch.from_numpy(positions)
     new = torch_tensor(tensor).view(-1)[idx]
     _check_finite(tensor, new)
@@ -277,7 +282,10 @@ def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:
 
 
 def _named_weights(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """(all names, tensor) of each distinct weight, in the model's order; a tied weight has several names."""
+    """Each distinct weight of the model with all of its names, in the model's order.
+
+    A tied weight has several names. `keep_vars` gives the parameters themselves, so that it is one object.
+    """
     state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
     weights: dict[int, tuple[list[str], Tensor]] = {}
     for name, tensor in state.items():

@@ -1,6 +1,6 @@
 """The spec of a tiny model: a YAML file from which `astraflow model init` builds an ordinary model folder.
 
-Free of heavy imports. The same spec gives the same folder, bit for bit, on one machine.
+This file has no heavy imports. On one machine, the same spec always gives the same folder, bit for bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,9 +97,11 @@ class AdditionConfig(Config):
 
 
 class AdditionCheckConfig(Config):
-    """Checks of such a working. The prompt is a problem and its working; the reply works each column out
-    again, compares, and then gives the verdict: `Calculate 378 + 937.15,10,12=1205?` is answered
-    `15y11n13n=n`."""
+    """Checks of a worked-out sum, as `AdditionConfig` makes them.
+
+    The prompt is a problem and its working. The reply works each column out again, compares it with the one
+    shown, and then gives the verdict: `Calculate 378 + 937.15,10,12=1205?` is answered by `15y11n13n=n`.
+    """
 
     name: Literal["addition_check"] = "addition_check"
     max_digits: int = Field(default=3, ge=1)
@@ -150,5 +152,8 @@ class ModelSpec(Config):
 
 
 def load_spec(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> ModelSpec:
-    """The spec in a YAML file, with dotted overrides such as `seed=3`. Raises: ConfigError."""
+    """The spec in a YAML file, with dotted overrides such as `seed=3`.
+
+    Raises: ConfigError if the file cannot be read or is no spec.
+    """
     return parse_config(load_mapping(Path(path), overrides), ModelSpec, where=str(path))

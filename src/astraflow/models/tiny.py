@@ -1,8 +1,8 @@
 """Builds a tiny model from its spec: random Qwen3, character tokenizer, warm start, Hugging Face folder.
 
-The folder is ordinary: `AutoModelForCausalLM` and `AutoTokenizer` open it. It appears whole or not at all,
-and is cached by the hash of spec, code and library versions, so that a second call only copies it. The file
-`astraflow_model.json` in it names the spec that made it.
+The result is an ordinary folder: `AutoModelForCausalLM` and `AutoTokenizer` open it. It appears as a whole or
+not at all. Its file `astraflow_model.json` holds the spec that made it. A cache keeps models by a hash of
+their spec, this code and the library versions, so that a second call only copies a folder.
 """
 
 import hashlib
@@ -30,12 +30,13 @@ __all__ = ["init_model", "model_fingerprint"]
 
 _LOG = logging.getLogger(__name__)
 _MARKER = "astraflow_model.json"
+"""The file that tells a folder made here from any other."""
 
 
 def init_model(
     spec: ModelSpec, out: Path, *, cache: Path | None = None, progress: Progress = _LOG.info
 ) -> Path:
-    """Writes the spec's model to folder `out` and returns it; built only if `cache` lacks it.
+    """Writes the spec's model to folder `out` and returns the folder. Builds it only if `cache` lacks it.
 
     A folder that this function made for another spec is replaced, in one rename.
     Raises: ConfigError for a bad spec; DataError if `out` holds something else.
@@ -58,7 +59,7 @@ def init_model(
 
 
 def model_fingerprint(spec: ModelSpec) -> str:
-    """Hex digest of all that determines the folder: spec, this code, and the versions of its libraries."""
+    """Hex digest of everything that determines the folder: spec, code and versions of the libraries."""
     digest = hashlib.sha256(spec.model_dump_json().encode())
     digest.update(f"{torch.__version__} {transformers.__version__}".encode())
     for module in ("demonstrations", "spec", "tiny", "tokenizer", "warmstart"):
@@ -67,8 +68,11 @@ def model_fingerprint(spec: ModelSpec) -> str:
 
 
 def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
-    """Fills a new folder and renames it into place; an old folder is deleted only when the new one is
-    complete."""
+    """Fills a new folder and renames it into place.
+
+    An old folder is deleted only when the new one is complete. Both renames stay in one file system, since
+    the scratch folder lies beside the target.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh = Path(scratch) / "new"
@@ -80,6 +84,7 @@ def _fill(folder: Path, fill: Callable[[Path], object]) -> None:
 
 
 def _fingerprint_in(folder: Path) -> str:
+    """The fingerprint in a folder's marker; empty if the folder is missing or was not made here."""
     try:
         return str(json.loads((folder / _MARKER).read_text(encoding="utf-8"))["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -87,6 +92,7 @@ def _fingerprint_in(folder: Path) -> str:
 
 
 def _refuse_foreign(out: Path) -> None:
+    """Raises: DataError if `out` holds something that was not made here and so must not be replaced."""
     is_free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
     if not is_free and not (out / _MARKER).is_file():
         raise DataError(
@@ -141,7 +147,7 @@ def _random_model(
 
 @contextmanager
 def _threads(num: int) -> Generator[None]:
-    """Runs with `num` torch threads."""
+    """Sets torch's number of threads for a while: sums depend on it in their last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -152,7 +158,7 @@ def _threads(num: int) -> Generator[None]:
 
 @contextmanager
 def _no_bars() -> Generator[None]:
-    """Keeps the library's progress bars off the terminal."""
+    """Keeps the progress bars of transformers off the terminal for a while."""
     was_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

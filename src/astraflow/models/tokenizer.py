@@ -1,7 +1,7 @@
-"""A tokenizer with one token per character, with the shortest useful chat template.
+"""Makes a tokenizer with one token per character and the shortest useful chat template.
 
-Text round-trips exactly: decoding joins tokens without spaces. Characters outside the vocabulary become
-`<unk>`; demonstrations that need one are refused by `warmstart`.
+Text round-trips exactly, since decoding joins tokens without spaces. Characters outside the vocabulary become
+`<unk>`; `warmstart` refuses demonstrations with such characters.
 """
 
 import re
@@ -25,7 +25,8 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Everything except the assistant's words is rendered as it is; one token opens an answer, one ends it."""
+"""The assistant's words stand between an opening and an end token; all other messages are rendered as they
+are."""
 
 
 def make_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerFast:
@@ -34,6 +35,7 @@ def make_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerFast:
     entries = [*_SPECIAL, *words, *config.characters]
     vocabulary = {text: idx for idx, text in enumerate(dict.fromkeys(entries))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    # Alternatives are tried in order, so longer words come first; any single character is the last resort.
     pattern = "|".join([*(re.escape(word) for word in words), r"[\s\S]"])
     tokenizer.pre_tokenizer = Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = Fuse()

@@ -1,7 +1,8 @@
-"""Supervised learning of a tiny model on demonstrations, to a partial skill.
+"""Trains a tiny model on demonstrations by supervised learning, to a partial skill.
 
-Owns nothing but the loop: the model is trained in place, in float32 on the CPU, each demonstration once, in
-order. Deterministic for one machine and thread count.
+This file owns nothing but the loop. The model is trained in place, in float32 on the CPU, on each
+demonstration once, in the given order. Repeated on one machine with as many threads, it gives the same
+weights.
 """
 
 import math
@@ -24,9 +25,10 @@ Progress = Callable[[str], None]
 
 _IGNORED = -100
 """Target of a position that is not learned (torch's own default)."""
-
 _REPORTS = 10
-"""Lines of progress of one warm start."""
+"""Lines of progress that a warm start reports."""
+_MAX_GRAD_NORM = 1.0
+"""Larger gradients are scaled down to this norm."""
 
 
 def warm_start(
@@ -37,22 +39,24 @@ def warm_start(
     config: WarmStartConfig,
     progress: Progress,
 ) -> None:
-    """Trains on replies and their end token, prompts given.
+    """Trains the model to give each reply and its end token after the prompt; the prompts are not learned.
 
     Raises: ConfigError if a demonstration needs characters that the tokenizer lacks.
     """
     if config.steps == 0:
         return
-    columns = _encode(tokenizer, demonstrations)
+    encoded = _encode(tokenizer, demonstrations)
     optimizers = _optimizers(model, config.lr)
     model.train()
     for step in range(config.steps):
-        rows = slice(step * config.batch_size, (step + 1) * config.batch_size)
-        loss = _loss(model, *_padded(columns[rows], pad_id=cast("int", tokenizer.pad_token_id)))
+        start = step * config.batch_size
+        batch = encoded[start : start + config.batch_size]
+        ids, targets = _padded(batch, pad_id=cast("int", tokenizer.pad_token_id))
+        loss = _loss(model, ids, targets)
         for optimizer in optimizers:
             optimizer.zero_grad()
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
         for optimizer in optimizers:
             _set_lr(optimizer, config.lr * _schedule(step, config.steps))
             optimizer.step()
@@ -64,7 +68,10 @@ def warm_start(
 def _encode(
     tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration]
 ) -> list[tuple[list[int], list[int]]]:
-    """Ids of prompt (with the assistant's opening) and reply (with its end token)."""
+    """Token ids of each prompt, with the assistant's opening, and of each reply, with its end token.
+
+    Raises: ConfigError if the tokenizer lacks a character.
+    """
     opening = cast("int", tokenizer.convert_tokens_to_ids("<assistant>"))
     encode = cast("Callable[[list[str]], Any]", tokenizer)
     prompts = cast("list[list[int]]", encode([d.prompt for d in demonstrations])["input_ids"])
@@ -80,7 +87,7 @@ def _encode(
 
 
 def _padded(rows: list[tuple[list[int], list[int]]], *, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Ids and targets [B, T], padded on the right: a causal model then needs no mask."""
+    """Token ids and targets [B, T], padded on the right, where a causal model needs no mask."""
     longest = max(len(prompt) + len(reply) for prompt, reply in rows)
     ids = torch.full((len(rows), longest), pad_id)
     targets = torch.full((len(rows), longest), _IGNORED)
@@ -92,12 +99,18 @@ def _padded(rows: list[tuple[list[int], list[int]]], *, pad_id: int) -> tuple[Te
 
 
 def _loss(model: Qwen3ForCausalLM, ids: Tensor, targets: Tensor) -> Tensor:
+    # The output at a token predicts the next one.
     logits = cast("Tensor", model(input_ids=ids, use_cache=False).logits)[:, :-1]
     return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_IGNORED)
 
 
 def _optimizers(model: Qwen3ForCausalLM, lr: float) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon (orthogonalised momentum) needs about a third of AdamW's steps here; it is for matrices only."""
+    """Muon for the layers' matrices, AdamW for the rest.
+
+    Muon (orthogonalised momentum) needs about a third of AdamW's steps here, but it is for matrices only.
+    Embedding and output head stay with AdamW too, as Muon's authors advise.
+    Raises: DataError if torch is too old to have Muon.
+    """
     if not hasattr(torch.optim, "Muon"):
         raise DataError(
             f"the warm start needs torch.optim.Muon, which torch has since 2.9; this is {torch.__version__}. "
@@ -105,8 +118,8 @@ def _optimizers(model: Qwen3ForCausalLM, lr: float) -> tuple[torch.optim.Optimiz
         )
     named = list(model.model.layers.named_parameters())
     matrices = [p for _, p in named if p.ndim == 2]
-    inner = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in inner]
+    are_matrices = {id(p) for p in matrices}  # tensors compare by element, so they are told apart by identity
+    others = [p for p in model.parameters() if id(p) not in are_matrices]
     return (
         torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.99), weight_decay=0.0),
@@ -114,8 +127,9 @@ def _optimizers(model: Qwen3ForCausalLM, lr: float) -> tuple[torch.optim.Optimiz
 
 
 def _schedule(step: int, steps: int) -> float:
-    rise = max(1, steps // 20)
-    return min((step + 1) / rise, (steps - step) / (steps - rise + 1))
+    """Share of the peak learning rate: it rises over the first twentieth, then falls linearly to 0."""
+    num_rising = max(1, steps // 20)
+    return min((step + 1) / num_rising, (steps - step) / (steps - num_rising + 1))
 
 
 def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,9 +1,14 @@
 """The key/value cache of one running batch: preallocated slots, dense rows, exact attention over them.
 
 Row i of the running batch lives in slot i; keys and values are `[slot, head, position, dim]`. A decoding step
-is bound by the memory that its attention reads, so it reads only the positions that its rows hold, block by
-block of rows, and rows are moved so that those of a block are of similar length. What lies behind a row's
-last position is finite garbage that is masked; `clear` restores that after a numerical failure.
+is bound by the memory that its attention reads. So it cuts its rows into blocks and reads, for each block,
+only as many positions as the longest of its rows holds. Rows are moved between slots so that the rows of a
+block have similar lengths.
+
+Positions behind a row's last one hold remains of earlier requests. A mask hides these, but only as long as
+they are finite: a weight of 0 times infinity is not 0. So `clear` must zero a row that failed numerically.
+
+Legend: B rows, T positions computed in one call, L positions attended to.
 """
 
 from dataclasses import dataclass
@@ -17,18 +22,21 @@ from torch.nn import functional
 __all__ = ["AttentionRule", "CacheShape", "KvCache", "Stretch", "causal_attention", "row_moves"]
 
 _BLOCK_ROWS = 16
-"""Finest cut of the rows into attention calls on a CPU."""
+"""Number of rows of the smallest block; a block is one attention call."""
 _MIN_POSITIONS = 16
-"""Fewer than a CPU's vectors hold cost more: a softmax over 15 positions takes seven times one over 16."""
+"""Shortest length of a block. Fewer positions than a CPU's vectors hold cost more, not less: a softmax over
+15 positions takes seven times as long as one over 16."""
 _MOVE_GAIN = 1.25
 """Rows are moved between blocks if attention then reads this many times fewer positions."""
 _CALL_COST = 20_000
-"""Cached numbers that a CPU reads in the time that one more attention call takes (5-12 us)."""
+"""Price of one more attention call: the cached numbers that a CPU reads in the same time (5-12 us)."""
+_WIDE_BYTES = 16
+"""Size of the largest element that torch can index by, a complex number of two doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a model needs of a cache."""
+    """What a cache must hold for a model."""
 
     num_layers: int
     num_kv_heads: int
@@ -39,42 +47,50 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """How one layer attends. `window` 0 sees all earlier positions; `softcap` 0 leaves scores as they are."""
+    """How one layer attends."""
 
     scale: float
+    """Factor of the scores."""
     window: int = 0
+    """Number of newest positions that a query sees, its own included; 0: all earlier ones."""
     softcap: float = 0.0
+    """Scores become `softcap * tanh(score / softcap)`; 0 leaves them as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows `[start, end)` of a step, none of which holds more than `length` positions."""
+    """Rows `[start, end)` of a step, which attend together to the first `length` positions."""
 
     start: int
     end: int
     length: int
     mask: Tensor
-    """[rows, 1, length], 0 or -inf; the heads of a row share it."""
+    """[rows, 1, length] 0 for a position that the row sees, else -inf; all heads of a row share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive positions of several rows, whose keys and values are computed in one call."""
+    """Consecutive positions of several rows, whose keys and values are computed in one call.
+
+    Example: two rows that hold 5 and 7 positions get 3 and 2 more. Then T is 3, the positions are `5 6 7` and
+    `7 8 9`, of which the last is padding, and `reach` is 9.
+    """
 
     rows: Tensor
-    """[B]"""
+    """[B] the rows in the cache."""
     positions: Tensor
-    """[B, T]; those past a row's last are padding."""
+    """[B, T] where each entry is stored in its row; entries behind a row's end are padding."""
     reach: int
-    """No row holds more positions than this afterwards, padding aside."""
+    """Number of positions that the longest row holds afterwards, without padding."""
 
 
 class KvCache:
     """Slots for `num_slots` rows of at most `max_context` positions.
 
-    A decoding step is `begin_step(positions)`, then `attend` once a layer, which also stores the step's keys
-    and values. `write` stores whole prefixes, `write_stretch` what follows one, which `attend_stretch` then
-    attends from; `move` takes rows from slot to slot.
+    A decoding step calls `begin_step(positions)` once and then `attend` once per layer, which also stores the
+    layer's keys and values. `write` stores whole prefixes. For tokens that follow a prefix, `write_stretch`
+    stores the keys and values of a layer, and `attend_stretch` then computes its attention. `move` takes rows
+    from slot to slot.
     """
 
     def __init__(self, shape: CacheShape, *, num_slots: int, max_context: int) -> None:
@@ -88,26 +104,30 @@ class KvCache:
         size = (shape.num_layers, num_slots, heads, max_context, dim)
         self._all_keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
         self._all_values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        # The layers' views are made once; indexing would make new ones in every layer of every step.
         self._keys = list(self._all_keys)
         self._values = list(self._all_values)
         self._wide_keys = _wide(self._all_keys)
         self._wide_values = _wide(self._all_values)
         self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
-        """[slots, heads] where each row's heads begin, in positions."""
-        self._reach = torch.arange(max_context, device=shape.device)
+        """[slots, heads] where each head of each row begins, in a layer seen as one list of positions."""
+        self._ascending = torch.arange(max_context, device=shape.device)
         self._open = torch.zeros((), dtype=shape.dtype, device=shape.device)
         self._closed = torch.full((), -torch.inf, dtype=shape.dtype, device=shape.device)
-        """What a mask adds to the score of a position that is seen, and of one that is not."""
-        self._positions = self._entry_idx = self._base
-        self._blocks: dict[int, list[_Block]] = {}
+        """A mask adds `_open` to the score of a position that is seen, and `_closed` to that of any other."""
+        # What follows belongs to one step; `begin_step` sets it.
+        self._positions = self._base
+        self._entry_idx = self._base
         self._bounds: list[tuple[int, int, int]] = []
+        self._blocks: dict[int, list[_Block]] = {}
+        """Blocks by the layers' window: layers with the same window share masks."""
 
     # --- one decoding step ------------------------------------------------------------------------
 
     def begin_step(self, positions: NDArray[np.int64]) -> Tensor:
-        """Prepares a step of `len(positions)` rows, each about to store its entry at its own position.
+        """Prepares a step of rows 0..B-1, each of which will store its entry at its own position.
 
-        Returns: the positions as a tensor on the cache's device, [B].
+        Returns: the positions [B] as a tensor on the cache's device.
         """
         on_device = torch.from_numpy(positions).to(self._device)
         self._entry_idx = (self._base[: len(positions)] + on_device[:, None]).view(-1)
@@ -117,9 +137,14 @@ class KvCache:
         return on_device
 
     def _cut(self, lengths: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-        """(start, end, longest) of blocks of rows: as few as pay for themselves; on a GPU one."""
+        """Cuts the rows into blocks: (start, end, longest length) of each.
+
+        More blocks read fewer positions, but each is a call of its own. So neighbours are joined where the
+        call costs more than the positions that the shorter rows then read in vain.
+        """
         num_rows = len(lengths)
         if self._device.type != "cpu":
+            # A GPU reads the padding of one large call in parallel; more calls would only add launches.
             return [(0, num_rows, int(lengths.max()))]
         least = min(_MIN_POSITIONS, self._max_context)
         longest = np.maximum.reduceat(lengths, np.arange(0, num_rows, _BLOCK_ROWS)).clip(least).tolist()
@@ -141,9 +166,11 @@ class KvCache:
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """Stores the step's keys and values [B, kv heads, dim], then attends with `query` [B, heads, dim].
 
-        Returns: [B, heads * dim].
+        Returns: the attention's output [B, heads * dim].
         """
         num_rows, num_heads, dim = query.shape
+        # Query heads that share a key head are the rows of one matrix, so each pair of a row and a key head
+        # is one entry of a batched product, and no key is repeated in memory.
         groups = num_rows * self._heads
         self._keys[layer].view(-1, dim).index_copy_(0, self._entry_idx, keys.reshape(groups, dim))
         self._values[layer].view(-1, dim).index_copy_(0, self._entry_idx, values.reshape(groups, dim))
@@ -164,23 +191,23 @@ class KvCache:
         return out.view(num_rows, num_heads * dim)
 
     def _masked_blocks(self, window: int) -> list[_Block]:
-        """The step's blocks for one window; built by the first layer that has it, shared by the others."""
+        """The step's blocks for one window, built when the first layer with this window asks for them."""
         if window not in self._blocks:
             self._blocks[window] = [self._block(window, *bound) for bound in self._bounds]
         return self._blocks[window]
 
     def _block(self, window: int, start: int, end: int, length: int) -> _Block:
         last = self._positions[start:end, None, None]
-        reach = self._reach[:length]
-        hidden = reach > last
+        held = self._ascending[:length]
+        hidden = held > last
         if window:
-            hidden |= reach <= last - window
+            hidden |= held <= last - window
         return _Block(start, end, length, torch.where(hidden, self._closed, self._open))
 
     # --- whole prefixes ---------------------------------------------------------------------------
 
     def write(self, layer: int, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-        """Stores prefixes [B, kv heads, T, dim] in the given rows, from position 0."""
+        """Stores keys and values [B, kv heads, T, dim] of prefixes in rows [B], from position 0 on."""
         length = keys.shape[2]
         self._wide_keys[layer, rows, :, :length] = _wide(keys)
         self._wide_values[layer, rows, :, :length] = _wide(values)
@@ -188,49 +215,59 @@ class KvCache:
     # --- what follows a prefix --------------------------------------------------------------------
 
     def stretch(self, rows: Tensor, starts: Tensor, length: int, *, reach: int) -> Stretch:
-        """`length` positions of the given rows [B], from each row's own start [B] on."""
-        positions = starts[:, None] + self._reach[:length]
+        """Describes `length` positions of the given rows [B], which begin at each row's own start [B]."""
+        positions = starts[:, None] + self._ascending[:length]
+        # Padding behind the slot's end is put on its last position. No entry that counts is there: a row ends
+        # when its newest token reaches that position, and a newest token is not in the cache yet.
         return Stretch(rows, positions.clamp_(max=self._max_context - 1), reach)
 
     def write_stretch(self, layer: int, keys: Tensor, values: Tensor, stretch: Stretch) -> None:
         """Stores keys and values [B, kv heads, T, dim] of a stretch."""
         rows = stretch.rows[:, None]
+        # Two index tensors with a slice between them put the indexed axes first: [B, T, kv heads, dim].
         self._wide_keys[layer][rows, :, stretch.positions] = _wide(keys).transpose(1, 2)
         self._wide_values[layer][rows, :, stretch.positions] = _wide(values).transpose(1, 2)
 
     def attend_stretch(self, layer: int, query: Tensor, stretch: Stretch, rule: AttentionRule) -> Tensor:
-        """Attention of a stretch that is stored, query [B, heads, T, dim], to its rows up to each position.
+        """Attends from a stretch that `write_stretch` has stored, with `query` [B, heads, T, dim].
 
-        Returns: [B, T, heads * dim].
+        Each query sees its row up to its own position.
+        Returns: the attention's output [B, T, heads * dim].
         """
         keys, values = (
             wide[layer][stretch.rows, :, : stretch.reach].view(self._dtype)
             for wide in (self._wide_keys, self._wide_values)
         )
-        reach = self._reach[: stretch.reach]
+        held = self._ascending[: stretch.reach]
         last = stretch.positions[:, None, :, None]
-        seen = reach <= last
+        seen = held <= last
         if rule.window:
-            seen &= reach > last - rule.window
+            seen &= held > last - rule.window
         return _attention(query, keys, values, seen, rule)
 
     # --- whole rows -------------------------------------------------------------------------------
 
     def moves(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Moves of rows (from, to) that make later steps cheaper; none on a GPU. `row_moves` decides."""
+        """Moves of rows (from, to) that make later steps cheaper, as `row_moves` finds them.
+
+        On a GPU there are none, since all rows are one block there.
+        """
         if self._device.type != "cpu":
             return _NO_MOVES, _NO_MOVES
         return row_moves(positions + 1, _BLOCK_ROWS)
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64], length: int) -> None:
-        """Moves rows all at once, or copies them; the first `length` positions hold all that counts."""
+        """Copies rows to other slots, all at once; only the first `length` positions are copied.
+
+        All of them are read before any is written, so rows may change places.
+        """
         take = torch.from_numpy(sources).to(self._device)
         put = torch.from_numpy(targets).to(self._device)
         for numbers in (self._wide_keys, self._wide_values):
             numbers[:, put, :, :length] = numbers[:, take, :, :length]
 
     def clear(self, row: int) -> None:
-        """Zeroes a row: one that failed may hold values that are not finite, which no mask hides."""
+        """Zeroes a row that failed: it may hold values that are not finite, which no mask hides."""
         self._all_keys[:, row] = 0
         self._all_values[:, row] = 0
 
@@ -239,25 +276,33 @@ _NO_MOVES = np.zeros(0, np.int64)
 
 
 def _wide(numbers: Tensor) -> Tensor:
-    """The same memory in elements of 16 bytes, where that goes: indexing costs by the element."""
-    is_whole = numbers.shape[-1] * numbers.element_size() % 16 == 0
+    """The same memory as elements of 16 bytes, where the last axis divides into such.
+
+    Copies by index take time per element, not per byte, and they do not care what the bytes mean.
+    """
+    is_whole = numbers.shape[-1] * numbers.element_size() % _WIDE_BYTES == 0
     return numbers.view(torch.complex128) if is_whole else numbers
 
 
 def row_moves(lengths: NDArray[np.int64], block_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Moves of rows (from, to) after which each block of rows is at least as long as the next one.
+    """Moves of rows (from, to) after which the longest rows are in the first block, and so on.
 
-    None if the blocks' padding is small already. Rows that are in the right block stay.
+    Rows that are in the right block already stay. There are no moves at all if the blocks' padding is small.
+    Example: lengths `9 1 8 2` in blocks of two rows change rows 1 and 2: `9 8 | 1 2`.
     """
     blocks = np.arange(len(lengths)) // block_rows
     by_length = np.argsort(-lengths, kind="stable")
     starts = np.arange(0, len(lengths), block_rows)
-    padded = np.maximum.reduceat(lengths, starts).sum()
-    if padded <= _MOVE_GAIN * lengths[by_length[starts]].sum():
+    # A block costs as much as its longest row. Of sorted rows, that is the block's first one.
+    cost_now = np.maximum.reduceat(lengths, starts).sum()
+    cost_sorted = lengths[by_length[starts]].sum()
+    if cost_now <= _MOVE_GAIN * cost_sorted:
         return _NO_MOVES, _NO_MOVES
     wanted = np.empty_like(blocks)
     wanted[by_length] = blocks
     targets = np.flatnonzero(wanted != blocks)
+    # As many rows leave a block as enter it. So the rows that leave, ordered by the block that they want, fit
+    # the places that become free, in ascending order.
     sources = targets[np.argsort(wanted[targets], kind="stable")]
     return sources, targets
 
@@ -265,22 +310,28 @@ def row_moves(lengths: NDArray[np.int64], block_rows: int) -> tuple[NDArray[np.i
 def causal_attention(query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
     """Attention of whole sequences: query [B, heads, T, dim], keys and values [B, kv heads, T, dim].
 
-    Padding must be on the right. Returns: [B, T, heads * dim].
+    Padding must be on the right, where no real position sees it.
+    Returns: the attention's output [B, T, heads * dim].
     """
     if rule.window == 0:
         return _attention(query, keys, values, None, rule)
-    reach = torch.arange(query.shape[2], device=query.device)
-    last = reach[:, None]
-    return _attention(query, keys, values, (reach <= last) & (reach > last - rule.window), rule)
+    position = torch.arange(query.shape[2], device=query.device)
+    last = position[:, None]
+    seen = (position <= last) & (position > last - rule.window)
+    return _attention(query, keys, values, seen, rule)
 
 
 def _attention(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, rule: AttentionRule
 ) -> Tensor:
-    """`seen` [..., T, L]: where it is true a query sees a key; None: all keys up to its own place."""
+    """Attends with a mask `seen` [..., T, L], true where a query sees a key.
+
+    None lets each query see the keys up to its own position, which torch computes without a mask.
+    """
     num_rows, num_heads, length, dim = query.shape
     repeats = num_heads // keys.shape[1]
     if rule.softcap == 0:
+        # Torch's fused attention has no softcap, so the formula is written out below.
         out = functional.scaled_dot_product_attention(
             query, keys, values, seen, is_causal=seen is None, scale=rule.scale, enable_gqa=repeats > 1
         )

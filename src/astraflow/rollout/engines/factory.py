@@ -26,16 +26,15 @@ _TORCH_LIBRARIES = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
 )
-
-
+"""What the torch engine needs."""
 _TOKENIZER_LIBRARY = "transformers.models.auto.tokenization_auto"
-"""What a renderer needs, whatever generates."""
+"""What a renderer needs, whichever engine generates."""
 
 
 def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
-    """Makes the engines of one service, one per policy.
+    """The function that makes the engines of one service, one per policy.
 
-    Raises, as what it returns does: ConfigError, DataError or WeightsError if it cannot serve.
+    Raises: ConfigError, DataError or WeightsError if the engine cannot serve; so does the function.
     """
     if isinstance(config, Use):
         return partial(_users_engine, config)
@@ -47,7 +46,7 @@ def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
 
 
 def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
-    """An engine that serves `snapshot`, alone on its device.
+    """Makes an engine that serves `snapshot`, alone on its device.
 
     A component of the user's own is called as `attr(snapshot, **args)`.
     Raises: ConfigError, DataError or WeightsError if it cannot serve.
@@ -56,9 +55,9 @@ def make_engine(config: EngineConfig, snapshot: WeightSnapshot) -> Engine:
 
 
 def preload(config: EngineConfig) -> None:
-    """Imports what `make_engine` will need: seconds that a service need not spend once a version is there.
+    """Imports what `make_engine` will need, which takes seconds.
 
-    May run in a thread.
+    A service calls it while it waits for its first version. It may run in a thread.
     """
     libraries = () if isinstance(config, Use) else (_TOKENIZER_LIBRARY,)
     for name in _TORCH_LIBRARIES if isinstance(config, TorchEngineConfig) else libraries:
@@ -72,6 +71,7 @@ def _users_engine(config: Use, snapshot: WeightSnapshot) -> Engine:
 
 
 def _torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot) -> Engine:
+    # Imported here, since it loads torch, which services with other engines do not need.
     from astraflow.rollout.engines.torch_engine import TorchEngine
 
     return TorchEngine(config, snapshot)

@@ -1,8 +1,8 @@
 """What a running batch asks of a model, and which implementation answers.
 
-`lean` runs the Llama family from its parameters alone and costs a fraction of the module code at small
-sizes; `generic` runs any causal language model of transformers whose attention goes through its
-`AttentionInterface`. Either is compared with the model's own forward before it serves.
+`lean` runs the Llama family from its parameters alone; for small models it takes a fraction of the module
+code's time. `generic` runs any causal language model of transformers whose attention goes through its
+`AttentionInterface`. Either one must agree with the model's own forward before it serves.
 """
 
 import logging
@@ -26,12 +26,14 @@ __all__ = ["Forward", "make_forward"]
 logger = logging.getLogger(__name__)
 
 _PROBE_LENGTHS = (24, 7, 1)
+"""Prefixes of the comparison, longest first: they differ, so that padding is part of it."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.02}
-"""Mean difference of a probe's logprobs, nats: rounding stays below, a wrong formula far above."""
+"""Largest mean difference of logprobs in the comparison, in nats. Rounding stays below it, and a wrong
+formula is far above."""
 
 
 class Forward(Protocol):
-    """A model that decodes against a `KvCache`. Reads its parameters at every call."""
+    """A model that decodes against a `KvCache`. It reads its parameters at every call."""
 
     @property
     def cache_shape(self) -> CacheShape: ...
@@ -52,8 +54,11 @@ class Forward(Protocol):
         ...
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
-        """One step of rows 0..B-1: their newest tokens [B] and these tokens' positions. Returns logits
-        [B, V]."""
+        """Does one step of rows 0..B-1, from their newest tokens [B] and these tokens' positions [B].
+
+        Stores the tokens' keys and values.
+        Returns: logits [B, V] of the tokens that follow.
+        """
         ...
 
     def score(self, tokens: Tensor) -> Tensor:
@@ -65,8 +70,9 @@ class Forward(Protocol):
 def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "model") -> Forward:
     """The fastest forward that agrees with the model's own.
 
-    Raises: DataError if the model's attention is none that can be run with slots.
+    Raises: DataError if the model's attention cannot be run with slots.
     """
+    # Which tokens the probe has does not matter, as long as they differ.
     probe = torch.arange(max(_PROBE_LENGTHS)).mul(7).remainder(int(cast("Any", model).config.vocab_size))
     probe = probe[: max_context - 1].to(model.device)
     expected = _own_logprobs(model, probe)
@@ -79,7 +85,7 @@ def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "mod
         logger.warning("%s: lean forward differs by %.2g nats; using the module code", name, error)
     generic = GenericForward(model)
     error = _probe_error(generic, probe, expected)
-    if not error <= tolerance:
+    if not error <= tolerance:  # true for NaN as well
         raise DataError(
             f"{name}: decoding with slots differs from the model's own forward by {error:.2g} nats (allowed: "
             f"{tolerance}); its attention is not one that the torch engine can run"
@@ -93,8 +99,11 @@ def _own_logprobs(model: "PreTrainedModel", tokens: Tensor) -> Tensor:
 
 
 def _probe_error(forward: Forward, tokens: Tensor, expected: Tensor) -> float:
-    """Mean difference when prefixes of several lengths are prefilled together and decoded one token, in one
-    go and in two."""
+    """Mean difference between a forward's logprobs and the expected ones [T, V], in nats.
+
+    Prefixes of several lengths are prefilled together, and each is decoded by one token. The second half of
+    each prefix is then computed again by `extend`, and decoded again. Scoring is compared too.
+    """
     lengths = [n for n in _PROBE_LENGTHS if n <= len(tokens)]
     cache = KvCache(forward.cache_shape, num_slots=len(lengths), max_context=len(tokens) + 1)
     rows = torch.arange(len(lengths), device=tokens.device)

@@ -1,8 +1,8 @@
-"""Any causal language model of transformers, run through its own modules with slots behind the attention.
+"""Runs any causal language model of transformers through its own modules, with a `KvCache` behind them.
 
-An attention function of ours is registered with transformers' `AttentionInterface`; the models call it in
-every layer with the layer's query, keys and values, and it reads and writes the `KvCache` of the call at
-hand. Positions are passed as `position_ids`; transformers builds no mask and no cache of its own.
+This file registers an attention function with transformers' `AttentionInterface`. The model calls it in every
+layer with the layer's query, keys and values, and the function reads and writes the `KvCache` of the present
+call. Positions are passed as `position_ids`; transformers builds no mask and no cache of its own.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,12 @@ _ATTENTION = "astraflow_slots"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What the attention of one forward does: whole sequences (`cache` None: stores nothing), what follows
-    prefixes (`stretch`), or one step."""
+    """What the attention does in one forward pass.
+
+    With `is_step` it does one decoding step, with `stretch` it runs tokens that follow cached prefixes, and
+    otherwise it runs whole sequences. Keys and values of whole sequences are stored if `cache` and `rows` are
+    given.
+    """
 
     cache: KvCache | None = None
     rows: Tensor | None = None
@@ -64,15 +68,16 @@ class GenericForward:
         return self._vocab_size
 
     def refresh(self) -> None:
-        """Nothing is derived from parameters."""
+        """Does nothing: nothing is derived from parameters."""
 
     def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        # Nobody reads these logits; 1 is the fewest that can be asked for, since 0 means all.
         self._run(tokens, positions, _Call(cache, rows), num_logits=1)
 
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
-        """Stores keys and values of what follows prefixes that the cache holds, [B, T]."""
+        """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
         self._run(tokens, stretch.positions, _Call(cache, stretch=stretch), num_logits=1)
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
@@ -87,7 +92,7 @@ class GenericForward:
         return token_logprobs(logits[0, :-1], tokens[1:])
 
     def _run(self, tokens: Tensor, positions: Tensor, call: _Call, *, num_logits: int) -> Tensor:
-        """Logits of the last `num_logits` positions, 0 for all."""
+        """Logits of the last `num_logits` positions; 0 gives those of all positions."""
         output = self._model(
             input_ids=tokens,
             position_ids=positions,
@@ -107,7 +112,10 @@ def _attend(  # noqa: PLR0917 transformers passes these by position
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: query [B, heads, T, dim]; returns [B, T, heads, dim]."""
+    """Transformers calls this in each layer. Takes query [B, heads, T, dim], returns [B, T, heads, dim].
+
+    `attention_mask` is ignored: the rule and the cache say which positions are seen.
+    """
     call = cast("_Call", kwargs["astraflow_call"])
     num_rows, num_heads, length, dim = query.shape
     rule = AttentionRule(

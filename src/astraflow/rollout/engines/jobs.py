@@ -1,8 +1,9 @@
 """A running request, and the columns of all requests that run together.
 
-`Rows` is a struct of arrays in host memory: row i of every column, and KV slot i, belong to `jobs[i]`. Live
-rows are dense; the last one moves into a hole. A row's newest token is not in the cache yet: the next
-decoding step stores it and picks the one after it. So a prompt's last token needs no call of its own.
+`Rows` is a struct of arrays in host memory: row i of every column, and slot i of the cache, belong to
+`jobs[i]`. Live rows are dense: when rows are freed, the last ones move into the holes. A row's newest token
+is not in the cache yet; the next decoding step stores it and picks the one after it. So a prompt's last token
+needs no call of its own.
 """
 
 from collections import Counter
@@ -26,22 +27,25 @@ _SEED_MASK = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request on its way through a lane; `resolve` is called once, with its result or its failure."""
+    """One request on its way through a lane.
+
+    `resolve` is called once, with the result or the failure, unless the request is dropped.
+    """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     max_new: int
-    """Tokens it may generate: `max_tokens`, or what fits behind the prompt."""
+    """Number of tokens that it may generate: `max_tokens`, or fewer if no more fit behind the prompt."""
     stop: StopText | None
     resolve: Callable[[Outcome], None]
     version: int = -1
-    """-1 follows the live version; else exactly this one."""
+    """-1 follows the live version; any other number asks for exactly this one."""
     prompt_key: int = 0
-    """Hash of the prompt: requests of one group share the prompt's keys and values."""
+    """Hash of the prompt, to find requests that can share the prompt's keys and values."""
     row: int = -1
     """Its row while it runs, else -1."""
     marks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(first generated token, version that made it and the following ones)."""
+    """Pairs of a place in the completion and the version that made the tokens from there on."""
 
     def __post_init__(self) -> None:
         self.prompt_key = hash(self.prompt)
@@ -53,9 +57,9 @@ class Rows:
     def __init__(self, num_slots: int, max_context: int, vocab_size: int) -> None:
         self.jobs: list[Job] = []
         self.tokens = np.zeros((num_slots, max_context), np.int64)
-        """Prompt and completion."""
+        """The tokens of prompt and completion."""
         self.positions = np.zeros(num_slots, np.int64)
-        """Where the newest token is."""
+        """Position of the newest token."""
         self.newest = np.zeros(num_slots, np.int64)
         """The newest token itself."""
         self.logprobs = np.zeros((num_slots, max_context), np.float32)
@@ -69,21 +73,31 @@ class Rows:
         self._top_k = np.zeros(num_slots, np.int64)
         self._vocab_size = vocab_size
         self._columns = (
-            self.tokens, self.positions, self.newest, self.logprobs, self.prompt_lengths, self._seeds,
-            self._last, self._inverse_temperatures, self._is_greedy, self._top_p, self._top_k,
-        )  # fmt: skip
+            self.tokens,
+            self.positions,
+            self.newest,
+            self.logprobs,
+            self.prompt_lengths,
+            self._seeds,
+            self._last,
+            self._inverse_temperatures,
+            self._is_greedy,
+            self._top_p,
+            self._top_k,
+        )
+        """All columns: a row moves in every one of them."""
         self._order = np.arange(num_slots)
         self._needs: Counter[str] = Counter()
-        """How many live rows need what beyond plain sampling."""
+        """Number of live rows by what they need beyond plain sampling; what no row needs is not computed."""
 
     @property
     def count(self) -> int:
-        """Live rows."""
+        """Number of live rows."""
         return len(self.jobs)
 
     @property
     def num_free(self) -> int:
-        """Rows that may be added."""
+        """Number of rows that may be added."""
         return len(self.positions) - len(self.jobs)
 
     @property
@@ -92,12 +106,13 @@ class Rows:
         return self._needs["stop"] > 0
 
     def holds(self, job: Job) -> bool:
-        """Whether it runs here: a row's number alone says nothing, since other lanes have the same ones."""
+        """Whether a job runs here. Its row's number does not say so: other lanes use the same numbers."""
         return 0 <= job.row < len(self.jobs) and self.jobs[job.row] is job
 
     def add(self, job: Job, version: int) -> None:
         """Gives a job the next row."""
-        row = job.row = len(self.jobs)
+        row = len(self.jobs)
+        job.row = row
         self.jobs.append(job)
         job.marks.append((0, version))
         length = len(job.prompt)
@@ -115,14 +130,15 @@ class Rows:
         self._needs.update(_needs(job))
 
     def remove(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Frees rows, given in ascending order; live ones from the end move into the holes.
+        """Frees rows, given in ascending order; live rows from the end move into the holes.
 
-        Returns: the rows that moved, and where each is now.
+        Returns: the rows that moved, and where each of them is now.
         """
         for row in map(int, rows):
             self.jobs[row].row = -1
             self._needs.subtract(_needs(self.jobs[row]))
         num_left = len(self.jobs) - len(rows)
+        # The holes are the freed rows below `num_left`; the live rows from there on fill them.
         targets = rows[rows < num_left]
         is_kept = np.ones(len(rows), np.bool_)
         is_kept[rows[len(targets) :] - num_left] = False
@@ -137,7 +153,7 @@ class Rows:
         return sources, targets
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
-        """Moves rows all at once; `targets` is a permutation of `sources`."""
+        """Lets rows change places, all at once; `targets` is a permutation of `sources`."""
         for column in self._columns:
             column[targets] = column[sources]
         moved = [self.jobs[int(row)] for row in sources]
@@ -153,27 +169,32 @@ class Rows:
             return torch.from_numpy(values).to(device)
 
         needs = self._needs
+        places = self.positions[:n] + 1 - self.prompt_lengths[:n]
+        restriction = None
+        if needs["restriction"]:
+            restriction = Restriction(column(self._top_p[:n]), column(self._top_k[:n]))
         return SamplingRows(
-            uniforms=column(uniforms(self._seeds[:n], self.positions[:n] + 1 - self.prompt_lengths[:n])),
+            uniforms=column(uniforms(self._seeds[:n], places)),
             inverse_temperatures=column(self._inverse_temperatures[:n]) if needs["temperature"] else None,
             is_greedy=column(self._is_greedy[:n]) if needs["greedy"] else None,
-            restriction=Restriction(column(self._top_p[:n]), column(self._top_k[:n]))
-            if needs["restriction"]
-            else None,
+            restriction=restriction,
         )
 
     def extend(self, picked: NDArray[np.int64], logprobs: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Appends one token to every live row. Returns: which rows have now reached their last token, [B]."""
+        """Appends one token to every live row.
+
+        Returns: True [B] for the rows that have now reached their last token.
+        """
         n = len(self.jobs)
         positions = self.positions[:n]
-        positions += 1
+        positions += 1  # a view: this moves the rows' own positions
         self.tokens[self._order[:n], positions] = picked
         self.logprobs[self._order[:n], positions] = logprobs
         self.newest[:n] = picked
         return positions >= self._last[:n]
 
     def completion(self, row: int) -> NDArray[np.int64]:
-        """Tokens that a row has generated so far."""
+        """The tokens that a row has generated so far."""
         return self.tokens[row, len(self.jobs[row].prompt) : self.positions[row] + 1]
 
     def generation(self, row: int, reason: FinishReason) -> Generation:
@@ -189,7 +210,7 @@ class Rows:
         )
 
     def mark_version(self, version: int) -> None:
-        """Tokens from here on are made by another version."""
+        """Notes that all tokens from here on are made by another version."""
         for job, position in zip(self.jobs, self.positions.tolist(), strict=False):
             job.marks.append((position + 1 - len(job.prompt), version))
 
@@ -210,8 +231,9 @@ def _needs(job: Job) -> tuple[str, ...]:
 
 
 def _versions(marks: list[tuple[int, int]], count: int) -> tuple[int, ...]:
-    """The version of each of `count` tokens."""
+    """The version of each of a completion's `count` tokens."""
     if len(marks) == 1:
         return (marks[0][1],) * count
     ends = [start for start, _ in marks[1:]] + [count]
-    return tuple(v for (start, v), end in zip(marks, ends, strict=True) for _ in range(start, end))
+    spans = zip(marks, ends, strict=True)
+    return tuple(version for (start, version), end in spans for _ in range(start, end))

@@ -1,11 +1,16 @@
-"""Keeps a server that an engine started: run by the engine's process, as a script, standard library only.
+"""A script that runs a server for an engine, and ends the server when the engine's process ends.
 
     python -I -S keeper.py FOLDER PROGRAM [ARGUMENT ...]
 
-The server gets a session of its own, and this process's standard output for its log. Standard input is held
-open by the engine's process. When it ends, for whatever reason, the server is asked to stop, then killed with
-all that it started, and FOLDER is deleted, unless the last word was to keep it. The
-first line on standard error is the server's process id; the exit code is the server's (128 + its signal).
+The engine's process starts it and holds its standard input open. When standard input ends, for whatever
+reason, the script asks the server to stop, waits for a while, kills whatever is left of it and of everything
+that it started, and deletes FOLDER. If the engine's last word was `keep`, FOLDER stays. A crash of the engine
+closes standard input too, so no server outlives its engine.
+
+The server gets a session of its own, and writes its log to the script's standard output. The first line on
+standard error is the server's process id. If the server cannot be started, that line is 0 and the reason. The
+exit code is the server's, or 128 + its signal. Only the standard library is imported: with `-I -S` there is
+nothing else.
 """
 
 import contextlib
@@ -20,14 +25,15 @@ import threading
 __all__ = ["GRACE_S", "KEEP"]
 
 GRACE_S = 20.0
-"""A server that has not ended this long after SIGTERM is killed; it then leaves shared memory behind."""
+"""A server that still runs this long after SIGTERM is killed, and then leaves shared memory behind."""
 KEEP = b"keep"
-"""Written to standard input by an engine that will start another server in the folder."""
+"""An engine writes this to standard input if it will start another server in the folder."""
 _PR_SET_PDEATHSIG = 1
+"""An option of Linux's `prctl`: the signal that a process gets when its parent dies."""
 
 
 def _main() -> None:
-    """Runs the server until it ends, or the engine does."""
+    """Runs the server until it ends by itself or the engine goes."""
     folder = sys.argv[1]
     argv = sys.argv[2:]
     try:
@@ -47,9 +53,10 @@ def _main() -> None:
     stopper = threading.Thread(target=_stop_at_end, args=(server, folder, is_left), daemon=True)
     stopper.start()
     code = server.wait()
-    _kill_session(server.pid)
+    _kill_session(server.pid)  # workers of a server that crashed would keep its memory
     if is_left.is_set():
-        stopper.join()
+        stopper.join()  # the folder has to be gone before this process is
+    # Not sys.exit: the stopper may still block on standard input, whose lock the interpreter's end needs.
     os._exit(code if code >= 0 else 128 - code)
 
 
@@ -66,12 +73,13 @@ def _stop_at_end(server: "subprocess.Popen[bytes]", folder: str, is_left: thread
 
 
 def _kill_session(pid: int) -> None:
+    """Kills the server and what it started: it leads the process group of its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:
-    """Asks the kernel to kill the server when this process is killed."""
+    """Asks the kernel to kill the server when this process dies, even by SIGKILL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

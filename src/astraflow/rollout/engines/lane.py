@@ -1,17 +1,17 @@
-"""One version of the model and the batch that runs on it, and the two of them that an engine has.
+"""A lane is one version of the model and the batch that runs on it; an engine has up to two lanes.
 
-A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: no threads,
-no clock. Its owner calls `step` while `has_work`; results go out through `Job.resolve`. Requests join and
-leave between any two steps. A prompt that several requests share is prefilled once, its keys and values are
-copied, and its first token is computed once. After the weights are replaced, the keys and values of all
-running requests are recomputed (once for a shared prompt), so that every later logprob is that of a full
-forward under the new version.
+A `Lane` admits requests, advances them token by token, and replaces the weights. It is passive: it has no
+threads and no clock. Its owner calls `step` while `has_work`; results go out through `Job.resolve`. Requests
+join and leave between any two steps. A prompt that several requests share is prefilled once, its keys and
+values are copied, and the logits of its first completion token are computed once. After the weights are
+replaced, the keys and values of all running requests are recomputed (once for a shared prompt), so that every
+later logprob is that of a full forward under the new version.
 
-`Lanes` are the weight slots of an engine: `live` follows the newest version, `pinned` serves exactly one, for
-evaluation. The pinned lane runs on a second copy of the model, which is built when it is first needed. A
-request for exactly one version runs in the lane that has it and holds it: a held lane changes its version
-only when its holders are done, and takes no new holders once a change waits. Requests for the newest version
-hold nothing.
+`Lanes` are the weight slots of an engine: `live` follows the newest version, `pinned` serves exactly one
+version, for evaluation. The pinned lane runs on a second copy of the model, which is built when it is first
+needed. A request for exactly one version runs in the lane that has it and holds it. A held lane changes its
+version only when its holders are done, and takes no new holders while a change waits. Requests for the newest
+version hold nothing.
 """
 
 from collections import deque
@@ -40,22 +40,27 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "Lanes", "LoadedModel"]
 
 _PREFILL_TOKENS = 4096
-"""Tokens of one prefill call, padding included: bounds its memory, and how long running requests stand
-still."""
+"""Most tokens of one prefill call, padding included. Bounds the call's memory, and the time for which running
+requests stand still."""
 _STRETCH_POSITIONS = 65_536
-"""Cached positions that one call of `_extend` attends to; the call copies all of them together."""
+"""Most cached positions that one call of `_extend` attends to. Each layer's call copies all of
+them."""
 _MIN_FILL = 0.6
-"""A prefill call holds prefixes of at least this share of its longest one; shorter ones are mostly
+"""Rows in a prefill call have at least this share of its longest row's length; shorter ones would be mostly
 padding."""
 _MAX_DELAY_STEPS = 4
-"""A prefill call costs about as much as a step, so a request waits up to this long for others to share it."""
+"""Most steps for which admission is put off. A prefill call costs about as much as a step, so it pays to wait
+for others to share it."""
 _ADMISSION_SHARE = 16
-"""If one request waits for so many running ones, it is admitted at once."""
+"""Admission is not put off once there is a waiting request for every 16 running ones."""
 
 
 class Lane:
     """A batch of requests under one version.
 
+    In its cache and its columns, row i belongs to the i-th running request. The newest token of a row is not
+    in the cache yet: a step stores it and picks the token that follows. So prefill leaves out a prompt's last
+    token, and the first step after it does the rest.
     Example: `lane.submit(job)`, then `lane.step()` while `lane.has_work`.
     """
 
@@ -73,25 +78,27 @@ class Lane:
         self._rows = Rows(num_slots, max_context, vocab_size)
         self._waiting: deque[Job] = deque()
         self._num_delays = 0
+        """Number of steps for which admission has been put off since the last one."""
         self._twins_of: list[int] = []
-        """The last rows share their prompts with these rows, with which they were admitted; the first token
-        of such a prompt is computed once. Empty between two steps."""
+        """The rows whose prompts the last rows ("twins") share, in the twins' order. Twins were admitted in
+        this step together with those rows, and take over their logits and their cache. Empty between two
+        steps."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
         self._is_stop[[i for i in stop_ids if 0 <= i < vocab_size]] = True
 
     @property
     def vocab_size(self) -> int:
-        """Ids below it are tokens."""
+        """Number of tokens; ids are below it."""
         return self._forward.vocab_size
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
         return self._rows.count
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
+        """Number of requests that wait for a row."""
         return len(self._waiting)
 
     @property
@@ -109,21 +116,21 @@ class Lane:
         self._waiting.append(job)
 
     def drop(self, job: Job) -> None:
-        """Forgets a request, if it is one of this lane's; its `resolve` is not called."""
+        """Forgets a request without calling its `resolve`; does nothing if another lane has it."""
         if self._rows.holds(job):
             self._release(np.array([job.row]))
         elif job in self._waiting:
             self._waiting.remove(job)
 
     def drain(self) -> list[Job]:
-        """Takes all requests out, running or waiting."""
+        """Takes out all requests, running or waiting, and returns them."""
         jobs = [*self._rows.jobs, *self._waiting]
         self._waiting.clear()
         self._rows.remove(np.arange(self._rows.count))
         return jobs
 
     def replace(self, weights: FittedTensors, version: int) -> None:
-        """Installs another version; running requests continue with it, with recomputed keys and values."""
+        """Installs another version; running requests continue under it with recomputed keys and values."""
         weights.install()
         self._forward.refresh()
         self.version = version
@@ -140,12 +147,12 @@ class Lane:
     # --- stepping ---------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Admits what waits, advances every running request by one token, and resolves those that end."""
+        """Admits waiting requests, advances every running one by a token, and resolves those that end."""
         if self._is_admission_due():
             self._admit()
         rows = self._rows
-        n = self._rows.count
-        num_computed = n - len(self._twins_of)
+        num_rows = rows.count
+        num_computed = num_rows - len(self._twins_of)
         newest = torch.from_numpy(rows.newest[:num_computed]).to(self._device)
         logits = self._forward.decode(newest, rows.positions[:num_computed], self._cache)
         if self._twins_of:
@@ -154,23 +161,28 @@ class Lane:
         host_picked = picked.cpu().numpy()
         host_logprobs = logprobs.cpu().numpy()
         is_last = rows.extend(host_picked, host_logprobs)
-        self.generated_tokens += n
+        self.generated_tokens += num_rows
+        # A row without finite logprobs has a meaningless token too; `_finish` turns it into an error.
         self._finish(self._is_stop[host_picked], is_last, np.isfinite(host_logprobs))
 
     def _with_twins(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of all rows, from those of all but the twins, whose prompts are from now on cached."""
-        first = len(logits)
-        rows = np.concatenate([np.arange(first), self._twins_of])
+        """Adds the twins to a step that computed all other rows: copies their cache, and returns all logits.
+
+        The copy comes after the step, so that it includes the prompt's last token.
+        """
+        first_twin = len(logits)
+        logits_of = np.concatenate([np.arange(first_twin), self._twins_of])
         longest = int(self._rows.prompt_lengths[self._twins_of].max())
-        self._cache.move(rows[first:], np.arange(first, len(rows)), longest)
+        self._cache.move(logits_of[first_twin:], np.arange(first_twin, len(logits_of)), longest)
         self._twins_of.clear()
-        return logits[torch.from_numpy(rows).to(self._device)]
+        return logits[torch.from_numpy(logits_of).to(self._device)]
 
     def _finish(
         self, is_stop: NDArray[np.bool_], is_last: NDArray[np.bool_], is_finite: NDArray[np.bool_]
     ) -> None:
+        """Resolves the rows that end with this step; the columns [B] say what is known of each row."""
         rows = self._rows
-        for row, job in enumerate(rows.jobs if rows.has_stops else ()):
+        for row, job in enumerate(rows.jobs if rows.has_stops else ()):  # most batches have no stop texts
             if job.stop is not None:
                 tail = rows.completion(row)[-job.stop.num_tokens :]
                 is_stop[row] |= job.stop.is_reached(tail.tolist())
@@ -188,12 +200,13 @@ class Lane:
                     f"version {self.version} gives logprobs that are not finite; have the weights diverged?"
                 )
                 outcomes.append(RolloutError(message))
+        # Rows are free before anyone hears of it, and the results were read before their rows are reused.
         self._release(ended)
         for job, outcome in zip(jobs, outcomes, strict=True):
             job.resolve(outcome)
 
     def _release(self, rows: NDArray[np.int64]) -> None:
-        """Frees rows, given in ascending order; the last live ones move into the holes."""
+        """Frees rows, given in ascending order; the last live rows move into the holes."""
         sources, targets = self._rows.remove(rows)
         if sources.size:
             self._cache.move(sources, targets, int(self._rows.positions[targets].max()))
@@ -201,6 +214,7 @@ class Lane:
     # --- admission --------------------------------------------------------------------------------
 
     def _is_admission_due(self) -> bool:
+        """Decides whether this step admits: soon enough for each request, and with company if possible."""
         num_ready = min(len(self._waiting), self._rows.num_free)
         if num_ready == 0:
             return False
@@ -212,9 +226,14 @@ class Lane:
         return True
 
     def _admit(self) -> None:
-        """Gives free rows to those who wait; each prompt that is not in the cache yet is prefilled once."""
+        """Gives free rows to waiting requests, and prefills each prompt that is not in the cache yet, once.
+
+        A request whose prompt is that of a running row gets a copy of that row's prefix. One whose prompt is
+        that of a request admitted with it becomes its twin. Twins must be the last rows, since the forward
+        pass of this step leaves them out. So they are added last, after rows have been moved.
+        """
         known = {job.prompt_key: job for job in self._rows.jobs}
-        num_before = len(self._rows.jobs)
+        num_before = self._rows.count
         fresh = list[int]()
         sources = list[int]()
         targets = list[int]()
@@ -222,7 +241,7 @@ class Lane:
         for _ in range(min(len(self._waiting), self._rows.num_free)):
             job = self._waiting.popleft()
             source = known.setdefault(job.prompt_key, job)
-            is_shared = source is not job and source.prompt == job.prompt
+            is_shared = source is not job and source.prompt == job.prompt  # keys are hashes and may collide
             if is_shared and source.row >= num_before:
                 twins.append((job, source))
                 continue
@@ -244,16 +263,22 @@ class Lane:
             self._twins_of.append(source.row)
 
     def _refill(self) -> None:
-        """Recomputes keys and values of all rows; those of a prompt that several rows share only once."""
+        """Recomputes the keys and values of all rows, after the weights were replaced.
+
+        A row with a prompt of its own is prefilled as a whole. For a prompt that several rows share, the
+        prompt is prefilled in the first of these rows and copied to the others, and then each row's
+        completion is added.
+        """
         by_prompt: dict[tuple[int, ...], list[int]] = {}
         for job in self._rows.jobs:
             by_prompt.setdefault(job.prompt, []).append(job.row)
+        alone = [rows[0] for rows in by_prompt.values() if len(rows) == 1]
         groups = [rows for rows in by_prompt.values() if len(rows) > 1]
-        self._prefill([rows[0] for rows in by_prompt.values() if len(rows) == 1], self._rows.positions)
+        self._prefill(alone, self._rows.positions)
         self._prefill([rows[0] for rows in groups], self._rows.prompt_lengths - 1)
-        self._share(
-            [rows[0] for rows in groups for _ in rows[1:]], [row for rows in groups for row in rows[1:]]
-        )
+        sources = [rows[0] for rows in groups for _ in rows[1:]]
+        targets = [row for rows in groups for row in rows[1:]]
+        self._share(sources, targets)
         self._extend([row for rows in groups for row in rows])
 
     def _prefill(self, rows: Sequence[int], lengths: NDArray[np.int64]) -> None:
@@ -263,17 +288,21 @@ class Lane:
             self._forward.prefill(tokens, torch.from_numpy(chunk).to(self._device), self._cache)
 
     def _share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies keys and values of the sources' prompts to rows with the same prompts."""
+        """Copies the keys and values of the sources' prompts, without the last token, to the targets."""
         if sources:
             longest = int(self._rows.prompt_lengths[sources].max()) - 1
             self._cache.move(np.array(sources), np.array(targets), longest)
 
     def _extend(self, rows: Sequence[int]) -> None:
-        """Computes keys and values between the prompts of the given rows and their newest tokens."""
+        """Computes the given rows' keys and values from the last prompt token on.
+
+        The newest token is left out, as always. A chunk's padding lies behind its rows' last entries.
+        """
         starts = self._rows.prompt_lengths - 1
         ends = self._rows.positions
         longest_row = int(ends[rows].max(initial=1))
-        for chunk, longest in _chunks(rows, ends - starts, max(1, _STRETCH_POSITIONS // longest_row)):
+        most_rows = max(1, _STRETCH_POSITIONS // longest_row)
+        for chunk, longest in _chunks(rows, ends - starts, most_rows):
             stretch = self._cache.stretch(
                 torch.from_numpy(chunk).to(self._device),
                 torch.from_numpy(starts[chunk]).to(self._device),
@@ -287,7 +316,10 @@ class Lane:
 def _chunks(
     rows: Sequence[int], lengths: NDArray[np.int64], most_rows: int
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Rows of similar lengths for one call each, and the longest of these; rows of length 0 are in none."""
+    """Sorts rows into calls: for each call its rows, of similar lengths, and the greatest of these lengths.
+
+    Rows of length 0 need no call and are left out.
+    """
     ordered = np.array(sorted((row for row in rows if lengths[row] > 0), key=lambda row: -lengths[row]), int)
     start = 0
     while start < len(ordered):
@@ -313,8 +345,8 @@ class LoadedModel:
 class Lanes:
     """The live and the pinned lane of one policy's engine; the first snapshot goes live.
 
-    Owned by the stepping thread. Example: `lanes.lane_for(request.version,
-    changing=frozenset()).submit(job)`.
+    The stepping thread owns it.
+    Example: `lanes.lane_for(request.version, changing=frozenset()).submit(job)`.
     Raises: DataError or WeightsError if the first snapshot cannot serve.
     """
 
@@ -335,12 +367,12 @@ class Lanes:
         return self.live if name == "live" else self.pinned
 
     def is_held(self, name: SlotName) -> bool:
-        """True while requests for exactly the version of a slot run in it."""
+        """True while requests for exactly the slot's version run or wait in it."""
         loaded = self.loaded(name)
         return loaded is not None and loaded.lane.is_held
 
     def build(self, snapshot: WeightSnapshot) -> LoadedModel:
-        """A further model that serves a snapshot; touches neither slot."""
+        """Makes another model that serves a snapshot, and its lane; touches neither slot."""
         config = self._config
         model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
         install_tensors(model, snapshot.tensors)
@@ -358,19 +390,19 @@ class Lanes:
         self.pinned = loaded
 
     def drop(self, job: Job) -> None:
-        """Forgets a request, in whichever lane it is."""
+        """Forgets a request, whichever lane has it."""
         for lane in self.lanes:
             lane.drop(job)
 
     def lane_for(self, version: int, *, changing: frozenset[SlotName]) -> Lane:
-        """The lane that serves a request for a version, -1 for the newest.
+        """The lane that serves a request for a version; -1 asks for the newest.
 
-        `changing`: slots that wait for their holders to finish.
-        Raises: RolloutError (retryable) if no lane can serve it now.
+        `changing` names the slots that wait for their holders to finish.
+        Raises: RolloutError (retryable) if no lane can serve the version now.
         """
         if version < 0:
             return self.live.lane
-        # The pinned lane first: what runs there does not hold up the next live version.
+        # The pinned lane comes first: a holder there does not hold up the next live version.
         names: tuple[SlotName, ...] = ("pinned", "live")
         for name in names:
             loaded = self.loaded(name)

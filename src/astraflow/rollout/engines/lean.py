@@ -1,8 +1,8 @@
-"""The Llama family (Llama, Mistral, Qwen2, Qwen3) run from its parameters, without module code.
+"""Runs models of the Llama family (Llama, Mistral, Qwen2, Qwen3) from their parameters, without module code.
 
-The projections of one kind are fused: one tensor holds them, and the model's own parameters become views of
-it, so that replacing parameters in place (`FittedTensors.install`) needs no further step but `refresh`.
-Rotary tables come from the model's own rotary module.
+Projections that read the same input are fused: one tensor holds their weights, and the model's own parameters
+become views of it. So replacing the parameters in place (`FittedTensors.install`) replaces the fused weights
+too, and only `refresh` must follow. The rotary tables come from the model's own rotary module.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,8 @@ __all__ = ["LeanForward", "is_lean"]
 _ARCHITECTURES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 """Rotary kinds whose table does not depend on the length of the sequence."""
-
-
 _SCORE_TOKENS = 512
-"""Positions whose logits exist at once when a sequence is scored."""
+"""Number of positions whose logits are in memory at once when a sequence is scored."""
 
 
 def is_lean(model: "PreTrainedModel", *, max_context: int) -> bool:
@@ -40,20 +38,20 @@ def is_lean(model: "PreTrainedModel", *, max_context: int) -> bool:
     if rope["rope_type"] not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return False
     window = getattr(config, "sliding_window", None)  # not every architecture has one
-    return not window or window >= max_context
+    return not window or window >= max_context  # a window that no context fills hides nothing
 
 
 @dataclass(slots=True)
 class _Layer:
-    """The parameters of one layer. Fused: `qkv` is query, key, value; `gate_up` is gate, up."""
+    """The parameters of one layer. `qkv` fuses query, key and value; `gate_up` fuses gate and up."""
 
     norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norms: tuple[Tensor, Tensor] | None
-    """Norms of query and key heads (Qwen3)."""
+    """The norms [dim] of query heads and of key heads; only Qwen3 has them."""
     head_norm: Tensor | None
-    """Derived from `head_norms`: [query heads + key heads, dim]."""
+    """[query heads + key heads, dim] derived from `head_norms`, so that one product norms all heads."""
     out: Tensor
     out_bias: Tensor | None
     mlp_norm: Tensor
@@ -82,6 +80,8 @@ class LeanForward:
         cos, sin = modules.rotary_emb(self._embedding[:1], positions)
         half = self._dim // 2
         self._cos: Tensor = cos[0, :, None]
+        # A rotation is x * cos + (-x2, x1) * sin for halves x1, x2. The minus sign is put into the table, so
+        # that a step only has to swap the halves.
         self._sin: Tensor = torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
         self.refresh()
 
@@ -113,12 +113,12 @@ class LeanForward:
         for i, layer in enumerate(self._layers):
             query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, num_rows)
             cache.write(i, keys, values, rows)
-            if i < last:  # nothing reads what the last layer would make of its keys and values
+            if i < last:  # only keys and values are wanted, and the last layer's output makes none
                 attended = causal_attention(query, keys, values, self._rule)
                 hidden = self._finish(layer, hidden, attended.view(num_rows * length, -1))
 
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
-        """Stores keys and values of what follows prefixes that the cache holds, [B, T]."""
+        """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
         num_rows, length = tokens.shape
         hidden = self._embedding[tokens.reshape(-1)]
         at = stretch.positions.reshape(-1)
@@ -128,7 +128,7 @@ class LeanForward:
         for i, layer in enumerate(self._layers):
             query, keys, values = self._sequence_qkv(layer, hidden, cos, sin, num_rows)
             cache.write_stretch(i, keys, values, stretch)
-            if i < last:
+            if i < last:  # as in `prefill`
                 attended = cache.attend_stretch(i, query, stretch, self._rule)
                 hidden = self._finish(layer, hidden, attended.view(num_rows * length, -1))
 
@@ -167,7 +167,7 @@ class LeanForward:
     def _sequence_qkv(
         self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, num_rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, keys and values [B, heads, T, dim] of sequences, hidden [B * T, h]."""
+        """Query, keys and values [B, heads, T, dim] of sequences, from their hidden states [B * T, h]."""
         query, keys, values = (
             heads.reshape(num_rows, len(hidden) // num_rows, -1, self._dim).transpose(1, 2)
             for heads in self._qkv(layer, hidden, cos, sin)
@@ -175,7 +175,7 @@ class LeanForward:
         return query, keys, values
 
     def _qkv(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated query and keys, and values: [N, heads, dim], of N positions' hidden states [N, h]."""
+        """Rotated query, rotated keys, and values, each [N, heads, dim], from hidden states [N, h]."""
         num_rotated = self._num_heads + self._num_kv_heads
         fused = functional.linear(self._normed(hidden, layer.norm), layer.qkv, layer.qkv_bias)
         heads = fused.view(len(hidden), num_rotated + self._num_kv_heads, self._dim)
@@ -183,11 +183,12 @@ class LeanForward:
         values = heads[:, num_rotated:]
         if layer.head_norm is not None:
             rotated = functional.rms_norm(rotated, (self._dim,), None, self._eps) * layer.head_norm
-        rotated = torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
+        swapped = rotated.roll(self._dim // 2, -1)
+        rotated = torch.addcmul(rotated * cos, swapped, sin)
         return rotated[:, : self._num_heads], rotated[:, self._num_heads :], values
 
     def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The rest of a layer after its attention: output projection, MLP, both residuals."""
+        """Does the rest of a layer after its attention: output projection, MLP and both residuals."""
         hidden = _add_projected(hidden, attended, layer.out, layer.out_bias)
         gate_up = functional.linear(self._normed(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = gate_up.chunk(2, -1)
@@ -221,7 +222,7 @@ def _layer(module: Any) -> _Layer:
 
 
 def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
-    """One weight (and bias) over several projections of the same input, which become views of it."""
+    """Joins the weights (and biases) of projections of the same input, which become views of the result."""
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.data for linear in linears])
     start = 0

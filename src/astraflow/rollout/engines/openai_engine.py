@@ -1,11 +1,13 @@
 """A model behind an OpenAI-compatible endpoint (`POST BASE_URL/chat/completions`), for evaluation only.
 
-Such an endpoint takes messages and returns text, so this engine comes with a renderer of its own, whose
-"tokens" are the UTF-8 bytes of the conversation: one JSON line a message, the next prefix exact by
-construction. Logprobs are 0 and the version is always 0: nothing that it says can be trained. Token counts
-are the endpoint's own (`usage.completion_tokens`). Connection errors and the statuses 408, 429 and 5xx are
-tried again with growing pauses; any other refusal is final and carries the endpoint's words. The key is sent
-to the endpoint and goes nowhere else.
+Such an endpoint takes messages and returns text, so this engine comes with a renderer of its own. The
+renderer's "tokens" are the UTF-8 bytes of the conversation, with one JSON line per message. A completion is
+such a line too, so the next prompt always begins with the exact bytes of the one before.
+
+Logprobs and versions are always 0: nothing that the endpoint says can be trained. Token counts are the
+endpoint's own (`usage.completion_tokens`). Connection errors and the statuses 408, 429, 500, 502, 503 and 504
+are tried again after growing pauses. Any other refusal is final, and its error quotes the endpoint. The key
+is sent to the endpoint and goes nowhere else.
 """
 
 import asyncio
@@ -25,44 +27,51 @@ from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation,
 __all__ = ["OpenAiEngine", "TextRenderer"]
 
 _TRIES = 4
+"""Number of times that a request is sent before it fails."""
 _FIRST_PAUSE_S = 0.5
+"""Pause before the second try; each later pause is twice as long."""
 _MAX_CONTEXT = 1 << 30
-"""The endpoint knows its own limit; bytes are no tokens."""
+"""No limit in practice: bytes say nothing about tokens, and the endpoint enforces its own limit."""
 _SEED_BITS = 31
 """Endpoints refuse larger seeds."""
 _MAX_TOLD = 300
-"""Characters of an endpoint's answer in an error message."""
+"""Characters of an endpoint's answer that an error message quotes."""
 _WORTH_ANOTHER_TRY = frozenset({408, 429, 500, 502, 503, 504})
 _END = ord("\n")
 
 
 class TextRenderer:
-    """Implements `Renderer` over bytes. Example: `TextRenderer().render((Message(...),))`."""
+    """Implements `Renderer` over bytes: every "token id" is one byte.
+
+    Example: `TextRenderer().render((Message(...),))`.
+    """
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The end of a line."""
+        """The byte that ends a line, and with it a message."""
         return frozenset({_END})
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """One JSON line a message."""
+        """The bytes of a conversation, one JSON line per message."""
         return tuple(b"".join(_line(message) for message in messages))
 
     def extend(
         self, prefix: Sequence[int], history: Sequence[Message], messages: Sequence[Message]
     ) -> tuple[int, ...]:
-        """The prefix, which ends in the completion's line, and the lines of further messages."""
+        """Appends the lines of further messages to the prefix, which ends with the completion's line."""
         return (*prefix, *self.render(messages))
 
     def parse(self, token_ids: Sequence[int]) -> Message:
-        """The message of a completion's line."""
+        """The message in a completion's line."""
         return _messages(token_ids)[-1]
 
 
 class OpenAiEngine:
-    """Implements `Engine` for the endpoint at `base_url`, e.g. `http://127.0.0.1:8000/v1`; `close` it.
+    """Implements `Engine` for the endpoint at `base_url`, e.g. `http://127.0.0.1:8000/v1`.
 
-    `model`: the name to ask for; empty: the first that the endpoint lists. Goes with `TextRenderer`.
+    `model` is the name of the model to ask for; empty takes the first one that the endpoint lists. Requests
+    must be rendered by `TextRenderer`. `check` finds that name, so it must come first; `close` ends the
+    connections.
     Example: `engine = OpenAiEngine("http://127.0.0.1:8000/v1")`, then `await engine.check()`.
     """
 
@@ -81,13 +90,16 @@ class OpenAiEngine:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=10.0)
         self._slots = asyncio.Semaphore(max_requests)
         self._max_requests = max_requests
-        self._num_running = self._num_waiting = self._num_tokens = 0
+        self._num_running = 0
+        self._num_waiting = 0
+        self._num_tokens = 0
         self._session: aiohttp.ClientSession | None = None
 
     async def check(self) -> str:
-        """The model's name, after asking the endpoint for what it serves.
+        """Asks the endpoint which models it serves, and returns the name of the one to use.
 
-        Raises: UnavailableError if nobody answers; ConfigError if it refuses, or does not serve `model`.
+        Raises: UnavailableError if nobody answers; ConfigError if the endpoint refuses the request or does
+        not serve `model`.
         """
         try:
             async with self._http().get(f"{self._base_url}/models", allow_redirects=False) as reply:
@@ -110,7 +122,10 @@ class OpenAiEngine:
         return self.model
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """The endpoint's answer as bytes. Raises: RolloutError."""
+        """The endpoint's answer, as the bytes of its line.
+
+        Raises: RolloutError.
+        """
         body = _body(self.model, _messages(request.token_ids), request.sampling)
         self._num_waiting += 1
         try:
@@ -130,21 +145,21 @@ class OpenAiEngine:
         return Generation(token_ids=ids, logprobs=zeros, versions=zeros, finish_reason=finish_reason)
 
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Refused: a chat endpoint gives no logprobs of given tokens."""
+        """Always refuses: a chat endpoint gives no logprobs of given tokens."""
         raise RolloutError(f"{self._base_url} cannot score tokens, only generate text", is_retryable=False)
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Refused: the weights are the endpoint's own."""
+        """Always refuses: the endpoint serves weights of its own."""
         raise RolloutError(f"{self._base_url} serves its own weights", is_retryable=False)
 
     async def pause(self) -> None:
-        """Nothing to pause: the endpoint steps."""
+        """Does nothing: the endpoint decides when it generates."""
 
     async def resume(self) -> None:
-        """Nothing to resume."""
+        """Does nothing, as `pause` does."""
 
     def capacity(self) -> Capacity:
-        """How many requests run here; the context counts bytes and is not limited."""
+        """The requests of this engine; others may use the endpoint too."""
         return Capacity(
             num_slots=self._max_requests,
             num_running=self._num_running,
@@ -154,7 +169,7 @@ class OpenAiEngine:
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
-        """None: the generation is elsewhere."""
+        """Always empty: the work is done elsewhere."""
         return ()
 
     async def close(self) -> None:
@@ -172,7 +187,10 @@ class OpenAiEngine:
         return self._session
 
     async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
-        """The decoded reply. Retries what is worth it. Raises: RolloutError."""
+        """Sends a request, again if another try may help, and returns the decoded reply.
+
+        Raises: RolloutError; not retryable if the endpoint refuses the request itself.
+        """
         url = f"{self._base_url}/chat/completions"
         problem = ""
         pause_s = _FIRST_PAUSE_S
@@ -212,7 +230,10 @@ def _messages(token_ids: Sequence[int]) -> list[Message]:
 
 
 def _body(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[str, object]:
-    """What is asked; what the recipe leaves at its default is left to the endpoint."""
+    """The request's body.
+
+    `top_p`, `top_k` and `stop` are left out at their defaults, since not every endpoint knows them.
+    """
     body: dict[str, object] = {
         "model": model,
         "messages": [json.loads(_line(message)) for message in messages],
@@ -238,6 +259,7 @@ def _model_names(text: str) -> list[str]:
 
 
 def _decoded(text: str, url: str) -> Mapping[str, Any]:
+    # Both errors are retryable, as RolloutError is by default: a proxy may answer 200 with a page of its own.
     try:
         reply = json.loads(text)
     except ValueError as err:
@@ -248,7 +270,7 @@ def _decoded(text: str, url: str) -> Mapping[str, Any]:
 
 
 def _num_completion_tokens(reply: Mapping[str, Any]) -> int:
-    """What the endpoint counted; 0 if it does not say."""
+    """Number of tokens that the endpoint counted; 0 if it does not say."""
     usage = reply.get("usage")
     count = cast("Mapping[str, Any]", usage).get("completion_tokens") if isinstance(usage, dict) else 0
     return count if isinstance(count, int) else 0

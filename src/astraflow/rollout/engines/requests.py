@@ -1,7 +1,7 @@
 """What a request may ask of an engine, and when its completion ends: refusals, stop texts, stop token ids.
 
-Shared by all engines, whatever generates. Imports no torch; a tokenizer is loaded only where stop texts or
-ids need one.
+All engines share this file. It imports no torch, and loads a tokenizer only if stop texts or stop ids need
+one.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = ["StopText", "TokenDecoder", "check_sampling", "check_tokens", "load_d
 
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 256
-"""At every token, an engine looks for each stop text in a tail of that length."""
+"""Longest stop text. At every token, an engine looks for each stop text in a tail of about that length."""
 _TOKENS_PER_CHARACTER = 4
 """A character of UTF-8 has at most 4 bytes, and a token at least one byte."""
 _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json")
@@ -63,7 +63,7 @@ def check_tokens(token_ids: Sequence[int], *, num_needed: int, max_context: int,
 
 
 class TokenDecoder(Protocol):
-    """Text of token ids."""
+    """Turns token ids into their text."""
 
     def __call__(self, token_ids: Sequence[int]) -> str: ...
 
@@ -79,7 +79,7 @@ class StopText:
         self._decode = decode
         longest = max(len(text) for text in texts)
         self.num_tokens = _TOKENS_PER_CHARACTER * (longest + 1)
-        """Number of newest tokens in which a stop text that has just been completed must show."""
+        """Number of newest tokens that always contain a stop text that has just been completed."""
 
     def is_reached(self, token_ids: Sequence[int]) -> bool:
         """True if the newest of the completion's tokens completed a stop text."""
@@ -88,8 +88,10 @@ class StopText:
 
 
 def stop_ids(model: Any, model_dir: Path) -> frozenset[int]:
-    """Ids that end a completion: those of the generation config, else of the model's config, else of the
-    tokenizer."""
+    """The token ids that end a completion.
+
+    The generation config names them, or else the model's config, or else the tokenizer.
+    """
     for eos in (model.generation_config.eos_token_id, model.config.eos_token_id):
         if eos is not None:
             return frozenset(cast("list[int]", eos) if isinstance(eos, list) else [int(eos)])

@@ -1,8 +1,8 @@
 """Picks one token per row from logits, and its logprob. Pure functions of tensors.
 
-Randomness is one uniform number per token, made from the request's seed and the token's place in its
-completion: the same request gets the same tokens whatever else is in the batch. top-p and top-k only restrict
-what may be picked; the logprob reported is over the full vocabulary at the row's temperature.
+The randomness of a token is one uniform number, made from the request's seed and the token's place in its
+completion. So the same request gets the same tokens, whatever else is in the batch. top-p and top-k only
+restrict what may be picked; the logprob reported is over the full vocabulary, at the row's temperature.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,10 @@ __all__ = ["Restriction", "SamplingRows", "pick_tokens", "token_logprobs", "unif
 
 _UNIFORM_BITS = 48
 """Below the 53 bits of a float64, so that `u < 1` survives the product with a rounded total."""
-_STEP, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-"""Constants of splitmix64 (Steele et al. 2014)."""
+# Constants of splitmix64 (Steele et al. 2014).
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,10 @@ class SamplingRows:
 
 
 def uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A number in [0, 1) for each seed and place in its completion: output `place` of splitmix64."""
+    """A number in [0, 1) for each seed and place in its completion: output `place` of splitmix64.
+
+    The products overflow on purpose: splitmix64 counts modulo 2**64.
+    """
     mixed = seeds + (places + 1).astype(np.uint64) * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
@@ -63,7 +68,7 @@ def pick_tokens(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     if rows.restriction is not None:
         probs = probs * _kept(probs, rows.restriction)
     cumulated = torch.cumsum(probs, -1, dtype=torch.float64)
-    threshold = rows.uniforms[:, None] * cumulated[:, -1:]
+    threshold = rows.uniforms[:, None] * cumulated[:, -1:]  # the total is not 1 if tokens were left out
     picked = torch.searchsorted(cumulated, threshold, right=True)
     picked = picked.clamp_(max=logits.shape[-1] - 1)  # reached only where logits are not finite
     if rows.is_greedy is not None:
@@ -77,7 +82,11 @@ def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _kept(probs: Tensor, restriction: Restriction) -> Tensor:
-    """True [B, V] for the `top_k` likeliest tokens, and of these the fewest whose share reaches `top_p`."""
+    """True [B, V] for the tokens that may be picked.
+
+    These are the fewest of the `top_k` likeliest tokens that hold the share `top_p` of the probability of
+    those `top_k`.
+    """
     ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
     within_k = rank < restriction.top_k[:, None]

@@ -1,7 +1,7 @@
 """What an engine asks of a server that runs its model, and the HTTP calls that carry it.
 
-`ServerApi` has one implementation per kind of server (vLLM, SGLang), without any state; `ServerHttp` is the
-way to one server: JSON both ways, every call with a deadline.
+`ServerApi` has one implementation per kind of server (vLLM, SGLang); an implementation has no state.
+`ServerHttp` makes the calls to one server: JSON in both directions, and every call with a deadline.
 """
 
 import json
@@ -21,10 +21,10 @@ from astraflow.types import Sampling
 __all__ = ["Address", "Command", "Gauges", "LabelSpan", "Part", "ServerApi", "ServerHttp"]
 
 _MAX_TOLD = 400
-"""Characters of a server's answer in an error message."""
+"""Characters of a server's answer that an error message quotes."""
 _KEEPALIVE_S = 2.0
-"""Such servers close idle connections after 5 s; a connection that was idle for longer may be just
-closing."""
+"""A connection that was idle for this long is not used again. The servers close idle connections after 5 s,
+and a request on a connection that is just being closed would fail."""
 _CONNECT_S = 30.0
 
 
@@ -57,7 +57,7 @@ class LabelSpan:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one request brought: a whole completion, or, if it was aborted, its beginning."""
+    """The result of one request: a whole completion, or the beginning of one that was aborted."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -67,7 +67,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What the server says of itself."""
+    """The server's own figures."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -76,7 +76,7 @@ class Gauges:
 
 
 class ServerHttp:
-    """Calls one server, by its URL or its Unix socket. `close` it.
+    """Makes the calls to one server, by its URL or its Unix socket. The owner calls `close` last.
 
     Example: `await ServerHttp("http://127.0.0.1:8000").post("/resume")`.
     """
@@ -89,13 +89,19 @@ class ServerHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str, *, timeout_s: float = 0.0) -> str:
-        """The text at a path. Raises: UnavailableError, RefusedError."""
+        """The text at a path; `timeout_s` 0 takes the default.
+
+        Raises: UnavailableError, RefusedError.
+        """
         return await self._call("GET", path, None, timeout_s)
 
     async def post(
         self, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float = 0.0
     ) -> Mapping[str, Any]:
-        """The decoded answer; empty if it is no JSON object. Raises: UnavailableError, RefusedError."""
+        """The decoded answer; empty if there is none, or if it is JSON but no object.
+
+        Raises: UnavailableError, RefusedError.
+        """
         text = await self._call("POST", path, body or {}, timeout_s)
         try:
             answer: object = json.loads(text) if text else None
@@ -139,7 +145,10 @@ class ServerHttp:
 
 
 class ServerApi(Protocol):
-    """A kind of server. All calls raise UnavailableError or RefusedError."""
+    """A kind of server.
+
+    Every call raises UnavailableError if the server does not answer, and RefusedError if it refuses.
+    """
 
     @property
     def name(self) -> str: ...
@@ -151,18 +160,21 @@ class ServerApi(Protocol):
 
     @property
     def is_label_exact(self) -> bool:
-        """Whether it says of each token which weights made it. Otherwise a part has the label that the server
-        had when it answered, which may be newer than its tokens."""
+        """Whether the server says for each token which weights made it.
+
+        Otherwise a part has the label of the weights at the time of the answer, which may be newer than those
+        that made its tokens.
+        """
         ...
 
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
     ) -> Command:
-        """`label` names the weights in `model`."""
+        """The command that starts a server with the weights in `model`, which `label` names."""
         ...
 
     async def check(self, http: ServerHttp) -> None:
-        """Returns if it serves, and has every interface that is needed."""
+        """Returns if the server is ready and has every interface that is needed."""
         ...
 
     async def generate(
@@ -172,27 +184,28 @@ class ServerApi(Protocol):
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
 
     async def pause(self, http: ServerHttp) -> None:
-        """Stops stepping. What runs is kept, or comes back aborted."""
+        """Stops generation. Running requests stay in the server or come back aborted."""
         ...
 
     async def resume(self, http: ServerHttp) -> None: ...
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
-        """Replaces the weights of a paused server by those of a folder, without a trace of the old ones in
-        any cache."""
+        """Replaces a paused server's weights by those in a folder, and drops all caches of the old ones."""
         ...
 
     async def set_label(self, http: ServerHttp, label: str) -> None:
-        """Names the weights that it was started with, if its command cannot."""
+        """Names the weights that the server has, if `command` cannot."""
         ...
 
     async def label(self, http: ServerHttp) -> str:
-        """The name of the weights that it has."""
+        """The name of the weights that the server has."""
         ...
 
     async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
-        """Why it cannot take new weights, and what to do; empty if it can. `is_tied`: the model's output
-        head is its embedding."""
+        """Why the server cannot take new weights, and what to do; empty if it can.
+
+        `is_tied` says that the model's output head is its embedding.
+        """
         ...
 
     async def gauges(self, http: ServerHttp) -> Gauges: ...

@@ -1,11 +1,12 @@
 """The engine whose model runs in a server of its own: vLLM or SGLang.
 
 Each of the two weight slots is a `PolicyServer`: one server, and the version of the weights that it serves.
-The live one starts with the engine; the pinned one is started when evaluation first needs it, and stays.
+The live one starts with the engine. The pinned one is started when evaluation first needs it, and stays.
 
-Requests to a server go through a door, which is closed while the server starts, is paused, or takes new
-weights: then they wait here. `PolicyServer.update` is the only writer of the version. Requests for exactly
-one version hold it. Requests that ran on a server that died fail, and may be tried again.
+Requests to a server go through a door. It is closed while the server starts, is paused, or takes new weights;
+requests then wait in this process. Only `PolicyServer.update` changes the version. Requests for exactly one
+version hold it: an update waits until they have ended. If a server dies, its running requests fail and may be
+tried again.
 """
 
 import asyncio
@@ -49,8 +50,9 @@ _HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 class ServerEngine:
-    """`Engine` over one policy. Starts its server on construction, in a running event loop; `close` it.
+    """Implements `Engine` for one policy. Construction starts the server and needs a running event loop.
 
+    The owner calls `close` last.
     Example::
 
         engine = ServerEngine(VllmApi(), VllmEngineConfig(), snapshot)
@@ -67,12 +69,13 @@ class ServerEngine:
         self._vocab_size = _vocab_size(snapshot)
         self._clock = BusyClock("generate")
         self._num_busy = 0
+        """Number of requests that run, in either slot; the clock runs while there are any."""
         self._slots: dict[SlotName, PolicyServer] = {
             "live": PolicyServer(api, config, snapshot, url=config.attach.url)
         }
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Tokens, logprobs and the version of each token.
+        """A completion: its tokens, their logprobs, and the version that made each token.
 
         Raises: RolloutError; not retryable if the request itself is at fault.
         """
@@ -94,8 +97,8 @@ class ServerEngine:
     async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version.
 
-        Raises: RolloutError. The server generates a token besides, so that `max_context` cannot be scored
-        in full.
+        The server generates one more token, so T must be less than `max_context`.
+        Raises: RolloutError.
         """
         self._check_tokens(token_ids, len(token_ids) + 1)
         if len(token_ids) < 2:
@@ -103,11 +106,12 @@ class ServerEngine:
         return await self._slots["live"].score(tuple(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Installs a version in slot `live` (running requests continue with it) or `pinned`.
+        """Installs a version in slot `live` or `pinned`.
 
-        Waits for the server to start, and for the requests that are for exactly the slot's present version.
-        Raises: WeightsError; the old version then keeps serving. ConfigError or ServiceError if there will
-        be no server.
+        Running requests for the newest version continue with it in the live slot. Waits until the server has
+        started, and until requests for exactly the slot's present version have ended.
+        Raises: WeightsError if the version cannot be installed, and then the old one keeps serving;
+        ConfigError or ServiceError if there will be no server.
         """
         if slot not in ("live", "pinned"):
             raise WeightsError(f'slot {slot!r} does not exist; expected "live" or "pinned"')
@@ -122,7 +126,7 @@ class ServerEngine:
         await self._slots[name].update(snapshot)
 
     async def pause(self) -> None:
-        """Stops stepping; requests stay."""
+        """Stops generation; requests stay."""
         for slot in self._slots.values():
             await slot.pause()
 
@@ -132,11 +136,12 @@ class ServerEngine:
             await slot.resume()
 
     def capacity(self) -> Capacity:
-        """The servers' own figures, a second old at most.
+        """The figures that the servers reported last; they are asked every second.
 
-        Raises: ServiceError if a server is gone for good.
+        Raises: the failure of a server that is gone for good, e.g. ServiceError.
         """
         for slot in self._slots.values():
+            # A RolloutError is the failure of a slot that was closed on purpose.
             if slot.failure is not None and not isinstance(slot.failure, RolloutError):
                 raise slot.failure
         gauges = [slot.gauges for slot in self._slots.values()]
@@ -167,11 +172,16 @@ class ServerEngine:
         return PolicyServer(self._api, self._config, snapshot, url=attach.pinned_url)
 
     def _slot_for(self, version: int) -> "PolicyServer":
-        """The slot that serves a request for a version, -1 for the newest. Raises: RolloutError."""
+        """The slot that serves a request for a version; -1 asks for the newest.
+
+        Raises: RolloutError if no slot has the version, or if those that have it are about to change.
+        """
         if version < 0:
             return self._slots["live"]
         slots = [slot for slot in self._slots.values() if slot.version == version and not slot.is_changing]
-        if slots:  # the pinned one, unless it is still starting
+        if slots:
+            # The pinned slot is the last one. It is preferred, since a holder there does not hold up the next
+            # live version, unless it is still starting.
             return next((slot for slot in reversed(slots) if slot.is_ready), slots[-1])
         served = ", ".join(f"{name}: {slot.version}" for name, slot in self._slots.items())
         raise RolloutError(
@@ -189,9 +199,10 @@ class ServerEngine:
 
 
 class PolicyServer:
-    """A server for one policy. Serves `version` from its construction on, once it has started; `close` it.
+    """A server for one policy, and the version that it serves. Construction needs a running event loop.
 
-    `url`: of a server that runs already; empty: one is started. Needs a running event loop.
+    `url` is the address of a server that runs already; empty starts one. `version` is the snapshot's at once,
+    and requests wait until the server has started. The owner calls `close` last.
     """
 
     def __init__(
@@ -199,13 +210,13 @@ class PolicyServer:
     ) -> None:
         self.version = snapshot.version
         self.is_changing = False
-        """An update waits for those who hold the version, or is under way."""
+        """True while an update waits for the version's holders or is being made."""
         self._api = api
         parent = config.attach.weights_dir if url else ""
         self._folder = WeightsFolder(f"{api.name}-{snapshot.policy}", snapshot, parent=parent)
         self._is_tied = _is_tied(snapshot)
         self._id = secrets.token_hex(4)
-        """Begins the labels of weights that this slot loaded."""
+        """Prefix of the labels of weights that this slot loaded; tells them from weights of others."""
         self._served = Served()
         self._life = ServerLife(
             api,
@@ -217,31 +228,38 @@ class PolicyServer:
             changed=self._set_door,
         )
         self._door = asyncio.Event()
+        """Set while requests may be sent, and for good after the server has failed."""
         self._unheld = asyncio.Event()
-        """Requests may be sent, or never again; no request holds the version."""
+        """Set while no request holds the version."""
         self._unheld.set()
         self._is_swapping = False
-        self._num_holders = self._num_held_back = 0
+        """True while the weights are being replaced; the door is then closed."""
+        self._num_holders = 0
+        self._num_held_back = 0
+        """Number of requests that wait at the door."""
         self._task = asyncio.get_running_loop().create_task(self._run(snapshot), name=self._life.name)
 
     @property
     def failure(self) -> Error | None:
-        """Why there is no server any more, for good."""
+        """Why there will be no server any more; None while there may be one."""
         return self._life.failure
 
     @property
     def is_ready(self) -> bool:
-        """Requests need not wait."""
+        """True while requests need not wait at the door."""
         return self._door.is_set()
 
     @property
     def gauges(self) -> Gauges:
-        """The server's own figures; what waits at the door counts as waiting."""
+        """The server's own figures; requests that wait at the door count as waiting."""
         now = self._life.gauges
         return Gauges(now.num_running, now.num_waiting + self._num_held_back, now.generated_tokens)
 
     async def generate(self, request: GenerateRequest, *, max_tokens: int) -> Generation:
-        """A completion, in as many requests as updates cut it into. Raises: RolloutError."""
+        """A completion. A server that aborts requests for an update gets the rest as another request.
+
+        Raises: RolloutError.
+        """
         tokens: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
@@ -262,7 +280,10 @@ class PolicyServer:
         )
 
     async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-        """Logprobs of tokens 1..T-1 at temperature 1. Raises: RolloutError."""
+        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1.
+
+        Raises: RolloutError.
+        """
         http = await self._enter()
         try:
             return await self._api.score(http, token_ids)
@@ -272,7 +293,8 @@ class PolicyServer:
     async def update(self, snapshot: WeightSnapshot) -> None:
         """Serves another version; running requests continue with it.
 
-        Raises: WeightsError, and the old version serves on; ConfigError if the server can take none.
+        Raises: WeightsError if the version cannot be installed, and then the old one keeps serving;
+        ConfigError if the server cannot take new weights at all.
         """
         async with self._served.lock:
             http = await self._life.serving()
@@ -284,12 +306,14 @@ class PolicyServer:
             self.is_changing = True
             try:
                 await self._unheld.wait()
-                await self._swap(await self._life.serving(), model, snapshot.version)
+                # Asked again: the server may have been started anew during the wait.
+                http = await self._life.serving()
+                await self._swap(http, model, snapshot.version)
             finally:
                 self.is_changing = False
 
     async def pause(self) -> None:
-        """Stops stepping, now and after a restart."""
+        """Stops generation, now and after a restart of the server."""
         async with self._served.lock:
             self._served.is_paused = True
             self._set_door()
@@ -303,7 +327,7 @@ class PolicyServer:
             self._set_door()
 
     async def close(self) -> None:
-        """Ends the server, or lets go of the one that is someone else's."""
+        """Ends a server that was started here; one at `url` goes on with what it serves."""
         self._life.fail(RolloutError(f"{self._life.name} was closed"))
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -311,6 +335,7 @@ class PolicyServer:
         await asyncio.to_thread(self._folder.remove)
 
     async def _run(self, first: WeightSnapshot) -> None:
+        """Writes the first version, then keeps a server alive that serves what `_served` says."""
         try:
             self._served.model = await asyncio.to_thread(self._folder.write, first)
         except WeightsError as err:
@@ -320,13 +345,16 @@ class PolicyServer:
             self._life.fail(ServiceError(f"{self._life.name} failed: {type(err).__name__}: {err}"))
             return
         self._served.label = self._label(self.version)
-        del first  # its memory is the receiver's, who waits for it
+        del first  # this task runs for long, and the receiver waits for the snapshot's memory
         await self._life.run()
 
     # --- requests -----------------------------------------------------------------------------------
 
     async def _part(self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int) -> Part:
-        """What one request brings. A part whose version is in doubt is given up, and generated again."""
+        """The result of one request. A part whose version is in doubt is thrown away and generated again.
+
+        Raises: RolloutError.
+        """
         while True:
             http = await self._enter()
             label = self._label(self.version)
@@ -336,11 +364,16 @@ class PolicyServer:
                 )
             except (UnavailableError, RefusedError) as err:
                 raise await self._life.explained(err) from err
+            # A label that is not exact is the one at the time of the answer. If it is still that of the time
+            # of the request, no update came in between, and all tokens are of that version.
             if self._api.is_label_exact or all(span.label == label for span in part.labels):
                 return part
 
     async def _enter(self) -> ServerHttp:
-        """The server, once requests may be sent to it. Raises: RolloutError."""
+        """Waits at the door, and returns the way to the server once requests may be sent.
+
+        Raises: RolloutError.
+        """
         self._num_held_back += 1
         try:
             await self._life.within_start(self._door, "take requests")
@@ -354,7 +387,7 @@ class PolicyServer:
 
     @contextlib.contextmanager
     def _holding(self, request: GenerateRequest) -> Generator[None]:
-        """Keeps the version while a request for exactly it runs."""
+        """Holds the version while a request for exactly this version runs; other requests hold nothing."""
         is_holder = request.version >= 0
         self._num_holders += is_holder
         if is_holder:
@@ -367,7 +400,10 @@ class PolicyServer:
                 self._unheld.set()
 
     def _versions(self, part: Part) -> list[int]:
-        """The version of each token of a part. Raises: RolloutError if it is not known."""
+        """The version of each token of a part.
+
+        Raises: RolloutError if a token's version is not known.
+        """
         versions: list[int] = []
         for span in part.labels:
             owner, _, version = span.label.rpartition("-")
@@ -385,7 +421,7 @@ class PolicyServer:
         return versions
 
     def _set_door(self) -> None:
-        """Open while requests may be sent, and for good when nothing more can be."""
+        """Opens or closes the door. After a failure it opens for good, so that whoever waits learns of it."""
         is_open = self._life.ready.is_set() and not self._served.is_paused and not self._is_swapping
         if is_open or self._life.failure is not None:
             self._door.set()
@@ -404,7 +440,12 @@ class PolicyServer:
             raise WeightsError(f"{self._life.name}: {err}") from err
 
     async def _swap(self, http: ServerHttp, model: Path, version: int) -> None:
-        """Pause, replace, resume. After a failure the server is started again with the version before."""
+        """Pauses the server, replaces its weights and resumes it.
+
+        After any failure, a cancellation included, nobody knows what the server has. So it is started again
+        with what `_served` says.
+        Raises: WeightsError.
+        """
         self._is_swapping = True
         self._set_door()
         started_s = time.monotonic()
@@ -442,7 +483,7 @@ def _vocab_size(snapshot: WeightSnapshot) -> int:
 
 
 def _is_tied(snapshot: WeightSnapshot) -> bool:
-    """Whether the model's output head is its embedding: by its config, else by the tensors that it has."""
+    """Whether the model's output head is its embedding. The config says so, or else the tensors' names do."""
     config = json.loads((snapshot.model_dir / "config.json").read_text(encoding="utf-8"))
     for section in (config, config.get("text_config", {})):
         if "tie_word_embeddings" in section:

@@ -4,9 +4,10 @@
     run    starts and ends of     `ready`, `gauges`, a     readiness, the server's end  the kernel,
            the server, distrust   failure, `changed`       (a look every second)        the clock, `distrust`
 
-What a start serves is asked of the owner each time. A server that dies, falls silent or is distrusted is
-started again; one of someone else's is given the owner's weights again instead. After `_MAX_CRASHES` ends in
-a row without any work in between, it gives up.
+Each start serves what the owner's `Served` says at that time. A server that dies, falls silent or is
+distrusted is started again. A server that somebody else runs cannot be started from here: it is given the
+owner's weights again instead. After `_MAX_CRASHES` ends in a row without any finished request in between,
+`run` gives up.
 """
 
 import asyncio
@@ -37,30 +38,34 @@ __all__ = ["Served", "ServerLife"]
 _log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
-"""Between two looks at the server's gauges, and between two tries while it starts."""
+"""Time between two looks at the server's gauges, and between two tries while it starts."""
 _SILENCE_S = 120.0
 """A server that has not answered for this long is started again; a loaded machine is slow, not silent."""
 _MAX_CRASHES = 3
+"""Ends in a row after which there is no further start: the cause will not go away by itself."""
 _LAST_WORDS_S = 10.0
-"""A broken connection is often the first sign of an end; its cause is known a moment later."""
+"""A failed request waits up to this long for the server's end. A broken connection is often the first sign of
+an end, and its cause is known a moment later."""
 _RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses that another try may change; any other refusal is the request's own fault."""
 
 
 class Served:
-    """What a server is to serve; its owner changes it."""
+    """What a server is to serve. Its owner changes it, under the lock."""
 
     def __init__(self) -> None:
         self.model = Path()
         self.label = ""
         self.is_paused = False
         self.lock = asyncio.Lock()
-        """Held while any of it changes."""
+        """Held while any of the above changes."""
 
 
 class ServerLife:
-    """A server for `served`, at `url` or, if that is empty, one of its own that runs in `folder`.
+    """Keeps a server for `served` alive: the one at `url`, or, if that is empty, one that it starts.
 
-    `run` is its task; `changed` is called when `ready` or `failure` change.
+    A server that it starts runs in `folder`. The owner runs `run` as a task. `changed` is called whenever
+    `ready` or `failure` changes.
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class ServerLife:
         changed: Callable[[], None],
     ) -> None:
         self.ready = asyncio.Event()
-        """It serves, or never will (`failure`)."""
+        """Set while the server serves, and for good after a failure."""
         self.failure: Error | None = None
         self.name = name
         self._api = api
@@ -87,12 +92,18 @@ class ServerLife:
         self._http: ServerHttp | None = None
         self._process: ServerProcess | None = None
         self._distrusted = asyncio.Event()
-        self._num_crashes = self._tokens_before = 0
+        self._num_crashes = 0
+        """Number of ends since a completion was last finished."""
+        self._tokens_before = 0
+        """Tokens that earlier starts of the server generated."""
         self._gauges = Gauges()
 
     @property
     def http(self) -> ServerHttp:
-        """The way to the server. Raises: the failure."""
+        """The way to the server.
+
+        Raises: the failure, if there was one.
+        """
         if self.failure is not None:
             raise self.failure
         assert self._http is not None
@@ -100,17 +111,23 @@ class ServerLife:
 
     @property
     def gauges(self) -> Gauges:
-        """The server's own figures; generated tokens over all its starts."""
+        """The server's own figures; generated tokens are those of all its starts."""
         now = self._gauges
         return Gauges(now.num_running, now.num_waiting, self._tokens_before + now.generated_tokens)
 
     async def serving(self) -> ServerHttp:
-        """Returns once it serves. Raises: DeadlineError; the failure, if it never will."""
+        """Waits until the server serves, and returns the way to it.
+
+        Raises: DeadlineError if that takes too long; the failure, if the server never will.
+        """
         await self.within_start(self.ready, "serve")
         return self.http
 
     async def within_start(self, event: asyncio.Event, what: str) -> None:
-        """Waits as long as a start may take. Raises: DeadlineError."""
+        """Waits for an event, as long as a start may take; `what` completes the error's sentence.
+
+        Raises: DeadlineError.
+        """
         limit_s = self._config.start_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -119,16 +136,16 @@ class ServerLife:
             raise DeadlineError(f"{self.name} did not {what} within {limit_s:g} s") from err
 
     def note_work(self) -> None:
-        """It does its work: earlier crashes are forgotten."""
+        """Takes note that a completion was finished: earlier crashes are forgotten."""
         self._num_crashes = 0
 
     def distrust(self) -> None:
-        """Nobody knows what it serves: it must be started, or given its weights, again."""
+        """Takes note that nobody knows what the server has: it is started, or given its weights, again."""
         self._distrusted.set()
         self._close()
 
     async def explained(self, err: UnavailableError | RefusedError) -> RolloutError:
-        """The error as an episode's: with the server's last words, if it has died."""
+        """Turns the error of a call into that of an episode, with the server's last words if it has died."""
         if isinstance(err, RefusedError) and err.status not in _RETRYABLE:
             return RolloutError(f"{self.name} refuses the request: {err}", is_retryable=False)
         if (process := self._process) is not None:
@@ -142,7 +159,7 @@ class ServerLife:
         return RolloutError(f"{self.name} failed a request: {err}")
 
     async def run(self) -> None:
-        """Returns when it has given up; `failure` then says why."""
+        """Keeps the server alive. Returns when it has given up; `failure` then says why."""
         try:
             while True:
                 problem = await self._one_life()
@@ -157,7 +174,7 @@ class ServerLife:
         await self.end()
 
     def fail(self, failure: Error) -> None:
-        """Lets those who wait know that there will be no server."""
+        """Ends all waiting: from now on there will be no server, and `failure` says why."""
         if self.failure is None:
             self.failure = failure
             if not isinstance(failure, RolloutError):
@@ -166,7 +183,10 @@ class ServerLife:
         self._changed()
 
     async def end(self, *, is_final: bool = True) -> None:
-        """Ends the server, or lets go of the one that is someone else's."""
+        """Ends a server that was started here; one at `url` is resumed and left alone.
+
+        `is_final` says that no further start follows, so that the folder may go with the server.
+        """
         process = self._process
         self._process = None
         http = self._http
@@ -180,7 +200,7 @@ class ServerLife:
             await process.stop(keeps_folder=not is_final)
 
     async def _one_life(self) -> str:
-        """Runs the server from its start to its end. Returns how it ended."""
+        """Runs the server from its start to its end, and returns how it ended, in words."""
         try:
             self._distrusted.clear()
             http = await (self._attach() if self._url else self._start())
@@ -198,18 +218,22 @@ class ServerLife:
         return f"{self.name} {problem}" + (f"; {process.tail()}" if process is not None else "")
 
     async def _attach(self) -> ServerHttp:
-        http = self._http = ServerHttp(self._url, timeout_s=self._config.request_timeout_s)
+        """Gives the owner's weights to the server at `url`, whatever it has."""
+        http = ServerHttp(self._url, timeout_s=self._config.request_timeout_s)
+        self._http = http
         await self._until_ready(http)
         await self._api.pause(http)
         await self._api.update(http, self._served.model, self._served.label)
         return http
 
     async def _start(self) -> ServerHttp:
+        """Starts a server with the owner's weights, and waits until it is ready."""
         address = self._address()
         label = self._served.label
-        http = self._http = ServerHttp(
+        http = ServerHttp(
             address.url, socket=address.socket, token=address.key, timeout_s=self._config.request_timeout_s
         )
+        self._http = http
         python = _program(self._config.python)
         command = self._api.command(
             self._config, python=python, model=self._served.model, address=address, label=label
@@ -222,6 +246,11 @@ class ServerLife:
         return http
 
     async def _until_ready(self, http: ServerHttp) -> None:
+        """Asks the server again and again until it is ready.
+
+        Raises: UnavailableError if it ends, or is not ready in time; ConfigError, at once, if it lacks an
+        interface.
+        """
         problem = ""
         limit_s = self._config.start_timeout_s
         with contextlib.suppress(TimeoutError):
@@ -238,7 +267,7 @@ class ServerLife:
         raise UnavailableError(f"does not serve after {limit_s:g} s (start_timeout_s): {problem}")
 
     async def _watch(self, http: ServerHttp) -> str:
-        """Looks after a server that serves. Returns: why it is of no more use."""
+        """Watches a server that serves, and returns why it is of no more use."""
         heard_s = time.monotonic()
         while not await self._has_ended(_POLL_S):
             try:
@@ -256,12 +285,15 @@ class ServerLife:
         return self._process.end
 
     async def _is_foreign(self, http: ServerHttp) -> bool:
-        """Whether a server of someone else's has lost the weights, e.g. by a restart."""
+        """Whether the server at `url` has lost the owner's weights, e.g. because it was restarted.
+
+        The lock keeps an update from changing the label on one side only while the two are compared.
+        """
         async with self._served.lock:
             return await self._api.label(http) != self._served.label
 
     async def _has_ended(self, wait_s: float) -> bool:
-        """Waits a while for the process's end, or for distrust of it."""
+        """Waits for a while; True as soon as the process has ended or is distrusted."""
         ends = [self._distrusted] + ([self._process.ended] if self._process is not None else [])
         tasks = [asyncio.ensure_future(event.wait()) for event in ends]
         try:
@@ -272,13 +304,13 @@ class ServerLife:
         return any(event.is_set() for event in ends)
 
     def _close(self) -> None:
-        """Takes no requests until it serves again."""
+        """Keeps requests back until the server serves again; after a failure they are let through to fail."""
         if self.failure is None:
             self.ready.clear()
         self._changed()
 
     def _address(self) -> Address:
-        """A new one for each start: a socket in the private folder, or a port that is free now."""
+        """A new address for each start: a socket in the private folder, or a port that is free now."""
         name = secrets.token_hex(4)
         if self._api.has_socket:
             return Address(url="http://server", socket=str(self._folder / f"{name}.sock"))
@@ -288,7 +320,10 @@ class ServerLife:
 
 
 def _program(python: str) -> str:
-    """An absolute path, since the server runs in a folder of its own. Raises: ConfigError."""
+    """The program's absolute path, since the server runs in a folder of its own.
+
+    Raises: ConfigError if there is no such program.
+    """
     found = shutil.which(str(Path(python).expanduser()))
     if found is None:
         raise ConfigError(

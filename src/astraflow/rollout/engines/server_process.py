@@ -4,7 +4,8 @@
     read   the server's output       log lines, `tail`    output              the server
     wait   the keeper's exit code    `ended`              the keeper's end    the kernel
 
-A keeper (`keeper.py`) runs between this process and the server, so that no server outlives its engine.
+A keeper (`keeper.py`) runs between this process and the server, so that no server outlives its engine. The
+keeper's standard output is the server's output, and the keeper's end is the server's end.
 """
 
 import asyncio
@@ -27,23 +28,28 @@ __all__ = ["OWN_ENV_PREFIX", "ServerProcess", "server_environment"]
 _log = logging.getLogger(__name__)
 
 _TAIL_LINES = 12
+"""Last lines of output that an error message quotes."""
 _KEPT_LINES = 600
-"""Lines that are kept: a traceback through several processes is long, and its cause is in the middle."""
+"""Lines that are kept. A traceback through several processes is long, and its cause is in the middle."""
 _MAX_LINE_CHARS = 4096
-"""Longest line of output that is kept: a server may print a prompt, or a progress bar without line ends."""
+"""Characters of a line that are kept. A server may print a prompt, or a progress bar without line ends."""
+# The bound on the name keeps the search linear in the length of a line.
 _ERROR = re.compile(r"\b[A-Z]\w{0,99}: \S")
 _LOWER_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
-"""No error in a line of a lower level: vLLM warns of limits by naming the error that they may lead to."""
+"""A line of a lower level reports no error: vLLM warns of limits by naming the error that they may lead
+to."""
 _READ_BYTES = 1 << 16
 OWN_ENV_PREFIX = "ASTRAFLOW_ENV_"
 """Prefix of the names of `rollout.engine.env` in the environment of the launcher's processes."""
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
-"""Tokens of the run, and the way to our own packages, are none of the server's business."""
+"""Variables that the server must not see: tokens of the run, and paths to this environment's packages, which
+would hide those of the server's own environment."""
 
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without what is private to it, and `extra`, references looked up.
+    """This process's environment without its private variables, together with `extra`.
 
+    A value in `extra` that refers to a variable is replaced by that variable's value.
     Raises: ConfigError if a reference names a variable that is not set.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
@@ -51,7 +57,11 @@ def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def _looked_up(name: str, value: str) -> str:
-    """The value itself, or that of the variable that it refers to: the launcher's, then the machine's."""
+    """The value itself, or that of the variable that it refers to.
+
+    A variable that the launcher passed on comes before one of this machine.
+    Raises: ConfigError if neither is set.
+    """
     reference = REFERENCE.fullmatch(value)
     if reference is None:
         return value
@@ -79,15 +89,24 @@ class ServerProcess:
     async def start(
         cls, name: str, argv: Sequence[str], *, env: Mapping[str, str], folder: Path
     ) -> "ServerProcess":
-        """Starts a program in `folder`, which is deleted should this process die.
+        """Starts a program in `folder`, which the keeper deletes if this process dies.
 
         Raises: ConfigError if the program cannot be started.
         """
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", keeper.__file__, str(folder), *argv,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            env=server_environment(env), cwd=folder, start_new_session=True,
-        )  # fmt: skip
+            sys.executable,
+            "-I",
+            "-S",
+            keeper.__file__,
+            str(folder),
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=server_environment(env),
+            cwd=folder,
+            start_new_session=True,  # an interrupt at the terminal must not end the keeper
+        )
         assert process.stderr is not None
         try:
             pid, _, problem = (await process.stderr.readline()).decode().strip().partition(" ")
@@ -106,14 +125,15 @@ class ServerProcess:
 
     @property
     def end(self) -> str:
-        """How it ended, in words."""
+        """How the server ended, in words."""
         code = self._keeper.returncode
         if code is None:
             return "runs"
+        # The keeper's exit code is 128 + N for a server that was killed by signal N.
         return f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
 
     def tail(self) -> str:
-        """Its last error, if it named one, and the last lines that it printed."""
+        """The server's last error, if it named one, and the last lines that it printed."""
         lines = list(self._lines)
         errors = [line for line in lines if _names_error(line)]
         last = [f"its last error: {errors[-1].strip()}"] if errors else []
@@ -121,12 +141,12 @@ class ServerProcess:
         return "\n".join([*last, *tail])
 
     async def stop(self, *, keeps_folder: bool = False) -> None:
-        """Ends the server and all that it started; returns when it is gone."""
+        """Ends the server with everything that it started, and returns when it is gone."""
         assert self._keeper.stdin is not None
         if keeps_folder and not self.ended.is_set():
             with contextlib.suppress(OSError, RuntimeError):  # it may end right now
                 self._keeper.stdin.write(keeper.KEEP)
-        self._keeper.stdin.close()
+        self._keeper.stdin.close()  # the sign for the keeper to end the server
         try:
             async with asyncio.timeout(2 * keeper.GRACE_S):
                 await self.ended.wait()
@@ -137,7 +157,7 @@ class ServerProcess:
         await asyncio.gather(*self._tasks)
 
     def kill(self) -> None:
-        """Kills the server with all that it started; `ended` follows."""
+        """Kills the server with everything that it started; `ended` is set soon after."""
         if self._keeper.returncode is None:
             self._kill_session()
 
@@ -146,6 +166,7 @@ class ServerProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def _read(self) -> None:
+        """Logs the server's output line by line, and keeps the last lines."""
         assert self._keeper.stdout is not None
         rest = ""
         while data := await self._keeper.stdout.read(_READ_BYTES):
@@ -162,6 +183,6 @@ class ServerProcess:
 
 
 def _names_error(line: str) -> bool:
-    """Whether it says something such as `ValueError: no such head`. In linear time."""
+    """Whether a line says something such as `ValueError: no such head`. Takes linear time."""
     names = (match[0].rpartition(":")[0] for match in _ERROR.finditer(line))
     return any(name.endswith(("Error", "Exception")) for name in names) and not _LOWER_LEVEL.search(line)

@@ -1,9 +1,9 @@
-"""SGLang's native interfaces: token in, token out; pause, update from a folder, continue.
+"""The calls of `ServerApi` in SGLang's language: token ids in and out, and new weights from a folder.
 
-A pause aborts what runs: each request comes back with the tokens that it has, all of the old weights, and is
-sent again with them as its prompt once the new weights are there. So each part of a completion has one
-version, and every later logprob is that of a full forward under it. Logprobs are at the sampling temperature
-over the full vocabulary, SGLang's default.
+A pause aborts the running requests: each comes back with the tokens that it has, all made by the old weights.
+Once the new weights are there, it is sent again with these tokens added to its prompt. So each part of a
+completion has one version, and every later logprob is that of a full forward under the new one. Logprobs are
+at the sampling temperature over the full vocabulary, which is SGLang's default.
 """
 
 import json
@@ -24,14 +24,15 @@ from astraflow.types import Sampling
 __all__ = ["SglangApi"]
 
 _SEED_BITS = 31
+"""A seed of this many bits fits a signed 32-bit number."""
 _KEY_VARIABLE = "SGLANG_SERVER_KEY"
 _LAUNCH = f"""
 import os, runpy, sys
 sys.argv += ["--api-key", os.environ["{_KEY_VARIABLE}"]]
 runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 """
-"""As `python -m sglang.launch_server`, with the key from the environment: everybody on the machine can read a
-command line."""
+"""Does what `python -m sglang.launch_server` does, but takes the key from the environment: everybody on the
+machine can read a command line."""
 _GAUGE = re.compile(r"^sglang:(num_running_reqs|num_queue_reqs|generation_tokens_total)\{.*\} (\S+)$")
 
 
@@ -45,25 +46,36 @@ class SglangApi:
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
     ) -> Command:
-        """`sglang.launch_server` on a port of loopback, with a key of its own."""
+        """Starts `sglang.launch_server` on a port of loopback, with a key of its own."""
+        options = {
+            "--model-path": str(model),
+            "--host": "127.0.0.1",
+            "--port": str(address.port),
+            "--weight-version": label,
+            "--dtype": config.dtype,
+            "--max-running-requests": str(config.num_slots),
+            "--context-length": str(config.max_context),
+        }
         argv = (
-            python, "-c", _LAUNCH, "--model-path", str(model), "--host", "127.0.0.1",
-            "--port", str(address.port), "--weight-version", label,
-            "--dtype", config.dtype, "--max-running-requests", str(config.num_slots),
-            "--context-length", str(config.max_context), "--enable-metrics", *config.args,
-        )  # fmt: skip
+            python,
+            "-c",
+            _LAUNCH,
+            *(word for option in options.items() for word in option),
+            "--enable-metrics",
+            *config.args,  # last, so that a recipe's own options win
+        )
         env = {"OMP_NUM_THREADS": str(config.num_threads), **config.env, _KEY_VARIABLE: address.key}
         return Command(argv, env)
 
     async def check(self, http: ServerHttp) -> None:
-        """Raises: ConfigError if it is too old to name its weights."""
+        """Raises: ConfigError if the server is too old to name its weights."""
         await http.get("/health")
         await self.label(http)
 
     async def generate(
         self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int
     ) -> Part:
-        """One request. The seed counts where SGLang runs with `--enable-deterministic-inference`."""
+        """Sends one request; SGLang heeds its seed only under `--enable-deterministic-inference`."""
         params: dict[str, object] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -72,7 +84,7 @@ class SglangApi:
             "max_new_tokens": max_tokens,
             "sampling_seed": sampling.seed % (1 << _SEED_BITS),
             "skip_special_tokens": False,
-            "no_stop_trim": True,
+            "no_stop_trim": True,  # the tokens of a stop text were sampled, so they are trained
         }
         if sampling.stop:
             params["stop"] = list(sampling.stop)
@@ -84,7 +96,7 @@ class SglangApi:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Input logprobs; the one token that is generated as well is thrown away."""
+        """Input logprobs. One token is generated besides and thrown away."""
         body = {
             "input_ids": list(token_ids),
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},
@@ -93,7 +105,7 @@ class SglangApi:
         }
         reply = await http.post("/generate", body)
         try:
-            rows = reply["meta_info"]["input_token_logprobs"][1:]
+            rows = reply["meta_info"]["input_token_logprobs"][1:]  # nothing predicts the first token
             if [int(row[1]) for row in rows] != list(token_ids[1:]):
                 raise ValueError(f"{len(rows)} logprobs for {len(token_ids)} tokens")
             return np.asarray([float(row[0]) for row in rows], np.float32)
@@ -101,7 +113,7 @@ class SglangApi:
             raise UnavailableError(f"{http.url}/generate: unexpected answer: {str(reply)[:300]}") from err
 
     async def pause(self, http: ServerHttp) -> None:
-        """Sends everything that runs back to its caller, unfinished."""
+        """Sends every running request back to its caller, unfinished."""
         await http.post("/pause_generation", {"mode": "abort"})
 
     async def resume(self, http: ServerHttp) -> None:
@@ -109,19 +121,21 @@ class SglangApi:
         await http.post("/continue_generation", {})
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
-        """Reads the folder, and flushes the cache of the old weights."""
+        """Makes the server read the folder and flush the KV cache of the old weights."""
         body = {"model_path": str(model), "weight_version": label, "flush_cache": True}
         reply = await http.post("/update_weights_from_disk", body)
         if not reply.get("success", False):
             raise UnavailableError(f"{http.url}/update_weights_from_disk: {reply.get('message', reply)}")
 
     async def set_label(self, http: ServerHttp, label: str) -> None:
-        """Nothing: the command says it."""
+        """Does nothing: `command` and `update` name the weights already."""
 
     async def label(self, http: ServerHttp) -> str:
-        """The name of the weights, at either of the two places where SGLang has told it.
+        """The name of the weights that the server has.
 
-        Raises: ConfigError if it does not tell.
+        The path of the answer depends on SGLang's version, so the older one is tried where the newer one is
+        not found.
+        Raises: ConfigError if the server names no weights.
         """
         try:
             text = await http.get("/model_info", timeout_s=30.0)
@@ -135,11 +149,11 @@ class SglangApi:
             raise ConfigError(f"{http.url} names no weight_version; expected SGLang 0.5 or newer") from err
 
     async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
-        """It can always."""
+        """Always empty: SGLang can replace the weights of every model."""
         return ""
 
     async def gauges(self, http: ServerHttp) -> Gauges:
-        """Its figures, from its Prometheus page (`--enable-metrics`)."""
+        """The server's figures, from its Prometheus page; figures of several processes are added up."""
         values: dict[str, int] = {}
         for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
             if match := _GAUGE.match(line):
@@ -156,7 +170,7 @@ class _Finish(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    """A request that was aborted before it ran comes with little more than the reason."""
+    """The answer's own description. A request aborted before it ran brings little more than the reason."""
 
     finish_reason: _Finish
     weight_version: str = ""
@@ -165,6 +179,10 @@ class _Meta(msgspec.Struct):
 
 
 def _part(meta: _Meta) -> Part:
+    """The answer in this engine's terms.
+
+    Raises: ValueError if the logprobs are not as many as the tokens.
+    """
     rows = meta.output_token_logprobs
     if meta.completion_tokens >= 0 and len(rows) != meta.completion_tokens:
         raise ValueError(f"{len(rows)} logprobs for {meta.completion_tokens} tokens")

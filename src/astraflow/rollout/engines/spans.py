@@ -1,4 +1,4 @@
-"""When an engine was busy: merged wall-clock intervals, drained by whoever reports them."""
+"""Keeps the wall-clock intervals in which an engine was busy, until somebody takes them to report them."""
 
 import threading
 
@@ -7,12 +7,14 @@ from astraflow.types import BusySpan
 __all__ = ["BusyClock"]
 
 _MERGE_GAP_S = 0.005
-"""Pauses shorter than this are the event loop's turn-around between requests, not idleness."""
+"""A pause of at most this length joins its neighbours: it is the event loop's time between two requests, not
+idleness."""
 
 
 class BusyClock:
-    """Written by the thread that works, drained by any other; times are arguments (Unix seconds).
+    """Collects busy intervals. One thread works and calls `start` and `stop`; any thread may call `take`.
 
+    Times are arguments, in Unix seconds.
     Example: `clock.start(10.0); clock.stop(12.5); clock.take(13.0)` gives one span from 10.0 to 12.5.
     """
 
@@ -23,7 +25,7 @@ class BusyClock:
         self._since: float | None = None
 
     def start(self, now_s: float) -> None:
-        """Work begins; no effect while it already runs."""
+        """Work begins; does nothing if it runs already."""
         with self._lock:
             if self._since is not None:
                 return
@@ -32,14 +34,14 @@ class BusyClock:
                 self._since = self._closed.pop()[0]
 
     def stop(self, now_s: float) -> None:
-        """Work ended; no effect while there is none."""
+        """Work ends; does nothing if none runs."""
         with self._lock:
             if self._since is not None:
                 self._closed.append((self._since, now_s))
                 self._since = None
 
     def take(self, now_s: float) -> tuple[BusySpan, ...]:
-        """Busy intervals since the last call; one that still runs is cut at `now_s`."""
+        """The busy intervals since the last call; one that still runs is cut in two at `now_s`."""
         with self._lock:
             spans = self._closed
             self._closed = []

@@ -4,9 +4,9 @@
     generate / score / load / pause  --inbox-->   run commands; while there is work and no pause: step lanes
     futures  <--call_soon_threadsafe--            results of the step; idle on a condition without work
 
-Nothing outside the thread touches a model after construction, except to read shapes. Which lane serves a
-request is decided in `lane`. A crash of the thread fails every request with its cause, and every later call;
-`capacity` then raises it, which ends the rollout service.
+Nothing outside the thread touches a model after construction, except to read shapes. `lane` decides which
+lane serves a request. If the thread crashes, every open request and every later call fails with the cause;
+`capacity` raises it too, which ends the rollout service.
 """
 
 import asyncio
@@ -48,23 +48,25 @@ __all__ = ["TorchEngine", "gpu_names"]
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 30.0
-"""A step or a load in progress ends first; both take seconds at most."""
+"""Most time that closing takes: a step or a load in progress ends first, and both take seconds."""
 _ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something the thread does between two steps; `future`, if someone waits, gets its result or its
-    Error."""
+    """Something that the thread does between two steps.
+
+    If somebody waits for it, `future` gets its result or its error.
+    """
 
     run: Callable[[], object]
     future: "asyncio.Future[Any] | None" = None
     slot: SlotName | None = None
-    """The slot that it changes: it waits until no request holds it."""
+    """The slot that the command changes, if any; it waits until no request holds the slot."""
 
 
 class TorchEngine:
-    """`Engine` over one model. Usable from construction until `close`, from one event loop.
+    """Implements `Engine` over one model, for use by one event loop from construction until `close`.
 
     Example::
 
@@ -90,14 +92,15 @@ class TorchEngine:
         self._end: str | None = None
         """Why the engine takes no more requests; guarded by `_wake`."""
         self._has_failed = False
-        """The thread ended by itself; guarded by `_wake`."""
+        """True if the thread ended by a failure; guarded by `_wake`."""
         self._is_closing = False
         self._is_paused = False
         self._changes: dict[SlotName, _Command] = {}
-        """Changes that wait, at most one per slot (see `_load_locks`)."""
+        """Changes that wait for their slot's holders; at most one per slot, since `_load_locks` are held."""
         self._results: list[tuple[asyncio.Future[Any], object]] = []
+        """Outcomes for the next delivery."""
         self.num_patched = 0
-        """Versions installed by writing only what changed since the one before."""
+        """Number of versions that were installed by writing only what changed since the one before."""
         self._load_locks: dict[SlotName, asyncio.Lock] = {"live": asyncio.Lock(), "pinned": asyncio.Lock()}
         self._thread = threading.Thread(target=self._work, name=f"engine-{self._policy}", daemon=True)
         self._thread.start()
@@ -105,7 +108,7 @@ class TorchEngine:
     # --- called from the event loop ---------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Tokens, logprobs and the version of each token.
+        """A completion: its tokens, their logprobs, and the version that made each token.
 
         Raises: RolloutError; not retryable if the request itself is at fault.
         """
@@ -116,7 +119,7 @@ class TorchEngine:
         try:
             return await future
         except asyncio.CancelledError:
-            with contextlib.suppress(RolloutError):  # an engine that has ended runs it no more
+            with contextlib.suppress(RolloutError):  # an engine that has ended has dropped it already
                 self._post(_Command(partial(self._lanes.drop, job)))
             raise
 
@@ -129,12 +132,12 @@ class TorchEngine:
         return await self._call(lambda: self._lanes.live.lane.score(token_ids))
 
     async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
-        """Installs a version in slot `live` (running requests continue with it) or `pinned`.
+        """Installs a version in slot `live` or `pinned`.
 
-        Waits for the requests in the slot that are for exactly its present version. A version that the slot
-        serves already is not loaded again: versions are immutable. Not to be awaited while paused, unless no
-        request holds the slot.
-        Raises: WeightsError; the old version then keeps serving.
+        Running requests for the newest version continue with it in the live slot. Requests for exactly the
+        slot's present version end first. So do not await this while paused, unless no request holds the slot.
+        A version that the slot has already is not loaded again: versions are immutable.
+        Raises: WeightsError if the version cannot be installed; the old one then keeps serving.
         """
         if slot not in ("live", "pinned"):
             raise WeightsError(f'slot {slot!r} does not exist; expected "live" or "pinned"')
@@ -156,7 +159,7 @@ class TorchEngine:
         await self._call(partial(self._set_paused, False))
 
     def capacity(self) -> Capacity:
-        """What runs, and what could. The pinned lane has as many slots again, which are not offered.
+        """What runs, and what could run. The pinned lane's slots come on top and are not offered.
 
         Raises: ServiceError if the stepping thread has failed.
         """
@@ -173,7 +176,7 @@ class TorchEngine:
         )
 
     def take_spans(self) -> tuple[BusySpan, ...]:
-        """Wall-clock intervals in which it generated, since the last call."""
+        """Wall-clock intervals in which the engine generated, since the last call."""
         return self._clock.take(time.time())
 
     async def close(self) -> None:
@@ -190,6 +193,7 @@ class TorchEngine:
     async def _load(self, snapshot: WeightSnapshot, name: SlotName) -> None:
         loaded = self._lanes.loaded(name)
         if loaded is None:
+            # Nobody has the new model yet, so it is built beside the stepping thread.
             with _memory_for(snapshot):
                 built = await asyncio.to_thread(self._lanes.build, snapshot)
             await self._call(partial(self._lanes.pin, built), slot=name)
@@ -201,7 +205,7 @@ class TorchEngine:
             await self._call(partial(loaded.lane.replace, weights, snapshot.version), slot=name)
 
     async def _call(self, run: Callable[[], _ResultT], *, slot: SlotName | None = None) -> _ResultT:
-        """Runs a function in the thread, between two steps."""
+        """Runs a function in the thread, between two steps; one that changes a slot waits for its holders."""
         future: asyncio.Future[_ResultT] = asyncio.get_running_loop().create_future()
         self._post(_Command(run, future, slot))
         return await future
@@ -255,7 +259,7 @@ class TorchEngine:
             with torch.inference_mode():
                 while self._take():
                     self._step()
-        except BaseException as err:  # whatever stops the thread must reach those who wait
+        except BaseException as err:  # whatever ends the thread must reach those who wait
             logger.exception("engine of %s failed", self._policy)
             end = f"the engine of {self._policy!r} failed: {type(err).__name__}: {err}"
             has_failed = True
@@ -263,15 +267,20 @@ class TorchEngine:
         self._shut(end, has_failed=has_failed)
 
     def _take(self) -> bool:
-        """Waits for work, then runs what came in. Returns: False if the engine is closing."""
+        """Waits for work, then takes in requests and runs commands.
+
+        Returns: False if the engine is closing.
+        """
         is_idle = not self._has_work()
         if is_idle:
             self._clock.stop(time.time())
         with self._wake:
+            # It must not sleep while a change can be made: nothing would wake it for that.
             if is_idle and not self._free_slots():
                 self._wake.wait_for(lambda: self._inbox or self._is_closing)
             if self._is_closing:
                 return False
+        # No lock: only this thread takes items out, and a deque's own calls are atomic.
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, Job):
@@ -305,6 +314,7 @@ class TorchEngine:
         except Error as err:
             self._answer(command.future, err)
         except Exception as err:
+            # Weights may be half installed, so the thread ends here, once the caller's error is noted.
             self._answer(command.future, RolloutError(f"the engine of {self._policy!r} failed: {err}"))
             raise
 
@@ -323,7 +333,7 @@ class TorchEngine:
         self._is_paused = is_paused
 
     def _deliver(self) -> None:
-        """Hands results to the event loops that wait for them, one call a loop."""
+        """Hands results to the event loops that wait for them, with one call per loop."""
         results = self._results
         self._results = []
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = {}
@@ -336,7 +346,7 @@ class TorchEngine:
                 logger.warning("engine of %s: %d results for a closed event loop", self._policy, len(items))
 
     def _shut(self, end: str, *, has_failed: bool) -> None:
-        """Refuses everything from now on, and fails everything that is still open."""
+        """Refuses everything from now on, and fails every request and command that is still open."""
         with self._wake:
             self._end = end
             self._has_failed = has_failed
@@ -354,7 +364,10 @@ class TorchEngine:
 
 @contextlib.contextmanager
 def _memory_for(snapshot: WeightSnapshot) -> Generator[None]:
-    """Work before a slot is touched. Raises: WeightsError if the host's or the device's memory ends."""
+    """Surrounds work that is done before a slot is touched, and may run out of memory.
+
+    Raises: WeightsError if the memory of the host or the device runs out.
+    """
     try:
         yield
     except RuntimeError as err:  # on the CPU torch raises no class of its own
@@ -371,8 +384,11 @@ def _no_memory(snapshot: WeightSnapshot, error: Exception) -> str:
 
 
 def _fit(loaded: LoadedModel, snapshot: WeightSnapshot) -> FittedTensors:
-    """The snapshot for a model, which nobody else changes at the same time: only what changed since the
-    version that the model has, if that is known."""
+    """Checks a snapshot against the model.
+
+    If the changes since the model's version are known, only these are checked and installed. Nobody else may
+    change the model at the same time.
+    """
     changes = snapshot.changes
     is_next = changes is not None and changes.base == loaded.lane.version
     changed = changes.find() if changes is not None and is_next else None
@@ -381,7 +397,7 @@ def _fit(loaded: LoadedModel, snapshot: WeightSnapshot) -> FittedTensors:
 
 def _resolve(items: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:
     for future, outcome in items:
-        if future.done():
+        if future.done():  # its caller was cancelled
             continue
         if isinstance(outcome, Exception):
             future.set_exception(outcome)

@@ -1,9 +1,10 @@
-"""vLLM's interfaces: token in, token out; pause, reload from a folder, resume.
+"""The calls of `ServerApi` in vLLM's language: token ids in and out, and new weights from a folder.
 
-Needs `--enable-scale-out` (`/inference/v1/generate`) and `VLLM_SERVER_DEV_MODE=1` (the rest). A pause with
-`mode=keep` freezes what runs and drops the KV cache, which vLLM computes again under the new weights; each
-completion says which of its tokens were made by which weights. `--logprobs-mode processed_logprobs` gives
-logprobs at the sampling temperature; prompt logprobs are at temperature 1.
+Generation needs `--enable-scale-out` (`/inference/v1/generate`); everything else needs
+`VLLM_SERVER_DEV_MODE=1`. A pause with `mode=keep` freezes the running requests and drops their KV cache,
+which vLLM computes again under the new weights. Each completion says which of its tokens were made by which
+weights. With `--logprobs-mode processed_logprobs`, a completion's logprobs are at the sampling temperature;
+prompt logprobs are at temperature 1.
 """
 
 import json
@@ -25,7 +26,9 @@ __all__ = ["VllmApi"]
 
 _GENERATE = "/inference/v1/generate"
 _SEED_BITS = 63
+"""vLLM takes a seed as a signed 64-bit number."""
 _GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total)\{.*\} (\S+)$")
+# `/server_info` gives the configuration as Python text, which writes a device in one of several forms.
 _ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
 
 
@@ -39,14 +42,28 @@ class VllmApi:
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
     ) -> Command:
-        """`vllm serve` by its module, which also works where the distribution has another name."""
+        """Starts the module behind `vllm serve`: it exists even where the distribution has another name.
+
+        `label` is not used: vLLM is told it once it serves, by `set_label`.
+        """
+        options = {
+            "--model": str(model),
+            "--served-model-name": "policy",
+            "--uds": address.socket,
+            "--logprobs-mode": "processed_logprobs",
+            "--dtype": config.dtype,
+            "--max-num-seqs": str(config.num_slots),
+            "--max-model-len": str(config.max_context),
+        }
         argv = (
-            python, "-m", "vllm.entrypoints.openai.api_server",
-            "--model", str(model), "--served-model-name", "policy", "--uds", address.socket,
-            "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log",
-            "--dtype", config.dtype, "--max-num-seqs", str(config.num_slots),
-            "--max-model-len", str(config.max_context), *config.args,
-        )  # fmt: skip
+            python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *(word for option in options.items() for word in option),
+            "--enable-scale-out",
+            "--disable-uvicorn-access-log",
+            *config.args,  # last, so that a recipe's own options win
+        )
         env = {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -57,7 +74,7 @@ class VllmApi:
         return Command(argv, env)
 
     async def check(self, http: ServerHttp) -> None:
-        """Raises: ConfigError if it runs without an interface that is needed."""
+        """Raises: ConfigError if the server lacks an interface that this engine needs."""
         await http.get("/health")
         needs = {
             "/weight_info": "VLLM_SERVER_DEV_MODE=1 in its environment",
@@ -68,6 +85,7 @@ class VllmApi:
             try:
                 await http.get(path)
             except RefusedError as err:
+                # Any other status means that the path exists: generation, for one, takes only POST.
                 if err.status == 404:
                     raise ConfigError(
                         f"{http.url} has no {path}; start vLLM (0.32 or newer) with {remedy}"
@@ -76,15 +94,15 @@ class VllmApi:
     async def generate(
         self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int
     ) -> Part:
-        """One request."""
+        """Sends one request."""
         params: dict[str, object] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "max_tokens": max_tokens,
             "seed": sampling.seed % (1 << _SEED_BITS),
-            "logprobs": 0,
-            "detokenize": bool(sampling.stop),
+            "logprobs": 0,  # the sampled token's own, and none of the likeliest others
+            "detokenize": bool(sampling.stop),  # text is needed only to find stop texts in it
             "skip_special_tokens": False,
         }
         if sampling.stop:
@@ -96,7 +114,7 @@ class VllmApi:
             raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Prompt logprobs; the one token that is generated as well is thrown away."""
+        """Prompt logprobs. vLLM must generate at least one token, which is thrown away."""
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
         try:
@@ -107,7 +125,7 @@ class VllmApi:
         return np.asarray(values, np.float32)
 
     async def pause(self, http: ServerHttp) -> None:
-        """Freezes what runs, and drops the KV cache."""
+        """Freezes the running requests and drops their KV cache."""
         await http.post("/pause?mode=keep&clear_cache=true")
 
     async def resume(self, http: ServerHttp) -> None:
@@ -115,21 +133,21 @@ class VllmApi:
         await http.post("/resume")
 
     async def update(self, http: ServerHttp, model: Path, label: str) -> None:
-        """Every worker reads the folder."""
+        """Makes every worker read the folder, then names the new weights."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
         await http.post("/collective_rpc", body)
         await self.set_label(http, label)
 
     async def set_label(self, http: ServerHttp, label: str) -> None:
-        """Names the weights."""
+        """Tells the server the name of the weights that it has."""
         await http.post("/update_weight_version", {"new_version": label})
 
     async def label(self, http: ServerHttp) -> str:
-        """The name of the weights."""
+        """The name of the weights that the server has."""
         return str(json.loads(await http.get("/weight_info", timeout_s=30.0)).get("weight_version"))
 
     async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
-        """On CPUs, vLLM keeps a packed copy of a tied output head that a reload does not renew."""
+        """Refuses tied models on CPUs: there vLLM keeps a packed copy of the head, which no reload renews."""
         if not is_tied or not _ON_CPU.search(await http.get("/server_info")):
             return ""
         return (
@@ -139,7 +157,7 @@ class VllmApi:
         )
 
     async def gauges(self, http: ServerHttp) -> Gauges:
-        """Its figures, from its Prometheus page."""
+        """The server's figures, from its Prometheus page; figures of several processes are added up."""
         values: dict[str, int] = {}
         for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
             if match := _GAUGE.match(line):
@@ -174,6 +192,10 @@ class _Choice(msgspec.Struct):
 
 
 def _part(choice: _Choice) -> Part:
+    """The answer in this engine's terms.
+
+    Raises: ValueError if the logprobs are not those of the tokens.
+    """
     rows = choice.logprobs.content or ()
     spans = choice.weight_versions or ()
     if tuple(row.token_id for row in rows) != choice.token_ids:

@@ -1,7 +1,7 @@
 """Versions of the weights as folders that a server reads: safetensors with config and tokenizer.
 
-They lie in memory (`/dev/shm`) where there is room. What does not fit the first version, in names or shapes,
-or holds values that are not finite, is refused before anything is written.
+The folders are in shared memory (`/dev/shm`) if it has room. A version is refused before anything is written
+if its names or shapes differ from those of the first version, or if it holds values that are not finite.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ __all__ = ["WeightsFolder"]
 
 _SHARED_MEMORY = Path("/dev/shm")
 _NUM_COPIES = 3
-"""Room asked of shared memory: the version served, the next one, and as much again for the server."""
+"""Copies of the weights for which shared memory must have room: the version that is served, the next one, and
+as much again for the server."""
 
 
 class WeightsFolder:
-    """A private folder with the versions that one server reads. `remove` it.
+    """A private folder with the versions that one server reads. The owner calls `remove` last.
 
     Example: `folder = WeightsFolder("vllm-actor", snapshot)`, `path = folder.write(newer)`.
     """
@@ -35,7 +36,7 @@ class WeightsFolder:
         self.path = Path(tempfile.mkdtemp(prefix=f"astraflow-{name}-", dir=parent or _parent(num_bytes)))
 
     def write(self, snapshot: WeightSnapshot) -> Path:
-        """The folder of a version, complete. Blocks.
+        """Writes a version, and returns its folder. Blocks.
 
         Raises: WeightsError if the version does not fit or cannot be written.
         """
@@ -61,6 +62,7 @@ class WeightsFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _check(self, snapshot: WeightSnapshot) -> None:
+        """Raises: WeightsError if the version does not fit the first one or is not finite."""
         where = f"version {snapshot.version} of {snapshot.policy!r}"
         shapes = {tensor.name: tensor.shape for tensor in snapshot.tensors}
         wrong = sorted(
@@ -81,7 +83,10 @@ class WeightsFolder:
 
 
 def _num_not_finite(tensor: HostTensor) -> int:
-    """Values whose exponent bits are all set."""
+    """Number of values that are infinite or NaN: their exponent bits are all set.
+
+    Numpy has no bfloat16, so all types are read as integers.
+    """
     if tensor.dtype == "float32":
         bits = np.frombuffer(tensor.data, "<u4") & np.uint32(0x7F800000)
         return int(np.count_nonzero(bits == np.uint32(0x7F800000)))

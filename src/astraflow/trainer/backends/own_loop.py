@@ -4,9 +4,10 @@
     train_step(batch) --queue--> batches()           verbs, in the client's own thread
                       <-future-- save_weights_for_sampler()
 
-The trainer around it does what it does for every backend: session, publication, commit, checkpoints. The loop
-begins with the first batch and goes on where it is from step to step; after a restart it begins again, at the
-step of the checkpoint. A loop that ends before the run, or fails, fails the trainer.
+The trainer around it does the same as for every backend: session, publication, commit, checkpoints. The loop
+begins with the first batch and runs on through all steps. After a restart it begins again from its first
+line, with the batch of the checkpoint's step. If the loop fails, or returns before the run's last step, the
+trainer fails.
 """
 
 import logging
@@ -31,10 +32,11 @@ __all__ = ["OwnLoopBackend"]
 
 logger = logging.getLogger(__name__)
 _WHERE = "train.backend.loop"
+"""Path of the loop in the recipe, for messages."""
 
 
 class OwnLoopBackend:
-    """Implements `TrainerBackend`; to its client it is the run.
+    """Implements `TrainerBackend` for the trainer, and `RunSteps` for the loop's client.
 
     Example: `OwnLoopBackend(config, model_dir=folder)`, where the config's `backend.loop` names a function.
     """
@@ -48,8 +50,10 @@ class OwnLoopBackend:
         states: Path | None = None,
         make_engine: Callable[[WeightSnapshot], Engine] | None = None,
     ) -> None:
-        """Raises: ConfigError if the loop is not found, or the recipe asks for what only a loss of its own
-        gives."""
+        """Raises: ConfigError if the loop is not found, or if the recipe sets auxiliary losses.
+
+        With this backend the loop names all of its losses.
+        """
         backend = config.backend
         if not isinstance(backend, OwnLoopBackendConfig):
             raise ConfigError(f"train.backend.name = {backend!r} is not the own_loop backend")
@@ -68,16 +72,19 @@ class OwnLoopBackend:
         )
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         self._finished: Future[StepResult] = Future()
+        """Done when the loop has ended the present step."""
         self._end: Future[None] | None = None
-        """The end of the loop; None before it begins."""
+        """Done when the loop has returned or failed; None before it begins."""
         self._exported: Sequence[HostTensor] | None = None
+        """The weights that ended the last step; None before the first."""
 
     # --- the trainer's side ---
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Hands the batch over and waits until the loop has ended its step; in the last, until it returns.
+        """Hands the batch to the loop and waits until the loop has ended the step.
 
-        Raises: TrainingError if the loop returns before its time; what it fails with.
+        In the last step it also waits until the loop returns.
+        Raises: TrainingError if the loop returns too early; whatever the loop fails with.
         """
         if batch.step != self._inner.num_steps_done:
             raise TrainingError(f"batch of step {batch.step} given, step {self._inner.num_steps_done} is due")
@@ -89,38 +96,41 @@ class OwnLoopBackend:
         either: set[Future[Any]] = {self._finished, self._end}
         wait(either, return_when=FIRST_COMPLETED)
         if not self._finished.done():
-            self._end.result()
+            self._end.result()  # raises what the loop failed with
             raise TrainingError(
                 f"{_WHERE} returned in step {batch.step} of {self._num_steps}: go through client.batches()"
             )
         self._inner.num_steps_done += 1
         if self._inner.num_steps_done == self._num_steps:
-            self._batches.put(None)
+            self._batches.put(None)  # ends `client.batches()`
             self._end.result()
         return self._finished.result()
 
     def export(self) -> Sequence[HostTensor]:
-        """The weights that ended the last step; before the first, the current ones."""
+        """The weights that ended the last step; before the first step, the present ones."""
         if self._exported is None:
             return self._client.call(self._inner.export).result()
         return self._exported
 
     def save(self, folder: Path) -> None:
-        """Writes model, optimizer, random state and step; of the loop itself nothing is kept."""
+        """Writes model, optimizer, random state and step; nothing of the loop itself is kept."""
         self._client.call(lambda: self._inner.save(folder)).result()
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote. Raises: DataError if the folder does not fit the model."""
+        """Restores what `save` wrote.
+
+        Raises: DataError if the folder does not fit the model.
+        """
         self._client.call(lambda: self._inner.load(folder)).result()
 
     # --- the loop's side ---
 
     def take(self) -> Batch | None:
-        """The next step's batch; None after the last."""
+        """Waits for the next step's batch; None after the last."""
         return self._batches.get()
 
     def finish(self, tensors: Sequence[HostTensor], metrics: Mapping[str, float]) -> None:
-        """Ends the step with these weights."""
+        """Ends the step with these weights; the trainer's thread then goes on."""
         self._exported = tensors
         items = [
             MetricItem(name, value, "max" if name.endswith("_max") else "mean")

@@ -3,10 +3,10 @@
     caller's threads                       verbs' thread (owns the backend)
     forward_backward, optim_step, ... -->  one after the other, in the order of the calls; futures come back
 
-A loop that was written for that API finds its calls here. What it does not find there are the two ends of a
-run: `batches` gives the data that rollout services sampled, and the first `save_weights_for_sampler` (or
-`save_weights_and_get_sampling_client`) after a batch ends its step: those weights are the next version, which
-rollout services pick up. Without a run the verbs work alone, on data that the caller brings.
+A loop that was written for that API finds its calls here. Two things are added for a loop that takes part in
+a run. `batches` gives the data that rollout services sampled. The first `save_weights_for_sampler` (or
+`save_weights_and_get_sampling_client`) after a batch ends the batch's step: its weights are the next version,
+which rollout services pick up. Without a run, the verbs work on data that the caller brings.
 """
 
 import shutil
@@ -47,23 +47,27 @@ __all__ = ["RunSteps", "TrainingClient"]
 
 _ResultT = TypeVar("_ResultT")
 CustomLoss = Callable[[Sequence[Datum], list[Any]], tuple[Any, dict[str, float]]]
+"""Takes the data and, for each datum, the logprobs [N] of its targets as a tensor. Returns a scalar loss, and
+metrics."""
 
 
 class RunSteps(Protocol):
-    """The run that a client takes part in."""
+    """The run that a client takes part in; `OwnLoopBackend` implements it."""
 
     def take(self) -> Batch | None:
         """Waits for the next step's batch; None after the last."""
         ...
 
     def finish(self, tensors: Sequence[HostTensor], metrics: Mapping[str, float]) -> None:
-        """Ends the step of the batch that was taken."""
+        """Ends the step of the batch that was taken last."""
         ...
 
 
 class TrainingClient:
-    """The verbs over one backend. Everyone else uses the backend only through `call`.
+    """The verbs over one backend. Whoever else needs the backend uses it through `call`.
 
+    Verbs return futures. A wrong argument raises at once; whatever else fails is raised by the future's
+    `result`. The owner calls `close` last.
     Example::
 
         client = TrainingClient(TorchBackend(TrainConfig(), model_dir=folder), model_dir=folder)
@@ -81,7 +85,10 @@ class TrainingClient:
         make_engine: Callable[[WeightSnapshot], Engine] | None = None,
         run: RunSteps | None = None,
     ) -> None:
-        """`states`: the folder of `save_state`. `make_engine`: makes the engine of a sampling client."""
+        """`states` is the folder for `save_state`; `make_engine` makes the engine for sampling clients.
+
+        Both may be left out if nothing is saved or sampled.
+        """
         self._backend = backend
         self._model_dir = Path(model_dir)
         self._policy = policy
@@ -91,20 +98,23 @@ class TrainingClient:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verbs")
         self._saved: WeightSnapshot | None = None
         self._num_saved = 0
-        self._is_in_step = self._is_step_over = False
+        self._is_in_step = False
+        """True from a batch until its step is ended."""
+        self._is_step_over = False
+        """True from a step's end until the next batch; outside of a run, both stay False."""
         self._failure: BaseException | None = None
-        """What the verb that failed last raised."""
+        """What the last failed verb raised."""
         self._metrics: dict[str, float] = {}
-        """Metrics of the verbs since the batch was taken."""
+        """What the verbs since the last batch measured; goes to the run with the step's end."""
 
     def close(self) -> None:
-        """Ends the threads; verbs that were called are done first."""
+        """Ends the threads, after all verbs that were called are done."""
         self._thread.shutdown()
         if self._sampler is not None:
             self._sampler.close()
 
     def call(self, function: Callable[[], _ResultT]) -> ApiFuture[_ResultT]:
-        """Runs a function in the verbs' thread, after what was called before."""
+        """Runs a function in the verbs' thread, after everything that was called before."""
         future = self._thread.submit(function)
         future.add_done_callback(self._note_failure)
         return ApiFuture(future)
@@ -112,7 +122,7 @@ class TrainingClient:
     # --- the run ---
 
     def batches(self) -> Iterator[RunBatch]:
-        """The batches of the run, step by step, until its end.
+        """Gives the run's batches, one per step, until the run ends.
 
         Raises: ConfigError outside of a run, or if the step before was not ended by saving its weights.
         """
@@ -125,7 +135,7 @@ class TrainingClient:
             self._is_step_over = False
             self._metrics = {}
             yield run_batch(batch)
-            self.call(lambda: None).result()  # what was called in this step is done
+            self.call(lambda: None).result()  # returns when everything that was called in this step is done
             if self._is_in_step:
                 raise ConfigError(
                     f"step {batch.step} was not ended: call save_weights_for_sampler before the next batch"
@@ -136,23 +146,26 @@ class TrainingClient:
     def forward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> ApiFuture[ForwardBackwardOutput]:
-        """The loss, summed over all targets, and their logprobs; changes nothing.
+        """Computes the loss, summed over all targets, and the targets' logprobs; changes nothing.
 
-        Raises: ConfigError for an unknown loss or argument; DataError by the future for bad data.
+        Raises: ConfigError for an unknown loss or argument; DataError, from the future, for bad data.
         """
         return self._compute(data, loss_fn, loss_fn_config, is_dry=True)
 
     def forward_backward(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> ApiFuture[ForwardBackwardOutput]:
-        """As `forward`, and adds the gradient of the sum to those since the last `optim_step`."""
+        """Does what `forward` does, and adds the loss's gradient to those since the last `optim_step`."""
         return self._compute(data, loss_fn, loss_fn_config, is_dry=False)
 
     def forward_backward_custom(
         self, data: Sequence[Datum], loss_fn: CustomLoss
     ) -> ApiFuture[ForwardBackwardOutput]:
-        """`forward_backward` of any loss of logprobs: `loss_fn(data, logprobs)` gets a tensor [N] a datum,
-        and returns a scalar and metrics. Costs a second forward pass."""
+        """Does `forward_backward` with any loss of the logprobs, at the cost of a second forward pass.
+
+        The first pass gives the logprobs, from which `loss_fn(data, logprobs)` computes the loss and its
+        slope with respect to each of them. The second pass carries these slopes on to the weights.
+        """
 
         def run() -> ForwardBackwardOutput:
             import torch
@@ -163,6 +176,7 @@ class TrainingClient:
             loss, metrics = loss_fn(data, leaves)
             loss.backward()
             slopes = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+            # cross_entropy is -sum(weight * logprob), so its gradient with these weights is the loss's own.
             columns.advantages[:] = -torch.cat(slopes).numpy()
             self._backend.add_gradient(columns, cross_entropy)
             self._metrics["loss"] = float(loss.detach())
@@ -171,9 +185,10 @@ class TrainingClient:
         return self.call(run)
 
     def optim_step(self, adam_params: AdamParams) -> ApiFuture[OptimStepResponse]:
-        """One step of AdamW with the gradients since the last one.
+        """Makes one step of AdamW with the gradients since the last one.
 
-        In a run only until the step's weights are saved: checkpoints hold what is published.
+        In a run this is allowed only until the step's weights are saved, so that a checkpoint holds the same
+        weights that are published.
         """
 
         def run() -> OptimStepResponse:
@@ -193,7 +208,7 @@ class TrainingClient:
     # --- states ---
 
     def save_state(self, name: str, ttl_seconds: int | None = None) -> ApiFuture[SaveWeightsResponse]:
-        """Writes weights and optimizer into a folder of this name, over one that is there."""
+        """Writes weights and optimizer into a folder of this name; an older one is replaced."""
         del ttl_seconds  # nothing expires
         folder = self._state_folder(name)
 
@@ -209,11 +224,17 @@ class TrainingClient:
         return self.call(run)
 
     def load_state(self, path: str) -> ApiFuture[LoadWeightsResponse]:
-        """Loads the weights of a saved state and resets the optimizer. The future raises DataError."""
+        """Loads the weights of a saved state and resets the optimizer.
+
+        Raises: DataError, from the future, if the state does not fit the model.
+        """
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(self, path: str) -> ApiFuture[LoadWeightsResponse]:
-        """All of a saved state. Raises, by the future: DataError."""
+        """Loads the weights and the optimizer of a saved state.
+
+        Raises: DataError, from the future, if the state does not fit the model.
+        """
         return self._load(path, with_optimizer=True)
 
     # --- weights to sample with ---
@@ -221,9 +242,12 @@ class TrainingClient:
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None
     ) -> ApiFuture[SaveWeightsResponse]:
-        """Saves the weights for `create_sampling_client`. In a run, the first call after a batch ends its
-        step; the result comes once the weights are on their way to the publisher."""
-        del ttl_seconds
+        """Keeps a copy of the weights for `create_sampling_client`.
+
+        In a run, the first call after a batch ends the batch's step. The result comes once the weights are on
+        their way to the publisher.
+        """
+        del ttl_seconds  # nothing expires
 
         def run() -> SaveWeightsResponse:
             tensors = tuple(self._backend.export())
@@ -240,7 +264,7 @@ class TrainingClient:
     def create_sampling_client(self, model_path: str) -> SamplingClient:
         """A client that samples with the weights that were saved last.
 
-        Raises: ConfigError if the path is that of others.
+        Raises: ConfigError if the path is that of other weights, or if there is no engine to sample with.
         """
         sampler = self._sampler
         if sampler is None:
@@ -256,7 +280,7 @@ class TrainingClient:
         return self.call(run).result()
 
     def save_weights_and_get_sampling_client(self, name: str = "latest") -> SamplingClient:
-        """Both."""
+        """Saves the weights, and makes a client that samples with them."""
         return self.create_sampling_client(self.save_weights_for_sampler(name).result().path)
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -265,7 +289,7 @@ class TrainingClient:
 
         return cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(self._model_dir))
 
-    # --- the same in an event loop: the first await gives the future ---
+    # --- the same in an event loop: the first await gives the future, the second one its result ---
 
     async def forward_backward_async(
         self, data: Sequence[Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
@@ -316,8 +340,11 @@ class TrainingClient:
         return self.call(run)
 
     def _note(self, loss: float, sampled: NDArray[np.float32], logprobs: NDArray[np.float32]) -> None:
-        """The loss; and once per step, the gap between the weights and those that sampled. Tokens that were
-        not sampled have 0."""
+        """Notes the loss, and once per step the gap between the present weights and those that sampled.
+
+        `sampled` holds the logprobs of the weights that sampled, and 0 for tokens that nobody sampled. Only
+        the step's first data are measured, since updates widen the gap.
+        """
         self._metrics["loss"] = loss
         if "behavior_gap" in self._metrics or not sampled.any():
             return
@@ -329,7 +356,7 @@ class TrainingClient:
             self._check_step()
             num_steps_done = self._backend.num_steps_done
             self._backend.load(Path(path))
-            self._backend.num_steps_done = num_steps_done  # the run's, not the state's
+            self._backend.num_steps_done = num_steps_done  # the run's counter, not the state's
             if not with_optimizer:
                 self._backend.forget_optimizer()
             return LoadWeightsResponse(path)
@@ -337,10 +364,12 @@ class TrainingClient:
         return self.call(run)
 
     def _check_step(self) -> None:
+        """Raises: ConfigError if the step's weights were saved already, so that they may not change."""
         if self._is_step_over:
             raise ConfigError("the step ended when its weights were saved; take the next batch first")
 
     def _note_failure(self, future: "Future[Any]") -> None:
+        # Kept because a loop need not ask a future for its result, and would then never hear of the failure.
         self._failure = future.exception() or self._failure
 
     def _state_folder(self, name: str) -> Path:

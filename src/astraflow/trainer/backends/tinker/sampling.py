@@ -1,9 +1,10 @@
-"""Sampling with saved weights, by an engine of this process.
+"""Samples with saved weights, on an engine in this process.
 
     caller's threads                     sampling thread (one event loop; the engine's)
     sample / compute_logprobs / load --> engine.generate / score / load; futures come back
 
-Refuses to sample with other weights than those that a client was made for: the engine holds the newest ones.
+The engine holds only the weights that were loaded last. A client refuses to sample once these are no longer
+the weights that it was made for.
 """
 
 import asyncio
@@ -30,17 +31,20 @@ _ResultT = TypeVar("_ResultT")
 
 
 class ApiFuture(Generic[_ResultT]):
-    """What a verb gives at once; its result comes later."""
+    """What a verb returns at once; its result comes later. It can be awaited, or asked by `result`."""
 
     def __init__(self, future: "Future[_ResultT]") -> None:
         self._future = future
 
     def result(self, timeout: float | None = None) -> _ResultT:
-        """Waits. Raises: what the verb failed with; TimeoutError after `timeout` seconds."""
+        """Waits for the result.
+
+        Raises: whatever the verb failed with; TimeoutError after `timeout` seconds.
+        """
         return self._future.result(timeout)
 
     async def result_async(self, timeout: float | None = None) -> _ResultT:
-        """As `result`, in an event loop."""
+        """Waits for the result without blocking the event loop; otherwise the same as `result`."""
         async with asyncio.timeout(timeout):
             return await asyncio.wrap_future(self._future)
 
@@ -49,7 +53,7 @@ class ApiFuture(Generic[_ResultT]):
 
 
 class Sampler:
-    """One engine and its event loop, in a thread of its own that begins with the first weights."""
+    """An engine and its event loop, in a thread of its own. Both begin with the first weights."""
 
     def __init__(self, make_engine: Callable[[WeightSnapshot], Engine]) -> None:
         self._make_engine = make_engine
@@ -57,20 +61,24 @@ class Sampler:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sampler", daemon=True)
         self._seeds = itertools.count()
+        """Seeds for requests that name none: each gets another one."""
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        """Makes the engine serve these weights. Raises: ConfigError, DataError or WeightsError."""
+        """Makes the engine serve these weights.
+
+        Raises: ConfigError, DataError or WeightsError if it cannot.
+        """
         if self._engine is None:
             self._engine = self._make_engine(snapshot)
             self._thread.start()
         self.submit(self._engine.load(snapshot, slot="live")).result()
 
     def submit(self, coroutine: "Coroutine[Any, Any, _ResultT]") -> "Future[_ResultT]":
-        """Runs it in the thread."""
+        """Runs a coroutine in the thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Ends engine and thread; what runs fails."""
+        """Ends the engine and the thread; requests that still run fail."""
         if self._engine is not None:
             self.submit(self._engine.close()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -80,10 +88,14 @@ class Sampler:
     async def sample(
         self, prompt: Sequence[int], num_samples: int, params: SamplingParams, version: int
     ) -> list[SampledSequence]:
-        """Completions by exactly this version. Raises: RolloutError, also if a newer one was loaded."""
+        """Samples completions with exactly this version.
+
+        Raises: RolloutError, e.g. if a newer version was loaded; ConfigError for settings it does not know.
+        """
         assert self._engine is not None
-        asked = params.seed
-        seeds = [next(self._seeds) if asked is None else asked + idx for idx in range(num_samples)]
+        first = params.seed
+        # The samples of one call must differ, so a given seed is that of the first.
+        seeds = [next(self._seeds) if first is None else first + idx for idx in range(num_samples)]
         requests = [
             GenerateRequest(token_ids=tuple(prompt), sampling=_sampling(params, seed), version=version)
             for seed in seeds
@@ -92,12 +104,16 @@ class Sampler:
         return [SampledSequence(g.finish_reason, list(g.token_ids), list(g.logprobs)) for g in generations]
 
     async def score(self, prompt: Sequence[int]) -> list[float | None]:
-        """Logprobs of a prompt's tokens under the newest version, the first None."""
+        """Logprobs of a prompt's tokens under the newest version; the first token has None."""
         assert self._engine is not None
         return [None, *(await self._engine.score(prompt)).tolist()]
 
 
 def _sampling(params: SamplingParams, seed: int) -> Sampling:
+    """The engine's settings for one completion.
+
+    Raises: ConfigError if a token id is to end it.
+    """
     given = (params.stop,) if isinstance(params.stop, str) else params.stop or ()
     stop = tuple(text for text in given if isinstance(text, str))
     if len(stop) != len(given):
@@ -107,7 +123,7 @@ def _sampling(params: SamplingParams, seed: int) -> Sampling:
     return Sampling(
         temperature=params.temperature,
         top_p=params.top_p,
-        top_k=max(params.top_k, 0),
+        top_k=max(params.top_k, 0),  # the API's -1 keeps all; the engine's 0 does
         max_tokens=params.max_tokens,
         stop=stop,
         seed=seed,
@@ -115,7 +131,7 @@ def _sampling(params: SamplingParams, seed: int) -> Sampling:
 
 
 class SamplingClient:
-    """Samples with the weights that it was made for, until newer ones are saved for sampling.
+    """Samples with the weights that it was made for, until newer ones are loaded for another client.
 
     Example: `client.sample(prompt, num_samples=4, sampling_params=SamplingParams(max_tokens=20)).result()`.
     """
@@ -147,9 +163,9 @@ class SamplingClient:
         sampling_params: SamplingParams,
         include_prompt_logprobs: bool = False,
     ) -> SampleResponse:
-        """As `sample`; waits."""
+        """Samples as `sample` does, and waits for the completions."""
         return await self.sample(prompt, num_samples, sampling_params, include_prompt_logprobs)
 
     def compute_logprobs(self, prompt: ModelInput) -> ApiFuture[list[float | None]]:
-        """Logprobs of a prompt's tokens at temperature 1; the first has none."""
+        """Logprobs of a prompt's tokens at temperature 1; the first token has None."""
         return ApiFuture(self._sampler.submit(self._sampler.score(prompt.to_ints())))

@@ -1,8 +1,8 @@
 """What the verbs take and give, in the names and shapes of the Tinker API; and how data becomes columns.
 
-A datum is a sequence of N + 1 tokens: `model_input` holds the first N, `target_tokens` the last N, and every
-input of a loss has N entries, each for the target at its place. Objects of the SDK's own types do as well as
-these: only what both have in common is used.
+A datum is a sequence of N + 1 tokens: `model_input` holds the first N, `target_tokens` the last N. Every
+input of a loss has N entries, one for each target. Objects of the SDK's own types may be given instead of
+these: the code uses only what both have in common.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +40,16 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """Tokens of a sequence. Example: `ModelInput.from_ints([5, 6, 7])`."""
+    """The tokens of a sequence.
+
+    Example: `ModelInput.from_ints([5, 6, 7])`.
+    """
 
     tokens: tuple[int, ...]
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int]) -> "ModelInput":
-        """A prompt of token ids."""
+        """The input with these token ids."""
         return cls(tuple(tokens))
 
     def to_ints(self) -> list[int]:
@@ -61,7 +64,10 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorData:
-    """A column of numbers. Example: `TensorData.from_numpy(logprobs).tolist()`."""
+    """A column of numbers.
+
+    Example: `TensorData.from_numpy(logprobs).tolist()`.
+    """
 
     data: Sequence[Any] | NDArray[Any]
     dtype: str = "float32"
@@ -70,34 +76,34 @@ class TensorData:
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> "TensorData":
-        """The data of an array."""
+        """The column that holds an array."""
         is_float = np.issubdtype(array.dtype, np.floating)
         return cls(array, "float32" if is_float else "int64", array.shape)
 
     @classmethod
     def from_torch(cls, tensor: Any) -> "TensorData":
-        """The data of a torch tensor."""
+        """The column that holds a torch tensor's numbers."""
         return cls.from_numpy(tensor.detach().cpu().numpy())
 
     def to_numpy(self) -> NDArray[Any]:
-        """As an array."""
+        """The numbers as an array."""
         array = np.asarray(self.data, dtype=self.dtype)
         return array if self.shape is None else array.reshape(tuple(self.shape))
 
     def to_torch(self) -> Any:
-        """As a torch tensor, a copy."""
+        """The numbers as a torch tensor, which is a copy."""
         import torch
 
         return torch.tensor(self.to_numpy())
 
     def tolist(self) -> list[Any]:
-        """As numbers."""
+        """The numbers as a list, or as nested lists."""
         return self.to_numpy().tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One sequence and what its loss reads: lists, arrays, tensors or `TensorData` of N entries."""
+    """One sequence, and the inputs of its loss: lists, arrays, tensors or `TensorData` of N entries."""
 
     model_input: ModelInput
     loss_fn_inputs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -105,8 +111,11 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
-    """The batch of a step of a run. `data` have `target_tokens`, `logprobs` (of who sampled them),
-    `advantages` and `mask` (1: sampled by the policy); outside of the mask all but the targets are 0."""
+    """The batch of one step of a run.
+
+    Each datum has `target_tokens`, `logprobs` (under the weights that sampled the tokens), `advantages` and
+    `mask` (1 for a token that the policy sampled). Where the mask is 0, logprobs and advantages are 0 too.
+    """
 
     step: int
     """Counted from 0."""
@@ -126,7 +135,7 @@ class AdamParams:
     weight_decay: float = 0.0
     """Decoupled from the gradient."""
     grad_clip_norm: float = 0.0
-    """Larger gradients are scaled down to this norm; 0: none are."""
+    """Larger gradients are scaled down to this norm; 0 leaves all as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ class SamplingParams:
 
     max_tokens: int = 256
     seed: int | None = None
-    """None: another one each time."""
+    """Seed of the first completion; the others count up from it. None takes another seed each time."""
     stop: str | Sequence[str | int] | None = None
     """Texts that end a completion, besides the model's own end tokens; token ids are refused."""
     temperature: float = 1.0
@@ -146,32 +155,37 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackwardOutput:
-    """`loss_fn_outputs`: for each datum `logprobs` [N] of its targets. `metrics`: `loss:sum`."""
+    """The result of a forward pass, with or without a backward pass."""
 
     loss_fn_outputs: list[dict[str, TensorData]]
+    """For each datum its `logprobs` [N], those of its targets."""
     metrics: dict[str, float]
+    """`loss:sum`, and the metrics of a custom loss."""
     loss_fn_output_type: str = "logprobs"
 
 
 @dataclass(frozen=True, slots=True)
 class OptimStepResponse:
-    """`metrics`: `grad_norm` before clipping."""
+    """The result of an optimizer step."""
 
     metrics: dict[str, float]
+    """`grad_norm` before clipping."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveWeightsResponse:
-    """Where a state, or weights to sample with, can be found again."""
+    """The result of saving a state, or weights to sample with."""
 
     path: str
+    """What `load_state` or `create_sampling_client` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWeightsResponse:
-    """What was loaded."""
+    """The result of loading a state."""
 
     path: str
+    """The state that was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +218,11 @@ class _HasNumpy(Protocol):
 def columns_from_data(
     data: Sequence[Datum], *, weights: str, logprobs: str, vocab_size: int
 ) -> tuple[Columns, list[slice]]:
-    """Checked data as columns in which every target is a trained token, and where each datum's entries are.
+    """Checks data and returns them as columns, with the slice of the trained columns that is each datum's.
 
-    `weights`, `logprobs`: names of the inputs that become advantages and behavior logprobs; empty for zeros.
-    Raises: DataError naming the datum.
+    Every target is a trained token. `weights` and `logprobs` name the inputs that become advantages and
+    behavior logprobs; an empty name gives zeros.
+    Raises: DataError that names the datum.
     """
     if not data:
         raise DataError("no data was given; a loss needs at least one datum")
@@ -215,6 +230,7 @@ def columns_from_data(
     counts = np.array([len(tokens) - 1 for tokens in ids], dtype=np.int64)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts + 1)])[:-1]
     trained_starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+    # All tokens are trained but each sequence's first, which nothing predicts.
     is_first = np.zeros(int((counts + 1).sum()), dtype=np.bool_)
     is_first[starts] = True
 
@@ -226,7 +242,7 @@ def columns_from_data(
         token_ids=np.concatenate(ids),
         starts=starts,
         lengths=counts + 1,
-        group_ids=np.arange(len(data)),
+        group_ids=np.arange(len(data)),  # each datum is a group of its own: the API has no groups
         episode_idx=np.zeros(len(data), dtype=np.int64),
         episode_tokens=counts,
         temperatures=np.ones(len(data), dtype=np.float32),
@@ -242,7 +258,10 @@ def columns_from_data(
 
 
 def _tokens(datum: Datum, idx: int, vocab_size: int) -> NDArray[np.int32]:
-    """The N + 1 tokens of a datum."""
+    """The N + 1 tokens of a datum.
+
+    Raises: DataError if the targets are not the input moved by one, or are no tokens of the model.
+    """
     inputs = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
     targets = _array(datum, idx, "target_tokens").astype(np.int64)
     if not inputs.size or inputs.shape != targets.shape or (inputs[1:] != targets[:-1]).any():
@@ -257,6 +276,7 @@ def _tokens(datum: Datum, idx: int, vocab_size: int) -> NDArray[np.int32]:
 
 
 def _numbers(datum: Datum, idx: int, name: str, count: int) -> Floats:
+    """A datum's input of this name, checked; zeros for an empty name."""
     if not name:
         return np.zeros(count, dtype=np.float32)
     values = _array(datum, idx, name).astype(np.float32)
@@ -278,7 +298,10 @@ def _array(datum: Datum, idx: int, name: str) -> NDArray[Any]:
 
 
 def run_batch(batch: Batch) -> RunBatch:
-    """The batch of a step as data. Raises: DataError if it was sampled at another temperature than 1."""
+    """The batch of a step as data.
+
+    Raises: DataError if it was sampled at another temperature than 1.
+    """
     data = tuple(_datum(sample) for sample in batch.samples)
     return RunBatch(batch.step, data, tuple(sample.trajectory.reward for sample in batch.samples))
 
@@ -301,5 +324,6 @@ def _datum(sample: Sample) -> Datum:
         "advantages": advantages * mask,
         "mask": mask,
     }
+    # Entry i belongs to the target of input token i, which is token i + 1.
     inputs = {name: TensorData.from_numpy(column[1:]) for name, column in columns.items()}
     return Datum(ModelInput.from_ints(tokens[:-1].tolist()), inputs)
