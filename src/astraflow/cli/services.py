@@ -1,4 +1,4 @@
-"""Commands that run one service each. `astraflow run` starts these; so can others, on any machine."""
+"""Commands that run one service each. `astraflow run` uses them; so may a person, on any machine."""
 
 import asyncio
 import ctypes
@@ -17,14 +17,19 @@ from astraflow.errors import ConfigError, DataError, Error, FencedError, Refused
 
 __all__ = ["CaFile", "is_final", "join", "publish", "serve", "token_of", "train", "trust"]
 
+_log = logging.getLogger(__name__)
+
+_USER_ERROR_CODE = 2
+"""Exit code of a service whose settings are wrong."""
+_PR_SET_PDEATHSIG = 1
+"""Option of `prctl` in Linux: the signal that a process gets when its parent dies."""
+
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
 _Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0: the recipe's, or any free one.")]
 _TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the token. Default: $ASTRAFLOW_TOKEN.")
 ]
-
-
 CaFile = Annotated[
     Path | None,
     typer.Option(
@@ -112,11 +117,11 @@ def join(
         typer.Option(
             "--peer",
             help="Serve weights to other services at this address of the machine, HOST or HOST:PORT. "
-            "Default: do not.",
+            "Default: serve none.",
         ),
     ] = "",
 ) -> None:
-    """Join a run with a rollout service. Without --peer, it needs outbound connections only."""
+    """Join a run as a rollout service. Without --peer, it needs outbound connections only."""
     if peer and url.startswith("https:"):
         raise ConfigError("--peer serves plain HTTP, and this run uses HTTPS; leave --peer out")
     trust(ca_file)
@@ -145,18 +150,12 @@ def _private() -> tuple[Path, ...]:
     return tuple(Path(path) for path in paths if path)
 
 
-_log = logging.getLogger(__name__)
-
-_USER_ERROR_CODE = 2
-_PR_SET_PDEATHSIG = 1
-"""Option of `prctl` in Linux: the signal that a process gets when its parent dies."""
-
-
 def _run(name: str, main: Callable[[asyncio.Event], Awaitable[int]]) -> None:
     """Runs a service; exits with its code, or with 2 if its settings are wrong."""
-    from astraflow.service.process import PARENT_FD_VARIABLE, run_service
+    from astraflow.service.process import PARENT_FD_VARIABLE, launcher_pipe, run_service
 
-    if os.environ.get(PARENT_FD_VARIABLE):
+    # Without the launcher's pipe, the parent is not the launcher but a shell or a scheduler's own process.
+    if launcher_pipe(PARENT_FD_VARIABLE) is not None:
         _die_with_parent()
 
     async def guarded(stop: asyncio.Event) -> int:

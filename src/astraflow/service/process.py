@@ -2,6 +2,10 @@
 
 A service ends in order when it gets SIGTERM or SIGINT, when its launcher is gone, or when a `vital` task has
 ended. The launcher knows that the service lives by the bytes that its event loop writes to a pipe.
+
+The environment names both pipes by their descriptor numbers. A scheduler such as srun, or ssh, may forward
+the environment without the pipes; a number then means a closed descriptor or another file. Such a number is
+ignored with a line in the log: the service neither notices the end of its launcher nor shows signs of life.
 """
 
 import asyncio
@@ -12,6 +16,7 @@ import gc
 import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -24,6 +29,7 @@ __all__ = [
     "LIFE_SIGN_EVERY_S",
     "PARENT_FD_VARIABLE",
     "STACKS_SIGNAL",
+    "launcher_pipe",
     "run_service",
     "settle_memory",
 ]
@@ -31,9 +37,9 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 PARENT_FD_VARIABLE = "ASTRAFLOW_PARENT_FD"
-"""Environment variable with the read end of a pipe that closes when the launcher dies."""
+"""Environment variable with the descriptor of a pipe's read end; the pipe closes when the launcher dies."""
 LIFE_FD_VARIABLE = "ASTRAFLOW_LIFE_FD"
-"""Environment variable with the write end of a pipe to which a process writes its signs of life."""
+"""Environment variable with the descriptor of a pipe's write end, for the signs of life of the process."""
 LIFE_SIGN_EVERY_S = 1.0
 STACKS_SIGNAL = signal.SIGUSR2
 """On this signal a service logs the stacks of all its threads, even while its event loop hangs."""
@@ -65,22 +71,56 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[int | None]], *, name:
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)
     raise_file_limit()
+    # The event loop opens pipes of its own, which may get the number of a closed descriptor. So look first.
+    parent_fd = _checked_pipe(PARENT_FD_VARIABLE)
+    life_fd = _checked_pipe(LIFE_FD_VARIABLE)
     try:
         faulthandler.register(STACKS_SIGNAL, all_threads=True)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_guarded(main, name))
+            return runner.run(_guarded(main, name, parent_fd, life_fd))
     except Error as err:
         _log.error("%s stopped: %s", name, err)
         return 1
 
 
-async def _guarded(main: Callable[[asyncio.Event], Awaitable[int | None]], name: str) -> int:
+def launcher_pipe(variable: str) -> int | None:
+    """The descriptor that an environment variable names, if it is an open pipe; None otherwise."""
+    try:
+        fd = int(os.environ.get(variable, ""))
+        is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return fd if is_pipe else None
+
+
+def _checked_pipe(variable: str) -> int | None:
+    """The same, with a line in the log if the variable is set and its descriptor is ignored."""
+    fd = launcher_pipe(variable)
+    text = os.environ.get(variable, "")
+    if text and fd is None:
+        _log.warning(
+            "%s = %r is not an open pipe, so it is ignored: a scheduler may have forwarded the environment "
+            "without the pipe",
+            variable,
+            text,
+        )
+    return fd
+
+
+async def _guarded(
+    main: Callable[[asyncio.Event], Awaitable[int | None]],
+    name: str,
+    parent_fd: int | None,
+    life_fd: int | None,
+) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    _watch_parent(loop, stop, name)
-    _show_life(loop)
+    if parent_fd is not None:
+        _watch_parent(loop, stop, name, parent_fd)
+    if life_fd is not None:
+        _show_life(loop, life_fd)
     failures: list[Error] = []
 
     def end(error: Error) -> None:
@@ -96,12 +136,8 @@ async def _guarded(main: Callable[[asyncio.Event], Awaitable[int | None]], name:
     return code
 
 
-def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: str) -> None:
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: str, fd: int) -> None:
     """Sets `stop` when the launcher's end of the pipe closes; `_LAST_MOMENT_S` later the process ends."""
-    text = os.environ.get(PARENT_FD_VARIABLE, "")
-    if not text:
-        return
-    fd = int(text)
 
     def parent_died() -> None:
         loop.remove_reader(fd)
@@ -112,13 +148,9 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, name: st
     loop.add_reader(fd, parent_died)
 
 
-def _show_life(loop: asyncio.AbstractEventLoop) -> None:
-    """Writes a byte for the launcher each second from within the event loop, so that a process that is
+def _show_life(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    """Writes a byte to the launcher's pipe each second. The event loop does this, so that a process that is
     stopped, or whose loop hangs, falls silent."""
-    text = os.environ.get(LIFE_FD_VARIABLE, "")
-    if not text:
-        return
-    fd = int(text)
     os.set_blocking(fd, False)
     os.set_inheritable(fd, False)
 
