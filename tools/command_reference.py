@@ -21,8 +21,8 @@ HEAD = """# Command reference
 
 *Generated from the commands by `make docs`; do not edit.*
 
-Every command explains itself with `--help`. A mistake in a recipe or on the command line is one line on
-stderr, and exit code 2; what fails for another reason exits with 1. `astraflow --debug COMMAND ...` shows the
+Every command explains itself with `--help`. A mistake in a recipe or on the command line gives one line
+on stderr and exit code 2; any other failure gives exit code 1. `astraflow --debug COMMAND ...` shows the
 traceback.
 
 """

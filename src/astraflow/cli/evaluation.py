@@ -61,10 +61,10 @@ def evaluate(
 ) -> None:
     """Evaluate a run's weights, a model folder or an endpoint on a recipe's evaluation sets.
 
-    One process, offline, no services. Workflow, sampling, reward and seeds are those of evaluation during
-    training, so a version of a run gets the score that the run itself reported. Prints pass@1, avg@k and
-    unbiased pass@k with 95 % intervals over tasks. A sample passes if its score is at least 1. The key for a
-    URL comes from $OPENAI_API_KEY. Exits with 1 if an episode failed for good.
+    Runs in one process, offline and without services. Workflow, sampling, reward and seeds are those of
+    evaluation during training, so a version of a run gets the score that the run itself reported. Prints
+    pass@1, avg@k and unbiased pass@k with 95 % intervals over tasks. A sample passes if its score is at least
+    1. The key for a URL comes from $OPENAI_API_KEY. Exits with 1 if an episode failed for good.
 
     Examples: `astraflow eval runs/quickstart --samples 8`,
     `astraflow eval models/quickstart --recipe recipes/quickstart.yaml --json`,
@@ -116,17 +116,17 @@ async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "
 
 
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder, also of a live run.", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(help="Run folder; the run may be live.", metavar="RUN_DIR")],
     out: Annotated[Path, typer.Argument(help="Folder to write.", metavar="DIR")],
     version: _Version = -1,
     policy: _Policy = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace a model folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace DIR if it is a model folder.")] = False,
 ) -> None:
     """Write a version of a run's weights as a Hugging Face folder, bit-equal to what was served.
 
     `from_pretrained` opens it: weights, config, tokenizer and chat template. The written files are read back
-    and checked against the digest of the version. Needs no service. For a version that the run no longer
-    keeps, the error names those that it does.
+    and checked against the digest of the version. No service is needed. For a version that the run no longer
+    keeps, the error names the versions that it still keeps.
 
     Example: `astraflow export runs/quickstart models/trained`.
     """

@@ -24,6 +24,7 @@ from astraflow.launch.terminal_text import printable
 __all__ = ["app", "main"]
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
+"""The same as in `launch.program`, whose import would slow down every command."""
 
 app = typer.Typer(
     name="astraflow",
@@ -62,6 +63,7 @@ app.command("train", rich_help_panel="Single services")(train)
 for _entry in entry_points(group="astraflow.commands"):
     app.add_typer(_entry.load(), name=_entry.name)
 
+# The command of a package that is not installed: it says how to install it.
 if "conformance" not in {group.name for group in app.registered_groups}:
 
     @app.command(
@@ -75,8 +77,8 @@ if "conformance" not in {group.name for group in app.registered_groups}:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command. An error of ours gives one line on stderr and exit code 2 (the user can correct it) or
-    1."""
+    """Runs a command. An error of ours gives one line on stderr; the exit code is 2 if the user can correct
+    it, else 1."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     sys.path += [path for path in _module_path() if path not in sys.path]
     try:

@@ -19,7 +19,8 @@ def init(
         typer.Argument(help="Changes to the spec, e.g. seed=1", metavar="[a.b=value]..."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option("--cache", help="Folder of built models, by content; built once.")
+        Path | None,
+        typer.Option("--cache", help="Folder that keeps built models, so that each is built only once."),
     ] = None,
 ) -> None:
     """Build a tiny model with tokenizer and chat template, and warm-start it to a partial skill."""

@@ -38,7 +38,7 @@ def run(
         str,
         typer.Option(
             "--only",
-            help="One half, in this process: `rollout` saves batches of the starting weights to "
+            help="Run one half in this process: `rollout` saves batches of the starting weights to "
             "RUN_DIR/batches, `train` trains from saved batches, bit-reproducibly.",
         ),
     ] = "",
@@ -146,12 +146,13 @@ def drop_batch(
         int,
         typer.Option(
             "--step",
-            help="Drop only if this step is the oldest that is not committed. Default: whichever is.",
+            help="The step whose batch is dropped, if it is the oldest one that is not committed. Default: "
+            "that step, whichever it is.",
             min=-1,
         ),
     ] = -1,
     reason: Annotated[
-        str, typer.Option("--reason", help="The reason, for the journal.")
+        str, typer.Option("--reason", help="The reason, which the journal keeps.")
     ] = "it cannot be trained",
     token_file: Annotated[
         Path | None,
@@ -161,7 +162,7 @@ def drop_batch(
 ) -> None:
     """Drop a batch at which the trainer keeps failing, in a live run or a stopped one.
 
-    Its groups, and those of a batch that was taken ahead, are evicted; the step gets other groups.
+    Its groups, and those of a batch that was taken ahead, are evicted. The steps get other groups.
     """
     from astraflow.launch.commands import drop_and_report
 

@@ -26,7 +26,7 @@ def needs_tokens(recipe: Recipe) -> bool:
 
 
 def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
-    """The role of each token, made at first use; empty for a run that needs no tokens."""
+    """Token -> role. The tokens are made at first use; a run that needs none has none."""
     if not needs_tokens(recipe):
         return {}
     return {folder.token(role): role for role in _ROLES}
@@ -45,6 +45,7 @@ def network_modules(recipe: Recipe) -> tuple[str, ...]:
     used = {use.use.partition(":")[0] for part in parts for use in uses(part)}
     engine = recipe.rollout.engine
     if isinstance(engine, ServerEngineConfig) and not engine.attach.url:
+        # Environment variables can change what the command does, so they are allowed together with it.
         variables = [f"{name}={value}" for name, value in engine.env.items()]
         used.add(shlex.join([*variables, engine.python, *engine.args]))
     if (agent_program := _agent_program(recipe)) is not None:

@@ -1,4 +1,4 @@
-"""The commands about runs: what they do and print."""
+"""What the `astraflow` commands about runs do and print."""
 
 import asyncio
 import signal
@@ -60,7 +60,7 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
 
 
 async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tuple[str, ...]) -> bool:
-    """Whether the run finished; False if it was interrupted."""
+    """Runs the recipe; returns whether it finished, False if it was interrupted."""
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     runs: list[Run] = []
@@ -89,6 +89,7 @@ async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tup
 
 
 def _conclude(folder: RunFolder, recipe: Recipe, console: Console) -> int:
+    """Writes the report, and prints it and the paths of its files; returns the exit code."""
     summary = write_report(folder, recipe)
     console.print(summary_table(summary))
     console.print(f"summary: {folder.summary}", highlight=False, soft_wrap=True)
@@ -127,7 +128,7 @@ def run_only_rollout(recipe: Recipe, run_dir: Path) -> int:
 async def _collected(
     recipe: Recipe, run_dir: Path, on_batch: Callable[[Batch, Path], None]
 ) -> tuple[bool, Path]:
-    """Whether all batches were collected, and their folder."""
+    """Collects the batches; returns whether all are there, and their folder."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -232,6 +233,8 @@ def drop_and_report(where: str, policy: str, *, step: int, reason: str, token_fi
             f"policy {policy}: the batch of step {steps} is dropped ({dropped.num_groups} groups are "
             f"evicted); {then}, with other groups"
         ),
-        highlight=False, markup=False, soft_wrap=True,
-    )  # fmt: skip
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     return 0

@@ -59,7 +59,8 @@ class PolicyConfig(Config):
     follows: str = ""
     """For a follower: the trained policy whose versions it serves; `model` must be that policy's."""
     lag: int = Field(default=0, ge=0)
-    """For a follower: number of versions behind the newest; early in a run, the oldest version there is."""
+    """For a follower: number of versions that it stays behind the newest one. Early in a run, it serves the
+    oldest version."""
     sampling: SamplingConfig = SamplingConfig()
     table: TableConfig = TableConfig()
     train: TrainConfig = TrainConfig()
@@ -109,8 +110,8 @@ class SupervisionConfig(Config):
     """How the launcher watches the processes of a run."""
 
     longest_silence_s: float = Field(default=120.0, ge=0)
-    """Seconds without a sign of life from a process's event loop after which the process is restarted, with
-    the stacks of its threads in its log; 0: never."""
+    """Seconds without a sign of life from a process's event loop after which the process is killed and
+    restarted; its log then holds the stacks of its threads. 0 turns this off."""
 
 
 class LocalLauncherConfig(Config):
@@ -177,16 +178,20 @@ class Recipe(Config):
 
     @property
     def advertised_host(self) -> str:
-        """Host at which others call the publishers: `weights.advertise`, or the host that they listen at or,
-        if that means all addresses, the dataflow's. Raises: ConfigError if others cannot call any of them."""
+        """Host at which others call the publishers.
+
+        It is `weights.advertise` if that is set, else the host that the publishers listen on. If they listen
+        on all addresses, it is the dataflow's host.
+        Raises: ConfigError if others cannot call any of these.
+        """
         weights = self.weights
         is_open = listens_everywhere(weights.host) and not listens_everywhere(self.dataflow.host)
         return announced_host(weights.host, weights.advertise or (self.dataflow.host if is_open else ""))
 
     @property
     def peer_host(self) -> str:
-        """Host at which the run's own rollout services serve weights: one that the dataflow sees them call
-        from."""
+        """Host at which the run's own rollout services serve weights to one another. It is an address from
+        which the dataflow sees them call."""
         host = self.weights.host
         dataflow = self.dataflow.host
         if listens_everywhere(dataflow):
@@ -212,7 +217,7 @@ class Recipe(Config):
                 "dataflow.tls"
             )
         if listens_everywhere(self.weights.advertise or self.weights.host):
-            _ = self.advertised_host
+            _ = self.advertised_host  # raises if there is no host to announce
         followed = [c.policy for c in self.tasks.curators if isinstance(c, TaskGateConfig)]
         if unknown := [name for name in followed if name and name not in self.trained]:
             raise ValueError(

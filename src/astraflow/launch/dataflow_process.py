@@ -55,8 +55,10 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
 
 
 def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
-    """The dataflow over the journal of a folder, which it locks. Raises: ConfigError, DataError,
-    JournalError."""
+    """The dataflow of a run folder. It locks the folder's journal.
+
+    Raises: ConfigError, DataError, JournalError.
+    """
     sources = open_sources(recipe)
     sizes = {name: len(source) for name, source in sources.train.items()}
     config = recipe.dataflow
@@ -64,7 +66,12 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
         folder.journal, snapshot_every=config.snapshot_every, retained_steps=config.retained_steps
     )
     return DataflowService(
-        *(run_plan(recipe, sizes), sources.train, sources.eval, run_info(recipe), config, journal),
+        run_plan(recipe, sizes),
+        sources.train,
+        sources.eval,
+        run_info(recipe),
+        config,
+        journal,
         peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
         resumes_failed=folder.is_asked_to_resume,
     )

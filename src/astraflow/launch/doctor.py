@@ -1,8 +1,8 @@
 """Checks a machine and a recipe before a run, with one line per finding.
 
-Reads, and runs episodes for a second in this process; writes only a file that it deletes at once. Findings
-come one by one, since some take seconds. A failure means that `astraflow run` would not work, a warning that
-it would work badly.
+It reads, and runs episodes for a second in this process; it writes only a file that it deletes at once.
+Findings come one by one, since some take seconds. A failure means that `astraflow run` would not work, and a
+warning means that it would work badly.
 """
 
 import asyncio
@@ -44,7 +44,9 @@ _PROCESS_GIB = 0.5
 _SHOWN = 60
 """Longest text of a task that is shown, in characters."""
 _TRIAL_S = 1.0
+"""Time during which episodes are started."""
 _TRIAL_LIMIT_S = 60.0
+"""Time within which these episodes have to end."""
 _ENOUGH = 16
 """Fewest episodes that show whether scores differ."""
 _ENGINE = "engine"
@@ -100,8 +102,11 @@ def _threads(recipe: Recipe) -> dict[str, int]:
 
 
 def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:
-    """Processes with one thread can share cores; processes with several threads become very slow on shared
-    cores."""
+    """Whether the compute threads fit on the cores.
+
+    Processes with one thread can share cores. Processes with several threads become very slow on shared
+    cores, because their threads wait for each other.
+    """
     total = sum(threads.values())
     text = f"{total} compute threads ({', '.join(f'{n}: {t}' for n, t in threads.items())}) on {cores} cores"
     if total <= cores:
@@ -148,9 +153,11 @@ def _num_parameters(policy: PolicyConfig) -> int:
 
 
 def _memory(recipe: Recipe) -> Finding:
-    """Two weight slots per engine; weights, gradients, two moments and a published copy per trainer."""
+    """Whether the run fits into memory: two sets of weights per engine; weights, gradients, two moments and
+    a published copy per trainer."""
     sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
     num_processes = recipe.rollout.services + 2 * len(recipe.trained) + 1
+    # 4 bytes per number: a trainer's five copies take 20 bytes per parameter.
     engines = recipe.rollout.services * 2 * 4 * sum(sizes.values())
     trainers = 20 * sum(sizes[name] for name in recipe.trained)
     need = num_processes * _PROCESS_GIB * GIB + engines + trainers
@@ -162,7 +169,9 @@ def _memory(recipe: Recipe) -> Finding:
 
 
 def _disk(recipe: Recipe, run_dir: Path) -> Finding:
-    """Published versions, and checkpoints with two moments; of each one more while it is written."""
+    """Whether the run folder fits on the disk: the published versions, the checkpoints with their two
+    moments, and what is being written beside those that are kept."""
+    # Bytes per parameter: 4 in a version, 12 in a checkpoint with its two moments.
     need = sum(
         _num_parameters(policy) * (4 * (recipe.weights.keep + 2) + 12 * (policy.train.keep_checkpoints + 1))
         for policy in recipe.trained.values()
@@ -170,8 +179,11 @@ def _disk(recipe: Recipe, run_dir: Path) -> Finding:
     free = psutil.disk_usage(str(existing_parent(run_dir))).free
     text = f"about {need / GIB:.2f} GiB for weights and checkpoints, of {free / GIB:.1f} GiB free"
     remedy = "choose another --run-dir, or keep fewer: weights.keep, train.keep_checkpoints"
-    level = "fail" if need > free else "warn" if 2 * need > free else "ok"
-    return Finding(level, "disk of the run", text, "" if level == "ok" else remedy)
+    if need > free:
+        return Finding("fail", "disk of the run", text, remedy)
+    if 2 * need > free:
+        return Finding("warn", "disk of the run", text, remedy)
+    return Finding("ok", "disk of the run", text)
 
 
 def _data(name: str, source: TaskSource) -> Finding:
@@ -196,6 +208,8 @@ def _whole(recipe: Recipe) -> Finding:
 
 @dataclass(slots=True)
 class _Trial:
+    """What the episodes gave so far: scores, and messages of those that failed."""
+
     scores: list[float] = field(default_factory=list[float])
     failures: list[str] = field(default_factory=list[str])
 
@@ -213,7 +227,8 @@ async def _trial(recipe: Recipe, sources: OpenSources) -> Finding:
             async with asyncio.timeout(_TRIAL_LIMIT_S):
                 await _run_episodes(recipe, runner, source, trial)
         except TimeoutError:
-            trial.failures += [] if trial.scores else [f"no episode ended within {_TRIAL_LIMIT_S:.0f} s"]
+            if not trial.scores:
+                trial.failures.append(f"no episode ended within {_TRIAL_LIMIT_S:.0f} s")
         return _trial_finding(trial, hosted, time.perf_counter() - began_s)
 
 

@@ -94,8 +94,8 @@ def drift_finding(drift: PolicyDrift) -> Finding:
 
 
 def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
-    """The recipe for `steps` steps without learning. For a training loop of the user, the backend that
-    computes its verbs."""
+    """The recipe for `steps` steps without learning. A training loop of the user is replaced by the backend
+    that computes for it."""
     policies = dict(recipe.policies)
     for name, policy in policies.items():
         backend = policy.train.backend

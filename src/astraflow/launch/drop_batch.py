@@ -32,8 +32,8 @@ async def drop_batch(
 ) -> Dropped:
     """Drops the batch of a policy's oldest step that is not committed. `where` is a run folder or a URL.
 
-    `step` must be that step, or -1 for whichever it is. Raises: ConfigError or DataError for the run;
-    RefusedError if the step has no batch that can be dropped.
+    `step` must be that step, or -1 for whichever it is.
+    Raises: ConfigError or DataError for the run; RefusedError if the step has no batch that can be dropped.
     """
     if where.startswith(("http://", "https://")):
         return await _ask(where, policy, step=step, reason=reason, token=token, ca_file=ca_file)

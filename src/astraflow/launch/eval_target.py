@@ -23,7 +23,7 @@ __all__ = ["Endpoint", "Target", "chosen_policy", "find_target", "hosting"]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI-compatible server; an empty `model` is the first that it lists."""
+    """An OpenAI-compatible server; an empty `model` means the first one that it lists."""
 
     base_url: str
     model: str = ""
@@ -44,7 +44,10 @@ class Target:
 
 
 def chosen_policy(recipe: Recipe, policy: str) -> str:
-    """The named policy, or the first trained one. Raises: ConfigError."""
+    """The named policy; if the name is empty, the first trained one.
+
+    Raises: ConfigError for a name that the recipe does not have.
+    """
     known = tuple(recipe.trained) or tuple(recipe.policies)
     if not policy:
         return known[0]

@@ -91,6 +91,7 @@ class _Round:
     num_tasks: int
     samples: int
     scores: list[list[float]] = field(default_factory=list[list[float]])
+    """The scores of each task's episodes that ended well."""
     failures: Counter[str] = field(default_factory=Counter[str])
     metrics: list[tuple[MetricItem, ...]] = field(default_factory=list[tuple[MetricItem, ...]])
     num_done: int = 0
@@ -164,9 +165,9 @@ async def _score(
     async with asyncio.TaskGroup() as group:
         for _ in range(min(total, recipe.rollout.max_episodes)):
             group.create_task(work())
-    scored = [own for own in round_.scores if own]
-    num_samples = sum(len(own) for own in scored)
-    means = [sum(own) / len(own) for own in scored]
+    scored = [scores for scores in round_.scores if scores]
+    num_samples = sum(len(scores) for scores in scored)
+    means = [sum(scores) / len(scores) for scores in scored]
     passes = pass_estimates(scored, samples=round_.samples)
     return EvalScore(
         eval_set=round_.eval_set,
@@ -241,7 +242,7 @@ def _rows(score: EvalScore) -> list[tuple[str, str, str, str]]:
         f"{score.num_tasks} tasks x {score.samples}",
         f"{score.generated_tokens:,} tokens in {score.seconds:.1f} s",
     ]
-    sources += [""] * len(measures)
+    sources += [""] * len(measures)  # only the first rows say where the values come from
     return [
         (name, f"{value.mean:.4f}", f"{value.low:.4f} - {value.high:.4f}", source)
         if value

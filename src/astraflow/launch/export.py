@@ -31,8 +31,8 @@ class Exported:
     version: int
     num_bytes: int
     digest: str
-    """xxh3-128 over the tensors of the version, as in the manifest. It is that of the written file as well,
-    unless adapters were merged."""
+    """xxh3-128 over the tensors of the version, as in the manifest. Unless adapters were merged, the written
+    file has the same digest."""
 
 
 def export_version(

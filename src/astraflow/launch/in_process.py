@@ -5,7 +5,7 @@
     trainer (policy)  batches           -> versions, commits         ends after its last step, or `stop`
 
 The parts are those of `astraflow run`, except that weights stay in memory. The caller provides the backends,
-which do with each batch what the run is for. Ends by itself once every policy has done its steps.
+which do with each batch what the run is for. The run ends by itself once every policy has done its steps.
 """
 
 import asyncio

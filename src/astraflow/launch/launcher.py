@@ -1,7 +1,7 @@
 """The launcher that a recipe names, and the checks of one that a user wrote.
 
-A launcher of the user's own is called from the supervisor, which must never lose a process. What breaks the
-protocol, an exception of any kind or an answer that cannot be true, becomes a ServiceError that names the
+A launcher of the user's own is called from the supervisor, which must never lose a process. An exception of
+any kind, or an answer that cannot be true, breaks the protocol. It becomes a ServiceError that names the
 launcher, the process and what was expected.
 """
 
@@ -46,8 +46,8 @@ def make_launcher(config: LauncherConfig) -> Launcher:
 async def start_process(launcher: Launcher, spec: ProcessSpec) -> ProcessHandle:
     """Starts a process and returns a handle that keeps the protocol, or says where it does not.
 
-    Raises: ServiceError if the launcher fails, or returns something that is no handle; errors of ours as they
-    come.
+    Raises: ServiceError if the launcher fails, or returns something that is no handle; errors of ours pass
+    unchanged.
     """
     who = type(launcher).__name__
     try:

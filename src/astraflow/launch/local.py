@@ -1,10 +1,14 @@
 """Starts the processes of a run on this machine.
 
 Each process leads a session of its own, so that a Ctrl-C in the terminal reaches only the launcher. Two pipes
-connect it to the launcher. It inherits the read end of the first, whose write end only the launcher holds, so
-that it ends when the launcher ends, for whatever reason. Into the second it writes a byte per second from its
-event loop, as a sign of life. When a process ends, everything that is left in its session is killed.
-Processes are signalled by id, never by name.
+connect it to the launcher:
+
+- The process inherits the read end of the first pipe. Only the launcher holds the write end, so the process
+  notices when the launcher ends, for whatever reason, and ends too.
+- Into the second pipe, the process writes a byte per second from its event loop, as a sign of life.
+
+When a process ends, everything that is left in its session is killed. Processes are signalled by id, never by
+name.
 """
 
 import asyncio
@@ -40,7 +44,7 @@ class _SignsOfLife:
 
     def _read(self) -> None:
         if self._is_closed:
-            return
+            return  # `silence` was asleep while the process ended
         try:
             signs = os.read(self._fd, 4096)
         except BlockingIOError:

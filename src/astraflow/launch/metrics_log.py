@@ -20,7 +20,8 @@ class MetricsLog:
     """Appends records to the run's `metrics.jsonl`; `close` it.
 
     Opening reads the file: `last_step` and `num_evals` say where to continue. A last line that a crash cut
-    short is dropped, to be written again. Raises: DataError if any other line is not a record.
+    short is dropped, to be written again.
+    Raises: DataError if any other line is not a record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,6 +80,8 @@ class MetricsLog:
             self.failure = None
 
     def _write_line(self, line: bytes) -> None:
+        """Writes a line whole or not at all: the part of a line that still fitted on a full disk is cut off
+        again. Raises: OSError."""
         written = self._file.write(line)
         if written != len(line):
             os.ftruncate(self._file.fileno(), self._end)

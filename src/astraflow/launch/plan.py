@@ -83,8 +83,8 @@ def _longest_lag(recipe: Recipe, name: str) -> int:
 
 
 def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
-    """The context of the policy's model, from its config.json, or of the recipe's engine if that is longer; 0
-    if neither is known."""
+    """Tokens of the longest trajectory: the context of the policy's model, or of the recipe's engine if that
+    is longer; 0 if neither is known."""
     config = _model_config(policy.model_dir)
     text: dict[str, Any] = config.get("text_config") or {}  # multimodal models have one
     sizes: list[Any] = [part.get("max_position_embeddings") for part in (config, text)]

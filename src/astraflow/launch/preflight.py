@@ -1,6 +1,6 @@
-"""Finds everything in a recipe that can be found wrong before a process starts.
+"""Finds the mistakes in a recipe that can be known before a process starts.
 
-Reads and checks; writes, downloads and starts nothing.
+It reads and checks; it writes, downloads and starts nothing.
 """
 
 import json
@@ -151,8 +151,11 @@ def _check_lengths(recipe: Recipe) -> None:
 
 
 def _check_batches(recipe: Recipe) -> None:
-    """A batch is the body of one request. Where the workflow limits the length of an episode, the largest
-    batch must fit; elsewhere one that may not fit is logged."""
+    """A batch is sent as the body of one request, whose size is limited.
+
+    Where the workflow limits the length of an episode, the largest batch must fit. Elsewhere, a batch that
+    may not fit is only logged.
+    """
     engine = recipe.rollout.engine
     max_context = (
         engine.max_context if isinstance(engine, TorchEngineConfig | ServerEngineConfig) else sys.maxsize

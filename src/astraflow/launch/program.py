@@ -75,11 +75,11 @@ class Addresses:
 
 
 def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
-    """Chooses the ports of the recipe or, for port 0, those of the `earlier` start if they are free, else
-    any.
+    """Chooses a port for everything that listens: the recipe's port or, if that is 0, a free one.
 
-    `earlier` maps names of processes to ports. Several publishers take consecutive ports from `weights.port`
-    on. Raises: ConfigError if a port that the recipe names is taken.
+    Of the free ones, that of the `earlier` start is preferred. `earlier` maps names of processes to ports.
+    Several publishers take consecutive ports from `weights.port` on.
+    Raises: ConfigError if a port that the recipe names is taken.
     """
     with ExitStack() as held:
         dataflow = _claim(held, "dataflow", recipe.dataflow.host, recipe.dataflow.port, earlier)
@@ -178,7 +178,8 @@ class _Nodes:
         )
 
     def publisher(self, policy: str, *links: str, role: str = "", reads: Sequence[Path] = ()) -> ProcessSpec:
-        """Keeps and serves the versions of a policy. `role`: it calls the dataflow, as `links` say."""
+        """Keeps and serves the versions of a policy. With a `role` it also calls the dataflow, and `links`
+        are its options for that."""
         address = self._addresses.publishers[policy]
         port = ("--port", str(address[1]))
         weights = self._recipe.weights
@@ -244,7 +245,8 @@ class _Nodes:
         near: str,
         is_finite: bool = False,
     ) -> ProcessSpec:
-        """`role`: the process calls the dataflow in this role, and gets the role's token if there are any."""
+        """One process. With a `role`, it calls the dataflow in that role, and gets the role's token if there
+        are any."""
         secrets = _own_env(self._recipe) if role else {}
         if role and self._tokens:
             secrets[TOKEN_VARIABLE] = self._tokens[role]

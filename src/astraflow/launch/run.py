@@ -47,6 +47,8 @@ __all__ = ["Run", "launch"]
 _FeedT = TypeVar("_FeedT")
 
 _SHOW_EVERY_S = 0.5
+_LONGEST_POLL_S = 25.0
+"""A long poll returns after this time, even without news."""
 _SAVE_EVERY = 10
 """Refreshes between two writes of run.json, which records until when the launcher ran."""
 _WORKERS_GRACE_S = 2.4
@@ -56,6 +58,7 @@ _STORES_GRACE_S = 1.0
 _LAST_CHECKPOINT_S = 120.0
 """Time that a trainer may take after its last commit."""
 _LAST_ROLLOUT_S = 10.0
+"""Time that a rollout service may take to end after the run is over."""
 
 
 class _Feed(Generic[_FeedT]):
@@ -126,9 +129,9 @@ class Run:
     # --- for the caller ---
 
     def steps(self, policy: str) -> AsyncIterator[StepRecord]:
-        """The steps of a policy that are committed during this start of the run, as they come; ends with the
-        run.
+        """The steps of a policy that are committed during this start of the run, as they come.
 
+        Ends with the run.
         Raises: ConfigError if the recipe does not train the policy.
         """
         if policy not in self._steps:
@@ -249,7 +252,7 @@ class Run:
             is_over = not records and await self._is_over()
             records = ()
             with contextlib.suppress(UnavailableError):
-                records = await self._client.steps(policy, after, 0.0 if is_over else 25.0)
+                records = await self._client.steps(policy, after, 0.0 if is_over else _LONGEST_POLL_S)
             for record in records:
                 after = record.step
                 self._take_step(record)
@@ -268,7 +271,9 @@ class Run:
         while not is_over:
             is_over = await self._is_over()
             with contextlib.suppress(UnavailableError):
-                for record in await self._client.evals(self._metrics.num_evals, 0.0 if is_over else 25.0):
+                for record in await self._client.evals(
+                    self._metrics.num_evals, 0.0 if is_over else _LONGEST_POLL_S
+                ):
                     self._metrics.write(record)
                     self._note_failure()
                     self._evals.add(record)
@@ -276,8 +281,11 @@ class Run:
         self._evals.close()
 
     async def _is_over(self) -> bool:
-        """Whether the dataflow says that the run is over. Ask before a poll, so that the last poll misses
-        nothing; a poll that brought records need not be preceded by it."""
+        """Whether the dataflow says that the run is over.
+
+        Ask this before a poll, so that the last poll misses nothing. After a poll that brought records, the
+        next poll needs no question: it cannot be the last one.
+        """
         with contextlib.suppress(UnavailableError):
             return (await self._client.status()).state in {"finished", "failed"}
         return False
@@ -331,7 +339,8 @@ async def launch(
 
     A folder with an interrupted or failed run of the recipe continues that run. `module_path` names folders
     where the recipe's own modules are found. `launcher` takes the place of the recipe's; it is closed at the
-    end. Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
+    end.
+    Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
     check_recipe(recipe)

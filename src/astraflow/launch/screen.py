@@ -38,8 +38,16 @@ _PLAIN_EVERY_S = 2.0
 """Shortest time between two lines about steps; evaluations and notes are always printed."""
 
 _POLICY_COLUMNS = (
-    "policy", "step", "reward", "held-out", "staleness", "tickets", "ready", "trained", "dropped",
-)  # fmt: skip
+    "policy",
+    "step",
+    "reward",
+    "held-out",
+    "staleness",
+    "tickets",
+    "ready",
+    "trained",
+    "dropped",
+)
 
 
 class View(Protocol):

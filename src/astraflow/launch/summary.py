@@ -1,7 +1,7 @@
 """The results of a run: the numbers of `summary.json`, computed from the journal.
 
-They can be computed again at any time, during the run or long after it. From the launcher's record they need
-only the times at which it ran.
+They can be computed again at any time, during the run or long after it. Only the times at which the launcher
+ran come from its record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
         steps = journal.steps()
         evals = journal.evals()
     rl_wall_s = record.active_s(report.first_lease_s, report.last_commit_s)
-    both_s = figures.overlap_frac * figures.rl_wall_s
+    overlap_s = figures.overlap_frac * figures.rl_wall_s
     policies = tuple(_policy(p, recipe, steps, evals) for p in report.policies)
     first = policies[0]
     eval_set = next(iter(recipe.eval.sets), "")
@@ -106,7 +106,7 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
         heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
         wall_s=round(record.wall_s, 3),
         rl_wall_s=round(rl_wall_s, 3),
-        overlap_frac=round(both_s / max(rl_wall_s, 1e-9), 4),
+        overlap_frac=round(overlap_s / max(rl_wall_s, 1e-9), 4),
         staleness_mean=round(figures.staleness_mean, 4),
         staleness_max=figures.staleness_max,
         staleness_bound=figures.staleness_bound,
@@ -146,7 +146,7 @@ def _policy(
 
 
 def _waits(waits_s: Mapping[str, float], rl_wall_s: float) -> tuple[WaitShare, ...]:
-    """Waiting times by who waited for whom, longest first."""
+    """Waiting times by who waited for whom, longest first. The keys are `WHO wait:WHOM`."""
     shares = [
         WaitShare(
             who=key.partition(" wait:")[0],

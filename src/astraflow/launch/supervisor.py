@@ -35,8 +35,8 @@ USER_ERROR_CODE = 2
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
 _LATE_NEWS_S = 5.0
-"""How long a process may end before the launcher knows that it was done. The launcher asks the dataflow twice
-per second, and the answer may take a while."""
+"""A process may end this long before the launcher learns that its work was done. The launcher asks the
+dataflow twice per second, and the answer may take a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class ServiceState:
 
 
 class Backoff:
-    """Delays between restarts: `first_s`, doubled each time up to `longest_s`, for at most `limit` crashes in
-    a row."""
+    """Delays between restarts. The first is `first_s`; each further one is twice as long, up to `longest_s`.
+    At most `limit` crashes in a row are followed by a restart."""
 
     def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
         self._limit = limit
@@ -80,8 +80,10 @@ class Supervisor:
     """Runs processes until they end normally, are stopped, or fail for good.
 
     Example: `supervisor = Supervisor(launcher, specs); await supervisor.run()`; `await supervisor.stop()`
-    from another task ends it. For a process that ends with the run, `note_done` must be called first: if it
-    ends before, it has crashed, whatever its exit code. `first_backoff_s` is the delay before the first
+    from another task ends it.
+
+    Call `note_done` when a process that ends with the run has no more to do. If such a process ends before
+    that, it counts as crashed, whatever its exit code. `first_backoff_s` is the delay before the first
     restart.
     """
 
@@ -175,10 +177,10 @@ class Supervisor:
             self._ended[spec.name].set()
 
     async def _is_done(self, spec: ProcessSpec) -> bool:
-        """Whether a process that ended with code 0 had done its work; code of the user may have ended it
-        before.
+        """Whether a process that ended with code 0 had done its work.
 
-        The process may know this before the launcher does, so this waits for a while.
+        Code of the user may have ended it earlier. The process may know that its work is done before the
+        launcher does, so this waits for a while.
         """
         waits = [
             asyncio.create_task(event.wait()) for event in (self._done[spec.name], self._stops[spec.name])

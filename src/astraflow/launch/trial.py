@@ -28,7 +28,8 @@ async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: 
     """Runs the recipe's workflow once with the policies' starting weights.
 
     `source` is a task source or an evaluation set; empty means the first source. `task` is the position in
-    it. Raises: ConfigError or DataError for the recipe; whatever the workflow raises.
+    it.
+    Raises: ConfigError or DataError for the recipe; whatever the workflow raises.
     """
     sources = check_recipe(recipe)
     chosen = _chosen({**sources.train, **sources.eval}, source, task)
@@ -60,9 +61,10 @@ def episode_text(trial: Trial) -> str:
     lines.append(f"=== score {episode.score:g} in {episode.duration_s:.2f} s")
     for trajectory in episode.trajectories:
         num_sampled = sum(span.length for span in trajectory.versions)
+        num_tokens = len(trajectory.token_ids) // 4  # ids are 4 bytes each
         lines.append(
             f"{trajectory.policy} ({trajectory.role}): reward {trajectory.reward:g}, {len(trajectory.turns)} "
-            f"turns, {num_sampled} sampled of {len(trajectory.token_ids) // 4} tokens, "
+            f"turns, {num_sampled} sampled of {num_tokens} tokens, "
             f"{trajectory.finish_reason}{', fork' if trajectory.is_fork else ''}"
         )
     return "\n".join(lines)

@@ -1,9 +1,9 @@
 """What goes into the core, and what comes out: the journal's records.
 
-A command is everything that may change the run's state, with time and ids as arguments. A decision is the
-core's answer, the events that the accounting consists of, and the waiters to wake. The journal stores
-commands and events: replaying the commands must give the same events again, and the audit counts the events
-alone.
+A command is anything that may change the run's state. It carries its ids; its time is given with it. A
+decision holds the core's answer, the events that the accounting consists of, and the waiters to wake. The
+journal stores commands and events. Replaying the commands must give the same events again; the audit counts
+the events alone.
 """
 
 from typing import Any
@@ -73,7 +73,8 @@ __all__ = [
 class Stored(Item, frozen=True, array_like=True, gc=False):
     """Base of what journal and snapshots hold: fields by position, without their names.
 
-    Frozen, so never part of a cycle: the collector, which would stop the service for it, passes them over.
+    These objects are frozen, so they are never part of a cycle. The garbage collector therefore skips them
+    (`gc=False`); to look at them, it would have to stop the service.
     """
 
 
@@ -99,7 +100,7 @@ class TrajectoryMeta(Stored, frozen=True, kw_only=True):
     turn_spans: tuple[tuple[int, int], ...]
     turn_rewards: tuple[float, ...]
     num_trained_by_turn: tuple[int, ...]
-    """Tokens with mask 1 in each turn: what an advantage of that turn weighs."""
+    """Tokens with mask 1 in each turn: the weight of an advantage of that turn."""
     payload: PayloadRef
     state_keys: tuple[int, ...] = ()
     repeated_frac: float = 0.0
@@ -127,18 +128,18 @@ class AddWorker(Stored, frozen=True, kw_only=True, tag=True):
     name: str
     hosts: tuple[str, ...]
     key: str = ""
-    """Digest of the id's secret. Empty, as in old journals: its leases may be answered by anybody."""
+    """Digest of the id's secret. If it is empty, as in old journals, anybody may answer the leases."""
 
 
 class DropWorker(Stored, frozen=True, kw_only=True, tag=True):
-    """A rollout service left or vanished; its leases go out again."""
+    """A rollout service left or vanished; its leases are issued again."""
 
     worker_id: str
     reason: str
 
 
 class IssueLeases(Stored, frozen=True, kw_only=True, tag=True):
-    """A service asks for leases. Journaled only if it got some."""
+    """A service asks for leases. The command is journaled only if the service got some."""
 
     worker_id: str
     num_free: int
@@ -150,11 +151,11 @@ class ExpireLeases(Stored, frozen=True, kw_only=True, tag=True):
 
     lease_ids: tuple[str, ...]
     never_arrived: bool = False
-    """Their service never got the answer that granted them: it is not to blame."""
+    """The service never got the answer that granted the leases, so it is not to blame."""
 
 
 class RecordResult(Stored, frozen=True, kw_only=True, tag=True):
-    """The result of a lease, already checked and its payloads written."""
+    """The result of a lease. It has been checked, and its payloads are written."""
 
     lease_id: str
     worker_id: str
@@ -162,13 +163,13 @@ class RecordResult(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class PushTaskIds(Stored, frozen=True, kw_only=True, tag=True):
-    """Tasks from outside; the core keeps them, for they are in no source."""
+    """Tasks from outside. The core keeps them, because they are in no source."""
 
     tasks: tuple[Task, ...]
 
 
 class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
-    """A trainer opens a session: new epoch, older ones fenced."""
+    """A trainer opens a session. It gets a new epoch, and older sessions are fenced."""
 
     policy: str
     trainer_id: str
@@ -176,7 +177,7 @@ class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):
-    """The trainer takes step `step`. Journaled only when it decides something new."""
+    """The trainer takes step `step`. The command is journaled only when it decides something new."""
 
     policy: str
     epoch: int
@@ -184,7 +185,7 @@ class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class PublishVersion(Stored, frozen=True, kw_only=True, tag=True):
-    """A version is downloadable."""
+    """A version can be downloaded."""
 
     policy: str
     epoch: int
@@ -193,14 +194,15 @@ class PublishVersion(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class PublishFrozen(Stored, frozen=True, kw_only=True, tag=True):
-    """The one version of a frozen policy is downloadable."""
+    """The one version of a frozen policy can be downloaded."""
 
     policy: str
     manifest: Manifest
 
 
 class CommitStep(Stored, frozen=True, kw_only=True, tag=True):
-    """Step trained, version published: tickets come back, groups are trained for ever."""
+    """A step is trained and its version is published. Its groups are `trained` for ever, and their tickets
+    come back."""
 
     policy: str
     epoch: int
@@ -268,7 +270,7 @@ Command = (
 
 
 class GroupDrawn(Stored, frozen=True, kw_only=True, tag=True):
-    """A task draw charged these policies; those in `unadmitted` had no ticket."""
+    """A task was drawn and charged to the policies in `admitted`; those in `unadmitted` had no ticket."""
 
     group_id: int
     task_id: str
@@ -328,7 +330,7 @@ class ResultDropped(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class FateDecided(Stored, frozen=True, kw_only=True, tag=True):
-    """A group ended for a policy, in exactly one way. `step` only for `trained`."""
+    """A group ended for a policy, in exactly one way. `step` is set only for the fate `trained`."""
 
     policy: str
     group_id: int
@@ -339,7 +341,7 @@ class FateDecided(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
-    """A step has its batch, for ever."""
+    """A step got its batch, which it keeps unless a person drops it."""
 
     policy: str
     step: int
@@ -347,12 +349,13 @@ class BatchTaken(Stored, frozen=True, kw_only=True, tag=True):
     group_ids: tuple[int, ...]
     staleness: tuple[int, ...]
     replayed_ids: tuple[int, ...] = ()
-    """Groups of earlier steps that are trained on again; their fate is that of their first step."""
+    """Groups of earlier steps that are trained on again; their fate was decided by their first step."""
     replayed_staleness: tuple[int, ...] = ()
 
 
 class BatchDropped(Stored, frozen=True, kw_only=True, tag=True):
-    """Steps that were not committed lost their batches, whose groups are `evicted`; they get others."""
+    """Steps that were not committed lost their batches and get others. The groups of these batches are
+    `evicted`."""
 
     policy: str
     steps: tuple[int, ...]
@@ -396,7 +399,7 @@ class RunEnded(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class RunResumed(Stored, frozen=True, kw_only=True, tag=True):
-    """A failed run continues: steps that were not committed get other batches."""
+    """A failed run continues. Steps that were not committed get other batches."""
 
 
 Event = (
@@ -464,8 +467,11 @@ class BatchView(Stored, frozen=True, kw_only=True):
 
 
 class Decision(Item, frozen=True, kw_only=True):
-    """What a command led to. `answer` is of the command's own answer type; `wakes` are topics of waiters:
-    `leases`, `batch/POLICY`, `versions/POLICY`, `steps/POLICY`, `evals`, `run`."""
+    """What a command led to.
+
+    The type of `answer` depends on the command: see `Core.apply`. `wakes` are topics of waiters: `leases`,
+    `worker/ID`, `batch/POLICY`, `versions/POLICY`, `steps/POLICY`, `evals`, `run`.
+    """
 
     answer: Any = None
     events: tuple[Event, ...] = ()

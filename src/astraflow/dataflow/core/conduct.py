@@ -1,9 +1,9 @@
 """How rollout services behave: one that fails again and again is set aside, and tried again now and then.
 
-A *strike* is a failed lease that was issued after the strike before: leases that run together and fail
-together count once. A good result of the service wipes its strikes out. From `SET_ASIDE` strikes on the
-service is set aside: it rests, each time twice as long, and then gets a single lease to show that it works
-again. When it says that an episode cannot be retried, that no longer counts.
+A *strike* is a failed lease that was issued after the previous strike, so leases that run together and fail
+together count once. A good result of a service wipes out its strikes. From `SET_ASIDE` strikes on, a service
+is set aside: it rests, each time twice as long, and then gets a single lease to show that it works again.
+Until then, its word that an episode cannot be retried does not count.
 
 An episode that failed on a service goes to another one, as long as another one is at work.
 """
@@ -32,23 +32,24 @@ __all__ = [
 ]
 
 SET_ASIDE = 3
-"""Strikes: one is bad luck, two may be a hard task; short enough that few attempts are lost."""
+"""Number of strikes. One may be bad luck, two may be a hard task; more would cost more attempts."""
 _FIRST_REST_S = 1.0
 _LONGEST_REST_S = 60.0
 _HOPELESS = 10
-"""Strikes of every service that end the run: two minutes of trying, if they come from `SET_ASIDE` on."""
+"""The run ends when every service has this many strikes. The rests from `SET_ASIDE` strikes on add up to two
+minutes."""
 _HOPELESS_AT_FIRST = 8
-"""The same while no episode of the run ever succeeded: half a minute."""
+"""The same number while no episode of the run has succeeded yet. The rests add up to half a minute."""
 _PATIENCE_S = 120.0
-"""Time without any good result before the services can be called hopeless, once there was one."""
+"""Once there was a good result, the run ends only after this long without another one."""
 _LEFT_TO_OTHERS_S = 30.0
-"""Time that an episode waits for another service than the one that failed it."""
+"""Time for which an episode that failed on a service waits for another service."""
 _AT_WORK_S = 10.0
 """A service without leases counts as at work for this long after its latest one."""
 _MAX_ABSENT = 1000
-"""Services that are gone and whose strikes are remembered."""
+"""Largest number of services that are gone and whose strikes are remembered."""
 _MAX_GONE_KEYS = 10_000
-"""Services that are gone and whose late results still count."""
+"""Largest number of services that are gone and whose late results still count."""
 _MAX_TOLD = 300
 """Characters of an error message in events and reasons."""
 
@@ -57,8 +58,8 @@ _MAX_TOLD = 300
 
 
 def starts_with(ctx: Context, name: str) -> Conduct:
-    """The conduct of a service that joins. If one of the same name left with strikes, it continues with
-    them."""
+    """The conduct of a service that joins. It takes over the strikes of a service of the same name that
+    left."""
     return ctx.state.absent.pop(name, None) or Conduct()
 
 
@@ -78,9 +79,10 @@ def remember(ctx: Context, worker: WorkerState) -> None:
 
 
 def note_holder(episode: EpisodeState, worker: WorkerState) -> None:
-    """Notes that the current attempt of the episode is granted to a service: nobody else may answer it."""
+    """Notes that the current attempt of the episode is granted to a service; no other may answer it."""
     earlier = episode.holders[: episode.attempt]
-    unknown = ("",) * (episode.attempt - len(earlier))  # Granted before holders were noted.
+    # An older version, which did not note holders, may have granted earlier attempts.
+    unknown = ("",) * (episode.attempt - len(earlier))
     episode.holders = (*earlier, *unknown, worker.id if worker.key else "")
 
 
@@ -93,7 +95,7 @@ def note_failure(ctx: Context, lease: LeaseState, failure: Failure) -> None:
     worker.active_s = ctx.now_s
     conduct.last_failure = f"{failure.error_class}: {failure.message}"[:_MAX_TOLD]
     if lease.strikes != conduct.strikes:
-        return
+        return  # it was issued before the latest strike, and counts with that one
     conduct.strikes += 1
     conduct.struck_s = ctx.now_s
     ctx.wake(f"worker/{worker.id}")
@@ -113,7 +115,8 @@ def note_success(ctx: Context, worker_id: str) -> None:
     worker = ctx.state.workers.get(worker_id)
     if worker is None:
         return
-    worker.active_s = ctx.state.last_good_s = ctx.now_s
+    worker.active_s = ctx.now_s
+    ctx.state.last_good_s = ctx.now_s
     ctx.state.num_good += 1
     conduct = worker.conduct
     conduct.num_good += 1
@@ -178,7 +181,7 @@ def retries_for(ctx: Context, worker_id: str) -> Iterator[EpisodeState]:
 
 
 def is_apart(ctx: Context, worker_id: str) -> bool:
-    """Whether the service may not have every lease that others with its versions may."""
+    """Whether the service is refused some lease that another one with its versions would get."""
     worker = ctx.state.workers.get(worker_id)
     if worker is None:
         return False
@@ -186,7 +189,8 @@ def is_apart(ctx: Context, worker_id: str) -> bool:
 
 
 def next_chance_s(ctx: Context, worker_id: str, now_s: float) -> float:
-    """When time alone may give the service a lease that it cannot have now; infinity if it cannot."""
+    """The next time at which the service may get a lease that it is refused now, even if nothing else
+    changes; infinity if there is none."""
     worker = ctx.state.workers.get(worker_id)
     if worker is None:
         return float("inf")

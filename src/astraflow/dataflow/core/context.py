@@ -1,6 +1,7 @@
 """What every rule of the core works on: the plan, the state, the algorithms, and the decision in the making.
 
-The rules are functions `(ctx, command) -> answer`, one file a subject; `Context` is their only shared object.
+The rules are functions `(ctx, command) -> answer`, in one file per subject. `Context` is the only object that
+they share.
 """
 
 import hashlib
@@ -30,18 +31,18 @@ class Context:
         self.state = RunStateData(policies={name: PolicyState() for name in plan.policies})
         self.parts = {name: TableParts(name, p.table) for name, p in plan.policies.items()}
         self.valuations = {name: Valuation(p.table) for name, p in plan.policies.items()}
-        tables = {name: p.table for name, p in plan.policies.items()}
+        # A filter of the user's own may read how much a trajectory repeats itself, so it counts as well.
         self.repetition_of = frozenset(
             name
-            for name, t in tables.items()
-            if any(isinstance(f, RepetitionFilter | Use) for f in t.filters)
+            for name, p in plan.policies.items()
+            if any(isinstance(config, RepetitionFilter | Use) for config in p.table.filters)
         )
         self.num_tasks = sum(plan.sources.values())
         self.curation = make_curation(plan.curators, sources=plan.sources, seed=plan.seed)
         self.fresh_at: dict[str, dict[int, None]] = {}
-        """`state.fresh` by the groups' homes, each in the same order; derived, in no snapshot."""
+        """The groups of `state.fresh` by their homes, in the same order. Derived, so in no snapshot."""
         self.lost_homes: set[str] = set()
-        """Those of them that are gone; derived too."""
+        """The homes in `fresh_at` whose services are gone. Derived as well."""
         self.now_s = 0.0
         self.events: list[Event] = []
         self.wakes: dict[str, None] = {}
@@ -61,7 +62,7 @@ class Context:
             self.lost_homes.add(home)
 
     def drop_fresh(self, group_id: int, home: str) -> None:
-        """Notes that it has none."""
+        """Notes that a group has no episode left that was never leased."""
         if group_id in self.state.fresh:
             del self.state.fresh[group_id]
             del self.fresh_at[home][group_id]

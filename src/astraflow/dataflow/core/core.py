@@ -67,7 +67,7 @@ class Core:
         self._ctx = Context(plan)
 
     def apply(self, command: Command, now_s: float) -> Decision:
-        """What one command leads to; the state changes accordingly.
+        """Changes the state as one command says; returns what the command led to.
 
         `now_s` is Unix time, as are all times of the core's records and deadlines.
 
@@ -94,7 +94,8 @@ class Core:
         return b"".join(self.snapshot_parts())
 
     def snapshot_parts(self) -> Iterator[bytes]:
-        """The same in parts; the later ones are made when asked for, and are still of this moment."""
+        """The full state in parts. Later parts are encoded when they are asked for, and still show the state
+        of this moment."""
         return snapshot.snapshot_parts(self._ctx)
 
     @classmethod
@@ -117,19 +118,19 @@ class Core:
         return self._ctx.state.reason
 
     def policy_status(self) -> tuple[PolicyStatus, ...]:
-        """One entry a trained policy, in the plan's order."""
+        """One entry per trained policy, in the plan's order."""
         return tuple(status.policy_status(self._ctx, name) for name in self._ctx.plan.policies)
 
     @property
     def repetition_of(self) -> frozenset[str]:
-        """Policies whose trajectories' repetition is to be measured: a filter asks for it."""
+        """Policies of which a filter needs to know how much a trajectory repeats itself."""
         return self._ctx.repetition_of
 
     def curation(self) -> tuple[MetricItem, ...]:
-        """What the curators did so far; nothing for a plain order.
+        """What the curators did so far; empty for a plain order.
 
-        Nothing either while one of them fails: the next commit or snapshot asks it again, and ends the run
-        with the reason.
+        It is also empty while a curator fails. The next commit or snapshot asks that curator again, and ends
+        the run with the reason.
         """
         try:
             return self._ctx.curation.metrics()
@@ -161,12 +162,13 @@ class Core:
         return leases.why_none(self._ctx, served, worker_id)
 
     def is_apart(self, worker_id: str) -> bool:
-        """Whether the service may not have every lease that others with its versions may: it is set aside,
-        or episodes that failed on it wait for others."""
+        """Whether the service is refused some lease that another one with its versions would get: it is set
+        aside, or episodes that failed on it wait for others."""
         return conduct.is_apart(self._ctx, worker_id)
 
     def next_chance_s(self, worker_id: str, now_s: float) -> float:
-        """When time alone may give such a service a lease that it cannot have now; infinity if it cannot."""
+        """The next time at which such a service may get a lease that it is refused now, even if nothing else
+        changes; infinity if there is none."""
         return conduct.next_chance_s(self._ctx, worker_id, now_s)
 
     def conduct(self, worker_id: str) -> Conduct:
@@ -253,4 +255,4 @@ _HANDLERS: dict[type[Any], Callable[[Context, Any], Any]] = {
     StopRun: _stop,
     ResumeRun: resume_run,
 }
-"""One handler a command."""
+"""One handler per command."""

@@ -1,7 +1,7 @@
 """Evaluation rounds: which are due, which versions they pin, how their results add up.
 
-A round is one set at exact versions of all policies. It takes no ticket and decides no fate; its episodes
-have attempts as training episodes do, and a deadline after which it is reported with what it has.
+A round is one set at exact versions of all policies. It takes no ticket and decides no fate. Its episodes
+have attempts as training episodes do. A round that passes its deadline is reported with what it has.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ _MAX_METRICS = 4096
 def plan_rounds(ctx: Context, name: str, version: int, step: int) -> None:
     """Opens the rounds that are due now that `version`, which holds `step` steps, is published.
 
-    Due: 0 steps, each multiple of `every`, and the last step; each number of steps once. A round that needs
-    another policy's first version waits for it.
+    Rounds are due at 0 steps, at each multiple of `every`, and at the last step. Each number of steps is
+    evaluated once. A round that needs another policy's first version waits for it.
     """
     state = ctx.state
     plan = ctx.plan.eval
@@ -160,13 +160,7 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
         score_mean=mean,
         score_stderr=stderr,
         at_s=ctx.now_s,
-        metrics=(
-            *(
-                MetricItem(name, bounded(s.value / s.num if s.reduction == "mean" else s.value), s.reduction)
-                for name, s in round_.metrics.items()
-            ),
-            *_passes(round_.episodes, round_.samples),
-        ),
+        metrics=(*_metrics(round_.metrics), *_passes(round_.episodes, round_.samples)),
     )
     state.eval_records.append(record)
     ctx.emit(EvalFinished(record=record))
@@ -206,6 +200,15 @@ def _passes(episodes: Sequence[EpisodeState], samples: int) -> tuple[MetricItem,
     )
 
 
+def _metrics(sums: dict[str, MetricSum]) -> tuple[MetricItem, ...]:
+    """The metrics of a round, reduced over its episodes."""
+    items: list[MetricItem] = []
+    for name, total in sums.items():
+        value = total.value / total.num if total.reduction == "mean" else total.value
+        items.append(MetricItem(name, bounded(value), total.reduction))
+    return tuple(items)
+
+
 def _add_metrics(sums: dict[str, MetricSum], metrics: Sequence[MetricItem]) -> None:
     for item in metrics:
         total = sums.get(item.name)
@@ -219,5 +222,7 @@ def _add_metrics(sums: dict[str, MetricSum], metrics: Sequence[MetricItem]) -> N
             total.value += item.value
         elif total.reduction == "last":
             total.value = item.value
+        elif total.reduction == "max":
+            total.value = max(total.value, item.value)
         else:
-            total.value = (max if total.reduction == "max" else min)(total.value, item.value)
+            total.value = min(total.value, item.value)

@@ -1,8 +1,8 @@
 """How groups and the run end: each (policy, group) gets exactly one fate, and everything that is live is
 cancelled when the run is over.
 
-The accounting identity `drawn = sum of fates + live` holds by construction: `live`, which is also the number
-of charged tickets, is what is drawn and not decided.
+The accounting identity `drawn = sum of fates + live` holds by construction, because `live` is computed as
+what is drawn and not decided. It is also the number of charged tickets.
 """
 
 from typing import cast
@@ -116,7 +116,7 @@ def check_starved(ctx: Context) -> None:
 
 
 def _is_general(ctx: Context, policy: PolicyState) -> bool:
-    """Whether groups fail wherever they run: no service is at work that had no part in it."""
+    """Whether groups fail wherever they run: each service that is at work has had a part in the failures."""
     return all(
         worker.id in policy.failed_on or is_set_aside(worker)
         for worker in ctx.state.workers.values()
@@ -137,7 +137,7 @@ def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
         ctx.wake(f"versions/{name}")
     for name, step in _open_evaluations(ctx):
         policy = state.policies[name]
-        policy.evaluated_step = min(policy.evaluated_step, step - 1)  # Due again after a resume.
+        policy.evaluated_step = min(policy.evaluated_step, step - 1)  # due again after a resume
     for queue in (state.groups, state.fresh, state.retries, state.leases, state.rounds):
         queue.clear()
     if not is_failure:
@@ -158,9 +158,10 @@ def _cancel_groups(ctx: Context, name: str) -> None:
     """Ends all groups of a policy that are live: those of steps that are not committed, and the waiting."""
     policy = ctx.state.policies[name]
     open_steps = [step for step in policy.batches if step >= policy.committed]
-    for group in [group for step in open_steps for group in policy.batches.pop(step).groups]:
-        policy.replay.pop(group.group_id, None)  # No step was trained on it.
-        decide_fate(ctx, name, group.group_id, "cancelled", num_tokens=group.num_tokens)
+    for step in open_steps:
+        for group in policy.batches.pop(step).groups:
+            policy.replay.pop(group.group_id, None)  # no step was trained on it
+            decide_fate(ctx, name, group.group_id, "cancelled", num_tokens=group.num_tokens)
     for group_id in tuple(policy.waiting):
         ready = policy.ready.get(group_id)
         decide_fate(ctx, name, group_id, "cancelled", num_tokens=ready.num_tokens if ready else 0)
@@ -173,10 +174,10 @@ def _open_evaluations(ctx: Context) -> list[tuple[str, int]]:
 
 
 def resume_run(ctx: Context, _: ResumeRun) -> None:
-    """Reopens a run that failed: what was committed stays, all that was counted against it is forgotten.
+    """Reopens a run that failed. What was committed stays; all failures that were counted are forgotten.
 
-    Its trainers' sessions are over, as they may hold steps whose batches were cancelled; steps that were not
-    committed get new batches. A run that has not ended is left as it is.
+    The trainers' sessions are over, because they may hold steps whose batches were cancelled. Steps that were
+    not committed get new batches. A run that has not ended is left as it is.
     """
     state = ctx.state
     if state.run_state == "finished":
@@ -195,7 +196,8 @@ def resume_run(ctx: Context, _: ResumeRun) -> None:
         policy.session = None
         policy.epoch += 1
         policy.taken = policy.committed
-        policy.lost_in_a_row = policy.failed_in_a_row = 0
+        policy.lost_in_a_row = 0
+        policy.failed_in_a_row = 0
         policy.failed_on.clear()
         policy.changed_s = ctx.now_s
     ctx.emit(RunResumed())

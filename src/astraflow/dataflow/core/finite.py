@@ -14,16 +14,16 @@ __all__ = ["bounded", "finite_mean", "finite_sum", "standard_error"]
 
 _LARGEST = MAX_METRIC
 _SCALE = 2.0**64
-"""More than there are numbers in any sum here; a power of two, so that scaling rounds nothing."""
+"""More than there are numbers in any sum here. It is a power of two, so that scaling rounds nothing."""
 
 
 def bounded(value: float) -> float:
-    """The value, or the largest figure of its sign if it is beyond."""
+    """The value, cut to +-MAX_METRIC."""
     return max(-_LARGEST, min(_LARGEST, value))
 
 
 def finite_sum(values: Iterable[float]) -> float:
-    """The sum, or the largest figure of its sign if it is beyond."""
+    """The sum, cut to +-MAX_METRIC."""
     held = list(values)
     total = sum(held)
     if math.isfinite(total):
@@ -35,11 +35,13 @@ def finite_sum(values: Iterable[float]) -> float:
 def finite_mean(values: Sequence[float]) -> float:
     """The mean of at least one value."""
     total = sum(values)
-    return bounded(total / len(values) if math.isfinite(total) else sum(v / len(values) for v in values))
+    if math.isfinite(total):
+        return bounded(total / len(values))
+    return bounded(sum(value / len(values) for value in values))
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Sample deviation divided by sqrt(number); 0 of a single value."""
+    """Sample deviation divided by sqrt(number); 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     try:

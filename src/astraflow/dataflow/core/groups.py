@@ -1,8 +1,7 @@
-"""Draws and results: a group from its first lease until all its episodes are done, then its value to each
-policy.
+"""Draws and results: a group from its draw until all its episodes are done, then its value to each policy.
 
-The first valid result of any attempt of an episode counts; a failed, expired or lost attempt is followed by
-the next one until `max_attempts`; a group that cannot reach `min_group_size` good episodes fails whole.
+The first valid result of any attempt of an episode counts. A failed, expired or lost attempt is followed by
+the next one, up to `max_attempts`. A group that cannot reach `min_group_size` good episodes fails as a whole.
 """
 
 import re
@@ -30,8 +29,6 @@ __all__ = ["draw", "drop_lease", "fail_attempt", "push_tasks", "record_result", 
 
 _LEASE_ID = re.compile(r"(e?)(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})")
 """Numbers as the core writes them, none longer than 64 bits hold: one lease has one id."""
-
-
 _SHOWN = 100
 """Characters of an unknown lease id that are repeated."""
 
@@ -47,14 +44,15 @@ class _LeaseRef(NamedTuple):
 
 
 def push_tasks(ctx: Context, command: PushTaskIds) -> PushTasksReply:
-    """Keeps tasks from outside, up to the plan's limits; they are drawn before the sources' own. A known id
-    is taken once."""
+    """Keeps tasks from outside, up to the plan's limits. They are drawn before the tasks of the sources. A
+    task whose id is known already is ignored."""
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     state = ctx.state
     plan = ctx.plan
     accepted: list[str] = []
-    num_known = num_refused = 0
+    num_known = 0
+    num_refused = 0
     for task in command.tasks:
         if task.id in state.pushed_ids:
             num_known += 1
@@ -76,8 +74,8 @@ def push_tasks(ctx: Context, command: PushTaskIds) -> PushTasksReply:
 
 
 def draw(ctx: Context, worker_id: str) -> GroupState | None:
-    """A new group, charged to every policy with room and `unadmitted` for the others; None if none has
-    room."""
+    """A new group. It is charged to every policy with room, and `unadmitted` for the others. None if no
+    policy has room."""
     state = ctx.state
     try:
         admitted = [name for name in ctx.plan.policies if has_room(ctx, name)]
@@ -167,7 +165,7 @@ def record_result(ctx: Context, command: RecordResult) -> EpisodeReceipt:
     if episode is None:
         return _dropped(ctx, command, "its group is complete or was given up")
     if ref.attempt > episode.attempt or (ref.attempt == episode.attempt and episode.status == "pending"):
-        _refuse_unknown(command.lease_id)
+        _refuse_unknown(command.lease_id)  # this attempt has not been issued yet
     if (holder := _holder(episode, ref.attempt)) and holder != command.worker_id:
         return _dropped(ctx, command, "the lease was granted to another service")
     if episode.status == "good" and episode.winner == ref.attempt:
@@ -223,7 +221,7 @@ def _episode(ctx: Context, ref: _LeaseRef) -> EpisodeState | None:
 
 
 def _holder(episode: EpisodeState, attempt: int) -> str:
-    """The service that alone may answer an attempt; empty if anybody may."""
+    """The only service that may answer an attempt; empty if anybody may."""
     return episode.holders[attempt] if attempt < len(episode.holders) else ""
 
 
@@ -248,6 +246,7 @@ def _check_versions(ctx: Context, lease_id: str, facts: EpisodeFacts) -> None:
 
 def _accept(ctx: Context, ref: _LeaseRef, episode: EpisodeState, facts: EpisodeFacts) -> None:
     prefix = "e" if ref.kind == "eval" else ""
+    # The result may be that of an earlier attempt; the current one is then no longer needed.
     drop_lease(ctx, f"{prefix}{ref.group_id}.{ref.episode_idx}.{episode.attempt}")
     was_pending = episode.status == "pending"
     episode.status = "good"
@@ -271,7 +270,7 @@ def _accept(ctx: Context, ref: _LeaseRef, episode: EpisodeState, facts: EpisodeF
 def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed: bool = True) -> None:
     """Ends a lease without a result: another attempt follows, or the episode failed for good.
 
-    `is_blamed`: whether the failure counts against the service; not if the lease never reached it.
+    `is_blamed` says whether the failure counts against the service. A lease that never reached it does not.
     """
     drop_lease(ctx, lease.id)
     is_eval = lease.kind == "eval"
@@ -347,7 +346,8 @@ def _value(ctx: Context, name: str, group: GroupState) -> None:
         decide_fate(ctx, name, group.id, worth.fate, num_tokens=_num_tokens(group, name))
         return
     policy.ready[group.id] = worth
-    policy.lost_in_a_row = policy.failed_in_a_row = 0
+    policy.lost_in_a_row = 0
+    policy.failed_in_a_row = 0
     policy.failed_on.clear()
     for evicted in ctx.parts[name].remove(policy.ready):
         decide_fate(ctx, name, evicted, "evicted", num_tokens=policy.ready[evicted].num_tokens)
@@ -379,12 +379,13 @@ def drop_lease(ctx: Context, lease_id: str) -> None:
     if worker is not None:
         worker.leases.pop(lease_id, None)
         if conduct.is_set_aside(worker):
-            ctx.wake(f"worker/{worker.id}")  # It may be tried again.
+            ctx.wake(f"worker/{worker.id}")  # it may be tried again
 
 
 def requeue(ctx: Context, group: GroupState) -> None:
     """Brings the queues of pending episodes up to date with the group."""
     pending = [episode.attempt for episode in group.episodes if episode.status == "pending"]
+    # Attempt 0 has never been leased; a later attempt is a retry.
     if 0 in pending:
         ctx.add_fresh(group.id)
     else:

@@ -1,9 +1,15 @@
 """Which service may run which episode: services come and go; leases are issued, expire and are issued again.
 
-Order of issue: evaluation that the service can serve; episodes that wait for another attempt; the rest of
-groups that began on this service, or on one that is gone; new draws while some policy has room; the rest of
-other services' groups. So a group stays on one service, which computes its prefix once, unless others would
-be idle. An episode that failed on a service waits for another one (see `conduct`).
+The order of issue is:
+
+1. evaluation that the service can serve;
+2. episodes that wait for another attempt;
+3. the rest of groups that began on this service, or on one that is gone;
+4. new draws, while some policy has room;
+5. the rest of groups that began on other services.
+
+So a group stays on one service, which computes its prefix once, unless others would be idle. An episode that
+failed on a service waits for another one (see `conduct`).
 """
 
 import math
@@ -30,7 +36,7 @@ _Served = dict[str, frozenset[int]]
 
 
 def add_worker(ctx: Context, command: AddWorker) -> None:
-    """A rollout service joins; joining again under the same id keeps its leases."""
+    """A rollout service joins. One that joins again under the same id keeps its leases."""
     worker = ctx.state.workers.get(command.worker_id)
     ctx.lost_homes.discard(command.worker_id)
     ctx.state.workers[command.worker_id] = WorkerState(
@@ -52,7 +58,7 @@ def drop_worker(ctx: Context, command: DropWorker) -> None:
     _fail_all(ctx, tuple(worker.leases), Failure(error_class="worker_lost", message=command.reason))
     del ctx.state.workers[command.worker_id]
     conduct.remember(ctx, worker)
-    ctx.wake("leases")  # Others may now run what was left to it.
+    ctx.wake("leases")  # others may now run what was left to it
     if command.worker_id in ctx.fresh_at:
         ctx.lost_homes.add(command.worker_id)
     check_starved(ctx)
@@ -128,7 +134,8 @@ def _groups(ctx: Context, worker: WorkerState) -> Iterator[GroupState]:
     state = ctx.state
     for group_id in tuple(state.retries):
         yield state.groups[group_id]
-    # With hundreds of services nearly all that is begun is elsewhere: not looked at unless a home is gone.
+    # With hundreds of services, nearly all groups began on another one. They are looked at only if the home
+    # of some group is gone.
     for group_id in tuple(state.fresh if ctx.lost_homes else ctx.fresh_at.get(worker.id, ())):
         if not _is_elsewhere(ctx, group_id, worker):
             yield state.groups[group_id]
@@ -183,7 +190,7 @@ def view_of(ctx: Context, lease_id: str) -> LeaseView | None:
 
 
 def _why_not_train(ctx: Context, served: _Served) -> str:
-    """Whom training episodes wait for on a service with these versions; empty for nobody."""
+    """Whom training episodes wait for on a service with these versions; empty if they need not wait."""
     if not ctx.is_running:
         return f"nobody: the run is over ({ctx.state.reason})"
     for name, plan in ctx.plan.policies.items():

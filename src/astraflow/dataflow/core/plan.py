@@ -1,4 +1,4 @@
-"""What the core must know of a recipe: sizes, limits and schedules; no files, addresses or models."""
+"""What the core must know of a recipe: sizes, limits and schedules, but no files, addresses or models."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ class PolicyPlan:
     table: TableConfig
     num_steps: int
     follower_lag: int = 0
-    """Versions behind the newest that some follower still serves."""
+    """Number of versions that a follower may be behind the newest one; the largest of all followers."""
     max_tokens: int = 0
     """Tokens of the longest trajectory that its model can be trained on; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSetPlan:
-    """One evaluation set: its first `num_tasks` tasks, `samples` episodes each."""
+    """One evaluation set: its first `num_tasks` tasks, with `samples` episodes each."""
 
     num_tasks: int
     samples: int
@@ -30,7 +30,8 @@ class EvalSetPlan:
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """Rounds at version 0, every `every` steps of a policy, and at its last step."""
+    """The evaluation sets and when rounds are due: at version 0, every `every` steps of a policy, and at its
+    last step."""
 
     sets: dict[str, EvalSetPlan]
     every: int
@@ -39,7 +40,7 @@ class EvalPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Everything that the core decides by."""
+    """Everything that the decisions of the core depend on, besides its commands."""
 
     seed: int
     group_size: int
@@ -54,6 +55,6 @@ class RunPlan:
     frozen: tuple[str, ...] = ()
     """Policies that have one version for ever: no table, ticket or staleness."""
     max_pushed: int = 10_000
-    """Tasks that may be pushed into the run in all."""
+    """Largest number of tasks that may be pushed into the run in total."""
     max_waiting_pushed: int = 1_000
-    """Pushed tasks that may wait to be drawn."""
+    """Largest number of pushed tasks that may wait to be drawn."""

@@ -1,7 +1,8 @@
 """Trainers' sessions, published versions, committed and released steps.
 
-A version number never goes back; `epoch` refuses zombies; a step's first commit decides the fate of its
-groups for ever, and repeating a committed step only counts.
+A version number never goes back. Each session has an epoch; a trainer whose session is over is refused by its
+epoch. The first commit of a step decides the fate of its groups for ever. A restarted trainer may repeat
+committed steps; they are only counted.
 """
 
 from collections.abc import Sequence
@@ -154,7 +155,7 @@ def commit(ctx: Context, command: CommitStep) -> None:
     step = command.step
     session = checked_session(policy, name, command.epoch)
     if session.base_step <= step < session.done:
-        return
+        return  # this session has committed the step already
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     _check_commit(policy, session, command)
@@ -185,7 +186,8 @@ def commit(ctx: Context, command: CommitStep) -> None:
     ctx.emit(StepCommitted(record=record))
     ctx.wake(f"steps/{name}")
     check_finished(ctx)
-    if failure:  # The step is trained whatever the curators do, so it is committed first.
+    # The step is trained, whatever the curators do: it is committed before their failure ends the run.
+    if failure:
         end_run(ctx, failure, is_failure=True)
 
 
@@ -208,7 +210,7 @@ def _check_commit(policy: PolicyState, session: SessionState, command: CommitSte
 
 
 def _curation_figures(ctx: Context) -> tuple[tuple[MetricItem, ...], str]:
-    """The figures of the curators; none, and why, if one of them fails."""
+    """The figures of the curators, and an empty text; if one of them fails, no figures and the reason."""
     try:
         return ctx.curation.metrics(), ""
     except ComponentError as err:
@@ -242,8 +244,8 @@ def _record(
 
 
 def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
-    """Mean reward over episodes; over samples if an older version of AstraFlow valued a group, which did not
-    count episodes."""
+    """Mean reward over episodes. It is over samples if an older version of AstraFlow, which did not count
+    episodes, valued one of the groups."""
     if all(group.num_episodes for group in groups):
         return finite_sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
     return finite_sum(group.reward_sum for group in groups) / sum(len(group.samples) for group in groups)
@@ -276,8 +278,12 @@ def release(ctx: Context, command: ReleaseSteps) -> None:
 def needed_versions(ctx: Context, name: str) -> tuple[int, ...]:
     """Versions that someone may still ask for, oldest first.
 
-    The newest and those that an engine, or a follower, may lag behind with one update under way; those
-    pinned by open evaluation rounds; the newest that carries the model's files; and the bases of all of them.
+    These are:
+
+    - the newest version, and those that an engine or a follower may still serve with one update under way;
+    - those that open evaluation rounds pin;
+    - the newest one that carries the model's files;
+    - the bases of all of them.
     """
     policy = ctx.policy(name)
     plan = ctx.plan.policies[name]

@@ -1,8 +1,8 @@
 """The full state as bytes, and back. A core restored from them continues exactly as the original would.
 
-With much data ready for the trainers, or kept for replay, most of the state is groups that never change any
-more. They are encoded last and in parts, so that a service can do other things in between: the state is that
-of the first part.
+When much data is ready for the trainers, or kept for replay, most of the state is groups that never change
+any more. They are encoded last and in parts, so that a service can do other things in between. All parts show
+the state at the moment of the first one.
 """
 
 import struct
@@ -22,7 +22,7 @@ __all__ = ["SNAPSHOT_FORMAT", "restore_state", "snapshot_parts"]
 SNAPSHOT_FORMAT = 3
 """Raised when the state's structs change in a way that older snapshots do not fit."""
 _WHOLE_FORMAT = 1
-"""All in one part, with one curator; still read."""
+"""An older format, all in one part and with one curator. It can still be read."""
 _MAGIC = b"AFSN"
 _LENGTH = struct.Struct("<Q")
 _GROUPS_PER_PART = 128
@@ -58,9 +58,9 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 def snapshot_parts(ctx: Context) -> Iterator[bytes]:
-    """State and curators of a core as of now; joined, they are the snapshot. All but the first are made when
-    they are asked for.
+    """The parts of a snapshot, which is their concatenation: the state of a core as of now.
 
+    All parts but the first are encoded when they are asked for.
     Raises: ComponentError if a component cannot give its state while the run goes on.
     """
     policies = ctx.state.policies
@@ -93,7 +93,7 @@ def _with_memory(ctx: Context) -> Iterator[tuple[str, str, Stateful]]:
 
 
 def _heavy(name: str, policy: PolicyState) -> _Part:
-    # The uses of an entry continue to count, so it is copied; its group stays as it is.
+    # An entry counts its further uses, so it is copied. Its group never changes.
     replay = [ReplayEntry(group=entry.group, uses=entry.uses) for entry in policy.replay.values()]
     return _Part(name, list(policy.ready.values()), list(policy.batches.values()), replay)
 

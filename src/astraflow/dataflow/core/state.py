@@ -1,12 +1,12 @@
 """Everything that the core remembers: plain mutable structs, so that a snapshot is one encoding of them.
 
 Dicts keep insertion order and serve as ordered sets and queues. What is decided is dropped: groups live here
-only until they complete, completed ones only until they are released, so the size of the state follows the
-tickets and the retained steps, not the length of the run (except for one record per step and finished
-evaluation).
+only until they complete, and completed ones only until they are released. The size of the state therefore
+follows the tickets and the retained steps, not the length of the run. The exceptions are one record per step
+and one per finished evaluation.
 
-A tree without cycles, so the collector is told to pass it over (`gc=False`): with 100,000 live items it would
-stop the service for half a second.
+The structs form a tree without cycles, so the garbage collector is told to skip them (`gc=False`). With
+100,000 live items, it would stop the service for half a second.
 """
 
 import math
@@ -35,7 +35,7 @@ __all__ = [
 
 
 _EPISODES = "slots"
-"""The name of episodes in snapshots, which older versions wrote as well."""
+"""The name of the episodes in snapshots. It stays, so that snapshots of older versions can be read."""
 
 
 class EpisodeState(msgspec.Struct, gc=False):
@@ -54,7 +54,7 @@ class EpisodeState(msgspec.Struct, gc=False):
     failed_s: float = 0.0
     """When the latest attempt failed."""
     holders: tuple[str, ...] = ()
-    """The service that each attempt was granted to; empty or missing where anybody may answer."""
+    """For each attempt, the service that it was granted to; empty or missing where anybody may answer."""
 
 
 class LeaseState(msgspec.Struct, gc=False):
@@ -67,14 +67,14 @@ class LeaseState(msgspec.Struct, gc=False):
     episode_idx: int
     attempt: int
     strikes: int = 0
-    """The strikes of its service when it was issued."""
+    """Number of strikes that its service had when the lease was issued."""
 
 
 class Conduct(msgspec.Struct, gc=False):
     """How a service has done lately; see `conduct`."""
 
     strikes: int = 0
-    """Failures in a row, those of leases that ran together counted once."""
+    """Failures in a row; those of leases that ran together count once."""
     struck_s: float = 0.0
     """When the latest strike came."""
     last_failure: str = ""
@@ -98,7 +98,7 @@ class WorkerState(msgspec.Struct, gc=False):
 
 
 class GroupState(msgspec.Struct, gc=False):
-    """A task draw whose episodes are not all done. `undecided`: policies that it may still serve."""
+    """A drawn task whose episodes are not all done."""
 
     id: int
     task_id: str
@@ -107,6 +107,7 @@ class GroupState(msgspec.Struct, gc=False):
     source: str
     source_idx: int
     undecided: list[str]
+    """Policies that the group may still serve."""
     home: str
     """The service that its episodes go to, unless others would idle."""
     episodes: list[EpisodeState] = msgspec.field(name=_EPISODES)
@@ -115,8 +116,8 @@ class GroupState(msgspec.Struct, gc=False):
 
 
 class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
-    """What a complete group holds for one policy, filtered and credited. Samplers and removers see it, so it
-    is frozen."""
+    """What a complete group holds for one policy, after filters and credit. Samplers and removers see it, so
+    it is frozen."""
 
     group_id: int
     samples: tuple[SampleView, ...]
@@ -131,8 +132,8 @@ class ReadyGroup(msgspec.Struct, gc=False, frozen=True):
     """Sum of the rewards over episodes; the reward of an episode is the weighted mean of its trajectories'
     rewards."""
     num_episodes: int = 0
-    """Episodes in which the policy acts, counted once per role. 0: valued by an older version of AstraFlow,
-    which did not count them."""
+    """Episodes in which the policy acts, counted once per role. 0 means that an older version of AstraFlow,
+    which did not count them, valued the group."""
 
 
 class BatchState(msgspec.Struct, gc=False):
@@ -156,13 +157,13 @@ class ReplayEntry(msgspec.Struct, gc=False):
 
 
 class SessionState(msgspec.Struct, gc=False):
-    """The trainer's current session. Version of `step` = `base_version + step - base_step`."""
+    """The trainer's current session. It trains step `step` from version `base_version + step - base_step`."""
 
     trainer_id: str
     base_step: int
     base_version: int
     done: int
-    """Steps done by this session's weights and committed by it, counted from the run's start."""
+    """Steps that the session's weights have done and that it has committed, counted from the run's start."""
     since_s: float
 
 
@@ -178,7 +179,7 @@ class PolicyState(msgspec.Struct, gc=False):
     replay: dict[int, ReplayEntry] = {}
     """In order of their first take."""
     num_replayed: int = 0
-    """Groups in batches beside the fresh ones, since the run's start."""
+    """Groups that batches held for another time, since the run's start."""
     drawn: int = 0
     fates: dict[Fate, int] = {}
     filtered_by: dict[str, int] = {}
@@ -186,17 +187,17 @@ class PolicyState(msgspec.Struct, gc=False):
     num_discarded: int = 0
     """Groups with another fate than trained since the last commit."""
     lost_in_a_row: int = 0
-    """Groups that gave nothing to train on since one did."""
+    """Groups that gave nothing to train on since the last one that did."""
     failed_in_a_row: int = 0
     failed_on: dict[str, None] = {}
-    """Services on which attempts failed since a group gave something to train on."""
+    """Services on which attempts failed since the last group that gave something to train on."""
     taken: int = 0
     """Steps that have their batch."""
     committed: int = 0
     released: int = 0
     redone: int = 0
     num_dropped_batches: int = 0
-    """Batches that a person gave up."""
+    """Batches that a person dropped."""
     epoch: int = 0
     session: SessionState | None = None
     newest: int = -1
@@ -205,7 +206,7 @@ class PolicyState(msgspec.Struct, gc=False):
     steps_of: dict[int, int] = {}
     """Steps done by the weights of each kept version."""
     evaluated_step: int = -1
-    """Highest number of steps done for which evaluation was asked."""
+    """Largest number of steps done for which an evaluation was planned."""
     records: list[StepRecord] = []
     changed_s: float = 0.0
     """When it last drew, took, published or committed."""
@@ -220,7 +221,7 @@ class MetricSum(msgspec.Struct, gc=False):
 
 
 class EvalRound(msgspec.Struct, gc=False):
-    """One set at pinned versions."""
+    """One evaluation set at pinned versions."""
 
     id: int
     policy: str
@@ -240,7 +241,7 @@ class EvalRound(msgspec.Struct, gc=False):
 
 
 class RunStateData(msgspec.Struct, gc=False):
-    """The root."""
+    """The root: everything that the core remembers of a run."""
 
     policies: dict[str, PolicyState]
     run_state: RunState = "running"
@@ -258,7 +259,7 @@ class RunStateData(msgspec.Struct, gc=False):
     num_pushed: int = 0
     pushed: dict[int, Task] = {}
     pushed_queue: dict[int, None] = {}
-    """Pushed tasks that were not drawn yet."""
+    """Pushed tasks that have not been drawn yet."""
     pushed_ids: dict[str, None] = {}
     num_pushed_again: int = 0
     num_push_refused: int = 0

@@ -1,4 +1,4 @@
-"""What the core can tell about itself: figures, and who waits for whom. Changes nothing."""
+"""What the core can tell about itself: figures, and who waits for whom. Nothing here changes the state."""
 
 from collections.abc import Iterator, Sequence
 
@@ -96,8 +96,8 @@ def groups_for_replay(ctx: Context) -> frozenset[int]:
 
 
 def retained_payloads(ctx: Context) -> Iterator[PayloadRef]:
-    """Every trajectory that may still be served: of open groups, ready ones, unreleased batches, and those
-    kept for replay."""
+    """Every trajectory that may still be served: those of open groups, ready groups, batches that are not
+    released, and groups kept for replay."""
     for group in ctx.state.groups.values():
         for episode in group.episodes:
             if episode.facts is not None:

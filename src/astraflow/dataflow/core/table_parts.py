@@ -1,9 +1,8 @@
-"""The limiter, sampler and remover of a table, asked under guard: an answer that cannot be never reaches the
-core's state.
+"""The limiter, sampler and remover of a table, guarded: an impossible answer never reaches the core's state.
 
-Built-in and own objects go through the same calls. What they are shown cannot be changed by them; what they
-answer is checked before it is used. An object that raises, calls `exit()` or answers nonsense is a
-`ComponentError` that names it, and the run ends with that message.
+Built-in objects and the user's own go through the same calls. They cannot change what they are shown, and
+their answers are checked before they are used. An object that raises, calls `exit()` or answers nonsense
+causes a `ComponentError` that names it, and the run ends with that message.
 """
 
 import operator
@@ -23,7 +22,7 @@ from astraflow.protocols import Completed, LearnsFromBatches, TableView, TakenBa
 __all__ = ["TableParts", "component_name"]
 
 _MEMORY = ("observe", "state", "restore")
-"""What a part with a memory has: one of them without the others would be forgotten by a restart."""
+"""The methods of a part with a memory. If one of them were missing, a restart would lose the memory."""
 
 
 def component_name(kind: str, config: Config) -> str:
@@ -124,25 +123,25 @@ class TableParts:
     # --- memory -----------------------------------------------------------------------------------
 
     def observe(self, batch: TakenBatch) -> None:
-        """Tells those with a memory of a batch. Raises: ComponentError."""
+        """Tells the parts with a memory about a batch. Raises: ComponentError."""
         for kind, part in self._learners.items():
             called(f"{self._names[kind]}.observe()", part.observe, batch)
 
     @property
     def with_memory(self) -> Mapping[str, tuple[str, LearnsFromBatches]]:
-        """Kind -> (its name in messages, the object), for those that a snapshot has to keep."""
+        """Kind -> (its name in messages, the part), for the parts whose state a snapshot has to keep."""
         return {kind: (self._names[kind], part) for kind, part in self._learners.items()}
 
 
 def _learner(part: object, config: Config, where: str) -> LearnsFromBatches | None:
-    """The part, if it has a memory. Raises: ConfigError if it has only some of the methods for that."""
+    """The part, if it has a memory, else None. Raises: ConfigError if it has only some of the methods."""
     if isinstance(config, Use) and any(hasattr(part, method) for method in _MEMORY):
         check_methods(part, _MEMORY, config, where=where)
     return part if isinstance(part, LearnsFromBatches) else None
 
 
 def _is_count(value: object) -> bool:
-    """Whether it is an integer that is not negative; `True` is none."""
+    """Whether it is an integer that is not negative. `True` does not count as one."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -160,5 +159,5 @@ def _checked_ids(what: str, given: object, ready: Mapping[int, Completed]) -> tu
 
 
 def _as_ints(ids: Iterable[Any]) -> tuple[int, ...]:
-    """Plain integers, also for those of numpy. Raises: TypeError for anything else."""
+    """The ids as plain integers; numpy's are accepted too. Raises: TypeError for anything else."""
     return tuple(int(operator.index(group_id)) for group_id in ids)

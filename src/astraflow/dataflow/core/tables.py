@@ -1,9 +1,10 @@
 """The tables: whether a group may be charged to a policy, and which groups a batch takes.
 
-A step has one batch for ever: it is kept until the step is released, and served again as it was. There is one
-exception, which only a person asks for: a batch that cannot be trained is given up. The steps that are not
-committed lose their batches, and get others from groups that are ready later. Steps taken ahead go with the
-oldest one: their batches were made for weights that it was to give.
+A step has one batch for ever: the batch is kept until the step is released, and is served again as it was.
+There is one exception, for which a person has to ask: a batch that cannot be trained is dropped. The oldest
+step that is not committed then loses its batch. So do the steps that were taken ahead of it, because their
+batches were made for weights that the oldest step was to give. These steps get other batches, of groups that
+are ready later.
 """
 
 import math
@@ -47,8 +48,11 @@ def has_room(ctx: Context, name: str) -> bool:
 
 
 def why_no_room(ctx: Context, name: str) -> str:
-    """Why no group may be charged to the policy now; empty if one may. For those who only look: a limiter
-    that fails ends the run with the next draw."""
+    """Why no group may be charged to the policy now; empty if one may.
+
+    This is for status and messages. If the limiter fails, its error is the reason here; the next draw ends
+    the run with it.
+    """
     try:
         return _why_full(ctx, name)
     except ComponentError as err:
@@ -56,8 +60,11 @@ def why_no_room(ctx: Context, name: str) -> str:
 
 
 def _why_full(ctx: Context, name: str) -> str:
-    """No ticket is free; or the groups that the policy still needs are all on their way; or even the very
-    next batch would be too new for a group drawn now, while a restarted trainer repeats steps."""
+    """The reason why no group may be charged to the policy now; empty if one may.
+
+    There are three reasons: the groups that the policy still needs are all on their way; no ticket is free;
+    or a restarted trainer repeats steps, and even the next batch would be too new for a group drawn now.
+    """
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     table = plan.table
@@ -94,8 +101,7 @@ def checked_session(policy: PolicyState, name: str, epoch: int) -> SessionState:
 
 
 def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
-    """The batch of a step, or None if it is not there yet. Only the first take of a step decides
-    anything."""
+    """The batch of a step, or None if there is none yet. Only the first take of a step decides anything."""
     policy = ctx.policy(command.policy)
     name = command.policy
     step = command.step
@@ -123,8 +129,8 @@ def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
 
 
 def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
-    """The batch that a step holds from now on. None if there are too few groups, or the run ends here because
-    a part of the table fails."""
+    """The batch that the next step holds from now on. None if there are too few groups, or if the run ends
+    here because a part of the table fails."""
     policy = ctx.state.policies[name]
     num_stale = _drop_stale(ctx, name, version)
     try:
@@ -181,7 +187,7 @@ def _batch_of(ctx: Context, name: str, picked: Sequence[int], version: int) -> B
 
 
 def _drop_stale(ctx: Context, name: str, version: int) -> int:
-    """Drops the ready groups that are too old for a batch of this version; how many."""
+    """Drops the ready groups that are too old for a batch of this version; returns their number."""
     policy = ctx.state.policies[name]
     table = ctx.plan.policies[name].table
     num_stale = 0
@@ -308,10 +314,10 @@ def _view(name: str, batch: BatchState, *, is_redo: bool) -> BatchView:
 
 
 def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
-    """Ends the groups of the oldest step that is not committed, and of those taken ahead of it: `evicted`.
+    """Evicts the groups of the oldest step that is not committed, and of the steps taken ahead of it.
 
-    The session is over: its trainer may hold what is dropped. A repeated command is refused, as its epoch is
-    over as well.
+    The session ends, because its trainer may hold what is dropped. A repeated command is refused, because its
+    epoch has ended too.
     """
     policy = ctx.policy(command.policy)
     name = command.policy
@@ -334,7 +340,7 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
     batches = [policy.batches.pop(s) for s in steps]
     groups = [group for batch in batches for group in batch.groups]
     for group in groups:
-        policy.replay.pop(group.group_id, None)  # No step was trained on it.
+        policy.replay.pop(group.group_id, None)  # no step was trained on it
         decide_fate(ctx, name, group.group_id, "evicted", num_tokens=group.num_tokens)
     policy.num_replayed -= sum(len(batch.replayed) for batch in batches)
     policy.num_dropped_batches += len(steps)

@@ -1,7 +1,7 @@
 """What a complete group is worth to one policy: filters, then shaping, then credit.
 
-A function of the user's own that raises, or returns something else than it should, is a `ComponentError`: the
-run ends with its message, since training on a guess would be worse.
+A function of the user's own that raises, or returns something else than it should, causes a `ComponentError`.
+The run ends with its message, since training on a guess would be worse.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ __all__ = ["Discarded", "Valuation", "outcome_of"]
 _Advantage = float | tuple[float, ...]
 """The advantage of all trained tokens of a trajectory, or of each of its turns."""
 _NOT_FINITE = "not_finite"
-"""The name under which groups are counted whose rewards the built-in functions cannot compare."""
+"""Groups whose rewards the built-in functions cannot compare are counted under this name."""
 
 
 class _NotFiniteError(ComponentError):
@@ -70,8 +70,8 @@ class Valuation:
     def value(self, policy: str, group: GroupState) -> ReadyGroup | Discarded:
         """The group as the policy trains on it; `unused` if the policy sampled no token, or `filtered`.
 
-        Finite rewards may be so large that their sums or squares are not. Where only built-in functions are
-        at work, such a group is filtered, and counted as `not_finite`: no reward ends a run.
+        Finite rewards may be so large that their sums or squares are not finite. If only built-in functions
+        are at work, such a group is filtered and counted as `not_finite`, so that no reward ends a run.
         Raises: ComponentError.
         """
         try:
@@ -90,11 +90,11 @@ class Valuation:
         facts = _group_facts(policy, group, metas)
         if self._reads_metrics:
             facts = dataclasses.replace(facts, metrics=_metrics(group))
-        for name, keep in self._filters:
-            kept = called(f"policy {policy!r}, group {group.id}: filter {name!r}", keep, facts)
-            if kept is not True:
-                return Discarded("filtered", name)
         at = f"policy {policy!r}, group {group.id}"
+        for name, keep in self._filters:
+            kept = called(f"{at}: filter {name!r}", keep, facts)
+            if kept is not True:  # False, or a text that says why the group is dropped
+                return Discarded("filtered", name)
         for name, shape in self._shaping:
             what = f"{at}: shaping {name!r}"
             given: Any = called(what, shape, facts)
@@ -103,15 +103,16 @@ class Valuation:
         return _credited(group, metas, self._advantages(facts, f"{at}: credit"), f"{at}: credit")
 
     def _advantages(self, facts: GroupFacts, what: str) -> list[_Advantage]:
-        """One entry per trajectory; 0 for those that are masked, which the others are not compared with."""
-        all_ = facts.trajectories
-        counted = [i for i, t in enumerate(all_) if not (self._masks_truncated and t.is_truncated)]
-        facts = dataclasses.replace(facts, trajectories=tuple(all_[i] for i in counted))
+        """One advantage per trajectory. Those that are masked get 0, and the others are compared without
+        them."""
+        trajectories = facts.trajectories
+        counted = [i for i, t in enumerate(trajectories) if not (self._masks_truncated and t.is_truncated)]
+        facts = dataclasses.replace(facts, trajectories=tuple(trajectories[i] for i in counted))
         answer = called(what, self._credit, facts)
         given = called(f"the answer {answer!r} of {what}", _as_advantages, answer)
         if len(given) != len(counted):
             raise ComponentError(f"{what} gave {len(given)} advantages for {len(counted)} trajectories")
-        advantages: list[_Advantage] = [0.0] * len(all_)
+        advantages: list[_Advantage] = [0.0] * len(trajectories)
         for i, advantage in zip(counted, given, strict=True):
             advantages[i] = advantage
         return advantages
@@ -129,7 +130,7 @@ def _number(value: Any) -> float:
 
 
 def _as_advantages(answer: Iterable[Any]) -> list[_Advantage]:
-    """A number or the numbers of the turns, for each trajectory; arrays of numpy count as lists."""
+    """For each trajectory, a number or the numbers of its turns; arrays of numpy count as lists."""
     found: list[_Advantage] = []
     for entry in answer:
         is_list = isinstance(entry, list | tuple | np.ndarray)
@@ -155,6 +156,7 @@ def outcome_of(group: GroupState, versions: Mapping[str, int]) -> Outcome:
     for policy in versions:
         if metas := _metas(policy, group):
             groups[policy] = _group_facts(policy, group, metas)
+    # A curator that follows no policy reads the scores of the episodes, under an empty name.
     scored = [(idx, episode.score) for idx, episode in enumerate(group.episodes) if episode.status == "good"]
     groups[""] = GroupFacts("", group.id, tuple(_scored(idx, score) for idx, score in scored))
     return Outcome(task_idx=group.task_idx, groups=groups, versions={**versions, "": sum(versions.values())})
@@ -220,7 +222,8 @@ def _credited(
     what: str,
 ) -> ReadyGroup:
     samples: list[SampleView] = []
-    total = square_total = 0.0
+    total = 0.0
+    square_total = 0.0
     episodes = [(episode_idx, meta.role) for episode_idx, meta in metas]
     shares = episode_weights(episodes, [meta.num_trained_tokens for _, meta in metas])
     for (episode_idx, meta), advantage in zip(metas, advantages, strict=True):
