@@ -228,7 +228,7 @@ except ConfigError as err:
     assert "AGENT PROGRAMS RUN WITHOUT A BOX (user and mount namespaces: No space left" in done.stderr
     unboxed, refused = done.stdout.splitlines()
     assert unboxed == "1.0"
-    assert "workflow.run.box = required, but this machine gives no box: user and mount" in refused
+    assert "workflow.run.box = required, but this machine cannot make a box: user and mount" in refused
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

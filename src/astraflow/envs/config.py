@@ -1,4 +1,4 @@
-"""Task sources, rewards and evaluation sets of a recipe."""
+"""The `tasks` and `eval` sections of a recipe: task sources, environments, rewards and evaluation sets."""
 
 import re
 from typing import Annotated, Any, Literal, Self

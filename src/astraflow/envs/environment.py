@@ -1,8 +1,8 @@
-"""Environments of a recipe: how one is made, and how its tasks name it.
+"""Makes the environments of a recipe, and writes an environment's name into its tasks.
 
-A task of an environment carries the environment's name beside its own `spec`, in the field that is there for
-the source's scorer. So a task that went through the dataflow still says which environment scores and plays
-it, and the dataflow need not know what an environment is.
+The name is stored in `Task.spec`, together with the spec that the environment itself gave the task. A task
+that has passed through the dataflow therefore still says which environment scores and plays it, and the
+dataflow need not know what an environment is.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,18 +33,18 @@ class _Spec(
     tag_field="kind",
     tag="environment",
 ):
-    """What an environment's task carries in `Task.spec`."""
+    """The content of `Task.spec` of an environment's task."""
 
     environment: str
-    """Its name in the recipe."""
+    """The environment's name in the recipe."""
     spec: str
     """The spec that the environment gave the task."""
 
 
 def make_environment(name: str, config: EnvironmentConfig) -> Environment:
-    """The environment of a config, not yet open; `name` is its name in the recipe.
+    """Makes the environment of a config without opening it; `name` is its name in the recipe.
 
-    Raises: ConfigError if it cannot be made or lacks a method.
+    Raises: ConfigError if the environment cannot be made or lacks a method.
     """
     where = f"tasks.environments.{name}"
     maker = cast("Callable[..., object]", load_attr(config.use, where=f"{where}.use"))
@@ -59,23 +59,25 @@ def make_environment(name: str, config: EnvironmentConfig) -> Environment:
         missing = [method for method in ("tasks", "score", "open", "close") if not hasattr(made, method)]
         raise ConfigError(
             f"{where}: {config.use} made a {type(made).__name__} without {', '.join(missing)}; subclass "
-            "astraflow.protocols.Environment to inherit what it does not need"
+            "astraflow.protocols.Environment, which has defaults for methods that it does not need"
         )
     return made
 
 
 def check_environments(tasks: TasksConfig, *, played: Mapping[str, TaskSourceConfig]) -> None:
-    """Makes each environment once. Raises: ConfigError if one cannot be made.
+    """Checks that each environment can be made, by making it once.
 
-    `played`: where in the recipe -> source whose tasks the workflow plays, so that it needs an environment
-    with `reset`, `step` and `end`.
+    `played`: sources whose tasks the workflow plays, by their places in the recipe. Their environments need
+    `reset`, `step` and `end`.
+
+    Raises: ConfigError if an environment cannot be made, or cannot be played although it must.
     """
     made = {name: make_environment(name, config) for name, config in tasks.environments.items()}
     for where, source in played.items():
         if not isinstance(source, EnvironmentSourceConfig):
             raise ConfigError(
-                f"{where}: the workflow `environment` plays tasks of environments, and this source is none; "
-                "name one of tasks.environments by {name: environment}"
+                f"{where}: the workflow `environment` plays tasks of environments, but this source is of "
+                "another kind; name one of tasks.environments by {name: environment}"
             )
         name = chosen_environment(source, tasks.environments)
         if not isinstance(made[name], InteractiveEnvironment):
@@ -87,7 +89,10 @@ def check_environments(tasks: TasksConfig, *, played: Mapping[str, TaskSourceCon
 
 
 def chosen_environment(source: EnvironmentSourceConfig, environments: Mapping[str, EnvironmentConfig]) -> str:
-    """The environment of a source that names one, or none if there is but one. Raises: ConfigError."""
+    """The name of a source's environment. A source may leave the name out if there is only one environment.
+
+    Raises: ConfigError if there is no such environment.
+    """
     name = source.environment
     if not name and len(environments) == 1:
         return next(iter(environments))
@@ -98,7 +103,7 @@ def chosen_environment(source: EnvironmentSourceConfig, environments: Mapping[st
 
 
 def with_environment(task: Task, environment: str) -> Task:
-    """The task as it travels: its spec names the environment. `environment` empty: the task as it is."""
+    """The task with the environment's name in its spec; the same task if `environment` is empty."""
     if not environment:
         return task
     spec = _Spec(environment=environment, spec=task.spec)
@@ -106,12 +111,14 @@ def with_environment(task: Task, environment: str) -> Task:
 
 
 def without_environment(task: Task) -> tuple[str, Task]:
-    """The name of the task's environment, empty without one, and the task as the environment made it."""
+    """The name of the task's environment, and the task as the environment made it.
+
+    A task without an environment is returned as it is, with an empty name.
+    """
     if not task.spec:
         return "", task
     try:
         spec = msgspec.json.decode(task.spec, type=_Spec)
     except msgspec.DecodeError:
-        # the spec of a source that has a scorer of another kind
-        return "", task
+        return "", task  # the spec belongs to a source of another kind, such as reasoning-gym
     return spec.environment, msgspec.structs.replace(task, spec=spec.spec)

@@ -1,7 +1,7 @@
-"""Answers as algebra: LaTeX is read by `math-verify`'s parser, then compared as sympy objects.
+"""Compares answers as algebra: `math-verify`'s parser reads the LaTeX, and sympy compares the results.
 
-What the parser cannot read is equal to nothing. A comparison never expands towers of powers or large
-factorials, which would keep a process busy for hours inside one instruction.
+A text that the parser cannot read equals nothing. Towers of powers and large factorials are never computed,
+because they would keep a process busy for hours inside a single instruction.
 """
 
 import logging
@@ -21,22 +21,23 @@ __all__ = [
 ]
 
 _DIGITS = 60
-"""Digits beyond the decimal point's place to which exact numbers are compared."""
+"""Number of digits after the decimal point to which exact numbers are computed."""
 _GUARD_DIGITS = 20
-"""How many of these digits, the last ones, the computation may lose."""
+"""Number of these digits, the last ones, that are not compared, because rounding may change them."""
 _MAX_DIGITS = 5_000
-"""Numbers with more digits are equal only if they are written alike."""
+"""Numbers with more digits before the decimal point are equal only if they are written alike."""
 _MAX_EXPONENT = 10_000
 """Larger exponents and factorials are not computed."""
 _POINTS = ("0.7310", "-1.3170", "2.2930", "0.1790", "-0.6130", "1.5710", "3.8510", "-2.7190")
-"""Values for variables. Each variable takes another one; they have no simple relations with each other."""
+"""Values for variables. Variables get different values, and the values have no simple relation to each other,
+so that expressions agree by chance hardly ever."""
 _MIN_AGREEING = 3
-"""Points at which expressions must both be defined, and agree."""
+"""Number of points at which two expressions must both be defined and agree, to count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """What is used of sympy and math-verify; both are untyped."""
+    """The parts of sympy and math-verify that are used; both libraries are untyped."""
 
     sympy: Any
     parse: Callable[[str], Any]
@@ -44,7 +45,7 @@ class _Library:
 
 
 def same_algebra(gold: str, answer: str) -> bool:
-    """Whether two tidy LaTeX texts are equal as expressions, equations, inequalities, sets or matrices."""
+    """Whether two tidy texts are equal as expressions, equations, inequalities, sets or matrices."""
     wanted = _parsed(gold)
     given = _parsed(answer)
     if wanted is None or given is None or _is_heavy(wanted) or _is_heavy(given):
@@ -52,11 +53,11 @@ def same_algebra(gold: str, answer: str) -> bool:
     try:
         return bool(_equal(wanted, given))
     except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
-        return False  # sympy refuses what makes no sense, such as an inequality of complex numbers
+        return False  # sympy refuses comparisons that make no sense, such as an order of complex numbers
 
 
 def same_sets(gold: Iterable[str], answer: Iterable[str]) -> bool:
-    """Whether the unions of two lists of intervals, sets or inequalities are the same set."""
+    """Whether two lists of intervals, sets or inequalities have the same union."""
     unions: list[Any] = []
     for texts in (gold, answer):
         parts = [_parsed(text) for text in texts]
@@ -73,7 +74,7 @@ def same_sets(gold: Iterable[str], answer: Iterable[str]) -> bool:
 
 
 def rational_near(text: str) -> Fraction | None:
-    """The value of a text that is a real number, to some 60 digits; None for all else."""
+    """The value of a text that is a real number, to about 60 digits; None for any other text."""
     sympy = _library().sympy
     parsed = _parsed(text)
     if parsed is None or not isinstance(parsed, sympy.Expr) or parsed.free_symbols or _is_heavy(parsed):
@@ -81,8 +82,9 @@ def rational_near(text: str) -> Fraction | None:
     value = parsed.evalf(_DIGITS)
     if not isinstance(value, sympy.Float) or not value.is_finite:
         return None
-    size = abs(int(sympy.log(sympy.Abs(value), 10).evalf(5))) if value != 0 else 0
-    return Fraction(str(value)) if size < _MAX_DIGITS else None
+    # An exact fraction of a number of this many digits, before or after the point, would take too long.
+    num_digits = abs(int(sympy.log(sympy.Abs(value), 10).evalf(5))) if value != 0 else 0
+    return Fraction(str(value)) if num_digits < _MAX_DIGITS else None
 
 
 # --- comparison -----------------------------------------------------------------------------------
@@ -116,6 +118,10 @@ def _matrices_equal(wanted: Any, given: Any) -> bool:
 
 
 def _expressions_equal(wanted: Any, given: Any) -> bool:
+    """Compares numbers by their digits, and expressions with variables at several points.
+
+    If too few points are defined for both expressions, `math-verify` decides.
+    """
     sympy = _library().sympy
     if wanted.has(sympy.Sum, sympy.Integral, sympy.Product, sympy.Limit, sympy.Derivative):
         wanted = wanted.doit()
@@ -130,6 +136,8 @@ def _expressions_equal(wanted: Any, given: Any) -> bool:
 
 
 def _numbers_equal(wanted: Any, given: Any) -> bool:
+    """Whether two numbers agree to 40 digits after the decimal point."""
+    # A first, cheap look at the numbers' sizes tells how many digits the comparison needs.
     one = wanted.evalf(15)
     two = given.evalf(15)
     if not (one.is_finite and two.is_finite):
@@ -146,22 +154,28 @@ def _numbers_equal(wanted: Any, given: Any) -> bool:
 
 
 def _num_digits(value: Any) -> int:
-    """Digits before the decimal point of a number's absolute value."""
+    """Number of digits before the decimal point."""
     sympy = _library().sympy
     size = sympy.Abs(value).evalf(5)
     return 0 if size < 1 else int(sympy.log(size, 10).evalf(10)) + 1
 
 
 def _is_small(difference: Any, *, digits: int, scale: Any) -> bool:
-    """Whether a difference is what rounding leaves, beside a number of that size."""
+    """Whether a difference between numbers of the size of `scale` can be due to rounding alone.
+
+    The limit is `10 ** -digits`. For numbers below 1 it shrinks with them, unless they are themselves that
+    small.
+    """
     sympy = _library().sympy
     size = sympy.Abs(scale).evalf(15)
-    limit = sympy.Float(10) ** -digits * (size if 0 < size < 1 and size > sympy.Float(10) ** -digits else 1)
+    limit = sympy.Float(10) ** -digits
+    if limit < size < 1:
+        limit *= size
     return bool(sympy.Abs(difference).evalf(15) <= limit)
 
 
 def _agreeing_points(wanted: Any, given: Any) -> int | None:
-    """The number of points at which both are defined and agree; None if they differ at one."""
+    """The number of points at which both expressions are defined and agree; None if they differ at one."""
     sympy = _library().sympy
     symbols = sorted(wanted.free_symbols | given.free_symbols, key=str)
     is_complex = wanted.has(sympy.I) or given.has(sympy.I)
@@ -175,7 +189,7 @@ def _agreeing_points(wanted: Any, given: Any) -> int | None:
         if not (one.is_number and two.is_number and one.is_finite and two.is_finite):
             continue
         if not is_complex and not (one.is_real and two.is_real):
-            continue
+            continue  # variables are real, so a root of a negative number counts as not defined
         if not _is_small(one - two, digits=25, scale=one):
             return None
         num_agreeing += 1
@@ -188,9 +202,10 @@ def _equations_equal(wanted: Any, given: Any) -> bool:
 
 
 def _inequalities_equal(wanted: Any, given: Any) -> bool:
+    """Whether one inequality is a positive multiple of the other, or both describe the same set."""
     sympy = _library().sympy
-    (kind, one) = _below_zero(wanted)
-    (other_kind, two) = _below_zero(given)
+    kind, one = _below_zero(wanted)
+    other_kind, two = _below_zero(given)
     if kind is other_kind:
         ratio = _constant_ratio(one, two)
         if ratio is not None and (ratio.is_positive or kind is sympy.Ne):
@@ -200,7 +215,7 @@ def _inequalities_equal(wanted: Any, given: Any) -> bool:
 
 
 def _below_zero(relation: Any) -> tuple[Any, Any]:
-    """An inequality as its kind (`<`, `<=`, `!=`) and an expression that is so to 0."""
+    """An inequality as its kind (`<`, `<=` or `!=`) and the expression that has this relation to 0."""
     sympy = _library().sympy
     if isinstance(relation, sympy.StrictGreaterThan | sympy.GreaterThan):
         is_strict = isinstance(relation, sympy.StrictGreaterThan)
@@ -209,7 +224,7 @@ def _below_zero(relation: Any) -> tuple[Any, Any]:
 
 
 def _constant_ratio(one: Any, two: Any) -> Any | None:
-    """`one / two` if that is a number, not 0; else None."""
+    """`one / two` if it is a number other than 0; else None."""
     sympy = _library().sympy
     if one.free_symbols != two.free_symbols or not one.free_symbols:
         return None
@@ -226,11 +241,8 @@ def _as_set(value: Any) -> Any | None:
         return value.rhs
     if len(value.free_symbols) != 1:
         return None
-    if isinstance(value, sympy.core.relational.Relational):
-        return value.as_set()
-    if isinstance(value, sympy.And | sympy.Or):
-        return value.as_set()
-    return None
+    is_condition = isinstance(value, sympy.core.relational.Relational | sympy.And | sympy.Or)
+    return value.as_set() if is_condition else None
 
 
 def _sets_equal(one: Any, two: Any) -> bool:
@@ -251,14 +263,15 @@ def _sets_equal(one: Any, two: Any) -> bool:
 
 
 def _is_heavy(value: Any) -> bool:
-    """Whether to compute a value could take for ever."""
+    """Whether computing a value could take practically for ever."""
     sympy = _library().sympy
     if isinstance(value, sympy.MatrixBase):
         return any(_is_heavy(part) for part in value.flat())
     for part in sympy.preorder_traversal(value):
         if isinstance(part, sympy.Pow) and part.exp.is_number and part.base.is_number:
-            size = sympy.Abs(part.exp.args[0] if isinstance(part.exp, sympy.Pow) else part.exp)
-            if isinstance(part.exp, sympy.Pow) and not part.exp.exp.is_negative and part.exp.exp > 4:
+            is_tower = isinstance(part.exp, sympy.Pow)
+            size = sympy.Abs(part.exp.args[0] if is_tower else part.exp)
+            if is_tower and not part.exp.exp.is_negative and part.exp.exp > 4:
                 return True
             if size.is_Number and size > _MAX_EXPONENT:
                 return True
@@ -272,24 +285,25 @@ def _is_heavy(value: Any) -> bool:
 _ENDLESS = re.compile(
     r"\^\s*\{?\s*-?(?:\d{5,}|\d+\s*\^)|\d{5,}\s*\}?\)?!|!!|\^\S{0,9}\^\S{0,9}\^|\\binom\S*\d{5,}"
 )
-"""Powers, towers, factorials and binomials that even to read would take for ever."""
+"""Powers, towers of powers, factorials and binomials that take too long even to parse, because the parser
+computes them."""
 
 
 @lru_cache(maxsize=512)
 def _parsed(text: str) -> Any | None:
-    """A sympy object; None if the parser cannot read the text."""
+    """The sympy object that a text stands for; None if the parser cannot read the text."""
     if _ENDLESS.search(text) is not None:
         return None
     try:
         value = _uniform(_library().parse(text))
-        # `x^2 + 1 = 0` of a real `x` is just false, and would equal any other that is
+        # `x^2 + 1 = 0` with a real `x` is simply false, and would equal every other false statement.
         return None if isinstance(value, bool | _library().sympy.logic.boolalg.BooleanAtom) else value
-    except Exception:  # noqa: BLE001 - the parser raises whatever its grammar runs into
+    except Exception:  # noqa: BLE001 - the parser raises errors of many kinds for texts that it cannot read
         return None
 
 
 def _uniform(value: Any) -> Any:
-    """All variables real, `i` the imaginary unit, decimals exact."""
+    """The same value with real variables, `i` as the imaginary unit, and decimals as exact fractions."""
     sympy = _library().sympy
     if isinstance(value, sympy.MatrixBase):
         return value.applyfunc(_uniform)
@@ -312,7 +326,7 @@ def _library() -> _Library:
         from math_verify import verify
     except ImportError as err:
         raise ConfigError("the reward `math_verify` needs the package: pip install astraflow[tasks]") from err
-    # it warns of every comparison without a time limit of its own, and shows the model's texts
+    # It would warn about every comparison that has no time limit of its own, and log the model's texts.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     normalization = latex2sympy2.NormalizationConfig(boxed="none")
     conversion = latex2sympy2.ConversionConfig(lowercase_symbols=False)

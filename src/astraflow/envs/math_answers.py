@@ -1,9 +1,12 @@
-"""Whether a text answers a question of mathematics.
+"""Decides whether a text gives the right answer to a question of mathematics.
 
-The final answer is found and taken apart, and its parts are compared one by one. Exact numbers must be equal
-exactly. A decimal of at least six significant digits also stands for the values that round to it. Expressions
-with variables are equal if they agree at several points, or if `math-verify` can show that they are. Names,
-words and dates are compared as texts: as formulas, `east` and `seat` would be one product.
+The final answer is found and taken apart, and its parts are compared with those of the gold, which is the
+reference answer. Exact numbers must be equal exactly. A decimal of at least six significant digits also
+stands for the values that round to it. Expressions with variables are equal if they agree at several points,
+or if `math-verify` can show that they are equal. Names, words and dates are compared as texts, because as
+formulas `east` and `seat` would be the same product.
+
+Functions named after a kind of answer, such as `_times`, return None if the gold is not of that kind.
 """
 
 import re
@@ -21,13 +24,16 @@ __all__ = [
 ]
 
 _TAIL = 20_000
-"""Characters from the end of a text in which its final answer is looked for."""
+"""Number of characters, from the end of a text, in which the final answer is looked for."""
 _LONGEST = 500
-"""Longer answers are compared as texts only: to read them as formulas takes too long."""
+"""Answers with more characters are compared as texts only; parsing them as formulas takes too long."""
 
 
 def is_right(gold: str, text: str) -> bool:
-    """Whether the final answer of a text is the gold. Example: `is_right("0.5", r"It is $\\frac12$.")`."""
+    """Whether the final answer of a text equals the gold.
+
+    Example: `is_right("0.5", r"It is $\\frac12$.")`.
+    """
     wanted = readable_gold(gold)
     text = text[-_TAIL:]
     if len(text) <= _LONGEST and fold(tidy(text)) == fold(wanted):
@@ -36,12 +42,12 @@ def is_right(gold: str, text: str) -> bool:
 
 
 def readable_gold(gold: str) -> str:
-    """The gold in one spelling; empty if nothing is left of it."""
+    """The gold answer in one spelling; empty if it holds nothing that can be compared."""
     return tidy(gold_answer(gold))
 
 
 def answers_equal(gold: str, answer: str) -> bool:
-    """Whether two tidy answers are the same: in shape, and then part by part."""
+    """Whether two tidy answers are equal: they must have the same shape and equal parts."""
     if not fold(gold) or not fold(answer):
         return False
     if fold(gold) == fold(answer):
@@ -61,11 +67,12 @@ def answers_equal(gold: str, answer: str) -> bool:
 
 
 def _shapes_equal(wanted: Shape, given: Shape) -> bool:
+    """Whether two shapes with several parts are equal. Only the parts of tuples have an order."""
     if len(wanted.items) != len(given.items):
         return False
     kinds = {wanted.kind, given.kind}
     if kinds == {"set", "value"}:
-        return answers_equal(wanted.items[0], given.items[0])  # a set of one
+        return answers_equal(wanted.items[0], given.items[0])  # a set with one element equals the element
     if kinds == {"tuple"}:
         return wanted.brackets == given.brackets and _in_order(wanted, given)
     if kinds == {"tuple", "several"}:
@@ -77,7 +84,7 @@ def _shapes_equal(wanted: Shape, given: Shape) -> bool:
 
 
 def _names(shape: Shape) -> frozenset[str]:
-    """What the parts are called if each has a name of its own, as in `x=1, y=2`; else nothing."""
+    """The names of the parts if each part has a different one, as in `x=1, y=2`; else none."""
     names = frozenset(fold(item.partition("=")[0]) for item in shape.items if "=" in item)
     return names if len(names) == len(shape.items) else frozenset()
 
@@ -87,12 +94,12 @@ def _in_order(wanted: Shape, given: Shape) -> bool:
 
 
 def _in_any_order(wanted: Shape, given: Shape) -> bool:
-    left = list(given.items)
+    unmatched = list(given.items)
     for item in wanted.items:
-        match = next((other for other in left if answers_equal(item, other)), None)
+        match = next((other for other in unmatched if answers_equal(item, other)), None)
         if match is None:
             return False
-        left.remove(match)
+        unmatched.remove(match)
     return True
 
 
@@ -101,14 +108,14 @@ _AND = re.compile(r"(?<![A-Za-z])and(?![A-Za-z])|\\(?:land|wedge)(?![A-Za-z])|,|
 
 
 def _same_region(gold: str, wanted: Shape, answer: str, given: Shape) -> bool:
-    """Intervals, unions and inequalities may describe one set in different shapes."""
+    """Whether two answers describe the same set, written as intervals, unions or inequalities."""
     if not (_REGION.search(gold) or _REGION.search(answer)):
         return False
     regions: list[tuple[str, ...]] = []
     for text, shape in ((gold, wanted), (answer, given)):
         if shape.kind == "several":
             if _AND.search(text):
-                return False
+                return False  # parts joined by `and` would be an intersection, and not the union below
             regions.append(shape.items)
         else:
             regions.append((_bracketed(shape) or text,))
@@ -116,6 +123,7 @@ def _same_region(gold: str, wanted: Shape, answer: str, given: Shape) -> bool:
 
 
 def _bracketed(shape: Shape) -> str:
+    """A tuple or an interval as one text without the name that it may have had; empty for other shapes."""
     if shape.kind != "tuple":
         return ""
     return shape.brackets[0] + ",".join(shape.items) + shape.brackets[-1]
@@ -124,11 +132,14 @@ def _bracketed(shape: Shape) -> str:
 # --- single values ----------------------------------------------------------------------------------
 
 _MIN_DIGITS = 6
-"""From this number of significant digits on, a decimal equals what rounds to it; 3.14 is not pi."""
+"""A decimal with at least this many significant digits equals the values that round to it; 3.14 is not pi."""
 
 
 def _values_equal(gold: str, answer: str) -> bool:
-    """Whether a tidy answer is worth the tidy gold. Neither is a list, a set or a tuple."""
+    """Whether two tidy answers, each of which is a single value, are equal.
+
+    The kinds of values are tried in order; the first kind that the gold belongs to decides.
+    """
     if not fold(gold) or not fold(answer):
         return False
     if fold(gold) == fold(answer):
@@ -154,41 +165,48 @@ _MATHS = re.compile(r"[\d=<>+*/^_|\\]|(?<![A-Za-z])-")
 
 
 def _plain(text: str) -> str:
+    r"""A text without the command `\text{}` around its parts."""
     return _TEXT.sub(r" \1 ", text)
 
 
 def _choices(gold: str, answer: str) -> bool | None:
-    """Letters of multiple choice: `C`, `(C)`, `\\text{C}`, `C) 12`. None unless the gold is one."""
+    """Whether two choices are the same: `C`, `(C)`, `\\text{C}`, `C) 12`.
+
+    A choice also equals its letter in lower case, and the text that stands beside its letter.
+    """
     wanted = _choice(gold)
     given = _choice(answer)
     if wanted is None:
         return None
     letter, words = wanted
-    if given is None:
-        is_small = re.fullmatch(r"[a-j]", fold(answer)) is not None
-        return (is_small and fold(answer).upper() == letter) or (bool(words) and _values_equal(words, answer))
-    return given[0] == letter
+    if given is not None:
+        return given[0] == letter
+    is_small_letter = re.fullmatch(r"[a-j]", fold(answer)) is not None
+    if is_small_letter and fold(answer).upper() == letter:
+        return True
+    return bool(words) and _values_equal(words, answer)
 
 
 def _choice(text: str) -> tuple[str, str] | None:
+    """The letter of a choice in upper case, and the text beside it; None if the text is not a choice."""
     match = _CHOICE.match(_plain(text).strip())
     if match is None:
         return None
     bracketed, ended, bare, rest = match.groups()
     if bare and rest:
-        return None  # `A + B` is no choice
+        return None  # `A + B` is not a choice
     return (bracketed or ended or bare).upper(), rest or ""
 
 
 def _dates_equal(gold: str, answer: str) -> bool | None:
-    """Days of a year in any order of their parts. None unless the gold is one."""
+    """Whether two dates name the same day, with their parts in any order."""
     wanted = _date(gold)
     given = _date(answer)
     return None if wanted is None else wanted == given
 
 
 def _date(text: str) -> tuple[str, ...] | None:
-    """Month, day and year, in whatever order they were; None if it names no month or no day."""
+    """The month and the numbers of a date, in a fixed order; None if the text is not a date."""
     plain = re.sub(r"(?<=\d)\s*(?:st|nd|rd|th)\b|\bof\b|\bthe\b", "", _plain(text).lower())
     parts = _DATE_PART.findall(plain)
     months = [part[:3] for part in parts if part[:3] in _MONTHS and part.isalpha()]
@@ -199,7 +217,10 @@ def _date(text: str) -> tuple[str, ...] | None:
 
 
 def _times(gold: str, answer: str) -> bool | None:
-    """Times of day. `3:30` alone may be a ratio, but is compared as it stands."""
+    """Whether two times of day are the same. `am` or `pm` counts only if both have it.
+
+    `3:30` may also be a ratio; it is compared as it is written.
+    """
     wanted, given = (_TIME.match(re.sub(r"[\s.]", "", _plain(text).lower())) for text in (gold, answer))
     if wanted is None:
         return None
@@ -209,13 +230,17 @@ def _times(gold: str, answer: str) -> bool | None:
 
 
 def _words(gold: str, answer: str) -> bool | None:
-    """Words and names, letter by letter but not case by case. None if the gold is a formula or a number."""
+    """Whether words and names have the same letters, in upper or lower case.
+
+    If only the answer consists of words, it is wrong.
+    """
     if not _is_words(gold):
         return False if _is_words(answer) else None
     return _letters(gold) == _letters(answer)
 
 
 def _is_words(text: str) -> bool:
+    r"""Whether a text consists of words: in `\text{}`, or too long to be a product of variables."""
     bare = _TEXT.sub("", text)
     if _MATHS.search(bare):
         return False
@@ -232,7 +257,10 @@ _BASED = re.compile(r"^([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)_\{?(?:\\text\{)?\s*(\d+
 
 
 def _based(gold: str, answer: str) -> bool | None:
-    """`1011_2`: digits and base. A base that one side leaves out is taken to be the other's."""
+    """Whether numbers with a base, such as `1011_2`, have the same digits and base.
+
+    If only one side names a base, it holds for the other side too.
+    """
     wanted = _BASED.match(fold(gold))
     given = _BASED.match(fold(answer))
     if wanted is None and given is None:
@@ -240,15 +268,15 @@ def _based(gold: str, answer: str) -> bool | None:
     if wanted is not None and given is not None:
         return wanted.groups() == given.groups()
     with_base = wanted or given
-    bare = fold(answer if wanted else gold)
-    return with_base is not None and with_base[1].lstrip("0").upper() == bare.lstrip("0").upper()
+    without_base = fold(answer if wanted else gold)
+    return with_base is not None and with_base[1].lstrip("0").upper() == without_base.lstrip("0").upper()
 
 
 _RATIO = re.compile(r"[-\d.:/\s]+|\\frac\{\d+\}\{\d+\}")
 
 
 def _ratios(gold: str, answer: str) -> bool | None:
-    """`2:3` as a fraction; of more than two numbers, all are in proportion."""
+    """Whether ratios are equal: `2:3` equals its fraction; in longer ratios, all parts are in proportion."""
     if ":" not in gold + answer or not all(_RATIO.fullmatch(text) for text in (gold, answer)):
         return None
     wanted, given = ([_fraction(part) for part in text.split(":")] for text in (gold, answer))
@@ -265,31 +293,32 @@ def _ratios(gold: str, answer: str) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A number as it was written."""
+    """A number, and how exactly it was written."""
 
     value: Fraction
     num_decimals: int = -1
-    """Digits after the decimal point; -1 for a number that is exact."""
+    """Number of digits after the decimal point; -1 for a number that is exact."""
     num_digits: int = 0
-    """Significant digits of a decimal."""
+    """Number of significant digits of a decimal."""
 
     def is_equal(self, other: "_Number") -> bool:
+        """Whether the values are equal, or one number is a decimal that stands for the other."""
         if self.value == other.value or _is_noise(self.value, other.value):
             return True
         return self.stands_for(other.value) or other.stands_for(self.value)
 
     def stands_for(self, value: Fraction) -> bool:
-        """Whether it is a decimal, long enough, that `value` rounds to."""
+        """Whether this is a decimal with enough digits, to which `value` rounds."""
         if self.num_decimals < 0 or self.num_digits < _MIN_DIGITS:
             return False
         return value.denominator != 1 and abs(self.value - value) <= Fraction(1, 2 * 10**self.num_decimals)
 
 
 def _is_noise(one: Fraction, two: Fraction) -> bool:
-    """Decimals that differ by the rounding of a computer's numbers, as 0.30000000000000004 and 0.3."""
-    return (one.denominator != 1 or two.denominator != 1) and abs(one - two) <= Fraction(1, 10**13) * max(
-        abs(one), abs(two)
-    )
+    """Whether decimals differ only by floating-point rounding, as 0.30000000000000004 and 0.3 do."""
+    if one.denominator == 1 and two.denominator == 1:
+        return False
+    return abs(one - two) <= Fraction(1, 10**13) * max(abs(one), abs(two))
 
 
 _SCIENTIFIC = re.compile(
@@ -304,7 +333,7 @@ _MAX_EXPONENT = 400
 
 
 def _number(text: str) -> _Number | None:
-    """The number that a text is; None for all that needs algebra."""
+    """The number that a text writes in digits; None if the text needs algebra."""
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())
     if re.fullmatch(r"[-+]?\s*(?:\d+\.?\d*|\.\d+)", text):
         return _decimal(text.replace(" ", ""))
@@ -319,6 +348,7 @@ def _number(text: str) -> _Number | None:
 
 
 def _decimal(text: str) -> _Number:
+    """A number written with digits and perhaps a decimal point."""
     value = Fraction(text.rstrip(".") if text.rstrip("-+.") else "0")
     _, point, decimals = text.partition(".")
     if not point or not decimals:
@@ -327,18 +357,24 @@ def _decimal(text: str) -> _Number:
 
 
 def _fraction(text: str) -> Fraction | None:
-    """Integers, fractions, mixed and repeating numbers."""
+    """The value of an integer, a decimal, a fraction, a mixed or a repeating number; None for other texts."""
     text = re.sub(r"\s*(\\frac|[{}/])\s*", r"\1", text.strip())
     if re.fullmatch(r"[-+]?\d+(?:\.\d+)?", text):
         return Fraction(text)
     if (match := _FRACTION.match(text)) is not None:
-        sign, above, below = (match[1], match[2], match[3]) if match[3] else (match[4], match[5], match[6])
-        return None if int(below) == 0 else Fraction(int(above), int(below)) * (-1 if sign == "-" else 1)
+        is_latex = match[3] is not None
+        sign, above, below = match.group(1, 2, 3) if is_latex else match.group(4, 5, 6)
+        if int(below) == 0:
+            return None
+        value = Fraction(int(above), int(below))
+        return -value if sign == "-" else value
     if (match := _MIXED.match(text)) is not None:
         above = int(match[3] or match[5])
         below = int(match[4] or match[6])
-        value = None if below == 0 else int(match[2]) + Fraction(above, below)
-        return None if value is None else value * (-1 if match[1] == "-" else 1)
+        if below == 0:
+            return None
+        value = int(match[2]) + Fraction(above, below)
+        return -value if match[1] == "-" else value
     if (match := _REPEATING.match(text)) is not None:
         sign, whole, start, period = match.groups()
         value = Fraction(int((whole or "0") + start), 10 ** len(start))
@@ -357,11 +393,13 @@ _UNIT_NAMES = (
     "k|kelvin mol|mole cent|cents dollar|dollars|usd|bucks euro degree|deg rad|radian ohm amp|ampere unit "
     "erg angstrom pc|parsec au ly c|celsius f|fahrenheit am pm"
 )
+"""Units, separated by blanks; `|` separates the names of one unit."""
 _UNITS = {name: names.split("|")[0] for names in _UNIT_NAMES.split() for name in names.split("|")}
+"""The first name of each unit, by all of its names."""
 _BARE_UNITS = "cm|mm|km|kg|ft|" + "|".join(
     sorted((f"{name}s?" for name in _UNITS if len(name) > 2), key=len, reverse=True)
 )
-"""Units that stand without `\\text`; shorter ones could be products of variables, as the `mg` of `2mg`."""
+"""Units that are recognised without `\\text`. Shorter ones could be products of variables, as in `2mg`."""
 _UNIT = re.compile(
     r"^(?P<value>.*?[\d})\]!A-Za-z.])\s*(?P<unit>(?:"
     r"\\text\{(?:[^{}]|\{[^{}]*\})*\}(?:\^\s*\{?-?\d\}?)?"
@@ -377,7 +415,8 @@ _UNIT = re.compile(
 
 
 def _split_unit(text: str) -> tuple[str, str]:
-    """Value and unit of a text; the unit is empty if there is none."""
+    """The value and the unit of a text; the unit is empty if there is none."""
+    # Words and signs before a value do not change it: `about 3`, `\approx 3`, `Rs. 3`.
     text = re.sub(
         r"^(?:\\approx|\\text\{[^{}]*\}|about|approximately|roughly|Rs\.?|USD)\s*(?=[\d\\(.-])", "", text
     )
@@ -387,14 +426,14 @@ def _split_unit(text: str) -> tuple[str, str]:
     value = match["value"].strip()
     unit = match["unit"].strip()
     if unit == r"\degree" and _ANGLE_FUNCTION.search(value):
-        return text, ""
+        return text, ""  # the degrees belong to the argument of the function, as in `\sin 30\degree`
     if re.search(r"[\d})]", value) is None and "\\text" not in unit and unit not in ("%", r"\degree"):
         return text, ""
     return value, unit
 
 
 def _unit_name(unit: str) -> str:
-    """One name for a unit, empty if it is none that is known."""
+    """One name for all spellings of a unit; empty if the unit is not known."""
     plain = _plain(unit).lower().replace("\\cdot", " ").replace("\\degree", " degree ")
     plain = re.sub(r"\bper\b", "/", plain)
     squared = "^2" if re.search(r"\bsq(?:uare)?\b|\^\{?2", plain) else ""
@@ -412,7 +451,7 @@ def _unit_name(unit: str) -> str:
 
 
 def _units_differ(gold: str, answer: str) -> bool:
-    """Whether both have units that are known, and not the same."""
+    """Whether both units are known and differ. Percent signs do not count: they change the number."""
     wanted = _unit_name(gold)
     given = _unit_name(answer)
     if not wanted or not given or wanted == given or "%" in (wanted, given):
@@ -424,14 +463,12 @@ def _units_differ(gold: str, answer: str) -> bool:
 
 _EQUALS = re.compile(r"(?<![\\<>!])(?:=|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z]))(?!=)")
 _ORDER = re.compile(r"[<>]|\\(?:le|ge|neq)(?![A-Za-z])")
-
-
 _OPERATOR = re.compile(r"[-+*/^]|\\(?:cdot|times|frac|sqrt)(?![A-Za-z])")
-"""What no name has: of a gold `x^2 + y^2 = 1`, the right side alone is no answer."""
+"""Signs that no name contains. If the gold is `x^2 + y^2 = 1`, its right side alone is not an answer."""
 
 
 def _outer(text: str) -> str:
-    """The text with a blank for each character inside braces, as in `\\sum_{k=1}`."""
+    """The text with a blank for each character inside braces, which hides the sign in `\\sum_{k=1}`."""
     depth = 0
     outer = ""
     for char in text:
@@ -442,7 +479,7 @@ def _outer(text: str) -> str:
 
 
 def _sides(text: str) -> list[str]:
-    """The sides of the equals signs of a text; an empty first side is left out."""
+    """The parts of a text between its equals signs, without empty parts."""
     sides: list[str] = []
     start = 0
     for sign in _EQUALS.finditer(_outer(text)):
@@ -452,7 +489,11 @@ def _sides(text: str) -> list[str]:
 
 
 def _relations(gold: str, answer: str) -> bool:
-    """Equations by their right sides if they say what something is, or if only one is an equation."""
+    """Whether two values, equations or inequalities are equal.
+
+    If both are equations with the same name on the left, or only one is an equation and has a name on the
+    left, their right sides are compared. Other equations and inequalities are compared as algebra.
+    """
     if _ORDER.search(_outer(gold)) or _ORDER.search(_outer(answer)):
         return same_algebra(gold, answer)
     wanted = _sides(gold)
@@ -475,29 +516,34 @@ def _relations(gold: str, answer: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    """Whether the left side of an equation names what is asked: `x`, `f(2)`, `m + n`; not `2x`."""
+    """Whether the left side of an equation names what is asked for: `x`, `f(2)` or `m + n`, but not `2x`."""
     bare = re.sub(r"_\s*(?:\{[^{}]*\}|\w)|\([^()]*\)|\\text\{[^{}]*\}|\^\s*(?:\{[^{}]*\}|\w)", "", text)
     return re.search(r"\d", bare) is None and bool(text.strip())
 
 
 def _amounts_equal(gold: str, answer: str) -> bool:
-    """Whether numbers or expressions are equal; a unit may be left out, but not be another one."""
+    """Whether numbers or expressions with units are equal. One unit may be missing, but two must be the same.
+
+    A percentage also equals its value as a fraction: `50%` equals `0.5`.
+    """
     if fold(_plain(gold)) == fold(_plain(answer)):
         return True
-    (wanted, wanted_unit) = _split_unit(gold)
-    (given, given_unit) = _split_unit(answer)
+    wanted, wanted_unit = _split_unit(gold)
+    given, given_unit = _split_unit(answer)
     if _units_differ(wanted_unit, given_unit):
         return False
     if _expressions_equal(wanted, given):
         return True
-    num_percent = ("%" in wanted_unit) - ("%" in given_unit)
-    if num_percent == 0:
+    is_gold_percent = "%" in wanted_unit
+    is_answer_percent = "%" in given_unit
+    if is_gold_percent == is_answer_percent:
         return False
-    percent, other = (wanted, given) if num_percent > 0 else (given, wanted)
+    percent, other = (wanted, given) if is_gold_percent else (given, wanted)
     return _expressions_equal(rf"\frac{{{percent}}}{{100}}", other)
 
 
 def _expressions_equal(gold: str, answer: str) -> bool:
+    """Whether two expressions are equal: as texts, as numbers, or else as algebra."""
     if fold(gold) == fold(answer):
         return bool(fold(gold))
     gold = _without_degrees(gold)
@@ -508,7 +554,8 @@ def _expressions_equal(gold: str, answer: str) -> bool:
         return wanted.is_equal(given)
     if same_algebra(gold, answer):
         return True
-    # an exact answer to a gold that is a long decimal; the other way around, the exact value was asked for
+    # If the gold is a long decimal, its exact value is right too. The opposite does not hold: if the gold is
+    # exact, an exact answer was asked for.
     exact = rational_near(answer) if wanted is not None else None
     return wanted is not None and exact is not None and wanted.stands_for(exact)
 
@@ -518,7 +565,7 @@ _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def _without_degrees(text: str) -> str:
-    """Degrees as numbers; as radians where a function of angles is taken of them."""
+    """The text with degrees as plain numbers, or in radians if the text contains a function of angles."""
     if _ANGLE_FUNCTION.search(text):
         return _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     return re.sub(r"\\degree(?![A-Za-z])", " ", text)

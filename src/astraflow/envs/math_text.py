@@ -1,8 +1,9 @@
-"""Answers of mathematics as texts: where the final answer is, one spelling for it, and its shape.
+"""Finds the final answer in a text, brings it into one spelling, and determines its shape.
 
-Works on characters only; nothing is evaluated. The shape (one value, several, a set, an ordered tuple or an
-interval) is found before any value is compared, so that one of two answers is not both of them, a pair is no
-number, and a closed interval is no open one. `math_answers` compares what two answers mean.
+This file works on characters only; `math_answers` compares what two answers mean. The shape (one value,
+several values, a set, or an ordered tuple or interval) is determined before any values are compared. One of
+two answers is therefore not taken for both, a pair not for a number, and a closed interval not for an open
+one.
 """
 
 # ruff: noqa: RUF001 - characters that look like others are what this file is about
@@ -26,10 +27,10 @@ __all__ = [
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _BETWEEN_BOXES = re.compile(r"(?:[\s,;.$]|\\[,;() ]|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|x|y|z|=))*")
-"""What may stand between boxes that together are one answer, as in `\\boxed{1} or \\boxed{2}`."""
+"""Text that may stand between boxes that together are one answer, as in `\\boxed{1} or \\boxed{2}`."""
 _JOINS = re.compile(r"[,;]|and|or")
 _MAX_BOXES = 16
-"""Boxes that are looked at, from the end: one that is never closed costs time."""
+"""Number of boxes that are looked at, from the end of the text. Each box that is never closed costs time."""
 _SAID = re.compile(
     r"(?:\b(?:final|correct)?\s*(?:answer|choice|option)(?:\s+(?:to|of|for)\b[^.\n]{0,80}?)?"
     r"\s*(?:\*\*)?\s*(?:\bis\b\s*:?|:|=)|####)(?:\*\*)?\s*",
@@ -46,13 +47,17 @@ _BARE_NUMBER = re.compile(
 _SENTENCE_END = re.compile(r"(?<=[^\d])\.(?:\s|$)|(?<=\d)\.(?:\s+[A-Z]|\s*$)|\n|\*\*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _LEADING_WORDS = re.compile(r"\s*[A-Za-z]+,?\s+[A-Za-z]+:?\s+[^\sA-Za-z]*\d")
-"""Two words before a number: `She pays 5`; but not `5 square feet`."""
+"""Two words before a number, as in `She pays 5` but not in `5 square feet`."""
 _TEXT_GROUP = re.compile(r"\\(?:text\w*|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _SAME_AS_NOTHING = {"and", "or"}
+"""Words that may be part of an answer itself, so they do not count as words around it."""
 
 
 def boxes(text: str) -> str | None:
-    """The content of the last `\\boxed{}`; of several that a comma, `and` or `or` joins, all of them."""
+    """The content of the last `\\boxed{}`; None without one.
+
+    If a comma, `and` or `or` joins several boxes, all of them are the answer.
+    """
     openings = list(_BOX.finditer(text))[-_MAX_BOXES:]
     found = [span for span in (_box_at(text, opening) for opening in openings) if span is not None]
     if not found:
@@ -61,7 +66,7 @@ def boxes(text: str) -> str | None:
     contents = [content]
     for box_start, box_end, content in reversed(found[:-1]):
         if box_end > start:
-            continue  # a box that holds the one after it
+            continue  # this box contains the one after it
         between = text[box_end:start]
         if not _BETWEEN_BOXES.fullmatch(between) or not _JOINS.search(between):
             break
@@ -76,7 +81,7 @@ def _box_at(text: str, opening: re.Match[str]) -> tuple[int, int, str] | None:
     position = opening.end()
     if position >= len(text):
         return None
-    if text[position] != "{":
+    if text[position] != "{":  # TeX then takes the next character, as in `\boxed 5`
         return opening.start(), position + 1, text[position]
     depth = 0
     for brace in _BRACES.finditer(text, position):
@@ -87,7 +92,7 @@ def _box_at(text: str, opening: re.Match[str]) -> tuple[int, int, str] | None:
 
 
 def gold_answer(text: str) -> str:
-    """The answer of a data set's row: after `####`, in `\\boxed{}`, or all of it."""
+    """The reference answer in a data set's row: the text after `####`, that in `\\boxed{}`, or the whole."""
     _, marker, after = text.rpartition("####")
     if marker:
         return after.strip()
@@ -96,9 +101,10 @@ def gold_answer(text: str) -> str:
 
 
 def final_answer(text: str) -> str:
-    """The answer that a text ends with: its last box, what it calls its answer, or the last value in it.
+    """The answer that a text ends with; empty if there is none.
 
-    A text without words around its answer is the answer itself. An empty text if there is none.
+    It is the content of the last box, or else what the text calls its answer, or else the last value in the
+    text. A text that has no words around an answer is the answer itself.
     """
     boxed = boxes(text)
     if boxed is not None:
@@ -112,7 +118,10 @@ def final_answer(text: str) -> str:
 
 
 def _said(text: str) -> str | None:
-    """What follows the last `answer is`, `Answer:` or `####`, up to the end of the sentence."""
+    """The text after the last `answer is`, `Answer:` or `####`, up to the end of the sentence; None if none.
+
+    If a formula follows, it is the answer. From a long sentence, the first value is taken.
+    """
     for said in reversed(list(_SAID.finditer(text))):
         rest = text[said.end() :].lstrip(" *:\n")
         span = _MATH_SPAN.match(rest)
@@ -132,6 +141,7 @@ def _continues(rest: str) -> bool:
 
 
 def _is_long(sentence: str) -> bool:
+    """Whether a sentence is too long to be an answer as a whole."""
     return len(_words(sentence)) > 4
 
 
@@ -146,12 +156,13 @@ def _is_prose(text: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
+    """The words outside formulas and commands."""
     bare = _TEXT_GROUP.sub(" ", _MATH_SPAN.sub(" ", text))
     return [word for word in _WORD.findall(bare) if word.lower() not in _SAME_AS_NOTHING]
 
 
 def _values(text: str) -> list[tuple[int, str]]:
-    """Formulas and bare numbers with where they end, in order."""
+    """The formulas and bare numbers of a text in order, each with the position at which it ends."""
     spans = [(m.start(), m.end(), m.group(m.lastgroup or 0)) for m in _MATH_SPAN.finditer(text)]
     numbers = [
         (m.start(), m.end(), m.group())
@@ -167,6 +178,7 @@ def _first_value(text: str) -> str:
 
 
 def _last_value(text: str) -> str:
+    """The last formula or number of a text; without one, the last line that is not blank."""
     values = _values(text)
     if values:
         return values[-1][1]
@@ -177,14 +189,53 @@ def _last_value(text: str) -> str:
 # --- one spelling ---------------------------------------------------------------------------------
 
 _CHARACTERS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "π": r"\pi ",
-    "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-    "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}",
-    "±": r"\pm ", "∓": r"\mp ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ",
-    "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "μ": r"\mu ", "σ": r"\sigma ", "°": r"^{\circ}",
-    "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "，": ",",
-    "（": "(", "）": ")", "’": "'", "≈": r"\approx ", "€": r"\$", "£": r"\$", "\u00a0": " ", "\u202f": " ",
-}  # fmt: skip
+    "−": "-",
+    "–": "-",
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "÷": r"\div ",
+    "π": r"\pi ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\neq ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∈": r"\in ",
+    "∅": r"\emptyset ",
+    "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}",
+    "ℚ": r"\mathbb{Q}",
+    "ℕ": r"\mathbb{N}",
+    "±": r"\pm ",
+    "∓": r"\mp ",
+    "θ": r"\theta ",
+    "α": r"\alpha ",
+    "β": r"\beta ",
+    "γ": r"\gamma ",
+    "λ": r"\lambda ",
+    "φ": r"\phi ",
+    "ω": r"\omega ",
+    "μ": r"\mu ",
+    "σ": r"\sigma ",
+    "°": r"^{\circ}",
+    "²": "^{2}",
+    "³": "^{3}",
+    "½": r"\frac{1}{2}",
+    "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}",
+    "，": ",",
+    "（": "(",
+    "）": ")",
+    "’": "'",
+    "≈": r"\approx ",
+    "€": r"\$",
+    "£": r"\$",
+    "\u00a0": " ",
+    "\u202f": " ",
+}
+"""Characters that models write instead of LaTeX commands."""
 _CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -260,15 +311,16 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"\\\1",
         ),
     ]
-)  # fmt: skip
+)
+"""Patterns and replacements, applied in this order: later rules rely on the spelling of earlier ones."""
 _NEW_ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _ROW = "\x00"
-"""Stands for the end of a matrix row while backslashes are looked at."""
+"""Replaces the end of a matrix row while the rules change commands, which begin with a backslash too."""
 _DELIMITER = re.compile(r"\\[()\[\]]")
 
 
 def tidy(text: str) -> str:
-    """An answer in one spelling: no delimiters, sizes or spacing commands; one name for each relation."""
+    """An answer in one spelling: without delimiters, sizes and spacing, and with one name per relation."""
     text = text.replace(_ROW, " ").strip()
     text = _CHARACTER.sub(lambda match: _CHARACTERS[match.group()], text)
     text = text.replace("`", "").strip("*").strip()
@@ -283,14 +335,14 @@ _BLANK = re.compile(r"\\text|\s+(?!\d)|(?<!\d)\s+")
 
 
 def fold(text: str) -> str:
-    """A tidy answer without blanks, except between digits: two that are equal here are the same answer."""
+    """A tidy answer without blanks, except between digits. Two answers that are equal here are the same."""
     return _BLANK.sub("", text)
 
 
 # --- what the answer consists of -------------------------------------------------------------------
 
-_OPENING = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\langle": 1, r"\lfloor": 1, r"\lceil": 1}
-_CLOSING = {")": 1, "]": 1, "}": 1, r"\}": 1, r"\rangle": 1, r"\rfloor": 1, r"\rceil": 1}
+_OPENING = frozenset({"(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"})
+_CLOSING = frozenset({")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"})
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\\]", re.DOTALL)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _CONJUNCTION = re.compile(
@@ -299,7 +351,7 @@ _CONJUNCTION = re.compile(
 _MEMBER = re.compile(r"^\s*\\?[A-Za-z]+(?:_\{?\w+\}?)?\s*\\in(?![A-Za-z])\s*")
 _TEXT_SPAN = re.compile(r"\\text\{[^{}]*\}")
 _TEXT_CONJUNCTION = re.compile(r"(?<=\w)\s*(?:,?\s+(?:and|or)\s+|,\s*)(?=\w[^{}]*\})")
-"""Inside `\\text{}`, whose parts each become a text of their own."""
+"""A comma, `and` or `or` inside `\\text{}`; each part then gets a `\\text{}` of its own."""
 _SIGN = re.compile(r"\\pm(?![A-Za-z])|\\mp(?![A-Za-z])")
 
 
@@ -309,7 +361,7 @@ class Shape:
 
     kind: Literal["value", "several", "set", "tuple"]
     items: tuple[str, ...]
-    """The texts of the parts; of a value, the value itself."""
+    """The texts of the parts; a value has one part, itself."""
     brackets: str = ""
     """The opening and closing bracket of a tuple; empty for other shapes."""
 
@@ -337,7 +389,7 @@ def shape_of(text: str) -> Shape:
 
 
 def _named(text: str) -> str:
-    """The brackets that a text gives a name to: for `(x, y) = (1, 2)`, the right-hand side."""
+    """The right side of an equation that names brackets, as `(x, y) = (1, 2)`; any other text as it is."""
     name, _, content = text.rpartition("=")
     content = content.strip()
     if name and len(_parts(name)) == 1 and _inside(content) is not None:
@@ -346,10 +398,12 @@ def _named(text: str) -> str:
 
 
 def _joined(number: re.Match[str]) -> str:
+    """A number without the commas between its thousands."""
     return number.group().replace(",", "")
 
 
 def _set(content: str) -> Shape:
+    """The shape of a set in braces. A set that is given by a condition is a single value."""
     if re.search(r"\\mid(?![A-Za-z])|[|:]", content):
         return Shape("value", (rf"\{{{content}\}}",))
     items = _parts(_CONJUNCTION.sub(";", content))
@@ -357,7 +411,7 @@ def _set(content: str) -> Shape:
 
 
 def _both_signs(text: str) -> tuple[str, ...]:
-    """`a \\pm b` is two values; a `\\mp` beside it has the other sign."""
+    """Both values of `a \\pm b`; a `\\mp` beside it takes the opposite sign. Other texts are one value."""
     if not re.search(r"\\pm(?![A-Za-z])", text):
         return (text,)
     plus = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", text))
@@ -366,7 +420,7 @@ def _both_signs(text: str) -> tuple[str, ...]:
 
 
 def _inside(text: str) -> tuple[str, str] | None:
-    """Brackets and content of a text that one pair of brackets encloses."""
+    """The brackets and the content of a text that one pair of brackets encloses; None for other texts."""
     tokens = [(token.group(), token.start(), token.end()) for token in _TOKEN.finditer(text)]
     if len(tokens) < 2 or tokens[0][0] not in ("(", "[", r"\{", r"\langle"):
         return None

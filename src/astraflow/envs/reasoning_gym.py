@@ -1,9 +1,9 @@
-"""Tasks of the `reasoning-gym` library and their scores.
+"""Makes and scores tasks of the `reasoning-gym` library.
 
-A task carries how it was generated, not its solution: the scorer generates the same entry again, so that
-every data set's own scorer sees exactly the objects that it made. An entry that differs from the task
-(because another machine has another version of the library) is an error, never a score of 0. Scorers that
-would run a completion as Python are refused unless the recipe allows them.
+A task says how it was generated. The scorer generates the same entry again, so that each data set's own
+scorer sees exactly the objects that the data set made. If the entry differs from the task, because another
+machine has another version of the library, that is an error and never a score of 0. A scorer that would run a
+completion as Python is refused unless the recipe allows it.
 """
 
 import difflib
@@ -29,16 +29,17 @@ __all__ = [
 ]
 
 GYM = "reasoning_gym"
-"""Value of `kind` in the spec of a task of this source."""
+"""Value of `kind` in the spec of this source's tasks."""
 
 _CACHED_TASKS = 4096
-"""The episodes of a group ask for one task: it is generated once."""
+"""Number of tasks that are kept, because all episodes of a group ask for the same task."""
 _MAX_TRIES = 1000
-"""Entries tried for one task on its side of the split; at a share of 0.1 all fail once in 10^45."""
+"""Number of entries tried to find one task on its side of the split; at a share of 0.1, all of them fail with
+probability 10^-45."""
 
 
 class _Dataset(Protocol):
-    """What is used of a reasoning-gym data set."""
+    """The part of a reasoning-gym data set that is used."""
 
     def __getitem__(self, idx: int) -> dict[str, Any]: ...
 
@@ -46,12 +47,12 @@ class _Dataset(Protocol):
 
 
 class GymSource:
-    """Generated tasks; a task is generated when it is asked for.
+    """A source of generated tasks; each task is generated when it is asked for.
 
     Example: `GymSource(ReasoningGymConfig(dataset="basic_arithmetic", split="train"), name="sums").task(0)`.
 
     On one side of a split, task `i` is the first of the entries `i`, `i + size`, `i + 2 * size`, ... whose
-    prompt is there, so that each index is independent of the others.
+    prompt is on that side. No task therefore depends on the tasks before it.
     """
 
     def __init__(self, config: ReasoningGymConfig, *, name: str) -> None:
@@ -67,13 +68,16 @@ class GymSource:
         }
         self._dataset = _open(json.dumps(self._recipe))
         self._made = lru_cache(_CACHED_TASKS)(self._make)
-        self.task(0)
+        self.task(0)  # shows at once that the arguments work, and that this side of the split holds tasks
 
     def __len__(self) -> int:
         return self._config.size
 
     def task(self, idx: int) -> Task:
-        """Task number `idx`, from 0. Raises: DataError if its side of the split seems to hold no task."""
+        """Task number `idx`, from 0.
+
+        Raises: DataError if the source's side of the split seems to hold no tasks.
+        """
         if not 0 <= idx < len(self):
             raise IndexError(idx)
         return self._made(idx)
@@ -81,9 +85,9 @@ class GymSource:
     def _make(self, idx: int) -> Task:
         config = self._config
         entry_idx, entry = self._entry(idx)
-        start = f"{self._name}/" if self._name else ""
+        prefix = f"{self._name}/" if self._name else ""
         return Task(
-            id=f"{start}{config.dataset}-{config.seed}-{entry_idx}",
+            id=f"{prefix}{config.dataset}-{config.seed}-{entry_idx}",
             source=self._name,
             prompt=str(entry["question"]),
             answer="" if entry["answer"] is None else str(entry["answer"]),
@@ -92,6 +96,7 @@ class GymSource:
         )
 
     def _entry(self, idx: int) -> tuple[int, dict[str, Any]]:
+        """The entry of a task and the entry's own number."""
         config = self._config
         for entry_idx in range(idx, config.size * _MAX_TRIES, config.size):
             entry = self._dataset[entry_idx]
@@ -106,7 +111,10 @@ class GymSource:
 
 
 def check_scorer(dataset: str, allowed: Collection[str]) -> None:
-    """Raises: ConfigError if a data set's scorer is not known to be harmless, and is not `allowed`."""
+    """Checks that a data set's scorer may be used.
+
+    Raises: ConfigError if the scorer is neither known to be harmless nor `allowed`.
+    """
     if dataset in HARMLESS_SCORERS or dataset in allowed:
         return
     raise ConfigError(
@@ -118,9 +126,9 @@ def check_scorer(dataset: str, allowed: Collection[str]) -> None:
 
 
 def score_gym(task: Task, text: str, spec: Mapping[str, Any], *, allowed: Collection[str] = ()) -> float:
-    """The library's own score of an answer.
+    """Scores an answer with the library's own scorer.
 
-    Raises: DataError if this machine generates another task; ConfigError for a scorer that is not allowed.
+    Raises: DataError if this machine generates another task; ConfigError if the scorer is not allowed.
     """
     check_scorer(str(spec["dataset"]), allowed)
     recipe = json.dumps({key: value for key, value in spec.items() if key != "idx"})
@@ -134,19 +142,22 @@ def score_gym(task: Task, text: str, spec: Mapping[str, Any], *, allowed: Collec
 
 
 def system_context(system: str) -> tuple[Message, ...]:
-    """The messages before a prompt."""
+    """The messages before a prompt: the system message, unless it is empty."""
     return (Message(role="system", content=system),) if system else ()
 
 
 @lru_cache(maxsize=256)
 def _cached_entry(recipe: str, idx: int) -> dict[str, Any]:
-    """The episodes of a group score one entry several times."""
+    """An entry of a data set. It is kept, because the episodes of a group all score the same entry."""
     return _open(recipe)[idx]
 
 
 @lru_cache(maxsize=32)
 def _open(recipe: str) -> _Dataset:
-    """A data set from its JSON description. Values that the library refuses are errors of the recipe."""
+    """Opens a data set from its JSON description.
+
+    Raises: ConfigError if the library refuses the arguments.
+    """
     described: dict[str, Any] = json.loads(recipe)
     dataset, config_type = _registered(str(described["dataset"]))
     args = {**described["args"], "seed": described["seed"], "size": described["size"]}
@@ -291,9 +302,9 @@ HARMLESS_SCORERS = frozenset(
 )
 """Data sets whose scorers read a completion as text and never run it.
 
-Each was read, with all that its `score_answer` calls. In version 0.1.25 nine run a completion as Python, by
-`eval` or sympy's `parse_expr`: `binary_matrix`, `countdown`, `intermediate_integration`, `n_queens`,
-`polynomial_multiplication`, `puzzle24`, `simple_integration`, `spiral_matrix`, `string_insertion`; and
-`composite` may hold any of them. A data set that is not listed here, such as one of a later version of the
-library, counts as one of those.
+The code of each was read, together with everything that its `score_answer` calls. In version 0.1.25, nine
+data sets run a completion as Python, by `eval` or sympy's `parse_expr`: `binary_matrix`, `countdown`,
+`intermediate_integration`, `n_queens`, `polynomial_multiplication`, `puzzle24`, `simple_integration`,
+`spiral_matrix` and `string_insertion`. `composite` may contain any of them. A data set that is not listed
+here, such as one of a later version of the library, is treated like these.
 """

@@ -1,7 +1,8 @@
-"""Rewards of a recipe: what part of a completion is the answer, and how it is scored.
+"""Rewards of a recipe: which part of a completion is the answer, and how it is scored.
 
-`make_reward` builds a plain picklable callable from the recipe's `tasks` section alone, so that a scoring
-process can build it again without torch. Scorers' libraries are imported at the first call that needs them.
+`make_reward` needs only the recipe's `tasks` section and returns a plain callable that can be pickled. A
+scoring process can therefore make the same reward without torch. The libraries of scorers are imported at the
+first call that needs them.
 """
 
 import json
@@ -41,14 +42,17 @@ __all__ = [
 ]
 
 _COMPARING_S = 4.0
-"""An answer that takes longer to read and compare is wrong, rather than the end of its scoring process."""
+"""An answer that takes longer to parse and compare counts as wrong, so that it does not reach the deadline of
+the scoring process, which would end the process."""
 
 
 def make_reward(config: TasksConfig) -> Reward:
-    """The recipe's reward, applied to the part of the completion that `extract` names.
+    """Makes the recipe's reward, which scores the part of a completion that `extract` names.
 
-    A completion without that part scores 0 and its scorer is not asked; `format` makes `format_weight` of the
-    score. Raises: ConfigError; one if a data set's scorer would run completions as Python and is not allowed.
+    A completion without that part scores 0, without a call of the scorer. `format_weight` is the share of
+    `format` in the score.
+
+    Raises: ConfigError if a scorer cannot be made, or would run completions as Python and is not allowed.
     """
     for source in config.sources.values():
         _check_source(config.reward, source)
@@ -58,6 +62,8 @@ def make_reward(config: TasksConfig) -> Reward:
 
 @dataclass(frozen=True, slots=True)
 class _ExtractedReward:
+    """Scores the extracted part of a completion, and adds the share of the format."""
+
     scorer: Reward
     mode: str
     pattern: str
@@ -66,7 +72,8 @@ class _ExtractedReward:
     def __call__(self, task: Task, text: str) -> float:
         answer = extract_answer(text, mode=self.mode)
         if answer is not None and self._compares_mathematics(task):
-            # a box says that all of it is the answer, and several may be one answer
+            # The comparison gets the box itself, so that it takes all of the content as the answer. Several
+            # boxes may together be one answer, so `boxes` looks for them in the whole text.
             answer = f"\\boxed{{{boxes(text) or answer}}}" if self.mode == "boxed" else answer
         score = 0.0 if answer is None else float(self.scorer(task, answer))
         if self.format_weight == 0:
@@ -75,15 +82,17 @@ class _ExtractedReward:
         return (1 - self.format_weight) * score + self.format_weight * matches
 
     def _compares_mathematics(self, task: Task) -> bool:
+        """Whether the task's answer is compared as mathematics, and not by another scorer."""
         return self.scorer is _score_by_math_verify or (
             isinstance(self.scorer, _SourceScorer) and not task.spec
         )
 
 
 def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> None:
-    """Whether a built-in reward can score each task of a file, and may score those of a generator.
+    """Checks that a built-in reward can score each task of a file, and may score those of a generator.
 
-    Raises: DataError for a task without answer; ConfigError for a scorer that runs completions as Python.
+    Raises: DataError for a task without an answer; ConfigError for a scorer that would run completions as
+    Python and is not allowed.
     """
     _check_source(reward, config)
     if isinstance(reward, Use) or not isinstance(config, JsonlSourceConfig | HubSourceConfig):
@@ -123,10 +132,11 @@ def _scorer(config: TasksConfig) -> Reward:
 
 
 def extract_answer(text: str, *, mode: str) -> str | None:
-    """The scored part of a completion; None if it is not there.
+    """The part of a completion that is scored; None if the completion does not have it.
 
-    Modes: `whole`; `last_line` (the last that is not blank); `after_equals` (after the last `=`);
-    `answer_tag` (in the last `<answer>...</answer>`); `boxed` (in the last `\\boxed{...}`).
+    Modes: `whole`; `last_line` (the last line that is not blank); `after_equals` (the text after the last
+    `=`); `answer_tag` (the content of the last `<answer>...</answer>`); `boxed` (the content of the last
+    `\\boxed{...}`).
     """
     return _EXTRACTORS[mode](text)
 
@@ -180,8 +190,11 @@ def _score_exact(task: Task, text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _SourceScorer:
-    """The scorer of what made the task: its environment, reasoning-gym's own scorer, or `math_verify` for
-    prompt and answer."""
+    """Scores a task with the scorer of its source.
+
+    That is the task's environment, reasoning-gym's own scorer, or `math_verify` for a task that has only a
+    prompt and an answer.
+    """
 
     allowed: tuple[str, ...]
     environments: Mapping[str, Environment]
@@ -219,12 +232,15 @@ def _score_by_math_verify(task: Task, text: str) -> float:
 
 
 class _OutOfTime(BaseException):
-    """Raised when time is up. Not an Exception, because the algebra's own code must not catch it."""
+    """Raised when time is up. It is not an Exception, so that the algebra's own code does not catch it."""
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Generator[None]:
-    """Ends what takes longer, by a signal, which only a main thread may set: elsewhere there is no limit."""
+    """Raises `_OutOfTime` in a block that takes longer.
+
+    It uses a signal, which only the main thread may set. In other threads there is no limit.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

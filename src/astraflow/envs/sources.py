@@ -1,8 +1,8 @@
-"""Task sources: where a recipe's tasks come from.
+"""Makes the task sources of a recipe.
 
-A source is fixed and ordered: the same index is the same task for ever. Generated tasks are made when asked
-for; files are read once, when the source is made, so that a broken line shows before anything starts.
-Libraries are imported only by the source that needs them.
+A source is fixed and ordered: the same index always means the same task. Generated tasks are made when they
+are asked for. Files are read once, when the source is made, so that a broken line is reported before anything
+starts. Libraries are imported only by the sources that need them.
 """
 
 import json
@@ -36,10 +36,11 @@ def make_source(
     name: str = "",
     environments: Mapping[str, EnvironmentConfig] | None = None,
 ) -> TaskSource:
-    """The source of a config.
+    """Makes the source of a config.
 
-    `name`: its name in the recipe, which is the tasks' `source` and begins their ids. `environments`: those
-    of the recipe.
+    `name`: the source's name in the recipe, which is also the tasks' `source` and the start of their ids.
+    `environments`: the environments of the recipe.
+
     Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
     file.
     """
@@ -76,7 +77,7 @@ class ListSource:
 class _EnvironmentSource:
     """The tasks of one split of an environment, as the dataflow draws them.
 
-    Each task gets the source's name in the recipe, also at the start of its id, and names its environment.
+    Each task gets the source's name as its `source` and at the start of its id, and the environment's name.
     """
 
     def __init__(
@@ -86,7 +87,10 @@ class _EnvironmentSource:
         *,
         name: str,
     ) -> None:
-        """`environments`: those of the recipe. Raises: ConfigError."""
+        """`environments`: the environments of the recipe.
+
+        Raises: ConfigError if the environment cannot be made; DataError if its `tasks` calls `exit`.
+        """
         self._name = name
         self._environment = chosen_environment(config, environments)
         made = make_environment(self._environment, environments[self._environment])
@@ -96,7 +100,7 @@ class _EnvironmentSource:
             raise DataError(
                 f"tasks.environments.{self._environment}: tasks({config.split!r}) called exit({err})"
             ) from err
-        if isinstance(found, Sequence):
+        if isinstance(found, Sequence):  # an environment may return a plain list of tasks
             found = ListSource(found)
         where = f"tasks.environments.{self._environment}: tasks({config.split!r})"
         self._tasks = _checked_source(found, where)
@@ -130,7 +134,7 @@ def _jsonl_source(config: JsonlSourceConfig, name: str) -> ListSource:
         if line.strip()
     ]
     if not tasks:
-        raise DataError(f"{path} holds no tasks; expected one JSON object a line")
+        raise DataError(f"{path} holds no tasks; expected one JSON object per line")
     return ListSource(tasks)
 
 
@@ -156,7 +160,12 @@ def _hub_source(config: HubSourceConfig, name: str) -> ListSource:
 
 
 def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
-    """Rows of a split: a folder of `save_to_disk`, a single file, a folder of files, or a name on the hub."""
+    """The rows of a split.
+
+    The config's path is a folder of `save_to_disk`, a single file, a folder of files, or a name on the hub.
+
+    Raises: ConfigError if the library is missing; DataError if the data set cannot be loaded.
+    """
     try:
         import datasets
         from datasets.exceptions import DatasetsError
@@ -179,7 +188,7 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
 
 
 def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
-    """A saved folder holds one split, or several by name."""
+    """The split that the config names; a folder of `save_to_disk` holds one split, or several by name."""
     if not isinstance(loaded, dict):
         return loaded
     splits = cast("dict[str, Any]", loaded)
@@ -191,6 +200,7 @@ def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
 
 
 def _file_kind(path: Path) -> str:
+    """The name under which `datasets` loads files of this kind."""
     kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
     if path.suffix not in kinds:
         raise DataError(f"{path}: files ending in {path.suffix!r} are not read (choices: {', '.join(kinds)})")
@@ -203,7 +213,7 @@ def _file_kind(path: Path) -> str:
 def _task(
     row: Mapping[str, Any], config: JsonlSourceConfig | HubSourceConfig, *, name: str, number: int
 ) -> Task:
-    """A task of prompt and answer. Its id counts rows from 0."""
+    """Makes a task of a row with a prompt and an answer. `number` counts from 1, the task's id from 0."""
     place = "line" if isinstance(config, JsonlSourceConfig) else f"split {config.split!r}, row"
     where = f"{config.path}, {place} {number}"
     prompt = _text(row, config.prompt_key, where)
@@ -219,6 +229,10 @@ def _task(
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str:
+    """The text or number of a row under a key, as text.
+
+    Raises: DataError if the row does not have the key, or another kind of value.
+    """
     if key not in row:
         raise DataError(
             f"{where} has no key {key!r} (keys: {', '.join(sorted(row))}); name the right one in the "

@@ -4,14 +4,16 @@
                                                                 |
                                                                 +--> recorder
 
-Each process has one server, which starts when the first episode asks for it. An endpoint lives inside its
-workflow's `async with`; afterwards its address is unknown. It knows nothing of tasks and answers: an agent
-cannot read what it is scored with.
+Each process has one server, which starts when the first episode asks for an endpoint. An endpoint is open
+inside its workflow's `async with`; afterwards its address is unknown. The gateway knows nothing of tasks and
+answers, so an agent cannot read what it is scored with.
 
-A request carries the whole history, so it is a point of a tree. The longest recorded history that it begins
-with, compared as clients see it, gives the exact tokens to go on from; the recorder then extends or forks. A
-history that nobody knows is rendered. If its tokens go on from known ones, it is the same conversation (the
-client only changed white space); otherwise it is a new one.
+A request carries the whole history of a conversation, so the recorded histories of an episode form a tree.
+The gateway looks for the longest recorded history that the request begins with, compared as clients see it.
+The new prompt continues the exact tokens of that history, and the recorder then extends its trajectory or
+forks it. If there is no such history, the request is rendered anew. Its tokens may still begin with those of
+a recorded history: then it is the same conversation, in which the client only changed white space. Otherwise
+it is a new conversation.
 """
 
 import asyncio
@@ -69,9 +71,12 @@ __all__ = [
 ]
 
 _ResultT = TypeVar("_ResultT")
-_TEMPERATURE_TOLERANCE = 1e-6
-_MAX_BODY_BYTES = 16 * 2**20
 _ItemT = TypeVar("_ItemT", bound=msgspec.Struct)
+
+_SAMPLING_TOLERANCE = 1e-6
+"""Largest difference at which a request's temperature or `top_p` still equals the recipe's."""
+_MAX_BODY_BYTES = 16 * 2**20
+"""Largest body of a request; it carries a whole history as text."""
 
 
 # --- one episode ------------------------------------------------------------------------------------
@@ -79,19 +84,22 @@ _ItemT = TypeVar("_ItemT", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A recorded history: who speaks, what the client saw of it, and what it is."""
+    """A recorded history, up to and including one completion."""
 
     hosted: HostedPolicy
+    """The policy that speaks, with the tools that it was shown."""
     keys: tuple[object, ...]
+    """The messages as the client sees them, in a form that can be compared."""
     said: Said
+    """The messages and their exact tokens."""
     chat: RecordedConversation
 
 
 class EpisodeEndpoint:
-    """What one agent program may do: chat with the policies of its episode. Implements `Endpoint`.
+    """The endpoint of one episode, through which an agent program chats with policies. Implements `Endpoint`.
 
-    A request whose client leaves is cancelled; one after the episode's end is refused. `close` ends what
-    still runs.
+    A request whose client disconnects is cancelled, and a request after the episode's end is refused. `close`
+    cancels the requests that still run.
     """
 
     def __init__(self, dialogue: Dialogue, parser: CallParser, gateway_url: str) -> None:
@@ -111,27 +119,27 @@ class EpisodeEndpoint:
 
     @property
     def base_url(self) -> str:
-        """As `Endpoint.base_url`."""
+        """See `Endpoint.base_url`."""
         return f"{self._url}/v1"
 
     @property
     def api_key(self) -> str:
-        """As `Endpoint.api_key`."""
+        """See `Endpoint.api_key`."""
         return self._key
 
     @property
     def result_url(self) -> str:
-        """As `Endpoint.result_url`."""
+        """See `Endpoint.result_url`."""
         return f"{self._url}/result"
 
     def models(self) -> tuple[Model, ...]:
-        """The episode's policies."""
+        """The episode's policies, as `GET /models` lists them."""
         return tuple(
             Model(id=name, object="model", created=0, owned_by="astraflow") for name in self._dialogue.hosted
         )
 
     def start(self, request: ChatRequest) -> "asyncio.Task[Completed]":
-        """Begins to answer a chat request; `close` cancels it."""
+        """Begins to answer a chat request, in a task that `close` cancels."""
         task = asyncio.create_task(self.chat(request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -145,7 +153,10 @@ class EpisodeEndpoint:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def chat(self, request: ChatRequest) -> Completed:
-        """Answers a chat request. Raises: RefusedError; RolloutError if the engine fails."""
+        """Answers a chat request, and records its completions.
+
+        Raises: RefusedError if the request asks for what no policy can do; RolloutError if the engine fails.
+        """
         request.check()
         self._num_requests += 1
         name = f"chatcmpl-{self.id}-{self._num_requests}"
@@ -159,8 +170,9 @@ class EpisodeEndpoint:
             said = start.said
             new = messages_of(request.messages[num_known:], request.messages[:num_known])
         prompt = await prompt_of(hosted.renderer, said, new)
-        start = start or self._going_on(hosted, prompt)
+        start = start or self._start_by_tokens(hosted, prompt)
         messages = (*said.messages, *new)
+        # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
         chats = [start.chat if start else self._dialogue.open(hosted, (), "") for _ in range(request.n or 1)]
         await self._check_room(hosted, chats[0], prompt)
         answers = await _all([chat.answer(messages, prompt, sampling) for chat in chats])
@@ -188,26 +200,32 @@ class EpisodeEndpoint:
     # --- who answers, and how ---
 
     def _policy(self, request: ChatRequest) -> tuple[HostedPolicy, Sampling]:
+        """The policy that the request names, with the request's tools, and how it samples."""
         hosted = self._dialogue.hosted.get(request.model)
         if hosted is None:
             names = ", ".join(self._dialogue.hosted)
             raise RefusedError(
-                f"model {request.model!r} is no policy of this run (policies: {names})",
+                f"model {request.model!r} is not a policy of this run (policies: {names})",
                 code="model_not_found",
                 status=404,
             )
         return with_tools(hosted, tool_specs(request)), self._sampling(hosted, request)
 
     def _sampling(self, hosted: HostedPolicy, request: ChatRequest) -> Sampling:
-        """The episode's sampling, cut shorter where the caller wants it; a trained policy keeps the recipe's
-        temperature and full support, or its logprobs would not be those that it is trained with."""
+        """The episode's sampling, with the caller's limit of tokens and stop texts.
+
+        A trained policy keeps the recipe's temperature and `top_p`: with others, the recorded logprobs would
+        not be those of the distribution that it is trained on.
+
+        Raises: RefusedError if the caller asks for others.
+        """
         own = hosted.info.sampling
         sampling = self._dialogue.sampling(hosted)
         for name, asked, trained in (
             ("temperature", request.temperature, own.temperature),
             ("top_p", request.top_p, own.top_p),
         ):
-            if asked is None or abs(asked - trained) <= _TEMPERATURE_TOLERANCE:
+            if asked is None or abs(asked - trained) <= _SAMPLING_TOLERANCE:
                 continue
             if hosted.info.is_trained:
                 policy = hosted.info.name
@@ -223,29 +241,35 @@ class EpisodeEndpoint:
     async def _check_room(
         self, hosted: HostedPolicy, chat: RecordedConversation, prompt: tuple[int, ...]
     ) -> None:
-        """Raises: RefusedError if the prompt fills the context; its conversation then ends there."""
+        """Checks that a prompt leaves room for a completion.
+
+        If it does not, and the episode has completions already, the conversation is recorded as one that
+        ended because the context was full.
+
+        Raises: RefusedError if there is no room.
+        """
         size = hosted.max_context
         if len(prompt) < size:
             return
         if self._dialogue.recorder.num_completions:
             self.is_full = True
-            await chat.answer(chat.messages, prompt)
+            await chat.answer(chat.messages, prompt)  # records an empty completion, since there is no room
         raise bad_request(
-            f"the prompt has {len(prompt)} tokens, the context of policy {hosted.info.name} {size}; "
-            "shorten it, or raise rollout.engine.max_context",
+            f"the prompt has {len(prompt)} tokens, which leaves no room in the context of policy "
+            f"{hosted.info.name} ({size} tokens); shorten it, or raise rollout.engine.max_context",
             "context_length_exceeded",
         )
 
-    # --- where in the tree ---
+    # --- where a request continues ---
 
     def _start(self, hosted: HostedPolicy, messages: tuple[ChatMessage, ...]) -> _Point | None:
-        """The longest recorded history that the messages begin with."""
+        """The longest recorded history that the messages begin with; None if there is none."""
         keys = tuple(message.key for message in messages)
         known = [p for p in self._points if p.hosted == hosted and p.keys == keys[: len(p.keys)]]
         return max(known, key=lambda point: len(point.keys), default=None)
 
-    def _going_on(self, hosted: HostedPolicy, prompt: tuple[int, ...]) -> _Point | None:
-        """The longest recorded history whose very tokens the prompt begins with."""
+    def _start_by_tokens(self, hosted: HostedPolicy, prompt: tuple[int, ...]) -> _Point | None:
+        """The longest recorded history with whose exact tokens the prompt begins; None if there is none."""
         known = [
             p for p in self._points if p.hosted.info == hosted.info and _begins_with(prompt, p.said.token_ids)
         ]
@@ -253,6 +277,7 @@ class EpisodeEndpoint:
 
     @staticmethod
     def _keys(messages: tuple[ChatMessage, ...], choice: Choice) -> tuple[object, ...]:
+        """The keys of a history and its reply, computed from the reply as the client will send it back."""
         assert choice.message is not None
         reply = msgspec.convert(msgspec.to_builtins(choice.message), ChatMessage)
         return tuple(message.key for message in (*messages, reply))
@@ -262,6 +287,7 @@ class EpisodeEndpoint:
     def _choice(
         self, hosted: HostedPolicy, request: ChatRequest, answer: Answer, sampling: Sampling, call_id: str
     ) -> Choice:
+        """A completion as the client gets it: without its stop text, and with its tool calls taken out."""
         completion = answer.completion
         generation = answer.generation
         text = next(
@@ -279,24 +305,27 @@ class EpisodeEndpoint:
         if request.logprobs:
             tokens = [hosted.renderer.parse((token,)).content for token in generation.token_ids]
             logprobs = logprobs_of(tokens, generation.logprobs)
-        ended = "length" if completion.is_truncated else "tool_calls" if calls else "stop"
-        return Choice(index=0, finish_reason=ended, logprobs=logprobs, message=reply)
+        finish_reason = "tool_calls" if calls else "stop"
+        if completion.is_truncated:
+            finish_reason = "length"
+        return Choice(index=0, finish_reason=finish_reason, logprobs=logprobs, message=reply)
 
     def _calls(self, text: str) -> tuple[ToolCall, ...]:
-        """The calls in a text; none if one of them cannot be read, for then the text is shown as it is."""
+        """The calls in a text; none if one of them cannot be read, so that the text is shown as it is."""
         calls = tuple(self._parser(text))
         return () if any(call.problem for call in calls) else calls
 
 
 def _begins_with(prompt: tuple[int, ...], known: tuple[int, ...]) -> bool:
-    """Looks at the last token first: histories are long, and most of them differ there."""
+    """Whether a prompt begins with known tokens."""
+    # The last known token is compared first: histories are long, and most of them differ there.
     if not known:
         return True
     return len(known) <= len(prompt) and prompt[len(known) - 1] == known[-1] and prompt[: len(known)] == known
 
 
 async def _all(parts: list[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
-    """The results in order; the first error ends the other parts."""
+    """Runs all parts at once and returns their results in order; the first error cancels the other parts."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         return list(await asyncio.gather(*tasks))
@@ -311,7 +340,7 @@ _Handler = Callable[[EpisodeEndpoint, Request], Awaitable[Response]]
 
 
 class Gateway:
-    """Serves the endpoints of all episodes of this process. `close` it.
+    """Serves the endpoints of all episodes of this process, until `close`.
 
     Example: `async with gateway.endpoint(dialogue, tagged_calls) as endpoint: ...`.
     """
@@ -331,7 +360,7 @@ class Gateway:
 
     @asynccontextmanager
     async def endpoint(self, dialogue: Dialogue, parser: CallParser) -> AsyncGenerator[EpisodeEndpoint]:
-        """An episode's endpoint, open until the block ends; what still runs then is cancelled."""
+        """Opens an episode's endpoint until the block ends; requests that still run then are cancelled."""
         endpoint = EpisodeEndpoint(dialogue, parser, await self._started())
         self._endpoints[endpoint.id] = endpoint
         try:
@@ -346,6 +375,7 @@ class Gateway:
             await self._server.stop(grace_s=0.2)
 
     async def _started(self) -> str:
+        """Starts the server unless it runs already, and returns its URL."""
         async with self._starting:
             if self._server is None:
                 rules = WebRules(needs_token=True)  # each episode has its key
@@ -355,7 +385,7 @@ class Gateway:
         return self._url
 
     def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Finds the endpoint, checks its key, and turns errors into OpenAI's format."""
+        """Wraps a handler: finds the endpoint, checks the key, and turns errors into OpenAI's format."""
 
         async def answer(request: Request) -> Response:
             endpoint = self._endpoints.get(str(request.path_params["episode"]))
@@ -369,21 +399,22 @@ class Gateway:
                 return await handler(endpoint, request)
             except RecursionError:
                 err = RefusedError("JSON nested too deeply", code="invalid_request", status=400)
-                return _told(endpoint, err)
+                return _refused(endpoint, err)
             except Error as err:
-                return _told(endpoint, err)
+                return _refused(endpoint, err)
 
         return answer
 
 
-def _told(endpoint: EpisodeEndpoint | None, error: Error) -> Response:
-    """The refusal, which the episode's failure will name too."""
+def _refused(endpoint: EpisodeEndpoint | None, error: Error) -> Response:
+    """The response for an error. The endpoint keeps it, so that a failure of the episode can name it."""
     if endpoint is not None:
         endpoint.problem = str(error)
-    return _refusal(error)
+    return _error_response(error)
 
 
-def _refusal(error: Error) -> Response:
+def _error_response(error: Error) -> Response:
+    """An error in OpenAI's format; one that is not the caller's fault is 503, which clients retry."""
     status = 503
     code = "unavailable"
     if isinstance(error, RefusedError):
@@ -419,7 +450,7 @@ def _events(completed: Completed, *, with_usage: bool) -> Iterator[bytes]:
 async def _while_connected(
     request: Request, endpoint: EpisodeEndpoint, asked: ChatRequest
 ) -> Completed | None:
-    """The answer, or None if the client left first: then nothing is sampled any more."""
+    """The answer, or None if the client disconnects first; its request is then cancelled."""
     work = endpoint.start(asked)
     gone = asyncio.create_task(_hung_up(request))
     try:
@@ -433,6 +464,7 @@ async def _while_connected(
 
 
 async def _hung_up(request: Request) -> None:
+    """Returns when the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -445,7 +477,7 @@ async def _model(endpoint: EpisodeEndpoint, request: Request) -> Response:
     name = str(request.path_params["model"])
     found = [model for model in endpoint.models() if model.id == name]
     if not found:
-        raise RefusedError(f"model {name!r} is no policy of this run", code="model_not_found", status=404)
+        raise RefusedError(f"model {name!r} is not a policy of this run", code="model_not_found", status=404)
     return _json(found[0])
 
 
@@ -455,13 +487,20 @@ async def _result(endpoint: EpisodeEndpoint, request: Request) -> Response:
 
 
 async def _read(request: Request, kind: type[_ItemT]) -> _ItemT:
-    if (media_type := media_type_of(request)) != wire.JSON:
+    """Decodes a request's body.
+
+    Raises: RefusedError if it is not JSON of this kind, or is too large.
+    """
+    media_type = media_type_of(request)
+    if media_type != wire.JSON:
         raise unsupported_media_type(media_type, wire.JSON)
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > _MAX_BODY_BYTES:
-            raise RefusedError(f"the body is over {_MAX_BODY_BYTES} bytes", code="too_large", status=413)
+            raise RefusedError(
+                f"the body has more than {_MAX_BODY_BYTES} bytes", code="too_large", status=413
+            )
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as err:

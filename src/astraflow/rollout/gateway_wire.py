@@ -1,8 +1,8 @@
-"""What the agent gateway reads and writes: OpenAI's chat completions, as far as a policy can serve them.
+"""Requests and answers of the agent gateway: OpenAI's chat completions, as far as a policy can serve them.
 
-Requests are strict: an argument that would be ignored, and that matters, is refused. Those that cannot change
-what is sampled here (`user`, `metadata`, `store`, ...) are taken and have no effect; `seed` has none either,
-for a task's episodes must differ.
+Requests are checked strictly: an argument that matters, but that a policy cannot follow, is refused.
+Arguments that do not change what is sampled (`user`, `metadata`, `store`, ...) are accepted and have no
+effect. `seed` is accepted without effect too, because the episodes of a task must differ.
 """
 
 import json
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def bad_request(message: str, code: str = "invalid_value") -> RefusedError:
-    """An error that the caller must fix."""
+    """Makes a refusal of a request that the caller must correct."""
     return RefusedError(message, code=code, status=400)
 
 
@@ -48,7 +48,7 @@ def bad_request(message: str, code: str = "invalid_value") -> RefusedError:
 
 _MAX_MESSAGES = 16_384
 _MAX_PARTS = 1024
-"""Parts, calls and tools of one message or request."""
+"""Largest number of parts or calls of a message, and of tools of a request."""
 _Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
 _Biases = Annotated[dict[Label, _Penalty], Meta(max_length=1024)]
 _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
@@ -75,7 +75,7 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message; what clients add to their own copies of replies is ignored."""
+    """One message. Unknown fields are ignored, because clients add fields when they send replies back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[tuple[_Part, ...], Meta(max_length=_MAX_PARTS)] | None = None
@@ -85,7 +85,10 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The content as one text. Raises: RefusedError for images and the like."""
+        """The content as one text.
+
+        Raises: RefusedError for images and other parts that are not text.
+        """
         if isinstance(self.content, str) or self.content is None:
             return self.content or ""
         other = [part.type for part in self.content if part.type != "text"]
@@ -95,7 +98,11 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, object]:
-        """Equal for two messages that say the same: ids and outer white space aside."""
+        """A value that is equal for two messages that say the same.
+
+        It leaves out ids, the white space around a reply, and the order of a call's arguments. Clients may
+        change these when they send a reply back.
+        """
         calls = tuple(
             (call.function.name, _normal(call.function.arguments)) for call in self.tool_calls or ()
         )
@@ -104,6 +111,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _normal(arguments: str) -> str:
+    """A call's arguments in one spelling; as they are if they are not JSON."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
@@ -146,7 +154,8 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     stream_options: _StreamOptions | None = None
     tools: Annotated[tuple[ChatTool, ...], Meta(max_length=_MAX_PARTS)] | None = None
     tool_choice: Word | _Schema | None = None
-    """A `Word`: msgspec 0.22 corrupts memory over a union of a text with a pattern and a collection."""
+    """`Word` and not a text with a pattern: msgspec 0.22 corrupts memory on a union of such a text with a
+    collection."""
     logprobs: bool | None = None
     top_logprobs: Position | None = None
     presence_penalty: _Penalty | None = None
@@ -164,7 +173,10 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     prompt_cache_key: object = None
 
     def check(self) -> None:
-        """Raises: RefusedError for what no policy here can do."""
+        """Checks that a policy can do what the request asks for.
+
+        Raises: RefusedError if it cannot.
+        """
         if not self.messages:
             raise bad_request("messages is empty")
         if self.n is not None and not 1 <= self.n <= 128:
@@ -183,18 +195,20 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
             )
         if self.top_logprobs:
             raise bad_request(
-                "top_logprobs: only logprobs of the sampled tokens are there; use 0", "unsupported_value"
+                "top_logprobs: only the logprobs of sampled tokens are available; use 0", "unsupported_value"
             )
         if self.response_format is not None and self.response_format.type != "text":
-            raise bad_request("response_format: only text; ask for JSON in the prompt", "unsupported_value")
+            raise bad_request(
+                "response_format: only text is supported; ask for JSON in the prompt", "unsupported_value"
+            )
         if isinstance(self.tool_choice, dict) or self.tool_choice not in {None, "auto", "none"}:
             raise bad_request(
-                "tool_choice: a policy calls what it chooses to; use auto or none", "unsupported_value"
+                "tool_choice: a policy cannot be forced to call a tool; use auto or none", "unsupported_value"
             )
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of a completion, if the caller names it."""
+        """Largest number of tokens of a completion; None if the caller names none."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
@@ -218,9 +232,10 @@ def tool_specs(request: ChatRequest) -> tuple[ToolSpec, ...]:
 
 
 def messages_of(messages: Sequence[ChatMessage], earlier: Sequence[ChatMessage] = ()) -> tuple[Message, ...]:
-    """As the chat template takes them; results of tools get the name of what `earlier` or they called.
+    """Messages as the chat template takes them.
 
-    A call that no policy of this episode made is shown in `<tool_call>` tags.
+    The result of a tool gets the name of the tool, found by the id of its call in `earlier` or `messages`. A
+    call that no policy of this episode made is shown in `<tool_call>` tags.
     """
     called_by: dict[str, str] = {
         call.id: call.function.name for message in (*earlier, *messages) for call in message.tool_calls or ()
@@ -247,7 +262,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Usage(_Answer, frozen=True, kw_only=True):
-    """Tokens of a request."""
+    """Numbers of tokens of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -255,7 +270,7 @@ class Usage(_Answer, frozen=True, kw_only=True):
 
 
 class ReplyCall(_Answer, frozen=True, kw_only=True):
-    """A call as clients read it; `index` in streams only."""
+    """A call as clients read it; only streams have an `index`."""
 
     id: str
     type: str
@@ -264,7 +279,7 @@ class ReplyCall(_Answer, frozen=True, kw_only=True):
 
 
 class Reply(_Answer, frozen=True, kw_only=True):
-    """What the policy said."""
+    """The message in which a policy replies."""
 
     role: str
     content: str | None
@@ -286,7 +301,7 @@ class _Logprobs(_Answer, frozen=True, kw_only=True):
 
 
 class Choice(_Answer, frozen=True, kw_only=True):
-    """One completion: `message` whole, or `delta` in a stream."""
+    """One completion: as a whole in `message`, or in a stream in `delta`."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
@@ -306,13 +321,16 @@ class Completed(_Answer, frozen=True, kw_only=True):
     usage: Usage
 
     def chunks(self, *, with_usage: bool) -> "list[Chunk]":
-        """The same as a stream: what was said, then why it ended, then the usage if it is asked for."""
+        """The same as a stream: first the texts, then why they ended, then the usage if it is asked for."""
+        texts = tuple(_said(choice) for choice in self.choices)
         ends = tuple(
-            Choice(index=c.index, finish_reason=c.finish_reason, logprobs=None, delta={})
-            for c in self.choices
+            Choice(index=choice.index, finish_reason=choice.finish_reason, logprobs=None, delta={})
+            for choice in self.choices
         )
-        found = [self._chunk(tuple(_said(choice) for choice in self.choices)), self._chunk(ends)]
-        return [*found, self._chunk((), self.usage)] if with_usage else found
+        chunks = [self._chunk(texts), self._chunk(ends)]
+        if with_usage:
+            chunks.append(self._chunk((), self.usage))
+        return chunks
 
     def _chunk(self, choices: tuple[Choice, ...], usage: Usage | None = None) -> "Chunk":
         return Chunk(
@@ -326,6 +344,7 @@ class Completed(_Answer, frozen=True, kw_only=True):
 
 
 def _said(choice: Choice) -> Choice:
+    """A completion's text and calls as the `delta` of a stream; it does not say yet why it ended."""
     assert choice.message is not None
     calls = tuple(
         msgspec.structs.replace(call, index=place) for place, call in enumerate(choice.message.tool_calls)
@@ -346,7 +365,7 @@ class Chunk(_Answer, frozen=True, kw_only=True):
 
 
 class Model(_Answer, frozen=True, kw_only=True):
-    """A policy."""
+    """A policy, in the list of models."""
 
     id: str
     object: str
@@ -375,9 +394,11 @@ class ErrorBody(_Answer, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, message: str, code: str, status: int) -> "ErrorBody":
-        """The type follows from the HTTP status."""
-        kinds = {401: "authentication_error"}
-        kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+        """Makes the error; its type follows from the HTTP status."""
+        if status == 401:
+            kind = "authentication_error"
+        else:
+            kind = "invalid_request_error" if status < 500 else "server_error"
         return cls(error=_Problem(message=message, type=kind, code=code, param=None))
 
 
@@ -394,10 +415,9 @@ def called(calls: Sequence[ToolCall], prefix: str) -> tuple[ReplyCall, ...]:
 
 
 def logprobs_of(tokens: Sequence[str], values: Sequence[float]) -> _Logprobs:
-    """Logprobs of sampled tokens."""
-    pairs = zip(tokens, values, strict=True)
+    """Sampled tokens and their logprobs, as clients read them."""
     content = tuple(
         TokenLogprob(token=token, logprob=value, bytes=tuple(token.encode()), top_logprobs=())
-        for token, value in pairs
+        for token, value in zip(tokens, values, strict=True)
     )
     return _Logprobs(content=content, refusal=None)

@@ -1,4 +1,4 @@
-"""A rollout service's standing with the dataflow: registered once, and again whenever it is forgotten."""
+"""Keeps a rollout service registered with the dataflow: once, and again whenever the dataflow forgets it."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _UNKNOWN = "unknown_worker"
-"""Code of a refusal: the dataflow dropped the service, or restarted without it."""
+"""Code of the refusal of a service that the dataflow dropped, or lost when it restarted."""
 
 
 class WorkerLink(Protocol):
@@ -54,7 +54,10 @@ class WorkerLink(Protocol):
 
 
 class Membership:
-    """Holds the registration. Example: `await membership.call(lambda me: link.drain(me))`."""
+    """Holds the registration, and makes requests under its id.
+
+    Example: `await membership.call(lambda worker_id: link.drain(worker_id))`.
+    """
 
     def __init__(self, link: WorkerLink, request: RegisterWorker) -> None:
         self._link = link
@@ -65,21 +68,24 @@ class Membership:
 
     @property
     def registration(self) -> Registration | None:
-        """The latest one; None before the first."""
+        """The newest registration; None before the first, and while the service registers again."""
         return self._registration
 
     @property
     def peer_url(self) -> str:
-        """Where the service serves weights to others; empty if it does not."""
+        """The URL at which the service offers weights to others; empty if it does not."""
         return self._request.peer_url
 
     @property
     def silence_s(self) -> float:
-        """How long ago the dataflow answered last."""
+        """Seconds since the dataflow answered last."""
         return time.monotonic() - self._heard_at_s
 
     async def join(self) -> Registration:
-        """Registers. Raises: RefusedError naming what does not fit; UnavailableError."""
+        """Registers, unless the service is registered already.
+
+        Raises: RefusedError that names what does not fit; UnavailableError if the dataflow does not answer.
+        """
         async with self._lock:
             if self._registration is None:
                 self._registration = await self._link.register(self._request)
@@ -87,7 +93,10 @@ class Membership:
             return self._registration
 
     async def call(self, request: Callable[[str], Awaitable[_T]]) -> _T:
-        """Makes a request under the current id; once more after registering again if the id is unknown."""
+        """Makes a request under the current id.
+
+        If the dataflow does not know the id, the service registers again and makes the request once more.
+        """
         registration = await self.join()
         try:
             reply = await request(registration.worker_id)
@@ -97,6 +106,6 @@ class Membership:
             if err.code != _UNKNOWN:
                 raise
         _log.warning("the dataflow does not know %s; registering again", handle_of(registration.worker_id))
-        if self._registration is registration:
+        if self._registration is registration:  # no other call has registered again meanwhile
             self._registration = None
         return await request((await self.join()).worker_id)

@@ -1,8 +1,9 @@
-"""Finished episodes on their way to the dataflow.
+"""Sends the results of episodes to the dataflow.
 
 The outbox owns a result from the end of its episode until the dataflow's receipt. One request at a time
-carries all results that wait. A dataflow that does not answer is asked again for ever, since the leases live
-on by heartbeat. Nothing is dropped silently: an invalid result is logged with the dataflow's reason.
+carries the results that wait. If the dataflow does not answer, the outbox tries again without end, because
+heartbeats keep the leases alive. Nothing is dropped silently: an invalid result is logged with the dataflow's
+reason.
 """
 
 import asyncio
@@ -18,23 +19,26 @@ __all__ = ["Outbox"]
 _log = logging.getLogger(__name__)
 
 _MAX_RESULTS = 256
-"""Results of one request: about 20 MB of 8k-token episodes."""
+"""Largest number of results per request: about 20 MB of 8k-token episodes."""
 
 _COALESCE_S = 0.01
-"""Longest time that a result waits for others to share its request. Scaled by the share of slots that run:
-while all run, several end together; at the end of a batch nothing else comes, so nothing waits."""
+"""Longest time that a result waits for others to share its request.
+
+It is scaled by the share of slots that run an episode. While all slots run, several episodes end at about the
+same time. At the end of a batch, no other result will come, so nothing waits.
+"""
 
 _PAUSE_S = 1.0
-"""Between attempts; the link's own retries have ended by then."""
+"""Pause between two attempts, in addition to the retries of the link itself."""
 
 
 class Outbox:
-    """Sends results. `run` is the only sender; it is cancelled when nothing more should go out."""
+    """Holds results until they have a receipt. Only `run` sends; it is cancelled to stop sending."""
 
     def __init__(
         self, link: WorkerLink, membership: Membership, *, busy_share: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`busy_share`: share of the slots whose episodes run, so that more results will come soon."""
+        """`busy_share`: returns the share of slots that run an episode; at 1, more results will come soon."""
         self._link = link
         self._busy_share = busy_share
         self._membership = membership
@@ -50,7 +54,7 @@ class Outbox:
         self._arrived.set()
 
     def discard(self, lease_ids: Collection[str]) -> None:
-        """Forgets results that nobody wants any more."""
+        """Drops results of leases that the dataflow no longer wants."""
         for lease_id in lease_ids:
             self._unsent.pop(lease_id, None)
         self._settle()
@@ -61,11 +65,11 @@ class Outbox:
         return tuple(self._unsent)
 
     async def emptied(self) -> None:
-        """Returns when everything has a receipt."""
+        """Returns when every result has a receipt."""
         await self._emptied.wait()
 
     async def run(self) -> None:
-        """Sends for ever."""
+        """Sends results until it is cancelled."""
         while True:
             await self._arrived.wait()
             await asyncio.sleep(_COALESCE_S * self._busy_share())
@@ -73,7 +77,7 @@ class Outbox:
             try:
                 await self._send(batch)
             except UnavailableError as err:
-                _log.warning("%d results wait, the dataflow does not answer: %s", len(self._unsent), err)
+                _log.warning("%d results wait; the dataflow does not answer: %s", len(self._unsent), err)
                 await asyncio.sleep(_PAUSE_S)
             self._settle()
 
@@ -82,7 +86,7 @@ class Outbox:
             return
         try:
             receipts = await self._membership.call(
-                lambda me: self._link.episodes(EpisodeResults(worker_id=me, results=batch))
+                lambda worker_id: self._link.episodes(EpisodeResults(worker_id=worker_id, results=batch))
             )
         except WireError as err:
             await self._send_apart(batch, err)
@@ -93,7 +97,11 @@ class Outbox:
                 _log.error("the dataflow refused the result of %s: %s", receipt.lease_id, receipt.reason)
 
     async def _send_apart(self, batch: tuple[EpisodeResult, ...], error: WireError) -> None:
-        """A request that is refused whole (too large, say) goes in halves; a single one becomes a failure."""
+        """Sends a batch in halves after the whole request was refused, for example because it was too large.
+
+        A single result that is refused becomes a failure, which is small. If it is a failure already, it is
+        dropped.
+        """
         if len(batch) != 1:
             middle = len(batch) // 2
             await self._send(batch[:middle])
@@ -108,6 +116,7 @@ class Outbox:
         self._unsent[result.lease_id] = EpisodeResult(lease_id=result.lease_id, outcome=failure)
 
     def _settle(self) -> None:
+        """Tells those who wait that nothing is left, if so."""
         if not self._unsent:
             self._arrived.clear()
             self._emptied.set()

@@ -1,4 +1,4 @@
-"""Wires a rollout service for a run: what a process calls that joins one."""
+"""Builds and runs the rollout service of a process that joins a run."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -46,14 +46,14 @@ async def run_rollout(
     max_upload_mb_s: float = 0.0,
     private: tuple[Path, ...] = (),
 ) -> None:
-    """Serves a run until it ends or `stop` is set.
+    """Serves a run until the run ends or `stop` is set.
 
-    `hosts`: policies to serve; empty for all of the run. `token`: for sources of weights that ask for one.
-    `peer`: address at which it serves the weights that it has to other services, at `max_upload_mb_s` at
-    most; empty: it does not. `private`: files and folders that agent programs must not see.
+    `hosts`: policies to serve; empty: all policies of the run. `token`: shown to sources of weights that ask
+    for one. `peer`: address at which this service offers its weights to others, at `max_upload_mb_s` at most;
+    empty: it offers none. `private`: files and folders that agent programs must not see.
 
     Raises: ConfigError for a component that cannot be built or an address that cannot be bound;
-    RefusedError if the dataflow does not take it.
+    RefusedError if the dataflow refuses the service.
     """
     async with _receiving(cache_dir, peer, token, max_upload_mb_s) as (weights, peer_url):
         loading = asyncio.create_task(asyncio.to_thread(preload, rollout.engine), name="preload")
@@ -80,6 +80,7 @@ async def run_rollout(
 
 
 def _settled_engine(make_engine: Callable[[WeightSnapshot], Engine], snapshot: WeightSnapshot) -> Engine:
+    """Makes an engine. Everything that lives long exists then, so the process's memory can be settled."""
     engine = make_engine(snapshot)
     settle_memory()
     return engine
@@ -89,7 +90,7 @@ def _settled_engine(make_engine: Callable[[WeightSnapshot], Engine], snapshot: W
 async def _receiving(
     cache_dir: Path, peer: str, token: str, max_upload_mb_s: float
 ) -> AsyncGenerator[tuple[Receiver, str]]:
-    """A receiver, and where it serves what it has; empty if it does not."""
+    """A receiver of weights, and the URL at which it offers them to other services; empty if it does not."""
     spool = Spool(cache_dir / "chunks") if peer else None
     weights = Receiver(cache_dir, token=token, spool=spool)
     try:
@@ -103,20 +104,28 @@ async def _receiving(
 
 
 class _AfterLoading:
-    """Hands a version on once the engine's libraries are imported: their modules load lazily, and an import
-    in the event loop while the other thread's is under way can see half of one."""
+    """A receiver that returns a version only when the engine's libraries are imported.
+
+    The service registers and fetches weights while a thread imports the libraries. They import their own
+    modules lazily, so an import in the event loop could see a module that the thread has only half imported.
+    """
 
     def __init__(self, weights: Receiver, loading: asyncio.Task[None]) -> None:
         self._weights = weights
         self._loading = loading
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
+        """The weights of a version."""
         snapshot = await self._weights.fetch(manifest)
         await asyncio.shield(self._loading)
         return snapshot
 
 
 def _hosted(run_info: RunInfo, hosts: tuple[str, ...]) -> tuple[PolicyInfo, ...]:
+    """The policies that this service serves.
+
+    Raises: ConfigError if the run does not have one of `hosts`.
+    """
     known = [info.name for info in run_info.policies]
     unknown = [name for name in hosts if name not in known]
     if unknown:

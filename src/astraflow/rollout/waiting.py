@@ -1,4 +1,4 @@
-"""Waits for whichever comes first."""
+"""Waits for events, tasks and calls, whichever comes first."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 async def first_of(*events: asyncio.Event) -> None:
-    """Returns when one of the events is set."""
+    """Returns when at least one of the events is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -20,7 +20,7 @@ async def first_of(*events: asyncio.Event) -> None:
 
 
 async def unless(call: Coroutine[Any, Any, _T], event: asyncio.Event) -> _T | None:
-    """What `call` returns, or None if the event is set first; then the call is cancelled."""
+    """Returns what `call` returns, or None if the event is set first; the call is then cancelled."""
     task = asyncio.ensure_future(call)
     try:
         await done_or_set(task, event)

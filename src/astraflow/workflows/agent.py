@@ -1,9 +1,10 @@
-"""Any agent program as a workflow: it talks to an OpenAI-compatible endpoint, and what it samples is trained.
+"""The workflow `agent`: any agent program talks to the policies through an OpenAI-compatible endpoint.
 
-The program stays as it is. It is started for each episode, in a process of its own or as a function of this
-one, with the endpoint's address and key, and the task without its answer. What the episode was worth is
-what the program says (its result file, what it returns, or a POST to the endpoint), or the recipe's reward of
-its final text.
+The program is not changed. It is started once per episode, either in a process of its own or as a function
+of this process. It gets the endpoint's address and key, and the task without its answer. Everything that it
+samples is recorded and trained. The program may say itself what the episode was worth: in its result file, in
+the value that it returns, or in a POST to the endpoint. If it does not, the recipe's reward scores its final
+text.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ __all__ = ["AgentRun", "AgentTask", "agent", "function_run"]
 
 
 class AgentTask(Item, frozen=True, kw_only=True):
-    """What an agent may know of its task: everything but what it is scored with."""
+    """The part of a task that an agent may see: everything except what the task is scored with."""
 
     id: str
     source: str
@@ -37,8 +38,10 @@ async def agent(
 ) -> Rewards:
     """Runs an agent program on the episode's endpoint.
 
-    Rewarded: every trajectory, with the reward that the program names (for all policies, or for single ones),
-    or with the score of its final text.
+    Every trajectory is rewarded with the reward that the program names, for all policies or for single ones.
+    If the program names none, the reward is the score of its final text.
+
+    Raises: RolloutError if the program got no completion, or rewards a policy that the run does not have.
     """
     shown = AgentTask(id=task.id, source=task.source, prompt=task.prompt, context=task.context)
     async with policies.endpoint(
@@ -68,10 +71,11 @@ async def agent(
 
 
 def function_run(function: Callable[..., Any]) -> AgentRun:
-    """Runs `function(task, endpoint)` in this process, in a thread unless it is async.
+    """Makes an `AgentRun` that calls `function(task, endpoint)` in this process.
 
-    It returns its final text, a reward, an `AgentReport`, or None: then what it posted counts, or the text of
-    the last completion.
+    A function that is not async runs in a thread.
+    The function returns its final text, a reward, an `AgentReport`, or None. If it returns None, the report
+    that it posted counts; if it posted none either, the text of the last completion counts.
     """
 
     async def run(task: AgentTask, endpoint: Endpoint) -> AgentReport:
@@ -83,7 +87,9 @@ def function_run(function: Callable[..., Any]) -> AgentRun:
         except RolloutError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as err:
+            # The agent's code is the user's: even an exit ends only its own episode, not the service.
             if endpoint.is_full:
+                # Agents often fail when a prompt is too long. Their last completion is scored nonetheless.
                 return AgentReport()
             raise RolloutError(f"the agent raised {type(err).__name__}: {err}") from err
         return _report(returned) or endpoint.report or AgentReport()

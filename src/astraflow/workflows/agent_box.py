@@ -1,12 +1,17 @@
-"""Keeps one agent program: run by the rollout service's process, as a script, standard library only.
+"""The keeper of one agent program: it starts the program in a box and kills what the program leaves behind.
+
+The rollout service runs this file as a script, so it uses only the standard library:
 
     python -I -S agent_box.py SPECIFICATION CONTROL_FD STATUS_FD
 
-The program runs in a box: user and mount namespaces of its own, in which it has no capability, the folders of
-the specification are empty or read-only, and no process outside may be looked into; from Linux 6.12 on, none
-may be sent a signal either. Process ids and the network stay those of the machine. When the program ends, or
-the other end of CONTROL_FD closes, everything that the program started is killed: orphans are children of
-this process, whatever session they are in. Then one JSON `Status` goes to STATUS_FD.
+The box consists of user and mount namespaces of its own. In it, the program has no capability, the folders
+that the specification names are empty or read-only, and the program cannot look into any process outside.
+From Linux 6.12 on, it cannot send a signal to one either. Process ids and the network stay the machine's.
+
+When the program ends, or when the other end of CONTROL_FD closes, everything that the program started is
+killed. This includes orphans in other sessions, because orphans become children of this process. The keeper
+then writes one JSON object to STATUS_FD. `code` is the exit code. `box` says why there was no box, `start`
+says why the program could not be started; both are absent if all went well.
 """
 
 import contextlib
@@ -21,17 +26,18 @@ import time
 __all__ = ["LIMIT_S"]
 
 LIMIT_S = 10.0
-"""What has not ended this long after SIGKILL hangs in the kernel."""
+"""A process that still runs this long after SIGKILL hangs in the kernel, and is no longer waited for."""
 
 _PAUSE_S = 0.005
+"""Pause between two searches for processes that are left."""
 
+# The kernel's constants under the kernel's names; Python 3.11's standard library does not have them.
 _PR_SET_PDEATHSIG = 1
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWNS = 0x20000
 _CLONE_NEWUSER = 0x10000000
-_MS_RDONLY = 1
 _MS_NOSUID = 2
 _MS_NODEV = 4
 _MS_BIND = 4096
@@ -44,21 +50,24 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
 _LANDLOCK_ABI_WITH_SCOPES = 6
+"""The version of Landlock in Linux 6.12."""
 _LANDLOCK_SCOPES = 3
+"""Abstract Unix sockets (1) and signals (2)."""
 _NUM_CAPABILITIES = 64
+"""More than any kernel has: capability sets have 64 bits."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "dri", "kfd")
-"""What a program of root's sees in /dev, besides NVIDIA's GPUs: no disks and no memory."""
+"""Devices that root's programs see in /dev, besides NVIDIA's GPUs. Disks and memory are not among them."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Specification:
-    """What the rollout service asks for."""
+    """The rollout service's request, decoded from SPECIFICATION."""
 
     def __init__(
         self, *, argv: list[str], is_boxed: bool, hidden: list[str], own: list[str], read_only: list[str]
     ) -> None:
-        """`hidden`: paths that are empty in the box; `own`: folders below them that are there nonetheless."""
+        """`hidden`: paths that are empty in the box. `own`: folders below them that the program may see."""
         self.argv = argv
         self.is_boxed = is_boxed
         self.hidden = hidden
@@ -67,22 +76,24 @@ class _Specification:
 
 
 def _main() -> None:
-    """Runs the program until it ends or the service lets go, and tells how it went."""
+    """Runs the program until it ends or the service closes CONTROL_FD, then reports how it ended."""
     spec = _Specification(**json.loads(sys.argv[1]))
     control = int(sys.argv[2])
     status = int(sys.argv[3])
     os.set_inheritable(control, False)
     os.set_inheritable(status, False)
     if sys.platform == "linux":
+        # Orphans of the program become children of this process, which can then find and kill them.
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     is_walled = _keep_signals_in()
-    told, teller = os.pipe()
+    problem_read, problem_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(told)
-        _become(spec, teller)
-    os.close(teller)
-    problem = _read_all(told)
+        os.close(problem_read)
+        _become(spec, problem_write)
+    os.close(problem_write)
+    # Ends without a problem once the program has started, because `exec` closes the pipe's other end.
+    problem = _read_all(problem_read)
     threading.Thread(target=_kill_when_let_go, args=(control, pid, is_walled), daemon=True).start()
     code = _wait_for(pid)
     _kill_all(pid, is_walled=is_walled)
@@ -91,7 +102,7 @@ def _main() -> None:
 
 
 def _wait_for(pid: int) -> int:
-    """Waits for the program, and reaps orphans. Returns its exit code, or minus its signal."""
+    """Waits for the program and reaps orphans. Returns the exit code, or minus the signal that ended it."""
     while True:
         ended, status = os.wait()
         if ended == pid:
@@ -99,19 +110,20 @@ def _wait_for(pid: int) -> int:
 
 
 def _kill_when_let_go(control: int, pid: int, is_walled: bool) -> None:
+    """Kills everything once the service closes its end of CONTROL_FD, as its death also does."""
     _read_all(control)
     _kill_all(pid, is_walled=is_walled)
 
 
 def _kill_all(pid: int, *, is_walled: bool) -> None:
-    """Kills everything that the program started; returns when it is gone."""
+    """Kills everything that the program started. Returns when all of it is gone, or after `LIMIT_S`."""
     give_up_s = time.monotonic() + LIMIT_S
     while time.monotonic() < give_up_s:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         if is_walled:
-            # Everything that this process may signal, which is what it started: not even a chain of forks
-            # escapes, since the kernel sends all of these signals at once.
+            # -1 means everything that this process may signal, which here is only what it started. The kernel
+            # sends all of these signals at once, so not even a chain of forks escapes.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(-1, signal.SIGKILL)
         left = _descendants()
@@ -119,6 +131,7 @@ def _kill_all(pid: int, *, is_walled: bool) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(found, signal.SIGKILL)
         if threading.current_thread() is threading.main_thread():
+            # In the other thread, reaping would take the program's exit status away from `_wait_for`.
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG) != (0, 0):
                     pass
@@ -128,7 +141,7 @@ def _kill_all(pid: int, *, is_walled: bool) -> None:
 
 
 def _descendants() -> list[int]:
-    """Processes below this one, zombies aside. Empty where there is no /proc."""
+    """All processes below this one, except zombies. Returns an empty list where there is no /proc."""
     parents: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -143,9 +156,10 @@ def _descendants() -> list[int]:
 
 
 def _living_parent(pid: str) -> int:
-    """The parent of a process; 0 if it has ended."""
+    """The parent of a process; 0 if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name comes first, in parentheses, and may itself contain parentheses and blanks.
             state, parent = file.read().rpartition(b")")[2].split()[:2]
     except OSError:
         return 0
@@ -159,11 +173,11 @@ def _read_all(fd: int) -> bytes:
     return b"".join(parts)
 
 
-# --- in the program's process, before it is one ---------------------------------------------------
+# --- in the child process, before it becomes the program --------------------------------------------
 
 
-def _become(spec: _Specification, teller: int) -> None:
-    """Enters the box and becomes the program. What goes wrong is told, and ends the process."""
+def _become(spec: _Specification, problem_write: int) -> None:
+    """Enters the box and becomes the program. A problem is written to the pipe and ends the process."""
     kind = "box"
     try:
         os.setsid()
@@ -173,20 +187,25 @@ def _become(spec: _Specification, teller: int) -> None:
             _enter_box(spec)
         _keep_signals_in()
         kind = "start"
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, which the program would inherit
         os.execvp(spec.argv[0], spec.argv)
-    except Exception as err:  # noqa: BLE001 - told to the service; this process must end here
+    except Exception as err:  # noqa: BLE001 - reported to the service; this process must end here
         reason = err.strerror if isinstance(err, OSError) and kind == "start" else str(err)
-        os.write(teller, json.dumps({kind: reason or type(err).__name__}).encode())
+        os.write(problem_write, json.dumps({kind: reason or type(err).__name__}).encode())
         os._exit(127)
 
 
 def _enter_box(spec: _Specification) -> None:
-    """Raises: OSError naming what this machine does not allow."""
+    """Puts this process into the box.
+
+    Raises: OSError that names what this machine does not allow.
+    """
     if sys.platform != "linux":
         raise OSError(f"{sys.platform} has no namespaces")
     _enter_namespaces()
-    own = [os.open(path, os.O_PATH) for path in spec.own]  # what is opened before belongs to other mounts
+    # Opened now, because a file opened before would belong to the mounts outside, and one opened later would
+    # be hidden.
+    own = [os.open(path, os.O_PATH) for path in spec.own]
     if os.geteuid() == 0:
         _mount_devices()
     elif os.path.isdir("/dev/shm"):
@@ -200,7 +219,7 @@ def _enter_box(spec: _Specification) -> None:
         if os.path.isdir(path):
             _mount(path, path, "", _MS_BIND | _MS_REC)
             _set_read_only(path)
-    os.chdir(os.getcwd())  # the mounts above may lie over the folder that it was in
+    os.chdir(os.getcwd())  # the mounts above may cover the current folder
     _give_up_rights()
 
 
@@ -208,18 +227,21 @@ def _enter_namespaces() -> None:
     uid = os.geteuid()
     gid = os.getegid()
     if uid == 0:
-        with contextlib.suppress(PermissionError):  # root of another namespace has no groups to give up
+        with contextlib.suppress(PermissionError):  # root in a namespace may not be allowed to drop groups
             os.setgroups([])
     _checked(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "user and mount namespaces")
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{uid} {uid} 1")
     _write("/proc/self/gid_map", f"{gid} {gid} 1")
-    _write("/proc/sys/user/max_user_namespaces", "0")  # none within, where it would have rights again
+    _write("/proc/sys/user/max_user_namespaces", "0")  # in a further namespace it would have rights again
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
 
 
 def _mount_devices() -> None:
-    """A /dev of its own. Files of root's stay root's in the box, and a disk is such a file."""
+    """Mounts a /dev that holds only `_DEVICES` and GPUs.
+
+    In the box, root can still open files that belong to root, and a disk's device is such a file.
+    """
     names = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith("nvidia")]
     kept = {name: os.open(f"/dev/{name}", os.O_PATH) for name in names}
     _mount("tmpfs", "/dev", "tmpfs", _MS_NOSUID, "mode=755")
@@ -245,24 +267,25 @@ def _hide(paths: list[str]) -> None:
 
 
 def _give_up_rights() -> None:
-    """No capability, and none to be had by another program."""
+    """Gives up all capabilities, so that no program that is started here can get one back."""
     for capability in range(_NUM_CAPABILITIES):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the call, for this process
     _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "giving up capabilities")
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def _keep_signals_in() -> bool:
-    """From now on this process, and what it starts, may send signals to nothing that it did not start.
+    """From now on, this process and everything that it starts can send signals only to what it started.
 
-    Returns: False where the kernel cannot do that.
+    Returns False where the kernel cannot do that.
     """
     if sys.platform != "linux":
         return False
+    # With these arguments, the call only returns the kernel's version of Landlock.
     if _libc.syscall(_SYS_LANDLOCK_CREATE, None, 0, 1) < _LANDLOCK_ABI_WITH_SCOPES:
         return False
-    rights = (ctypes.c_uint64 * 3)(0, 0, _LANDLOCK_SCOPES)
+    rights = (ctypes.c_uint64 * 3)(0, 0, _LANDLOCK_SCOPES)  # files, network, scopes
     rules = _libc.syscall(_SYS_LANDLOCK_CREATE, rights, ctypes.sizeof(rights), 0)
     if rules < 0:
         return False
@@ -280,7 +303,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def _set_read_only(path: str) -> None:
-    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_RDONLY, 0, 0, 0)  # set, clear, propagation, namespace
     result = _libc.syscall(
         _SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), _AT_RECURSIVE, attributes, ctypes.sizeof(attributes)
     )

@@ -1,4 +1,4 @@
-"""Reads function calls out of what a model said; one parser per style of chat template."""
+"""Finds function calls in a model's text; each style of chat template has its own parser."""
 
 import json
 import re
@@ -11,7 +11,10 @@ __all__ = ["CALL_PARSERS", "CallParser", "ToolCall", "bare_json_calls", "tagged_
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call as the model wrote it; `problem` says why it cannot be read, for the model to correct."""
+    """One call as the model wrote it.
+
+    If the call cannot be read, `problem` says why; the model is told, so that it can correct the call.
+    """
 
     name: str = ""
     arguments: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -19,16 +22,16 @@ class ToolCall:
 
 
 CallParser: TypeAlias = Callable[[str], Sequence[ToolCall]]
-"""The calls in a text, in order; none if the text is an answer."""
+"""Returns the calls in a text, in order; none if the text is an answer."""
 
 _MAX_DEPTH = 64
-"""Objects and lists within each other: deeper ones end in an error of Python's own somewhere."""
+"""Largest nesting of objects and lists in a call. Much deeper ones reach Python's recursion limit later."""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def tagged_calls(text: str) -> tuple[ToolCall, ...]:
-    """JSON between <tool_call> and </tool_call>, as Hermes and Qwen write it.
+    """Reads JSON between <tool_call> and </tool_call>, as Hermes and Qwen write it.
 
     Example: `tagged_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')`.
     """
@@ -36,7 +39,7 @@ def tagged_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
-    """A text that is one JSON object or a list of them, each with a name, as Llama 3 writes it."""
+    """Reads a text that is one JSON object with a name, or a list of such objects, as Llama 3 writes it."""
     stripped = text.strip().removeprefix("<|python_tag|>")
     if not stripped.startswith(("{", "[")) or '"name"' not in stripped:
         return ()
@@ -56,7 +59,10 @@ def _call(text: str) -> ToolCall:
 
 
 def _loaded(text: str) -> object:
-    """Raises: ValueError if it is no JSON, or nested too deeply."""
+    """Decodes JSON.
+
+    Raises: ValueError if the text is not JSON, or is nested too deeply.
+    """
     try:
         loaded = cast("object", json.loads(text))
     except RecursionError:
@@ -71,7 +77,7 @@ def _loaded(text: str) -> object:
 
 
 def _parts(value: object) -> Iterable[object]:
-    """What an object or a list holds."""
+    """The values that an object or a list holds; none for any other value."""
     if isinstance(value, dict):
         return cast("dict[str, object]", value).values()
     return cast("list[object]", value) if isinstance(value, list) else ()
@@ -80,12 +86,13 @@ def _parts(value: object) -> Iterable[object]:
 def _checked(loaded: object) -> ToolCall:
     expected = 'expected {"name": ..., "arguments": {...}}'
     if not isinstance(loaded, dict):
-        return ToolCall(problem=f"the call is no JSON object; {expected}")
+        return ToolCall(problem=f"the call is not a JSON object; {expected}")
     call = cast("dict[str, object]", loaded)
     name = call.get("name")
+    # Llama 3 writes `parameters` for `arguments`.
     arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        return ToolCall(problem=f"the call has no name or its arguments are no object; {expected}")
+        return ToolCall(problem=f"the call has no name, or its arguments are not an object; {expected}")
     return ToolCall(name, cast("dict[str, object]", arguments))
 
 

@@ -1,7 +1,8 @@
-"""The workflow of a recipe: how policies and a task talk.
+"""The `workflow` section of a recipe: how policies and a task talk.
 
-Each pattern has a config whose fields are its function's keyword arguments. A role that names no policy is
-played by the recipe's policy at the role's place, or by its last one, so that one policy can play all roles.
+Each built-in workflow has a config whose fields are the keyword arguments of its function. A role for which
+no policy is named is played by the recipe's policy at the role's place, or by the last one if the recipe has
+fewer policies. A single policy therefore plays all roles.
 """
 
 import string
@@ -42,7 +43,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def _template(*names: str) -> AfterValidator:
-    """A text with placeholders {NAME} for `names`; to write a brace itself, double it."""
+    """Checks that a text has no placeholders `{NAME}` but those of `names`; a brace as such is doubled."""
 
     def check(text: str) -> str:
         try:
@@ -52,13 +53,14 @@ def _template(*names: str) -> AfterValidator:
         unknown = used - set(names)
         if unknown:
             choices = ", ".join(f"{{{name}}}" for name in names)
-            raise ValueError(f"{{{min(unknown)}}} is nothing to put in here (choices: {choices})")
+            raise ValueError(f"{{{min(unknown)}}} is not a placeholder of this text (choices: {choices})")
         return text
 
     return AfterValidator(check)
 
 
 def _check_differ(first: str, second: str) -> None:
+    """Checks that two choices differ also where upper and lower case do not count, as in verdicts."""
     if first.lower() == second.lower():
         raise ValueError(f"{first!r} stands for both choices; give each a text of its own")
 
@@ -133,7 +135,7 @@ class ToolUseConfig(PolicyRoles):
 
     @property
     def most_turns(self) -> int:
-        """Each call, and the answer."""
+        """One turn per call, and one for the answer."""
         return self.max_calls + 1
 
 
@@ -263,7 +265,7 @@ class DebateConfig(PolicyRoles):
     """Share of the vote's score in each reward."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """Seat -> policy."""
+        """Maps each seat to its policy."""
         seated = seats(names, self.debaters, self.num_debaters)
         return {f"debaters.{idx}": name for idx, name in enumerate(seated)}
 
@@ -314,7 +316,7 @@ class ProgramConfig(Config):
     @classmethod
     def _keeps_no_secret_of_the_run(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if own := [name for name in names if name.startswith("ASTRAFLOW_")]:
-            raise ValueError(f"{own[0]} is the service's own and goes to no program")
+            raise ValueError(f"{own[0]} belongs to the service and is given to no program; leave it out")
         return names
 
 
@@ -329,11 +331,13 @@ class AgentConfig(PolicyRoles):
     function of your own from a text to calls."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """Any policy may be asked, as a model."""
-        named = (
-            {"run.model": self.run.model} if isinstance(self.run, ProgramConfig) and self.run.model else {}
-        )
-        return {**named, **{f"model {name}": name for name in names}}
+        """Maps each model to a policy: the program may ask any policy of the recipe."""
+        acting: dict[str, str] = {}
+        if isinstance(self.run, ProgramConfig) and self.run.model:
+            acting["run.model"] = self.run.model
+        for name in names:
+            acting[f"model {name}"] = name
+        return acting
 
 
 WorkflowConfig = (
@@ -352,5 +356,5 @@ WorkflowConfig = (
     | WorkflowVariant
     | Use
 )
-if not TYPE_CHECKING:  # which workflows are installed is known at run time only
+if not TYPE_CHECKING:  # a type checker cannot know which workflows are installed
     WorkflowConfig = with_installed(WorkflowConfig, "astraflow.workflows")

@@ -1,9 +1,9 @@
-"""What workflow authors use: policies to talk to, a task that scores, and rewards to hand back.
+"""The interface for workflow authors: policies to talk to, a task that scores, and rewards to return.
 
-A workflow is an async function of a task and the run's policies, written like ordinary agent code. Everything
-that a policy samples is recorded behind these names, token for token; a workflow only says what the
-completions and conversations were worth. Nothing here knows engines, tokens or the network; the rollout
-service implements the protocols.
+A workflow is an async function of a task and the run's policies, written like ordinary agent code. The
+rollout service implements the protocols of this file, and records every token that a policy samples. A
+workflow only says what the completions and conversations were worth. Nothing here depends on engines, token
+ids or the network.
 
 Example::
 
@@ -54,11 +54,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What a policy said in one turn. Compared by identity: the same words twice are two completions."""
+    """What a policy said in one turn.
+
+    Completions are compared by identity: the same text sampled twice is two completions.
+    """
 
     policy: str
     text: str
-    """Without end tokens; a stop text that ended it stays."""
+    """The text without end tokens. A stop text that ended the completion is part of it."""
     finish_reason: FinishReason
     num_tokens: int
     idx: int
@@ -66,12 +69,12 @@ class Completion:
 
     @property
     def is_truncated(self) -> bool:
-        """Ended by the token limit instead of by the policy."""
+        """Whether the token limit ended it, and not the policy."""
         return self.finish_reason == "length"
 
     @property
     def reply(self) -> str:
-        """The text behind the reasoning, for others to read; empty if the reasoning did not end."""
+        """The text after the reasoning, for others to read; empty if the reasoning did not end."""
         _, end, rest = self.text.rpartition("</think>")
         if end:
             return rest.strip()
@@ -79,7 +82,7 @@ class Completion:
 
 
 class Conversation(Protocol):
-    """A growing exchange with one policy. One `say` at a time."""
+    """A growing exchange with one policy. A second `say` may begin only when the first has returned."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -87,7 +90,7 @@ class Conversation(Protocol):
         ...
 
     async def say(self, text: str, *, role: Literal["user", "tool"] = "user") -> Completion:
-        """Adds a message and lets the policy answer, on exactly the tokens sampled before."""
+        """Adds a message and lets the policy answer; the prompt holds exactly the tokens sampled before."""
         ...
 
     async def send(self, messages: Sequence[Message]) -> Completion:
@@ -95,8 +98,11 @@ class Conversation(Protocol):
         ...
 
     def rewrite(self, messages: Sequence[Message]) -> None:
-        """Replaces the history (to summarise, or to drop tool output). What comes next is a fork: a new
-        trajectory in which everything sampled before is context, not trained again."""
+        """Replaces the history, for example to summarise it or to drop the output of tools.
+
+        The next completion begins a fork: a new trajectory in which everything sampled before is context and
+        is not trained again.
+        """
         ...
 
 
@@ -111,22 +117,23 @@ class Policy(Protocol):
         role: str = "",
         tools: Sequence[ToolSpec] = (),
     ) -> Conversation:
-        """A new conversation that starts with a system message and `context`.
+        """Opens a conversation that starts with a system message and `context`.
 
-        `role` names what the policy is in it; rewards are compared within a role. Empty: the policy's name.
-        `tools` are shown by the chat template; the policy's calls stay in the text of its answers.
+        `role` names the policy's part in it, because rewards are compared within a role; empty: the policy's
+        name. The chat template shows `tools` to the policy, whose calls stay in the text of its answers.
         """
         ...
 
     async def chat(self, prompt: str | Sequence[Message], *, role: str = "") -> Completion:
-        """A conversation of one turn, from a text or from messages."""
+        """Holds a conversation of one turn, which begins with a text or with messages."""
         ...
 
     async def logprobs(self, completion: Completion) -> NDArray[np.float32]:
-        """The logprobs that this policy gives to a completion's tokens, whoever sampled them.
+        """The logprobs that this policy's newest version gives to a completion, whichever policy sampled it.
 
-        One entry per token, in nats, at temperature 1, behind the exact prompt, under the newest
-        version. They come from the engine's `score`.
+        There is one entry per token, in nats, at temperature 1, given the exact prompt of the completion. The
+        engine's `score` computes them.
+
         Raises: RolloutError if the policies have different tokenizers, the tokens do not fit this policy's
         context, or its engine cannot score.
         """
@@ -134,97 +141,101 @@ class Policy(Protocol):
 
 
 class AgentReport(Item, frozen=True, kw_only=True):
-    """What an agent program says about its episode. Example: `{"reward": 1.0}`, or `{"text": "42"}`."""
+    """What an agent program reports about its episode. Example: `{"reward": 1.0}`, or `{"text": "42"}`."""
 
     text: Text | None = None
-    """Its answer, which the recipe's reward then scores."""
+    """Its final answer, which the recipe's reward scores unless `reward` is given."""
     reward: Reward | None = None
-    """What the episode was worth, instead of a score of `text`."""
+    """What the episode was worth; `text` is then not scored."""
     rewards: Annotated[dict[Label, Reward], Meta(max_length=1024)] = msgspec.field(
         default_factory=dict[str, float]
     )
-    """The reward of single policies, where it differs from the episode's."""
+    """Rewards of single policies that differ from the episode's reward."""
 
 
 class Endpoint(Protocol):
-    """An OpenAI-compatible endpoint of one episode, for agent programs; each policy is a `model` of it.
+    """An OpenAI-compatible endpoint for the agent program of one episode; each policy is a `model` of it.
 
     Everything that is sampled through it is recorded as if a workflow had asked for it.
     """
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as `base_url`."""
+        """The URL that an OpenAI client takes as `base_url`."""
         ...
 
     @property
     def api_key(self) -> str:
-        """Good for this episode only."""
+        """The key for this endpoint; it is valid for this episode only."""
         ...
 
     @property
     def result_url(self) -> str:
-        """Where a program may POST an `AgentReport` as JSON, with the same key."""
+        """The URL to which a program may POST an `AgentReport` as JSON, with the same key."""
         ...
 
     @property
     def report(self) -> AgentReport | None:
-        """What was posted last."""
+        """The report that was posted last; None if there was none."""
         ...
 
     @property
     def last_text(self) -> str:
-        """The newest completion, empty before the first."""
+        """The text of the newest completion; empty before the first."""
         ...
 
     @property
     def problem(self) -> str:
-        """Why the newest request was refused, or failed; empty if it was answered."""
+        """Why the newest request was refused or failed; empty if it was answered."""
         ...
 
     @property
     def is_full(self) -> bool:
-        """A prompt found no room in the context after something was completed."""
+        """Whether a prompt did not fit into the context although earlier ones of the episode did."""
         ...
 
     @property
     def num_completions(self) -> int:
-        """Completions that were sampled through it."""
+        """Number of completions that were sampled through it."""
         ...
 
 
 class Policies(Mapping[str, Policy]):
-    """The policies of the run by name, in the recipe's order; and a way to them for agent programs."""
+    """The policies of the run by name, in the recipe's order, with an endpoint for agent programs."""
 
     @abstractmethod
     def endpoint(self, *, parser: CallParser = tagged_calls) -> AbstractAsyncContextManager[Endpoint]:
-        """The episode's own OpenAI-compatible endpoint, open inside the `async with`.
+        """Opens the episode's own OpenAI-compatible endpoint for the time of an `async with`.
 
-        `parser` finds tool calls in what a policy says.
+        `parser` finds tool calls in the text of a policy.
         """
 
 
 class Played(Protocol):
-    """One episode of the task's environment: what it showed last, and the way to reply."""
+    """One episode of the task's environment that is being played."""
 
     @property
     def observation(self) -> Observation:
-        """The newest one; at first, the answer to `reset`."""
+        """The newest observation; at first, the one that `reset` returned."""
         ...
 
     async def step(self, reply: str) -> Observation:
-        """Hands the policy's reply to the environment. Raises: RolloutError, or what the environment raises;
-        neither is ever a reward of 0."""
+        """Hands the policy's reply to the environment and returns what the environment shows next.
+
+        Raises: RolloutError, or what the environment raises. Such an episode fails; it is never rewarded 0.
+        """
         ...
 
 
 Play: TypeAlias = Callable[[], AbstractAsyncContextManager[Played]]
-"""Begins an episode of the task's environment, which ends with the block."""
+"""Begins an episode of the task's environment; the episode ends with the `async with` block."""
 
 
 class ScoredTask:
-    """A task together with the recipe's reward, which runs in a process pool under a deadline, and with its
-    environment, if it has one."""
+    """A task together with the recipe's reward and, if it has one, its environment.
+
+    The reward runs in a process pool under a deadline.
+    """
 
     def __init__(
         self,
@@ -241,7 +252,7 @@ class ScoredTask:
 
     @property
     def id(self) -> str:
-        """Stable across draws and restarts."""
+        """The task's id, which is the same for every draw and after a restart."""
         return self.task.id
 
     @property
@@ -251,7 +262,7 @@ class ScoredTask:
 
     @property
     def prompt(self) -> str:
-        """What to ask."""
+        """The text to ask the policy."""
         return self.task.prompt
 
     @property
@@ -266,23 +277,26 @@ class ScoredTask:
 
     @property
     def spec(self) -> str:
-        """JSON text of the source's own scorer."""
+        """JSON text for the source's own scorer."""
         return self.task.spec
 
     @property
     def scores(self) -> tuple[float, ...]:
-        """Results of `score` so far."""
+        """All results of `score` so far."""
         return tuple(self._scores)
 
     async def propose(
         self, prompt: str, *, answer: str = "", context: Sequence[Message] = (), spec: str = ""
     ) -> bool:
-        """Pushes a new task into the run, to be drawn before the sources' own and scored as this one is.
+        """Proposes a new task to the run.
 
-        Returns whether the run took it: not if it has it already, if a limit is reached, or in evaluation.
+        The run draws it before the tasks of its sources, and scores it as this task is scored. Returns False
+        if the run does not take it: because it already has it, because a limit is reached, or because this
+        is an evaluation.
         """
         if self._proposer is None:
             return False
+        # The id follows from the content, so that the run recognises a proposal that it already has.
         content = msgspec.json.encode((self.source, prompt, answer, context, spec))
         task = Task(
             id=f"{self.source}/proposed/{hashlib.blake2b(content, digest_size=8).hexdigest()}",
@@ -304,17 +318,20 @@ class ScoredTask:
         return self._play()
 
     async def score(self, text: str) -> float:
-        """The reward of a completion. Raises: RolloutError if scoring fails; that is never a score of 0."""
+        """Scores a text with the recipe's reward.
+
+        Raises: RolloutError if scoring fails; a failure is never a score of 0.
+        """
         score = await self._scorer(self.task, text)
         self._scores.append(score)
         return score
 
 
 class Rewards:
-    """What a workflow hands back: rewards of completions (a turn) and of conversations (whole trajectories),
-    and whatever else it wants to be kept with them.
+    """What a workflow returns: rewards of completions (turns) and of conversations (whole trajectories).
 
-    Rewards of the same thing add up. A trajectory's reward is its conversation's plus its turns'.
+    Metrics and per-token streams can be added to them. Several rewards of the same turn or conversation add
+    up. A trajectory's reward is that of its conversation plus those of its turns.
     """
 
     def __init__(self) -> None:
@@ -326,7 +343,10 @@ class Rewards:
         self._streams: list[tuple[Completion, Stream]] = []
 
     def add(self, target: Completion | Conversation, reward: float) -> None:
-        """Adds a reward to a turn or to a conversation. Raises: RolloutError if it is not finite."""
+        """Adds a reward to a turn or to a conversation.
+
+        Raises: RolloutError if the reward is not finite.
+        """
         value = _finite(reward, "reward")
         if isinstance(target, Completion):
             self._by_turn[target.idx] = self._by_turn.get(target.idx, 0.0) + value
@@ -334,25 +354,31 @@ class Rewards:
             self._by_conversation[target] = self._by_conversation.get(target, 0.0) + value
 
     def add_all(self, policy: str, reward: float) -> None:
-        """Adds a reward to every trajectory of a policy, once. Raises: RolloutError if it is not finite."""
+        """Adds a reward to every trajectory of a policy, once per trajectory.
+
+        Raises: RolloutError if the reward is not finite.
+        """
         self._by_policy[policy] = self._by_policy.get(policy, 0.0) + _finite(reward, "reward")
 
     def set_score(self, score: float) -> None:
-        """The episode's own score, which evaluation reports.
+        """Sets the episode's score, which evaluation reports.
 
-        Without it: the last result of `task.score`, else the mean reward of the first policy that acted: over
-        its roles, each the mean of its conversations, weighed by what was sampled in them.
+        If it is not set, the score is the last result of `task.score`. If nothing was scored, it is the mean
+        reward of the first policy that acted: the mean over its roles, where each role counts the mean of its
+        conversations, weighted by the number of tokens sampled in them.
         """
         self._score = _finite(score, "score")
 
     def add_metric(self, name: str, value: float, reduction: Reduction = "mean") -> None:
-        """A number to report with the episode."""
+        """Adds a number to report with the episode."""
         self._metrics.append(MetricItem(name, _finite(value, f"metric {name}"), reduction))
 
     def add_stream(
         self, completion: Completion, name: str, values: ArrayLike, dtype: ColumnType = "float32"
     ) -> None:
-        """Attaches a named column to a completion, one entry per token; the loss gets it as `inputs.streams`.
+        """Attaches a named column with one entry per token to a completion.
+
+        The loss gets the column in `inputs.streams`.
 
         Raises: RolloutError if the number of entries is wrong, or one is not finite or does not fit `dtype`.
         """
@@ -363,55 +389,53 @@ class Rewards:
                 f"{what} has shape {entries.shape}; expected {completion.num_tokens} entries, one per token",
                 is_retryable=False,
             )
-        with np.errstate(all="ignore"):  # what overflows is named below
+        with np.errstate(all="ignore"):  # the check below names an entry that overflows
             stored = entries.astype(dtype)
         is_kept = np.isfinite(stored) if dtype == "float32" else stored == entries
         if not is_kept.all():
             idx = int(is_kept.argmin())
             raise RolloutError(
-                f"{what} holds {entries[idx]} at token {idx}, which is no finite {dtype}", is_retryable=False
+                f"{what} holds {entries[idx]} at token {idx}; expected a finite {dtype}", is_retryable=False
             )
         self._streams.append((completion, Stream(name=name, dtype=dtype, data=column(stored, dtype))))
 
     @property
     def by_turn(self) -> Mapping[int, float]:
-        """`Completion.idx` -> reward."""
+        """Rewards of turns, by `Completion.idx`."""
         return self._by_turn
 
     @property
     def by_conversation(self) -> Mapping[Conversation, float]:
-        """Conversation -> reward."""
+        """Rewards of conversations."""
         return self._by_conversation
 
     @property
     def by_policy(self) -> Mapping[str, float]:
-        """Policy -> reward of each of its trajectories."""
+        """The reward that each trajectory of a policy gets, by the policy's name."""
         return self._by_policy
 
     @property
     def score(self) -> float | None:
-        """What `set_score` was given; None without it."""
+        """The score that was set; None if none was."""
         return self._score
 
     @property
     def metrics(self) -> tuple[MetricItem, ...]:
-        """In the order in which they were added."""
+        """All metrics, in the order in which they were added."""
         return tuple(self._metrics)
 
     @property
     def streams(self) -> tuple[tuple[Completion, Stream], ...]:
-        """Completions and the columns attached to them."""
+        """All streams, each with the completion that it belongs to."""
         return tuple(self._streams)
 
 
 Workflow: TypeAlias = Callable[[ScoredTask, Policies], Awaitable[Rewards]]
-"""How policies and a task talk; further settings are keyword arguments bound by the recipe."""
+"""Runs one episode on a task; the recipe binds further settings as keyword arguments."""
 
 
 def _finite(value: float, what: str) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise RolloutError(
-            f"{what} is {number}; the workflow must hand back finite numbers", is_retryable=False
-        )
+        raise RolloutError(f"{what} is {number}; the workflow must return finite numbers", is_retryable=False)
     return number

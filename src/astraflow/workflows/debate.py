@@ -15,7 +15,7 @@ DEBATE_PROMPT = (
 
 
 def seats(names: Sequence[str], debaters: Sequence[str], num_debaters: int) -> tuple[str, ...]:
-    """The policies that sit in a debate: `debaters`, or the recipe's, in turn until all seats are taken."""
+    """The policy of each seat: `debaters` in turn, or all policies of the recipe if it names no debaters."""
     chosen = debaters or names
     return tuple(chosen[idx % len(chosen)] for idx in range(num_debaters))
 
@@ -30,11 +30,13 @@ async def debate(
     debate_prompt: str = DEBATE_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """`rounds` answers of each debater, each conversation growing; the last answers vote.
+    """Each debater answers `rounds` times in one growing conversation; the last answers vote.
 
-    The vote goes to the last line that most debaters end with, a tie to the earlier seat; its score is the
-    episode's. Rewarded: each debater with the score of its own last answer; `team_share` mixes in the vote's.
-    Metrics: `first_score` and `last_score` (means), `agreement`, the share of votes that won.
+    A vote is the last line of an answer. The line with most votes wins; in a tie, the earlier seat wins. The
+    score of the winning answer is the episode's score.
+    Rewarded: each debater with the score of its own last answer; `team_share` mixes in the episode's score.
+    Metrics: `first_score` and `last_score`, means over the debaters of their first and last scores;
+    `agreement`, the share of votes that the winner got.
     """
     names = seats(tuple(policies), debaters, num_debaters)
     chats = [policies[name].conversation(context=task.context, role="debater") for name in names]
@@ -71,5 +73,6 @@ async def _scores(task: ScoredTask, answers: Sequence[Completion]) -> list[float
 
 
 def _vote(answer: Completion) -> str:
+    """The last line in one spelling: lower case, single blanks, no full stop at the end."""
     lines = answer.reply.split("\n")
     return " ".join(lines[-1].lower().split()).rstrip(".")

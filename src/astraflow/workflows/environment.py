@@ -1,4 +1,4 @@
-"""The policy replies to an environment until it is done."""
+"""The workflow `environment`: a policy replies to an environment until the environment is done."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,10 @@ async def environment(
 ) -> Rewards:
     """Shows each observation to the policy and hands its reply to the environment, in one conversation.
 
-    Rewarded: each turn with the reward that the environment gives its reply. The episode's score is their
-    sum. It ends when the environment is done, after `max_turns`, or when the context is full.
-    Metrics: `done`, whether the environment was done.
+    The episode ends when the environment is done, after `max_turns`, or when the context is full.
+    Rewarded: each turn with the reward that the environment gives for its reply. The episode's score is the
+    sum of these rewards.
+    Metrics: `done`, 1 if the environment was done at the end, else 0.
     """
     rewards = Rewards()
     total = 0.0
@@ -31,7 +32,7 @@ async def environment(
         for _ in range(max_turns):
             answer = await chat.send(_messages(played.observation))
             if answer.num_tokens == 0:
-                break  # no token: the context is full
+                break  # a completion without a token means that the context is full
             observation = await played.step(answer.reply)
             rewards.add(answer, observation.reward)
             total += observation.reward

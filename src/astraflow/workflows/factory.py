@@ -1,4 +1,4 @@
-"""From a recipe's `workflow` section to the function that runs episodes."""
+"""Makes the function that runs episodes from a recipe's `workflow` section."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -41,27 +41,27 @@ WORKFLOWS: dict[str, Callable[..., Awaitable[Rewards]]] = {
     "spawn": spawn,
     "tool_use": tool_use,
 }
-"""Built-in workflows; a config's fields are exactly the function's keyword arguments."""
+"""Built-in workflows by name; a workflow's config has exactly the function's keyword arguments as fields."""
 
 
 def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> Workflow:
-    """The workflow with its arguments bound; functions that a built-in takes are loaded.
+    """Binds the workflow's arguments, and loads the user's functions that it names.
 
-    `private`: files and folders that programs of the recipe must not see.
+    `private`: files and folders that the recipe's agent programs must not see.
 
-    Raises: ConfigError if a component of the user's own is missing, not async where it must be, or refuses
-    the arguments.
+    Raises: ConfigError if a function of the user's does not exist, is not async where it must be, or does not
+    take the arguments.
     """
     if isinstance(config, WorkflowVariant):
         return cast("Workflow", config.make())
     if not isinstance(config, Use):
         if isinstance(config, AgentConfig) and isinstance(config.run, ProgramConfig):
-            return _program_agent(config.run, _read(config), private)
+            return _program_agent(config.run, _parser(config), private)
         return cast("Workflow", partial(WORKFLOWS[config.name], **_arguments(config)))
     function = load_attr(config.use, where="workflow.use")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(
-            f"workflow.use = {config.use!r} is no async function; expected "
+            f"workflow.use = {config.use!r} is not an async function; expected "
             f"`async def {config.use.partition(':')[2]}(task, policies) -> Rewards`"
         )
     check_args(function, config.args, where="workflow.args")
@@ -69,11 +69,12 @@ def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> 
 
 
 def _arguments(config: PolicyRoles) -> dict[str, Any]:
+    """The keyword arguments of a built-in workflow: its config's fields, with functions loaded by name."""
     arguments = {key: getattr(config, key) for key in type(config).model_fields if key != "name"}
     if isinstance(config, AgentConfig):
         assert isinstance(config.run, Use)
         run = function_run(_function(config.run, "workflow.run"))
-        return {**arguments, "run": run, "parser": _read(config)}
+        return {**arguments, "run": run, "parser": _parser(config)}
     if not isinstance(config, ToolUseConfig):
         return arguments
     tools = tuple(make_tool(_function(use, f"workflow.tools.{idx}")) for idx, use in enumerate(config.tools))
@@ -81,10 +82,11 @@ def _arguments(config: PolicyRoles) -> dict[str, Any]:
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
         raise ConfigError(f"workflow.tools: two tools are named {min(repeated)!r}; a call could mean either")
-    return {**arguments, "tools": tools, "parser": _read(config)}
+    return {**arguments, "tools": tools, "parser": _parser(config)}
 
 
-def _read(config: ToolUseConfig | AgentConfig) -> str | Callable[..., Any]:
+def _parser(config: ToolUseConfig | AgentConfig) -> str | Callable[..., Any]:
+    """The name of a built-in parser of calls, or the user's own parser."""
     parser = config.parser
     return parser if isinstance(parser, str) else _function(parser, "workflow.parser")
 
@@ -92,6 +94,7 @@ def _read(config: ToolUseConfig | AgentConfig) -> str | Callable[..., Any]:
 def _program_agent(
     config: ProgramConfig, parser: str | Callable[..., Any], private: tuple[Path, ...]
 ) -> Workflow:
+    """The workflow `agent` for a program; the metric `unboxed` counts episodes that ran without a box."""
     runs = ProgramRuns(config, private=private)
 
     async def workflow(task: ScoredTask, policies: Policies) -> Rewards:
@@ -107,6 +110,6 @@ def _program_agent(
 def _function(use: Use, where: str) -> Callable[..., Any]:
     function = load_attr(use.use, where=f"{where}.use")
     if not callable(function):
-        raise ConfigError(f"{where}.use = {use.use!r} is no function")
+        raise ConfigError(f"{where}.use = {use.use!r} is not a function")
     check_args(function, use.args, where=f"{where}.args")
     return partial(function, **use.args) if use.args else function

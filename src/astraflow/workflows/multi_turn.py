@@ -1,4 +1,4 @@
-"""A wrong answer gets feedback and another try, in the same conversation."""
+"""The workflow `multi_turn`: a wrong answer gets feedback and another try, in the same conversation."""
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import is_right, policy_at
@@ -20,8 +20,8 @@ async def multi_turn(
     """Asks until an answer is right, at most `turns` times.
 
     Rewarded: the whole conversation with the last answer's score; with `rewards_each_turn`, each turn with
-    its own score instead. How much a late success is worth is a matter of the recipe's credit.
-    Metrics: `first_score`, the score without any feedback.
+    its own score instead. The recipe's credit decides how much a late success is worth.
+    Metrics: `first_score`, the score of the first answer, which had no feedback.
     """
     rewards = Rewards()
     chat = policy_at(policies, policy, 0).conversation(context=task.context)
@@ -32,7 +32,8 @@ async def multi_turn(
         scores.append(await task.score(answer.text))
         if rewards_each_turn:
             rewards.add(answer, scores[-1])
-        if is_right(scores[-1]) or answer.num_tokens == 0:  # no token: the context is full
+        is_context_full = answer.num_tokens == 0
+        if is_right(scores[-1]) or is_context_full:
             break
         prompt = feedback.format(score=scores[-1])
     if not rewards_each_turn:

@@ -1,4 +1,4 @@
-"""A planner writes a plan, solvers follow it."""
+"""The workflow `plan_and_solve`: a planner writes a plan, and solvers follow it."""
 
 from statistics import fmean
 
@@ -22,10 +22,12 @@ async def plan_and_solve(
     follow_prompt: str = FOLLOW_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """One plan, and `num_solvers` answers that follow it in parallel; the episode's score is their mean.
+    """The planner writes one plan, and `num_solvers` answers follow it in parallel.
 
-    Rewarded: each solver with its own score; the planner with the mean, since a plan is as good as what it
-    leads to (more solvers make that less noisy). `team_share` mixes the mean into the solvers'.
+    The mean score of the answers is the episode's score.
+    Rewarded: each solver with its own score, and the planner with the mean, because a plan is as good as the
+    answers that follow it. More solvers make the planner's reward less noisy. `team_share` mixes the mean
+    into the solvers' rewards.
     """
     plan = await policy_at(policies, planner, 0).chat(plan_prompt.format(prompt=task.prompt), role="planner")
     text = follow_prompt.format(prompt=task.prompt, plan=plan.reply)

@@ -1,10 +1,13 @@
-"""An agent program in a process of its own.
+"""Runs an agent program in a process of its own.
 
-It gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, the model's name in `ASTRAFLOW_MODEL`, and the task as JSON on
-its standard input and in the file `ASTRAFLOW_TASK_FILE`. It may leave an `AgentReport` as JSON in
-`ASTRAFLOW_RESULT_FILE` or POST it to `ASTRAFLOW_RESULT_URL`; else what it printed is its final text. A keeper
-(`agent_box.py`) runs it in a box from which no secret of the run can be reached, and kills all that it
-started when it ends, takes too long, or is cancelled, or when this process dies.
+The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, the model's name in `ASTRAFLOW_MODEL`, and the task
+as JSON on its standard input and in the file `ASTRAFLOW_TASK_FILE`. It may write an `AgentReport` as JSON to
+the file `ASTRAFLOW_RESULT_FILE`, or POST it to `ASTRAFLOW_RESULT_URL`. If it does neither, the text that it
+printed is its final text.
+
+A keeper (`agent_box.py`) runs the program in a box from which no secret of the run can be reached. The keeper
+kills everything that the program started when the program ends, takes too long or is cancelled, and when this
+process dies.
 """
 
 import asyncio
@@ -33,32 +36,53 @@ __all__ = ["ProgramRuns"]
 _log = logging.getLogger(__name__)
 
 _MAX_TEXT = 65_536
-"""Characters of the output that are the final text: its end."""
+"""Number of characters, from the end of the output, that are the final text."""
 _MAX_TAIL = 1_000
-"""Characters of output that a failure shows."""
+"""Number of characters, from the end of the output, that a failure shows."""
 _MAX_STATUS_BYTES = 65_536
-"""A pipe holds as much, so that the keeper never waits for it to be read."""
+"""The capacity of a pipe on Linux, so the keeper can always write its status before anybody reads it."""
 
 _PASSED_ON = frozenset(
     {
-        "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "HOME", "JAVA_HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH",
-        "LOGNAME", "NODE_PATH", "PATH", "REQUESTS_CA_BUNDLE", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE",
-        "TERM", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "CUDA_VISIBLE_DEVICES",
+        "HOME",
+        "JAVA_HOME",
+        "LANG",
+        "LANGUAGE",
+        "LD_LIBRARY_PATH",
+        "LOGNAME",
+        "NODE_PATH",
+        "PATH",
+        "REQUESTS_CA_BUNDLE",
+        "SHELL",
+        "SSL_CERT_DIR",
+        "SSL_CERT_FILE",
+        "TERM",
+        "TMPDIR",
+        "TZ",
+        "USER",
+        "VIRTUAL_ENV",
     }
-)  # fmt: skip
-"""Variables of the service's environment that a program needs and that hold no secret."""
+)
+"""Variables of the service's environment that programs need and that hold no secret."""
 _PASSED_PREFIXES = ("LC_", "PYTHON")
+"""Variables with these prefixes are passed on too."""
 _HIDDEN_PATTERNS = ("astraflow-agents-*", "astraflow-vllm-*", "astraflow-sglang-*")
-"""Folders of other programs, and those with the sockets and weights of servers."""
+"""Temporary folders that a program must not see: those of other programs, and those of engine servers, which
+hold sockets and weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How a keeper ended: the program's code, or why it never ran."""
+    """How a program ended, as its keeper reports it."""
 
     code: int = 0
+    """The program's exit code, or minus the signal that ended it."""
     start_problem: str = ""
+    """Why the program could not be started; empty if it was."""
     box_problem: str = ""
+    """Why there was no box; empty if there was one, or if none was asked for."""
 
 
 class ProgramRuns:
@@ -73,10 +97,13 @@ class ProgramRuns:
         self._private = private
         self._probing = asyncio.Lock()
         self._problem: str | None = None
-        """Why there is no box here; None until it is tried."""
+        """Why this machine has no box: None before the first try, empty if it has one."""
 
     async def is_boxed(self) -> bool:
-        """Whether programs run in a box. Raises: ConfigError if they must, and this machine has none."""
+        """Whether programs run in a box.
+
+        Raises: ConfigError if the recipe requires a box and this machine cannot make one.
+        """
         if self._config.box == "none":
             return False
         async with self._probing:
@@ -84,8 +111,8 @@ class ProgramRuns:
                 self._problem = await self._probed()
         if self._problem and self._config.box == "required":
             raise ConfigError(
-                f"workflow.run.box = required, but this machine gives no box: {self._problem}; allow user "
-                "namespaces here, or set it to preferred and trust the program with the run's secrets"
+                f"workflow.run.box = required, but this machine cannot make a box: {self._problem}; allow "
+                "user namespaces here, or set it to preferred and trust the program with the run's secrets"
             )
         return not self._problem
 
@@ -114,6 +141,7 @@ class ProgramRuns:
             if ended.box_problem:
                 raise RolloutError(f"the agent program {command[0]!r} got no box: {ended.box_problem}")
             if ended.code != 0 and endpoint.is_full:
+                # Agents often fail when a prompt is too long. Their last completion is scored nonetheless.
                 return AgentReport()
             if ended.code != 0:
                 raise RolloutError(_failure(command, f"ended with {ended.code}", folder, endpoint))
@@ -121,7 +149,7 @@ class ProgramRuns:
             return _left(folder / "result.json") or endpoint.report or AgentReport(text=text or None)
 
     async def _probed(self) -> str:
-        """Why there is no box on this machine; empty if there is."""
+        """Tries a box with an empty program. Returns why this machine cannot make one; empty if it can."""
         with tempfile.TemporaryDirectory(prefix="agent-", dir=_parent()) as name:
             command = (sys.executable, "-I", "-S", "-c", "")
             (Path(name) / "task.json").touch()
@@ -141,7 +169,10 @@ class ProgramRuns:
     async def _ended(
         self, command: tuple[str, ...], folder: Path, env: Mapping[str, str], *, is_boxed: bool
     ) -> _Ended:
-        """Runs a program under a keeper. Raises: TimeoutError. Nothing of it is left then either."""
+        """Runs a program under a keeper. Afterwards, nothing that the program started is left.
+
+        Raises: TimeoutError if the program took too long.
+        """
         specification = json.dumps(
             {
                 "argv": command,
@@ -168,12 +199,12 @@ class ProgramRuns:
         finally:
             os.close(control)  # the keeper now kills what is left, and ends
             await _gone(process)
-            told = os.read(status, _MAX_STATUS_BYTES)
+            reported = os.read(status, _MAX_STATUS_BYTES)
             os.close(status)
-        return _status(told, process.returncode or 0)
+        return _status(reported, process.returncode or 0)
 
     def _hidden(self) -> list[Path]:
-        """What no program may see: the run's secrets, other programs' folders, and sockets of engines."""
+        """Paths that no program may see: the run's secrets, other programs' folders, and engines' sockets."""
         temporary = Path(tempfile.gettempdir())
         found = [path for pattern in _HIDDEN_PATTERNS for path in temporary.glob(pattern)]
         found += [path for path in self._private if path.exists()]
@@ -183,20 +214,33 @@ class ProgramRuns:
 async def _started(
     specification: str, folder: Path, env: Mapping[str, str], fds: tuple[int, int]
 ) -> asyncio.subprocess.Process:
-    """The keeper. No pipes for the output: a child that outlives the program could hold them open."""
+    """Starts the keeper of a program; the program inherits its input and outputs.
+
+    The outputs are files and not pipes, because a child that outlives the program could hold pipes open.
+    """
     with (
         (folder / "task.json").open("rb") as stdin,
         (folder / "stdout").open("wb") as stdout,
         (folder / "stderr").open("wb") as stderr,
     ):
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", agent_box.__file__, specification, *map(str, fds),
-            stdin=stdin, stdout=stdout, stderr=stderr, env=env, pass_fds=fds, start_new_session=True,
-        )  # fmt: skip
+            sys.executable,
+            "-I",
+            "-S",
+            agent_box.__file__,
+            specification,
+            *map(str, fds),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            pass_fds=fds,
+            start_new_session=True,
+        )
 
 
 async def _gone(process: asyncio.subprocess.Process) -> None:
-    """Waits for the keeper, which has been told to end; a keeper that does not is killed."""
+    """Waits for a keeper that has been told to end. A keeper that does not end in time is killed."""
     try:
         async with asyncio.timeout(2 * agent_box.LIMIT_S):
             await process.wait()
@@ -206,22 +250,23 @@ async def _gone(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _status(told: bytes, keeper_code: int) -> _Ended:
-    """What the keeper told. One that was killed tells nothing."""
-    if not told:
+def _status(reported: bytes, keeper_code: int) -> _Ended:
+    """Reads the keeper's report. A keeper that was killed reports nothing; its program counts as failed."""
+    if not reported:
         return _Ended(code=keeper_code or 1)
-    status = msgspec.json.decode(told, type=dict[str, int | str])
+    status = msgspec.json.decode(reported, type=dict[str, int | str])
     return _Ended(int(status["code"]), str(status.get("start", "")), str(status.get("box", "")))
 
 
 def _parent() -> Path:
-    """Where the folders of this user's programs are; only a program's own one is shown in its box.
+    """The folder that holds the folders of this user's programs. In its box, a program sees only its own one.
 
-    Raises: ConfigError if somebody else made it.
+    Raises: ConfigError if the folder belongs to somebody else, or others may enter it.
     """
     path = Path(tempfile.gettempdir()) / f"astraflow-agents-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
+    # 0o040700 is a folder, and not a link to one, with mode 700.
     if found.st_uid != os.getuid() or found.st_mode & 0o170777 != 0o040700:
         raise ConfigError(
             f"{path} is not this user's own folder of mode 700; delete it, or set TMPDIR to another folder"
@@ -230,7 +275,7 @@ def _parent() -> Path:
 
 
 def _environment(kept: tuple[str, ...], folder: Path, endpoint: Endpoint, model: str) -> dict[str, str]:
-    """What a program needs of the service's environment, what the recipe names, and the episode's own."""
+    """A program's variables: those it needs of the service's, those that the recipe names, the episode's."""
     passed = {
         key: value
         for key, value in os.environ.items()
@@ -248,6 +293,10 @@ def _environment(kept: tuple[str, ...], folder: Path, endpoint: Endpoint, model:
 
 
 def _left(path: Path) -> AgentReport | None:
+    """The report in a program's result file; None if the program left no such file.
+
+    Raises: RolloutError if the file does not hold a report.
+    """
     if not path.is_file():
         return None
     try:
@@ -261,13 +310,15 @@ def _left(path: Path) -> AgentReport | None:
 
 
 def _failure(command: tuple[str, ...], what: str, folder: Path, endpoint: Endpoint) -> str:
+    """The message of a failure, with the last refusal and the end of the output, which may say the cause."""
     refused = f"; its last request was refused: {endpoint.problem}" if endpoint.problem else ""
-    said = _end_of(folder / "stderr", _MAX_TAIL) or _end_of(folder / "stdout", _MAX_TAIL)
-    return f"the agent program {command[0]!r} {what}{refused}; it said last: {said.strip() or '(nothing)'}"
+    output = _end_of(folder / "stderr", _MAX_TAIL) or _end_of(folder / "stdout", _MAX_TAIL)
+    return f"the agent program {command[0]!r} {what}{refused}; it said last: {output.strip() or '(nothing)'}"
 
 
 def _end_of(path: Path, num_chars: int) -> str:
-    """The end of an output; the rest is not kept."""
+    """The last `num_chars` characters of an output."""
     with path.open("rb") as file:
+        # A character takes at most 4 bytes in UTF-8.
         file.seek(max(0, path.stat().st_size - 4 * num_chars))
         return file.read().decode("utf-8", "replace")[-num_chars:]

@@ -1,4 +1,4 @@
-"""Several proposals in parallel, and a selector that picks one."""
+"""The workflow `propose_and_select`: a proposer makes proposals in parallel, and a selector picks one."""
 
 from statistics import fmean
 
@@ -22,20 +22,22 @@ async def propose_and_select(
     select_prompt: str = SELECT_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """The answer of the last number that the selector names is the episode's; naming none is worth 0.
+    """The selector picks a proposal by its number, whose score is the episode's score.
 
-    Rewarded: each proposal with its own score, the selector with the score of what it picked. `team_share`
-    mixes the picked score into the proposals'.
-    Metrics: `proposal_score` (mean), `best_score`, and `unreadable`, where no number was named.
+    If the selector names several numbers, the last one counts. If it names none, the score is 0.
+    Rewarded: each proposal with its own score, and the selector with the score of the picked proposal.
+    `team_share` mixes the picked proposal's score into the proposers' rewards.
+    Metrics: `proposal_score` (the proposals' mean), `best_score`, and `unreadable` (1 if no number was
+    named, else 0).
     """
     actor = policy_at(policies, proposer, 0)
     chats = [actor.conversation(context=task.context, role="proposer") for _ in range(num_proposals)]
     answers = await in_parallel(chat.say(task.prompt) for chat in chats)
     scores = await in_parallel(task.score(answer.text) for answer in answers)
-    listed = "\n\n".join(f"Answer {idx}:\n{a.reply}" for idx, a in enumerate(answers, start=1))
+    listed = "\n\n".join(f"Answer {number}:\n{a.reply}" for number, a in enumerate(answers, start=1))
     question = select_prompt.format(prompt=task.prompt, proposals=listed, count=num_proposals)
     selection = await policy_at(policies, selector, 1).chat(question, role="selector")
-    number = last_choice(selection.reply, [str(idx + 1) for idx in range(num_proposals)])
+    number = last_choice(selection.reply, [str(number) for number in range(1, num_proposals + 1)])
     picked = scores[int(number) - 1] if number else 0.0
     rewards = Rewards()
     for chat, score in zip(chats, scores, strict=True):

@@ -1,7 +1,7 @@
-"""What the built-in workflows share.
+"""Functions that the built-in workflows share.
 
-Who plays which role, how a role's own reward and the team's mix, which choice a text names, and how parts of
-an episode run in parallel.
+They decide which policy plays which role, mix a role's own reward with the team's, find the choice that a
+text names, and run parts of an episode in parallel.
 """
 
 import asyncio
@@ -24,46 +24,46 @@ __all__ = [
 ]
 
 _RIGHT_SCORE = 0.5
-"""Rewards run from 0 or -1 (wrong) to 1 (right); partial credit below one half is no right answer."""
+"""Rewards go from 0 or -1 (wrong) to 1 (right). Partial credit below one half does not count as right."""
 
 
 def name_at(names: Sequence[str], given: str, place: int) -> str:
-    """The policy of a role: the one given; if empty, the recipe's at that place, or its last one."""
+    """The policy of a role: `given` unless it is empty, else the recipe's policy at `place`, or its last."""
     return given or names[min(place, len(names) - 1)]
 
 
 class PolicyRoles(Config):
-    """Base of the patterns: decides which policy plays which role."""
+    """Base of the workflow configs: decides which policy plays which role."""
 
     roles: ClassVar[tuple[str, ...]] = ("policy",)
-    """Fields that name policies, by their places."""
+    """Fields that name a policy each: the first defaults to the recipe's first policy, and so on."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
-        """Role -> policy, where the recipe's policies are `names`."""
+        """Maps each role to a policy, where the recipe's policies are `names`."""
         return {role: name_at(names, getattr(self, role), place) for place, role in enumerate(self.roles)}
 
     @property
     def most_turns(self) -> int:
-        """Largest number of completions of a policy in an episode; 0 if the config does not say."""
+        """Largest number of completions per policy and episode; 0 if the config does not say."""
         return 0
 
 
 class WorkflowVariant(PolicyRoles, Variant):
-    """Base of a workflow that an installed package adds; `make` returns the workflow."""
+    """Base of a workflow's config that an installed package adds; `make` returns the workflow."""
 
 
 def policy_at(policies: Policies, given: str, place: int) -> Policy:
-    """As `name_at`; one policy alone plays all roles."""
+    """The policy that `name_at` names."""
     return policies[name_at(tuple(policies), given, place)]
 
 
 def blended(own: float, team: float, team_share: float) -> float:
-    """A reward that is the role's own at `team_share` 0, the team's at 1, and a mixture between."""
+    """Mixes two rewards: the role's own at `team_share` 0, the team's at 1, and a mixture between."""
     return (1.0 - team_share) * own + team_share * team
 
 
 def is_right(score: float) -> bool:
-    """Whether a score counts as a right answer where a verdict is compared with it."""
+    """Whether a score counts as a right answer."""
     return score >= _RIGHT_SCORE
 
 
@@ -71,17 +71,19 @@ def is_right(score: float) -> bool:
 
 
 def last_choice(text: str, choices: Sequence[str]) -> str:
-    """The choice that is named last, in any case and as whole words; empty if none is.
+    """The choice that occurs last in a text, as whole words and in upper or lower case; empty if none does.
+
+    If two choices end at the same place, the longer one counts.
 
     Example: `last_choice("No... wait, it is right: Yes.", ("yes", "no")) == "yes"`.
     """
-    found = {choice: _last_end(text, choice) for choice in choices}
-    best = max(found, key=lambda choice: (found[choice], len(choice)), default="")
-    return best if best and found[best] > 0 else ""
+    ends = {choice: _last_end(text, choice) for choice in choices}
+    last = max(ends, key=lambda choice: (ends[choice], len(choice)), default="")
+    return last if last and ends[last] > 0 else ""
 
 
 def _last_end(text: str, choice: str) -> int:
-    """Where the last occurrence ends; 0 without one. `no` does not occur in `know`."""
+    """The position at which the last occurrence ends; 0 without one. `no` does not occur in `know`."""
     before = r"(?<!\w)" if choice[:1].isalnum() else ""
     after = r"(?!\w)" if choice[-1:].isalnum() else ""
     pattern = re.compile(before + re.escape(choice) + after, re.IGNORECASE)
@@ -95,9 +97,11 @@ _ResultT = TypeVar("_ResultT")
 
 
 async def in_parallel(parts: Iterable[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
-    """The results in order. When one fails the others are cancelled, unlike with `asyncio.gather`.
+    """Runs all parts at once and returns their results in order.
 
-    Raises: ExceptionGroup of what failed.
+    If one part fails, the others are cancelled; `asyncio.gather` would let them run on.
+
+    Raises: ExceptionGroup with the errors of the parts that failed.
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part) for part in parts]

@@ -1,4 +1,4 @@
-"""A router sends each task to a small or to a large model."""
+"""The workflow `route`: a router sends each task to a small or to a large model."""
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import last_choice, policy_at
@@ -23,19 +23,20 @@ async def route(
     small_choice: str = "small",
     large_choice: str = "large",
 ) -> Rewards:
-    """The router names a model, which answers. Who names none gets no answer.
+    """The router names a model, and that model answers. If the router names none, there is no answer.
 
-    Rewarded: the model that answered with its score; the router with the same score, less `large_cost` if
-    the large one was asked. A route that cannot be read costs as much as a wrong answer of the large one.
-    Metrics: `large_frac`, `unreadable`.
+    Rewarded: the model that answered, with its score; the router, with the same score, less `large_cost` if
+    it chose the large model. A router that names no model gets `-large_cost`, as for a wrong answer of the
+    large model.
+    Metrics: `large_frac`, the share of routes to the large model; `unreadable`, the share that names none.
     """
     rewards = Rewards()
     text = route_prompt.format(prompt=task.prompt)
-    choice_made = await policy_at(policies, router, 0).chat(text, role="router")
-    choice = last_choice(choice_made.reply, (small_choice, large_choice))
+    routing = await policy_at(policies, router, 0).chat(text, role="router")
+    choice = last_choice(routing.reply, (small_choice, large_choice))
     rewards.add_metric("unreadable", float(not choice))
     if not choice:
-        rewards.add(choice_made, -large_cost)
+        rewards.add(routing, -large_cost)
         rewards.set_score(0.0)
         return rewards
     is_large = choice == large_choice
@@ -43,7 +44,7 @@ async def route(
     chat = solver.conversation(context=task.context, role="large" if is_large else "small")
     score = await task.score((await chat.say(task.prompt)).text)
     rewards.add(chat, score)
-    rewards.add(choice_made, score - large_cost * is_large)
+    rewards.add(routing, score - large_cost * is_large)
     rewards.set_score(score)
     rewards.add_metric("large_frac", float(is_large))
     return rewards

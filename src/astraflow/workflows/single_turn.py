@@ -1,4 +1,4 @@
-"""One prompt, one completion, one score."""
+"""The workflow `single_turn`: one prompt, one completion, one score."""
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 

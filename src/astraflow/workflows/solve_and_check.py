@@ -1,4 +1,4 @@
-"""A solver answers, a checker reads it and gives the final answer itself."""
+"""The workflow `solve_and_check`: a checker reads a solver's answer and gives the final answer itself."""
 
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.roles import blended, is_right, policy_at
@@ -19,12 +19,13 @@ async def solve_and_check(
     check_prompt: str = CHECK_PROMPT,
     team_share: float = 0.0,
 ) -> Rewards:
-    """The checker's answer, right or corrected, is the episode's.
+    """The solver answers, then the checker; the checker's answer is the final one.
 
-    Rewarded: the solver with the score of its own answer, the checker with the final one. `team_share` mixes
-    the final score into the solver's.
-    Metrics: `first_score`, the solver's; `fixed` and `broken`, how often the checker made a wrong answer
-    right, and a right one wrong.
+    The score of the final answer is the episode's score.
+    Rewarded: the solver with the score of its own answer, and the checker with the score of the final one.
+    `team_share` mixes the final score into the solver's reward.
+    Metrics: `first_score`, the score of the solver's answer; `fixed`, how often the checker made a wrong
+    answer right; `broken`, how often it made a right answer wrong.
     """
     rewards = Rewards()
     chat = policy_at(policies, solver, 0).conversation(context=task.context, role="solver")

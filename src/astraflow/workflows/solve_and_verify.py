@@ -1,4 +1,4 @@
-"""A solver answers, a verifier approves or rejects; what is rejected is solved again with the critique."""
+"""The workflow `solve_and_verify`: a solver tries again until a verifier approves its answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,17 @@ RETRY_PROMPT = "A reviewer rejects this answer:\n{critique}\n\nSolve the problem
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
+    """One attempt of the solver and the verifier's verdict on it."""
+
     chat: Conversation
     score: float
     verdict: Completion
     choice: bool | None
-    """True approves, False rejects, None is no verdict."""
+    """True if the verdict approves, False if it rejects, None if it names neither choice."""
 
     @property
     def is_judged_right(self) -> bool:
+        """Whether the verdict approves a right answer or rejects a wrong one."""
         return self.choice is is_right(self.score)
 
 
@@ -46,13 +49,14 @@ async def solve_and_verify(
 ) -> Rewards:
     """The solver answers until the verifier approves, at most `rounds` times; the last answer counts.
 
-    Rewarded: the solver with the score of its last answer, over the whole conversation; without
-    `keeps_history` every attempt is a conversation of its own, rewarded with its own score. Each verdict of
-    the verifier with 1 if it is right, else 0; what names neither `approve` nor `reject` rejects, and is
-    never right. `team_share` mixes the episode's score into both. With `splits_verdicts` the verifier's role
-    is recorded as `verifier_of_right` or `verifier_of_wrong`, by what it judges; it is not told.
-    Metrics: `first_score` (the solver alone), `attempts`, `verdict_right`, `approves_right` and
-    `rejects_wrong` (the mean of these two is the verifier's balanced accuracy).
+    A verdict that names neither `approve` nor `reject` rejects, and is never right. With `splits_verdicts`,
+    the verifier's role is recorded as `verifier_of_right` or `verifier_of_wrong`, depending on the answer
+    that it judges; the verifier does not see this.
+    Rewarded: the solver's conversation with the score of its last answer; without `keeps_history`, each
+    attempt is a conversation with its own score. Each verdict gets 1 if it is right, else 0. `team_share`
+    mixes the episode's score into all of these.
+    Metrics: `first_score` (the first answer), `attempts`, `verdict_right`, `approves_right` and
+    `rejects_wrong`. The mean of the last two is the verifier's balanced accuracy.
     """
     actor = policy_at(policies, solver, 0)
     judge = policy_at(policies, verifier, 1)
@@ -90,8 +94,8 @@ def _rewards(exchanges: Sequence[_Exchange], team_share: float) -> Rewards:
     rewards.add_metric("first_score", exchanges[0].score)
     rewards.add_metric("attempts", len(exchanges))
     rewards.add_metric("verdict_right", fmean(e.is_judged_right for e in exchanges))
-    for name, wanted in (("approves_right", True), ("rejects_wrong", False)):
-        judged = [float(e.is_judged_right) for e in exchanges if is_right(e.score) is wanted]
-        if judged:
-            rewards.add_metric(name, fmean(judged))
+    for name, is_answer_right in (("approves_right", True), ("rejects_wrong", False)):
+        verdicts = [float(e.is_judged_right) for e in exchanges if is_right(e.score) is is_answer_right]
+        if verdicts:
+            rewards.add_metric(name, fmean(verdicts))
     return rewards

@@ -1,4 +1,4 @@
-"""An agent that may split its problem and start sub-agents in parallel, down to a depth."""
+"""The workflow `spawn`: an agent may split its problem and start helpers in parallel, down to a depth."""
 
 from dataclasses import dataclass, field
 
@@ -20,18 +20,22 @@ _NOT_STARTED = "(not started: too many parts)"
 
 @dataclass(slots=True)
 class _Crew:
-    """The agents of one episode."""
+    """The agents of one episode: one at the root, and the helpers that they start."""
 
     helper: Policy
     depth: int
     max_parts: int
     num_left: int
+    """Number of helpers that may still be started."""
     split_prompt: str
     results_prompt: str
     helpers: list[Conversation] = field(default_factory=list[Conversation])
 
     async def solve(self, chat: Conversation, prompt: str, level: int) -> Completion:
-        """An agent's answer; the conversation grows by one turn, or by two if it split the problem."""
+        """Returns an agent's answer. The conversation grows by one turn, or by two if the agent splits.
+
+        `level` is the agent's distance from the root; agents at level `depth` may not split.
+        """
         may_split = level < self.depth
         answer = await chat.say(self.split_prompt.format(prompt=prompt) if may_split else prompt)
         parts = _parts(answer.reply) if may_split else []
@@ -42,6 +46,7 @@ class _Crew:
         return await chat.say(self.results_prompt.format(prompt=prompt, results=listed))
 
     async def _results(self, parts: list[str], level: int) -> list[str]:
+        """One result per part; parts beyond the limits are not started."""
         num_started = min(len(parts), self.max_parts, self.num_left)
         self.num_left -= num_started
         chats = [self.helper.conversation(role="helper") for _ in range(num_started)]
@@ -53,7 +58,10 @@ class _Crew:
 
 
 def _parts(text: str) -> list[str]:
-    """The text between tags. Takes linear time, even for a text of nothing but opening tags."""
+    """The texts between <task> and </task>.
+
+    A search by hand takes linear time even for a text of nothing but opening tags; a pattern would not.
+    """
     parts: list[str] = []
     end = 0
     while (opening := text.find(_OPENING, end)) >= 0:
@@ -81,14 +89,16 @@ async def spawn(
 ) -> Rewards:
     """The agent answers at once, or gives parts to at most `max_parts` helpers, which may do the same.
 
-    `depth` levels of helpers, `max_helpers` in an episode; a part beyond the limits has no result.
-    Rewarded: all agents with the score of the root's answer, since parts have no score of their own; the root
-    (role `agent`) pays `helper_cost` for every helper of the episode (role `helper`).
-    Metrics: `helpers`.
+    There are at most `depth` levels of helpers and `max_helpers` helpers per episode. A part beyond these
+    limits has no result.
+    Rewarded: all agents with the score of the root's answer, because parts have no score of their own. The
+    root (role `agent`) pays `helper_cost` for each helper (role `helper`) of the episode.
+    Metrics: `helpers`, the number of helpers.
     """
     crew = _Crew(policy_at(policies, helper, 1), depth, max_parts, max_helpers, split_prompt, results_prompt)
     chat = policy_at(policies, agent, 0).conversation(context=task.context, role="agent")
-    score = await task.score((await crew.solve(chat, task.prompt, 0)).text)
+    answer = await crew.solve(chat, task.prompt, level=0)
+    score = await task.score(answer.text)
     rewards = Rewards()
     rewards.add(chat, score - helper_cost * len(crew.helpers))
     for conversation in crew.helpers:

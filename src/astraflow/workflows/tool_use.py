@@ -1,10 +1,10 @@
 """The workflow `tool_use`: a model calls plain Python functions until it answers.
 
-A function's name, docstring and annotated parameters are what the model is shown. Its arguments are checked
-against the annotations before it runs. If a call cannot be done (an unknown tool, wrong arguments, an
+The model is shown a function's name, docstring and annotated parameters. The arguments of a call are checked
+against the annotations before the function runs. If a call fails (an unknown tool, wrong arguments, an
 exception), the model is told so as the call's result. Only a RolloutError, which says that the tool itself
-is out of order, fails the episode. A tool that blocks runs in a thread, which cannot be killed: it must
-return by itself.
+does not work, fails the episode. A function that is not async runs in a thread. A thread cannot be killed, so
+such a function must return by itself.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function with what the model is shown of it. Made by `make_tool`."""
+    """A function together with the description that the model is shown; `make_tool` makes it."""
 
     spec: ToolSpec
     function: Callable[..., object]
     arguments: type[msgspec.Struct]
-    """Decodes and checks the arguments of a call."""
+    """The struct that checks and converts the arguments of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class ToolResult:
 
 
 def make_tool(function: Callable[..., object]) -> Tool:
-    """The tool of a function; arguments that `functools.partial` bound are not shown.
+    """Makes a tool of a function. Arguments that `functools.partial` bound are not shown to the model.
 
-    Raises: ConfigError if a parameter has no name or no annotation that JSON knows.
+    Raises: ConfigError if a parameter has no name, or an annotation that JSON cannot express.
     """
     inner, bound = _unbound(function)
     name: str = getattr(inner, "__name__", type(inner).__name__)
@@ -63,12 +63,14 @@ def make_tool(function: Callable[..., object]) -> Tool:
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in inspect.signature(inner).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(f"tool {name}: {parameter} has no name that a call could give; name it")
-        kind = hints.get(parameter.name, Any)
-        required = parameter.default is parameter.empty
+            raise ConfigError(
+                f"tool {name}: a call cannot pass {parameter} by name; make it an ordinary parameter"
+            )
         if parameter.name in bound:
             continue
-        fields.append((parameter.name, kind) if required else (parameter.name, kind, parameter.default))
+        kind = hints.get(parameter.name, Any)
+        is_required = parameter.default is parameter.empty
+        fields.append((parameter.name, kind) if is_required else (parameter.name, kind, parameter.default))
     try:
         arguments = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
         schema = _schema(name, arguments)
@@ -80,6 +82,7 @@ def make_tool(function: Callable[..., object]) -> Tool:
 
 
 def _unbound(function: Callable[..., object]) -> tuple[Callable[..., object], frozenset[str]]:
+    """The function inside a `partial`, and the names of the arguments that are bound."""
     if not isinstance(function, partial):
         return function, frozenset()
     bound = cast("partial[object]", function)
@@ -87,16 +90,20 @@ def _unbound(function: Callable[..., object]) -> tuple[Callable[..., object], fr
 
 
 def _schema(name: str, arguments: type[msgspec.Struct]) -> str:
-    _, found = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
-    own = {key: value for key, value in found.pop(name).items() if key != "title"}
-    schema = {**own, "$defs": found} if found else own
+    """The JSON schema of a function's parameters, with the schemas of other structs in `$defs`."""
+    _, components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
+    own = {key: value for key, value in components.pop(name).items() if key != "title"}
+    schema = {**own, "$defs": components} if components else own
     return msgspec.json.encode(schema).decode()
 
 
 async def run_call(
     tools: Mapping[str, Tool], call: ToolCall, *, timeout_s: float, max_chars: int
 ) -> ToolResult:
-    """Runs one call. Raises: RolloutError if the tool itself does."""
+    """Runs one call and returns what the model is told about it.
+
+    Raises: RolloutError if the tool raises it.
+    """
     tool = tools.get(call.name)
     if call.problem:
         return ToolResult(f"error: {call.problem}", is_error=True)
@@ -106,6 +113,7 @@ async def run_call(
         checked = msgspec.convert(call.arguments, tool.arguments)
     except msgspec.ValidationError as err:
         return ToolResult(f"error: {err}", is_error=True)
+    # Only arguments that the model gave are passed: the function has its own defaults for the others.
     given = {key: getattr(checked, key) for key in call.arguments}
     try:
         async with asyncio.timeout(timeout_s):
@@ -114,7 +122,7 @@ async def run_call(
         raise
     except TimeoutError:
         return ToolResult(f"error: the call took longer than {timeout_s:g} s", is_error=True)
-    except (Exception, SystemExit, KeyboardInterrupt) as err:  # noqa: BLE001 - it is told to the model
+    except (Exception, SystemExit, KeyboardInterrupt) as err:  # noqa: BLE001 - the model is told
         return ToolResult(_shortened(f"error: {type(err).__name__}: {err}", max_chars), is_error=True)
     return ToolResult(_shortened(_text(value), max_chars))
 
@@ -130,6 +138,7 @@ def _shortened(text: str, max_chars: int) -> str:
 
 
 def _text(value: object) -> str:
+    """A result as text: a string as it is, other values as JSON, and what JSON cannot express by `str`."""
     if isinstance(value, str):
         return value
     try:
@@ -155,34 +164,35 @@ async def tool_use(
     max_result_chars: int = 4096,
     error_cost: float = 0.0,
 ) -> Rewards:
-    """The chat template shows `tools`; calls are read from each answer, run, and told as `tool` messages.
+    """The model calls `tools`, and gets their results as `tool` messages, until it answers without a call.
 
-    Calls of one answer run at once. The first answer without a call is scored, or the first after the last
-    allowed call. Rewarded: the whole conversation with that score, less `error_cost` for every call that
-    could not be done.
-    Metrics: `tool_calls`, `tool_errors`.
+    The calls of one answer run in parallel. The first answer without a call is scored; after `max_calls`
+    calls, the next answer is scored in any case.
+    Rewarded: the whole conversation with that score, less `error_cost` for each call that failed.
+    Metrics: `tool_calls`, the number of calls; `tool_errors`, the number of calls that failed.
     """
     calls_in = CALL_PARSERS[parser] if isinstance(parser, str) else parser
-    named = {tool.spec.name: tool for tool in tools}
+    tools_by_name = {tool.spec.name: tool for tool in tools}
     chat = policy_at(policies, policy, 0).conversation(
         context=task.context, tools=[tool.spec for tool in tools]
     )
     answer = await chat.say(task.prompt)
-    num_calls = num_errors = 0
+    num_calls = 0
+    num_errors = 0
     while num_calls < max_calls and (calls := calls_in(answer.reply)):
         allowed = calls[: max_calls - num_calls]
         results = await in_parallel(
-            run_call(named, call, timeout_s=call_timeout_s, max_chars=max_result_chars) for call in allowed
+            run_call(tools_by_name, call, timeout_s=call_timeout_s, max_chars=max_result_chars)
+            for call in allowed
         )
         results += [_NO_CALLS_LEFT] * (len(calls) - len(allowed))
         num_calls += len(allowed)
         num_errors += sum(result.is_error for result in results)
-        answer = await chat.send(
-            [
-                Message(role="tool", content=result.text, name=call.name)
-                for call, result in zip(calls, results, strict=True)
-            ]
-        )
+        messages = [
+            Message(role="tool", content=result.text, name=call.name)
+            for call, result in zip(calls, results, strict=True)
+        ]
+        answer = await chat.send(messages)
     rewards = Rewards()
     score = await task.score(answer.text)
     rewards.add(chat, score - error_cost * num_errors)

@@ -96,7 +96,7 @@ async def test_calls_of_one_answer_are_told_together() -> None:
         (call(arguments='{"a": 1, "b": 1, "c": 2}'), "unknown field `c`"),
         (call("broken", "{}"), "error: ZeroDivisionError: by zero"),
         ("<tool_call>{</tool_call>", "error: the call is not valid JSON"),
-        ("<tool_call>[]</tool_call>", "error: the call is no JSON object"),
+        ("<tool_call>[]</tool_call>", "error: the call is not a JSON object"),
         ('<tool_call>{"name": 3}</tool_call>', "error: the call has no name"),
     ],
 )
@@ -189,7 +189,7 @@ def mutable(a: list[int] = [1]) -> None: ...  # noqa: B006
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(positional, "no name that a call"), (unknown_type, "cannot be shown"), (mutable, "cannot be shown")],
+    [(positional, "cannot pass .* by name"), (unknown_type, "cannot be shown"), (mutable, "cannot be shown")],
 )
 def test_a_function_that_no_model_can_call_is_refused(function: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

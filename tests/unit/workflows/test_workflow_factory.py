@@ -96,7 +96,7 @@ async def test_a_workflow_of_the_users_own_gets_its_arguments(module: str) -> No
     ("use", "args", "message"),
     [
         ("own", {"round": 5}, 'did you mean "rounds"'),
-        ("plain", {}, "no async function"),
+        ("plain", {}, "not an async function"),
         ("absent", {}, "no 'absent'"),
     ],
 )
@@ -128,7 +128,7 @@ async def test_a_recipe_names_tools_and_a_parser_of_its_own(module: str) -> None
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
-        (["nothing"], r"workflow\.tools\.0\.use = .* is no function"),
+        (["nothing"], r"workflow\.tools\.0\.use = .* is not a function"),
         (["shift", "shift"], "two tools are named 'shift'"),
         (["absent"], r"workflow\.tools\.0\.use = .*no 'absent'"),
     ],
@@ -145,7 +145,10 @@ def test_tools_that_cannot_be_are_refused_at_the_start(module: str, tools: list[
     ("workflow", "message"),
     [
         ({"name": "tool_use", "tools": []}, "workflow.tools"),
-        ({"name": "multi_turn", "feedback": "no {answer}"}, r"\{answer\} is nothing.*choices: \{score\}"),
+        (
+            {"name": "multi_turn", "feedback": "no {answer}"},
+            r"\{answer\} is not a placeholder.*choices: \{score\}",
+        ),
         ({"name": "multi_turn", "feedback": "no }"}, "a brace that stands for itself is written twice"),
         ({"name": "solve_and_verify", "team_share": 1.5}, "team_share"),
         ({"name": "solve_and_verify", "approve": "Y", "reject": "y"}, "stands for both choices"),
