@@ -1,10 +1,10 @@
 """The base of all config classes, and how a recipe becomes one: YAML, `extends`, dotted overrides, clear
 errors.
 
-A recipe is data: reading it imports no component. Unknown keys and choices are errors that name the path and
-the nearest valid name. Variants are discriminated unions on `name`. A component of the user's own is `{use:
-"module:attr", args: {...}}`, and may be used wherever a built-in one may (`Use`). `load_attr` loads it in the
-process that runs it.
+A recipe is data, and reading it imports no component. Unknown keys and choices are errors that name the path
+and the nearest valid name. Variants are discriminated unions on `name`. A component of the user's own is
+written `{use: "module:attr", args: {...}}` (`Use`), and may stand wherever a built-in one may. `load_attr`
+loads it in the process that runs it.
 """
 
 import difflib
@@ -97,16 +97,16 @@ class Variant(Config):
 
 
 _EXTRAS = {"paced": "paced"}
-"""Variants of our own packages, each with the extra of `astraflow` that installs it."""
+"""The extra of `astraflow` that installs a variant, by the name of the variant."""
 
 
 def with_installed(choice: Any, group: str) -> Any:
-    """The discriminated union of a choice, with installed packages' variants in the place of `Variant`.
+    """The discriminated union of a choice, in which the variants of installed packages replace `Variant`.
 
-    Only packages that are installed here can add one. A recipe, which may come over the network, can name a
-    variant that is there already, and nothing else.
+    Only packages that are installed here can add a variant. A recipe may come over the network, so all that
+    it can do is to name a variant that is there already.
 
-    Raises: ConfigError if a package's entry point does not load, or is no variant of its own name.
+    Raises: ConfigError if an entry point does not load, or is no variant with the name of the entry point.
     """
     members: list[type[Config]] = []
     for member in get_args(choice):
@@ -123,9 +123,9 @@ def _installed(group: str) -> list[type[Variant]]:
         try:
             variant = entry.load()
         except (ImportError, AttributeError) as err:
-            raise ConfigError(f"{_said_by(entry)} does not load: {err}") from err
+            raise ConfigError(f"{_source_of(entry)} does not load: {err}") from err
         if not _is_variant(variant) or _tag_of(variant) != entry.name:
-            raise ConfigError(f"{_said_by(entry)} is no Variant whose `name` is {entry.name!r}")
+            raise ConfigError(f"{_source_of(entry)} is no Variant whose `name` is {entry.name!r}")
         variants.append(variant)
     return variants
 
@@ -134,7 +134,8 @@ def _is_variant(given: object) -> TypeGuard[type[Variant]]:
     return isinstance(given, type) and issubclass(given, Variant)
 
 
-def _said_by(entry: EntryPoint) -> str:
+def _source_of(entry: EntryPoint) -> str:
+    """The entry point and its package, for messages."""
     package = entry.dist.name if entry.dist is not None else "an installed package"
     return f"{entry.value} ({package}, entry point {entry.name!r} of {entry.group})"
 
@@ -151,7 +152,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts texts in quotes that `_Loader` would read as numbers."""
+    """Puts those texts in quotes that `_Loader` would read as numbers."""
 
 
 for _kind in (_Loader, _Dumper):
@@ -161,7 +162,8 @@ for _kind in (_Loader, _Dumper):
 def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
     """The recipe's raw mapping, with `extends` merged in and dotted overrides (`a.b=value`) applied.
 
-    `extends` is relative to the folder of its file. Each `{use: ...}` gets the tag `name: use`.
+    `extends` is relative to the folder of its file. Each `{use: ...}` gets the tag `name: use`, by which the
+    union of variants recognizes it.
 
     Raises: ConfigError if a file is missing, is not a mapping or extends itself, or an override is malformed.
     """
@@ -193,13 +195,16 @@ def _load_extended(path: Path, seen: tuple[Path, ...]) -> JsonMap:
 
 
 def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
-    """Merges `top` into `base`, key by key. A section whose variant changes, or that is now empty, is
-    replaced."""
+    """Merges `top` into `base`, key by key.
+
+    A section is replaced as a whole if `top` chooses another variant for it, because the keys of the old
+    variant do not fit the new one, or if `top` leaves it empty.
+    """
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
-        both = value and _both_maps(old, value) and not _changes_variant(cast("JsonMap", old), value)
-        merged[key] = _merge(cast("JsonMap", old), cast("JsonMap", value)) if both else value
+        is_merged = value and _both_maps(old, value) and not _changes_variant(cast("JsonMap", old), value)
+        merged[key] = _merge(cast("JsonMap", old), cast("JsonMap", value)) if is_merged else value
     return merged
 
 
@@ -212,6 +217,7 @@ def _both_maps(a: object, b: object) -> bool:
 
 
 def _split_override(text: str) -> tuple[str, Any]:
+    """The dotted path and the value of `a.b=value`."""
     dotted, eq, value = text.partition("=")
     if not eq or not dotted:
         raise ConfigError(f"override {text!r} is not of the form a.b=value")
@@ -222,6 +228,7 @@ def _split_override(text: str) -> tuple[str, Any]:
 
 
 def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
+    """Sets the value at a dotted path in place. Sections that are missing on the way are made."""
     *parents, last = dotted.split(".")
     node: Any = mapping
     for depth, key in enumerate(parents):
@@ -240,6 +247,7 @@ def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
         _list_item(items, last, dotted)
         items[int(last)] = value
         return
+    # As in `_merge`, another variant replaces the whole section.
     if parents and _changes_variant(node, {last: value}):
         node.clear()
     node.update(_merge(node, {last: value}))
@@ -252,7 +260,7 @@ def _list_item(items: list[Any], key: str, dotted: str) -> Any:
 
 
 def _extend_policies(mapping: JsonMap) -> None:
-    """Resolves `extends` between policies of one recipe."""
+    """Resolves `extends` between the policies of one recipe, in place."""
     policies = mapping.get("policies")
     if not isinstance(policies, dict):
         return
@@ -289,7 +297,10 @@ def _name_uses(node: Any) -> Any:
 def parse_config(
     mapping: Mapping[str, Any], config_type: type[_ConfigT], *, where: str = "recipe"
 ) -> _ConfigT:
-    """A validated config. It is validated as JSON, so lists become tuples, and nothing else is converted.
+    """A validated config.
+
+    The mapping is validated as JSON, because strict validation of Python objects would refuse a list for a
+    tuple. Nothing else is converted.
 
     Raises: ConfigError with one line per problem: path, value, and the nearest valid choice.
     """
@@ -305,7 +316,10 @@ def parse_config(
 
 
 def overridden(config: _ConfigT, overrides: Sequence[str], *, where: str = "recipe") -> _ConfigT:
-    """The config with dotted overrides (`a.b=value`) applied. Raises: ConfigError, like `parse_config`."""
+    """The config with dotted overrides (`a.b=value`) applied.
+
+    Raises: ConfigError, like `parse_config`.
+    """
     mapping = cast("JsonMap", json.loads(config.model_dump_json()))
     for dotted, value in map(_split_override, overrides):
         _set_dotted(mapping, dotted, value)
@@ -315,7 +329,7 @@ def overridden(config: _ConfigT, overrides: Sequence[str], *, where: str = "reci
 def _with_default_names(mapping: Mapping[str, Any], config_type: type[Config]) -> JsonMap:
     """The mapping, with the name of the default variant added to sections that have keys but no `name`.
 
-    So `train.backend.device=cuda:0` changes the default backend.
+    For example, `train.backend.device=cuda:0` alone changes a key of the default backend.
     """
     named = dict(mapping)
     for key, field in config_type.model_fields.items():
@@ -339,6 +353,7 @@ def _with_default_names(mapping: Mapping[str, Any], config_type: type[Config]) -
 
 
 def _explain(error: JsonMap, config_type: type[Config]) -> str:
+    """One line for an error of pydantic: the path, the value, and what was expected."""
     loc = tuple(error["loc"])
     path = _dotted_path(loc, config_type)
     kind = error["type"]
@@ -364,14 +379,16 @@ def _explain(error: JsonMap, config_type: type[Config]) -> str:
 
 
 def _hint(given: str, choices: list[str]) -> str:
+    """The choices, after the nearest one if there is one."""
     listed = ", ".join(sorted(choices))
+    # A choice with the same letters in another order (`gpro` for `grpo`) is the best guess.
     swapped = [choice for choice in choices if sorted(choice) == sorted(given)]
     near = swapped or difflib.get_close_matches(given, choices, n=1)
     return f'; did you mean "{near[0]}"? (choices: {listed})' if near else f" (choices: {listed})"
 
 
 def _dotted_path(loc: tuple[Any, ...], config_type: type[Config]) -> str:
-    """The path as the user wrote it: pydantic's own variant tags are left out."""
+    """The path as the user wrote it, without the variant tags that pydantic adds."""
     return ".".join(str(part) for part in _walk(loc, config_type)[0])
 
 
@@ -392,6 +409,7 @@ def _walk(loc: tuple[Any, ...], config_type: type[Config]) -> tuple[list[Any], l
 
 
 def _tag_of(config: type[Config]) -> Any:
+    """The name of a variant; None for other config classes."""
     field = config.model_fields.get("name")
     return field.default if field is not None else None
 
@@ -432,7 +450,7 @@ def module_file(module: str) -> Path | None:
         if spec is not None and spec.origin is not None:
             folders = [*(spec.submodule_search_locations or ())]
         else:
-            # maybe a namespace package, which is all folders of its name
+            # This may be a namespace package, which consists of all folders with its name.
             folders = [str(folder) for above in folders if (folder := Path(above) / part).is_dir()]
         parent = name
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
@@ -444,7 +462,8 @@ def _find_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
             if (spec := finder.find_spec(name, folders)) is not None:
                 return spec
     except KeyError:
-        pass  # a namespace package inside another one, whose finder asks for the imported parent
+        # The finder of a namespace package inside another one asks for the imported parent.
+        pass
     return None
 
 

@@ -1,6 +1,6 @@
 """A metric is (name, value, reduction). `reduce_metrics` makes one of several; sinks keep or show them.
 
-A sink takes the metrics of one step of one policy. It owns its file or stream until `close`, and never
+Each `write` gives a sink the metrics of one step of one policy. A sink owns its file until `close`, and never
 fetches metrics by itself.
 """
 
@@ -34,11 +34,13 @@ _RESERVED = ("policy", "step", "at_s")
 
 
 def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, ...]:
-    """One item per name, in the order of first appearance; each is reduced over the groups that have it.
+    """One item per name, in the order of first appearance, reduced over the groups that have the name.
 
-    NaN in gives NaN out, except for `last`, which is the value of the last group that has the name.
+    If any of the values is NaN, so is the result. The exception is `last`, which is the value of the last
+    group that has the name.
 
     Example: `reduce_metrics(episode.metrics for episode in episodes)`.
+
     Raises: WireError if a name comes with two reductions.
     """
     found: dict[str, tuple[Reduction, list[float]]] = {}
@@ -60,7 +62,7 @@ def reduce_metrics(groups: Iterable[Sequence[MetricItem]]) -> tuple[MetricItem, 
 def _reduced(reduction: Reduction, values: Sequence[float]) -> float:
     if reduction == "last":
         return values[-1]
-    # `max` and `min` would return a NaN or not depending on its place.
+    # Without this, the place of a NaN would decide whether `max` and `min` return it.
     if any(math.isnan(value) for value in values):
         return math.nan
     match reduction:
@@ -124,7 +126,7 @@ class ConsoleSink:
 
 
 class _EventWriter(Protocol):
-    """What is used here of TensorBoard's event writer."""
+    """The methods of TensorBoard's event writer that are used here."""
 
     def add_event(self, event: object) -> None: ...
 
@@ -174,6 +176,7 @@ def _load_tensorboard() -> tuple[Callable[[str], _EventWriter], Callable[..., ob
 
 
 def _drop_torn_line(path: Path) -> None:
+    """Removes what follows the last newline of a file."""
     if not path.exists():
         return
     data = path.read_bytes()

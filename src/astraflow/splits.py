@@ -2,8 +2,8 @@
 
 Different seeds do not keep training and evaluation apart: a small problem space repeats itself, and some
 generators derive task `i` from `seed + i`, so that neighboring seeds share nearly all tasks. A hash of the
-prompt does: whatever generates it, a prompt always stays on one side. Task sources and the demonstrations of
-a warm start use the same rule.
+prompt keeps them apart, because it puts equal prompts on the same side, whatever generates them. Task sources
+and the demonstrations of a warm start use the same rule.
 """
 
 import hashlib
@@ -11,13 +11,14 @@ import hashlib
 __all__ = ["is_heldout"]
 
 _BUCKETS = 1000
-"""Shares of held-out tasks are resolved to a thousandth."""
+"""Shares of held-out tasks are rounded to a thousandth."""
 
 
 def is_heldout(prompt: str, *, frac: float) -> bool:
-    """True for about `frac` of all prompts: iff `hash(prompt) mod 1000 < 1000 * frac`.
+    """True for about `frac` of all prompts: those with `hash(prompt) mod 1000 < 1000 * frac`.
 
-    The hash is 8 bytes of BLAKE2b over the prompt in UTF-8, little-endian: the same on every machine.
+    The hash is an 8-byte BLAKE2b of the prompt in UTF-8, read as a little-endian number. It is the same on
+    every machine.
     """
     digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % _BUCKETS < round(_BUCKETS * frac)

@@ -1,8 +1,8 @@
 """Encodes and decodes items as msgpack or JSON; converts token columns; bounds what a peer may send.
 
-Both encodings decode into the same typed items. Decoding is strict: unknown fields, wrong types, values
-beyond the bounds of `types.py` (numbers that are not finite among them) and oversized bodies are refused with
-`WireError`. No pickle, no code, no import path is executed.
+Both encodings decode into the same typed items. Decoding is strict. `WireError` refuses unknown fields, wrong
+types, values beyond the bounds of `types.py` (such as numbers that are not finite) and oversized bodies.
+Decoding runs no pickle and no code of the sender, and imports nothing that a message names.
 """
 
 import re
@@ -40,11 +40,13 @@ _DTYPES: dict[ColumnType, np.dtype[Any]] = {
     "uint8": np.dtype("u1"),
 }
 _BOUND = re.compile(r"of length [<>]|matching regex|out of range|` [<>]=? ")
-"""What msgspec says of a value that has the right type and breaks a bound."""
+"""Words in msgspec's error for a value that has the right type and breaks a bound."""
 _AT = re.compile(r"at `\$(.*)`$")
+"""The end of msgspec's error, which gives the path of the value, such as `$.tasks[3].id`."""
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+"""One step of such a path: a field or a position."""
 _MAX_SEARCHED_BYTES = 1024 * 1024
-"""In a larger body the value that broke a bound is not looked for, which takes a decoding of its own."""
+"""In a larger body, the value that broke a bound is not looked up, because that takes a second decoding."""
 _MAX_SHOWN = 100
 """Characters of such a value that a message shows."""
 _ItemT = TypeVar("_ItemT")
@@ -81,7 +83,7 @@ def decode(
     """One item of `item_type` from bytes.
 
     Raises: WireError if the body is larger than `limit`, is not in the media type, or does not fit the type;
-    BoundError if all types fit, as far as it was read, and a value is beyond its bound.
+    BoundError if a value is beyond its bound, and the types up to that value fit.
     """
     if len(body) > limit:
         raise WireError(f"{item_type.__name__}: body of {len(body)} bytes is over the limit of {limit}")
@@ -98,17 +100,20 @@ def decode(
 
 
 def checked(item: _StructT) -> _StructT:
-    """The item, if every value of it is within its bound. Raises: WireError.
+    """Returns the item if each of its values is within its bound.
 
-    Items that are made in Python are not checked when they are made; this is for those that are made of what
-    a user's own function returned.
+    Items are not checked when they are constructed in Python. Call this for items that are built from what a
+    user's own function returned.
+
+    Raises: WireError if a value has the wrong type or is beyond its bound.
     """
     return decode(encode(item), type(item))
 
 
 def _shown(body: bytes | memoryview, problem: str, media_type: str) -> str:
-    """`; got VALUE`, if the value at the path that `problem` ends with can be shown."""
+    """The text `; got VALUE` for the value at whose path `problem` ends; empty if it cannot be shown."""
     path = _AT.search(problem)
+    # For a value in a mapping, msgspec writes `[...]`, and for a key "`key` in". Neither can be found again.
     if path is None or len(body) > _MAX_SEARCHED_BYTES or "[...]" in path[1] or "`key` in" in problem:
         return ""
     try:
@@ -128,9 +133,9 @@ def column(values: Any, kind: ColumnType) -> bytes:
 
 
 def array(data: bytes, kind: ColumnType) -> NDArray[Any]:
-    """A read-only view of a token column, shape [T], no copy.
+    """A token column as a read-only array of shape [T], which is a view and no copy.
 
-    Raises: WireError if the bytes are no whole number of entries.
+    Raises: WireError if the bytes are not a whole number of entries.
     """
     dtype = _DTYPES[kind]
     if len(data) % dtype.itemsize:

@@ -1,7 +1,8 @@
 """The id of a rollout service, `NAME.NUMBER.SECRET`. Only that service is given it.
 
-Whoever knows the id can act as the service, so nobody else ever reads it. Everything that others can read
-(status, logs, metrics, journal) shows the *handle*, `NAME.NUMBER`. The dataflow keeps a digest of the secret.
+Whoever knows the id can act as the service, so nobody else may read it. Everything that others can read
+(status, logs, metrics, journal) shows the *handle* instead, `NAME.NUMBER`. The dataflow keeps a digest of the
+secret.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ _NUM_HANDLE_BYTES = 3
 _NUM_SECRET_BYTES = 16
 """128 bits cannot be guessed."""
 _IN_TARGET = re.compile(r"(?<=/v1/workers/)[^/?]+")
+"""An id in the path of a request."""
 
 
 class NewId(NamedTuple):
@@ -24,6 +26,7 @@ class NewId(NamedTuple):
     worker_id: str
     handle: str
     key: str
+    """Digest of the secret, which the dataflow keeps."""
 
 
 def new_worker_id(name: str) -> NewId:
@@ -34,12 +37,12 @@ def new_worker_id(name: str) -> NewId:
 
 
 def handle_of(worker_id: str) -> str:
-    """The part of an id that is no secret and may be shown: all but its last part."""
+    """The part of an id that may be shown: all but the last part, which is the secret."""
     return worker_id.rpartition(".")[0]
 
 
 def is_key_of(worker_id: str, key: str) -> bool:
-    """Whether the id holds the secret that the key was made of; false for an empty key."""
+    """Whether the key was made from the secret in this id; false for an empty key."""
     secret = worker_id.rpartition(".")[2]
     return bool(key) and hmac.compare_digest(_digest(secret), key)
 

@@ -43,10 +43,10 @@ MAX_WAIT_S = 25.0
 _MIB = 1024 * 1024
 _CONTROL_BYTES = 1 * _MIB
 _LEASES_BYTES = 8 * _MIB
-"""65,536 lease ids, and 10,000 spans."""
+"""Room for 65,536 lease ids and 10,000 spans."""
 _TASKS_BYTES = 32 * _MIB
 _MANIFEST_BYTES = 64 * _MIB
-"""2^18 tensors and 2^19 chunks, with their names and hashes."""
+"""Room for 2^18 tensors and 2^19 chunks, with their names and hashes."""
 
 Role = Literal["worker", "trainer", "viewer", "admin"]
 _ALL: tuple[Role, ...] = ("worker", "trainer", "viewer", "admin")
@@ -62,7 +62,7 @@ class Param:
     kind: Literal["integer", "number", "string"]
     text: str
     default: int | float | str | None = None
-    """None: required."""
+    """Value if the caller leaves it out; None if it is required."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,10 @@ class Route:
     roles: tuple[Role, ...]
     body: type[Item] | None = None
     max_bytes: int = _CONTROL_BYTES
-    """Longest body. Items that hold no tokens, tensors or tasks are small."""
+    """Largest body. Items that hold no tokens, tensors or tasks are small."""
     reply: type[Item] | None = None
-    """None: 204 without a body, or `media_type` text."""
+    """The item of the answer. None means text in `media_type` or, if that is empty, status 204 without a
+    body."""
     params: Mapping[str, Param] = field(default_factory=dict[str, Param])
     media_type: str = ""
 
@@ -90,37 +91,76 @@ ROUTES: tuple[Route, ...] = (
     Route("run", "GET", "/v1/run", "What a joining service must know.", _ALL, reply=RunInfo),
     Route("health", "GET", "/v1/health", "200 if the journal can be written, else 503.", _ALL, reply=Health),
     Route(
-        "register", "POST", "/v1/workers", "A rollout service joins.", _WORKER,
-        body=RegisterWorker, reply=Registration,
+        "register",
+        "POST",
+        "/v1/workers",
+        "A rollout service joins.",
+        _WORKER,
+        body=RegisterWorker,
+        reply=Registration,
     ),
     Route(
-        "heartbeat", "POST", "/v1/workers/{worker_id}/heartbeat",
-        "Extends leases, reports load. 404 `unknown_worker`: register again.", _WORKER,
-        body=Heartbeat, max_bytes=_LEASES_BYTES, reply=HeartbeatReply,
+        "heartbeat",
+        "POST",
+        "/v1/workers/{worker_id}/heartbeat",
+        "Extends leases, reports load. 404 `unknown_worker`: register again.",
+        _WORKER,
+        body=Heartbeat,
+        max_bytes=_LEASES_BYTES,
+        reply=HeartbeatReply,
     ),
     Route(
-        "drain", "POST", "/v1/workers/{worker_id}/drain",
-        "The service takes no further leases; it leaves once its leases have results.", _WORKER,
+        "drain",
+        "POST",
+        "/v1/workers/{worker_id}/drain",
+        "The service takes no further leases; it leaves once its leases have results.",
+        _WORKER,
     ),
     Route(
-        "leases", "POST", "/v1/leases", "Asks for leases; waits `wait_s` when there are none.", _WORKER,
-        body=LeaseRequest, max_bytes=_LEASES_BYTES, reply=LeaseReply,
+        "leases",
+        "POST",
+        "/v1/leases",
+        "Asks for leases; waits `wait_s` when there are none.",
+        _WORKER,
+        body=LeaseRequest,
+        max_bytes=_LEASES_BYTES,
+        reply=LeaseReply,
     ),
     Route(
-        "episodes", "POST", "/v1/episodes", "Results of leases. Idempotent by lease.", _WORKER,
-        body=EpisodeResults, max_bytes=wire.MAX_BODY_BYTES, reply=Receipts,
+        "episodes",
+        "POST",
+        "/v1/episodes",
+        "Results of leases. Idempotent by lease.",
+        _WORKER,
+        body=EpisodeResults,
+        max_bytes=wire.MAX_BODY_BYTES,
+        reply=Receipts,
     ),
     Route(
-        "push_tasks", "POST", "/v1/tasks", "Tasks from outside; drawn before the sources' own.", _WORKER,
-        body=PushTasks, max_bytes=_TASKS_BYTES, reply=PushTasksReply,
+        "push_tasks",
+        "POST",
+        "/v1/tasks",
+        "Tasks from outside; drawn before the sources' own.",
+        _WORKER,
+        body=PushTasks,
+        max_bytes=_TASKS_BYTES,
+        reply=PushTasksReply,
     ),
     Route(
-        "attach", "POST", "/v1/policies/{policy}/session", "A trainer attaches; older sessions are fenced.",
-        _TRAINER, body=SessionRequest, reply=Session,
+        "attach",
+        "POST",
+        "/v1/policies/{policy}/session",
+        "A trainer attaches; older sessions are fenced.",
+        _TRAINER,
+        body=SessionRequest,
+        reply=Session,
     ),
     Route(
-        "batch", "GET", "/v1/policies/{policy}/batches/{step:int}",
-        "One rank's slice of a step; the same for ever. `batch` is null while there is none.", _TRAINER,
+        "batch",
+        "GET",
+        "/v1/policies/{policy}/batches/{step:int}",
+        "One rank's slice of a step; the same for ever. `batch` is null while there is none.",
+        _TRAINER,
         reply=BatchReply,
         params={
             "epoch": Param("integer", "Of the caller's session."),
@@ -130,13 +170,22 @@ ROUTES: tuple[Route, ...] = (
         },
     ),
     Route(
-        "publish", "POST", "/v1/policies/{policy}/versions", "A version's chunks are downloadable.", _TRAINER,
-        body=Publication, max_bytes=_MANIFEST_BYTES, reply=PublicationReply,
+        "publish",
+        "POST",
+        "/v1/policies/{policy}/versions",
+        "A version's chunks are downloadable.",
+        _TRAINER,
+        body=Publication,
+        max_bytes=_MANIFEST_BYTES,
+        reply=PublicationReply,
     ),
     Route(
-        "versions", "GET", "/v1/policies/{policy}/versions",
+        "versions",
+        "GET",
+        "/v1/policies/{policy}/versions",
         "Manifests newer than `after`. Returns early when `pinned` of the answer would differ from the "
-        "parameter.", _ALL,
+        "parameter.",
+        _ALL,
         reply=VersionsReply,
         params={
             "after": Param("integer", "Newest version that the caller has.", -1),
@@ -145,38 +194,66 @@ ROUTES: tuple[Route, ...] = (
         },
     ),
     Route(
-        "commit", "POST", "/v1/policies/{policy}/commit", "A step is trained and published.", _TRAINER,
-        body=Commit, max_bytes=_LEASES_BYTES,
+        "commit",
+        "POST",
+        "/v1/policies/{policy}/commit",
+        "A step is trained and published.",
+        _TRAINER,
+        body=Commit,
+        max_bytes=_LEASES_BYTES,
     ),
     Route(
-        "release", "POST", "/v1/policies/{policy}/release", "A checkpoint of the first steps is durable.",
-        _TRAINER, body=Release,
+        "release",
+        "POST",
+        "/v1/policies/{policy}/release",
+        "A checkpoint of the first steps is durable.",
+        _TRAINER,
+        body=Release,
     ),
     Route(
-        "drop_batch", "POST", "/v1/policies/{policy}/drop",
-        "Gives up the batch of the oldest step that is not committed; sessions are fenced.", _ADMIN,
-        body=DropRequest, reply=DropReply,
+        "drop_batch",
+        "POST",
+        "/v1/policies/{policy}/drop",
+        "Gives up the batch of the oldest step that is not committed; sessions are fenced.",
+        _ADMIN,
+        body=DropRequest,
+        reply=DropReply,
     ),
     Route(
-        "steps", "GET", "/v1/policies/{policy}/steps", "Committed steps above `after`.", _ALL,
+        "steps",
+        "GET",
+        "/v1/policies/{policy}/steps",
+        "Committed steps above `after`.",
+        _ALL,
         reply=StepsReply,
         params={"after": Param("integer", "Newest step that the caller has.", -1), "wait_s": _WAIT},
     ),
     Route(
-        "evals", "GET", "/v1/evals", "Finished evaluation rounds without the first `after`.", _ALL,
+        "evals",
+        "GET",
+        "/v1/evals",
+        "Finished evaluation rounds without the first `after`.",
+        _ALL,
         reply=EvalsReply,
         params={"after": Param("integer", "Rounds that the caller has.", 0), "wait_s": _WAIT},
     ),
     Route("status", "GET", "/v1/status", "Who waits for whom, since when.", _ALL, reply=StatusReply),
+    Route("stop", "POST", "/v1/stop", "Ends the run: live groups are cancelled.", _ADMIN, body=StopRequest),
     Route(
-        "stop", "POST", "/v1/stop", "Ends the run: live groups are cancelled.", _ADMIN, body=StopRequest
-    ),
-    Route(
-        "metrics", "GET", "/metrics", "Prometheus text format.", _ALL,
+        "metrics",
+        "GET",
+        "/metrics",
+        "Prometheus text format.",
+        _ALL,
         media_type="text/plain; version=0.0.4; charset=utf-8",
     ),
     Route(
-        "openapi", "GET", "/openapi.json", "This document.", _ALL, media_type="application/json",
+        "openapi",
+        "GET",
+        "/openapi.json",
+        "This document.",
+        _ALL,
+        media_type="application/json",
     ),
-)  # fmt: skip
+)
 """Every route of the dataflow."""

@@ -20,23 +20,26 @@ class RunFigures:
     rl_wall_s: float
     """Time from the first training lease to the last committed step."""
     generate_s: float
-    """Time within it in which at least one rollout service generated."""
+    """Part of `rl_wall_s` during which at least one rollout service generated."""
     train_s: float
-    """Time within it in which at least one trainer trained."""
+    """Part of `rl_wall_s` during which at least one trainer trained."""
     overlap_frac: float
-    """Share of it in which both happened."""
+    """Share of `rl_wall_s` during which both happened."""
     staleness_mean: float
-    """Over trained groups of all policies."""
+    """Mean staleness of the trained groups of all policies."""
     staleness_max: int
     staleness_bound: int
     generated_tokens: int
     trained_tokens: int
     waits_s: dict[str, float]
-    """`SOURCE wait:WHOM` -> seconds of that wait within `rl_wall_s`, each source by itself."""
+    """Seconds within `rl_wall_s` that a source waited for another, by `SOURCE wait:WHOM`."""
 
 
 def run_figures(folder: Path, report: AuditReport) -> RunFigures:
-    """The figures of an audited journal folder. Raises: JournalError."""
+    """The figures of an audited journal folder.
+
+    Raises: JournalError if the journal cannot be read.
+    """
     with JournalReader(folder) as reader:
         rows = reader.telemetry()
     wall = (report.first_lease_s, max(report.first_lease_s, report.last_commit_s))
@@ -72,7 +75,7 @@ def union(spans: Iterable[Interval]) -> list[Interval]:
 
 
 def intersection(first: list[Interval], second: list[Interval]) -> list[Interval]:
-    """Times in both; the arguments are disjoint and in order."""
+    """The times that lie in both arguments. The intervals of each must be disjoint and in order."""
     common: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):

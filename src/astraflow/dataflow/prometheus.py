@@ -1,7 +1,7 @@
 """`/metrics`: the status in the Prometheus text format, version 0.0.4.
 
-The text is written from one status, as other answers are. Prometheus's own client keeps counters of its
-process instead, and would have to be fed the same numbers twice.
+The text is written from one status, like the answer of `/v1/status`. Prometheus's own client would keep its
+own counters in the process, which would have to be fed with the same numbers a second time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +37,7 @@ _WORKER_FIGURES: tuple[tuple[str, str, str, Callable[[WorkerStatus, float], floa
     ),
 )
 _Row = tuple[dict[str, str], float]
+"""One sample: its labels and its value."""
 
 
 def prometheus_text(status: StatusReply, *, num_records: int) -> str:

@@ -1,4 +1,4 @@
-"""What must hold of one batch and of one committed step, checked on the books of their groups."""
+"""The rules that each batch and each committed step must meet, checked against the ledger of their groups."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,10 @@ _TOLERANCE = 1e-9
 
 
 def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
-    """A batch is whole, within its bound, and its staleness is what its tokens say."""
+    """Problems of a batch, which must be whole and within its staleness bound.
+
+    The staleness that is recorded for each group must be the one that follows from its tokens.
+    """
     taken = ledger.policies[name].batches[step]
     batch = taken.event
     plan = ledger.plan_at(taken.seq)
@@ -51,7 +54,10 @@ def _group_problems(
 
 
 def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
-    """A committed step says what its batch holds, and each of its groups is trained in it."""
+    """Problems of a committed step, whose record must say what its batch holds.
+
+    The step must also be the one in which each group of the batch is trained.
+    """
     taken = ledger.policies[name].batches.get(record.step)
     at = f"{name}: step {record.step}"
     if taken is None:
@@ -80,7 +86,10 @@ def record_problems(
     num_samples: int,
     num_trained_tokens: int,
 ) -> list[str]:
-    """The record of a step against its groups, replayed ones among them: one staleness each."""
+    """Problems of the record of a step, compared with its groups.
+
+    `staleness` has one entry per group, replayed groups included.
+    """
     problems: list[str] = []
     at = f"{record.policy}: step {record.step}"
     mean = sum(staleness) / max(1, len(staleness))
@@ -89,10 +98,14 @@ def record_problems(
         ("replayed groups", record.num_replayed_groups, num_replayed),
         ("samples", record.num_samples, num_samples),
         ("trained tokens", record.num_trained_tokens, num_trained_tokens),
-        ("as greatest staleness", record.staleness_max, max(staleness, default=0)),
     ):
         if said != found:
             problems.append(f"{at}: its record says {said} {what}, its batch holds {found}")
+    greatest = max(staleness, default=0)
+    if record.staleness_max != greatest:
+        problems.append(
+            f"{at}: its record says greatest staleness {record.staleness_max}, its batch {greatest}"
+        )
     if abs(record.staleness_mean - mean) > _TOLERANCE:
         problems.append(f"{at}: its record says mean staleness {record.staleness_mean}, its batch {mean}")
     return problems

@@ -1,15 +1,17 @@
 """Advice on how many rollout services a run could use, from who waited for whom lately.
 
-It is passive, and time is an argument, in seconds of any one clock. It is soft state: after a restart the
-shares start from zero. Nothing acts on the advice.
+It is passive, and time is an argument, in seconds of any one clock. The shares are not stored: after a
+restart they start from zero. Nothing acts on the advice.
 
-- A trainer's wait share is the time that it waited for batches over all of its time, for the steps committed
-  in the window and the wait that is going on now. A pool of `n` services that lets a trainer wait a share `w`
-  makes `1 - w` of what the trainer could train, so `n * w / (1 - w)` more services would keep it busy.
+- A trainer's wait share is the time that it waited for batches, divided by all of its time. It covers the
+  steps committed in the window and the wait that is going on now. If a trainer waits a share `w`, a pool of
+  `n` services makes only `1 - w` of what the trainer could train. So `n * w / (1 - w)` more services would
+  keep it busy.
 - The pool's wait share is the share of its slots (`rollout.max_episodes` of each service) that are empty
-  because no group may begin before a trainer takes a batch. With a share `r` empty, `n * r` are too many.
+  because no group may begin before a trainer takes a batch. If a share `r` is empty, `n * r` services are
+  too many.
 
-Where both wait, they take turns, because the staleness bound makes them; more services change little then.
+If both wait, they take turns, because the staleness bound forces them to. More services change little then.
 """
 
 import math
@@ -29,7 +31,7 @@ _TOO_EARLY_S = 30.0
 
 
 class _Share:
-    """The mean of a value over the last `_WINDOW_S`, weighted by time. It keeps sums, so reading is cheap."""
+    """The mean of a value over the last `_WINDOW_S`, weighted by time. Sums are kept, so reading is cheap."""
 
     def __init__(self) -> None:
         self._parts: deque[tuple[float, float, float]] = deque()
@@ -58,7 +60,10 @@ class _Share:
 
 
 class WaitShares:
-    """Example: `shares.committed("actor", waited_s=2.2, now_s=10.0)`, then `shares.advice(11.0, {}, ids)`."""
+    """The wait shares of all trainers and of the pool.
+
+    Example: `shares.committed("actor", waited_s=2.2, now_s=10.0)`, then `shares.advice(11.0, {}, ids)`.
+    """
 
     def __init__(self) -> None:
         self._trainers: dict[str, _Share] = {}
@@ -67,19 +72,22 @@ class WaitShares:
         self._last_beat_s: dict[str, float] = {}
 
     def attached(self, policy: str, now_s: float) -> None:
-        """A trainer begins a session; the time before is not its own."""
+        """Records that a trainer begins a session. The time before does not count as its time."""
         self._last_commit_s[policy] = now_s
 
     def committed(self, policy: str, *, waited_s: float, now_s: float) -> None:
-        """A trainer committed a step, after it waited `waited_s` for its batch."""
+        """Records that a trainer committed a step, after it had waited `waited_s` for the batch."""
         length_s = now_s - self._last_commit_s.get(policy, now_s)
         self._last_commit_s[policy] = now_s
         share = self._trainers.setdefault(policy, _Share())
         share.add(now_s, length_s, min(1.0, waited_s / length_s) if length_s > 0 else 0.0)
 
     def beat(self, service: str, *, free_frac: float, is_held_back: bool, now_s: float) -> None:
-        """A heartbeat of a rollout service: which share of its slots is free, and whether that is because no
-        group may begin."""
+        """Records a heartbeat of a rollout service.
+
+        `free_frac` is the share of its slots that are free; `is_held_back` says that they are free because no
+        group may begin.
+        """
         length_s = now_s - self._last_beat_s.get(service, now_s)
         self._last_beat_s[service] = now_s
         share = self._services.setdefault(service, _Share())
@@ -95,11 +103,12 @@ class WaitShares:
     ) -> ScalingAdvice:
         """The advice that follows from the shares.
 
-        `waiting_since_s`: since when trainers wait for a batch now, by policy. `services`: those that are
-        still there; all others are forgotten.
+        `waiting_since_s` says, by policy, since when a trainer has been waiting for a batch; policies whose
+        trainer does not wait are left out. `services` are those that are still there; all others are
+        forgotten.
         """
         for gone in self._services.keys() - set(services):
-            del self._services[gone], self._last_beat_s[gone]
+            self.forget(gone)
         trainers: dict[str, float] = {}
         for policy in self._last_commit_s:
             known_s, waited_s = self._trainers.setdefault(policy, _Share()).totals(now_s)
@@ -128,6 +137,7 @@ def _advice(trainers: dict[str, float], rollout: float, num_services: int) -> Sc
             f"{who}, rollouts wait {rollout:.0%}: they take turns; a larger max_staleness lets them overlap"
         )
     elif waited >= _BALANCED_FRAC:
+        # Rounded to the nearest number; the smallest divisor bounds the advice if the trainer always waits.
         missing = max(1, math.ceil(num_services * waited / max(1 - waited, 1e-3) - 0.5))
         text = f"{who}: about {missing} more {_services(missing)}"
     elif rollout >= _BALANCED_FRAC and num_services * rollout >= 1:

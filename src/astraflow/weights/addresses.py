@@ -27,7 +27,7 @@ _METADATA = frozenset(
 
 
 def listens_everywhere(host: str) -> bool:
-    """Whether a host to listen at means all addresses of the machine, so that it cannot be called itself."""
+    """Whether a host means all addresses of the machine. One can listen at such a host, but not call it."""
     text = host.strip("[]")
     if text in {"", "0"}:
         return True
@@ -38,7 +38,10 @@ def listens_everywhere(host: str) -> bool:
 
 
 def announced_host(host: str, advertise: str) -> str:
-    """The host that others are told to call. Raises: ConfigError if there is none."""
+    """The host that others are told to call.
+
+    Raises: ConfigError if there is none.
+    """
     found = advertise or host
     if listens_everywhere(found):
         raise ConfigError(
@@ -72,8 +75,8 @@ class PeerRules:
             raise RefusedError(f"{who}: peer_url {url[:100]!r} {problem}", code="peer_address")
 
     def is_for(self, url: str, asker: str) -> bool:
-        """Whether a service at `asker` is told the URL. A URL on loopback is told only to those who call over
-        loopback."""
+        """Whether a service that calls from `asker` is told the URL. A URL on loopback is told only to those
+        who call over loopback."""
         address = _address(urlsplit(url).hostname or "")
         return address is not None and (not address.is_loopback or _is_loopback(asker))
 
@@ -98,6 +101,7 @@ class PeerRules:
 
 
 def _address(text: str) -> _Address | None:
+    """The numeric address; None if it is none. An IPv4 address in IPv6 notation counts as IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -112,7 +116,7 @@ def _is_loopback(caller: str) -> bool:
 
 
 def _is_here(text: str) -> bool:
-    """Whether it is an address of this machine, which is so if it can be bound."""
+    """Whether this is an address of this machine. Only such an address can be bound."""
     if _is_loopback(text):
         return True
     address = _address(text)

@@ -1,7 +1,8 @@
 """Which versions are refused before a byte of them is fetched: what this machine cannot decode or hold.
 
-A manifest can agree with itself and still claim 2^50 bytes. Receivers ask here first, so that such a version
-is refused by name while the old one keeps serving. Reads the kernel's figures and opens nothing else.
+A manifest can agree with itself and still claim 2^50 bytes. Receivers call these checks first, so that such a
+version is refused by name while the old one keeps serving. The checks read the kernel's figures and open
+nothing else.
 """
 
 import shutil
@@ -18,7 +19,7 @@ __all__ = ["available_bytes", "check_encoding", "check_fits", "check_follows"]
 _MOST_GROWTH = 8
 """Largest ratio of the sizes of two versions of a policy: another dtype gives 4, and adapters add little."""
 _SMALL_BYTES = 1 << 20
-"""Versions up to this size may grow at will, since the check is for mistakes of scale."""
+"""A version up to this size is never too large, because the check is meant for mistakes of scale."""
 
 
 def check_encoding(manifest: Manifest) -> None:
@@ -32,8 +33,10 @@ def check_encoding(manifest: Manifest) -> None:
 
 
 def check_follows(manifest: Manifest, held: Manifest) -> None:
-    """Raises: WeightsError if a version is too large to belong to the same policy as the version that is held
-    here. Which tensors it must have is checked by the engine."""
+    """Raises: WeightsError if a version is too large to belong to the same policy as the version held here.
+
+    The engine checks whether the version has the right tensors.
+    """
     needed = span_bytes(manifest.tensors)
     held_bytes = span_bytes(held.tensors)
     most = max(_MOST_GROWTH * held_bytes, _SMALL_BYTES)
@@ -45,8 +48,11 @@ def check_follows(manifest: Manifest, held: Manifest) -> None:
 
 
 def check_fits(path: Sequence[Manifest], cache_dir: Path, memory_bytes: int, *, kept_bytes: int = 0) -> None:
-    """Raises: WeightsError if the versions of `path` need more memory than `memory_bytes` and the
-    `kept_bytes` that they may overwrite, or if the disk has no room for the model files of the last one."""
+    """Raises: WeightsError if the versions of `path` do not fit into memory, or the model files of the last
+    one do not fit onto the disk.
+
+    The available memory is `memory_bytes` plus `kept_bytes`, which the versions may overwrite.
+    """
     target = path[-1]
     files_bytes = sum(info.chunk.num_bytes for info in target.files)
     needed = files_bytes + sum(chunk.num_bytes for manifest in path for chunk in manifest.chunks)
@@ -68,6 +74,7 @@ def check_fits(path: Sequence[Manifest], cache_dir: Path, memory_bytes: int, *, 
 def available_bytes() -> int:
     """Memory that this process can still get: what the machine has, or what its control group leaves."""
     fields = dict(line.split(":", 1) for line in _text(Path("/proc/meminfo")).splitlines())
+    # A system that does not say what is available is taken to have enough.
     available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024 or 1 << 62
     group = Path("/sys/fs/cgroup")
     limit = _text(group / "memory.max").strip()

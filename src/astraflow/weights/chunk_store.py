@@ -59,8 +59,11 @@ class ChunkStore:
         self._lock_fd = _lock_folder(folder)
         self._mutex = threading.Lock()
         self._counts: Counter[str] = Counter()
+        """How many manifests and publications in progress refer to a chunk, by hash."""
         self._sizes: dict[str, int] = {}
+        """Bytes of the chunks that are whole, by hash."""
         self._known: dict[str, dict[int, Manifest]] = {}
+        """The manifests that are stored, by policy and version."""
         self._restore()
 
     def close(self) -> None:
@@ -148,12 +151,14 @@ class ChunkStore:
                 self._drop(_chunks_of(replaced))
 
     def retain(self, policy: str, needed: Collection[int]) -> tuple[int, ...]:
-        """Removes the versions that are neither needed, nor among the newest `keep`, nor a base of one that
-        stays. Returns the removed versions."""
+        """Removes versions and returns their numbers.
+
+        Those that are needed stay, and so do the newest `keep`, and the base of every delta that stays.
+        """
         with self._mutex:
             known = self._known.get(policy, {})
             kept = {*sorted(known)[-self._keep :], *needed}
-            for version in sorted(known, reverse=True):
+            for version in sorted(known, reverse=True):  # newest first, so that bases of bases stay as well
                 if version in kept and known[version].kind == "delta":
                     kept.add(known[version].base)
             gone = tuple(v for v in sorted(known) if v not in kept)
@@ -172,7 +177,7 @@ class ChunkStore:
                 self.path(chunk.hash).unlink(missing_ok=True)
 
     def _holds(self, chunk: Chunk) -> bool:
-        """True if the file is here and undamaged; a damaged one is written again."""
+        """True if the file is here and undamaged. The caller writes a damaged one again."""
         if self._sizes.get(chunk.hash) != chunk.num_bytes:
             return False
         try:

@@ -27,26 +27,26 @@ class WeightsConfig(Config):
     """Publish only what changed since the previous version, without loss; this pays where few elements change
     (bf16)."""
     full_every: int = Field(default=16, ge=1)
-    """With `delta`: number of versions between two that are also published in full, for services that join or
-    have lost their copy. At least as many versions are kept, for services that are behind."""
+    """With `delta`: number of versions from one that is published in full to the next, for services that join
+    or have lost their copy. At least as many versions are kept, for services that are behind."""
     max_upload_mb_s: float = Field(default=0.0, ge=0)
-    """Largest upload rate of the publisher, and of each peer, in megabytes per second; 0: no limit."""
+    """Largest upload rate in megabytes per second, for the publisher and for each peer; 0: no limit."""
     store: str = ""
     """Also put versions into `file:///shared/folder` or `s3://bucket/prefix`; empty: no store."""
     is_store_only: bool = False
-    """Let manifests name only the store, where others cannot reach the publisher, for example behind NAT."""
+    """Let manifests name only the store, for a publisher that others cannot reach, for example behind NAT."""
     peers: bool = False
     """Let rollout services serve their chunks to other services. The services that `astraflow run` starts do
-    so, and a service that joins does so with `--peer HOST`. If false, no service is told of another."""
+    so, and a service that joins does so with `--peer HOST`. If false, services are not told of each other."""
     peer_networks: tuple[str, ...] = ()
     """Networks, such as `10.0.0.0/8`, in which a peer's address must lie; empty: the address must be the one
     from which the service calls the dataflow."""
 
     @field_validator("peer_networks")
     @classmethod
-    def _networks_are_some(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+    def _networks_are_valid(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
         for network in networks:
-            ip_network(network)  # its error says what is wrong
+            ip_network(network)  # raises a ValueError that says what is wrong
         return networks
 
     @model_validator(mode="after")

@@ -70,8 +70,8 @@ _Slots = Mapping[bool, asyncio.Semaphore]
 class Downloads:
     """Fetches parts and measures how fast sources are.
 
-    `readers` has one reader per kind of source, and `peer` for peers. `clock` gives seconds. `arrived` gets
-    each verified part.
+    `readers` maps each kind of source to its reader; the key `peer` stands for peers. `clock` gives seconds.
+    `arrived` is called with each verified part.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Downloads:
         return Part(manifest, label, chunk, view, self._ranges(chunk))
 
     async def fetch(self, parts: Sequence[Part]) -> None:
-        """Completes all parts. The first error ends the others and is raised.
+        """Completes all parts. The first error cancels the other downloads and is raised.
 
         Raises: WeightsError if the bytes of a chunk are wrong at a source and no other source has them;
         UnavailableError if no source answers.
@@ -117,7 +117,8 @@ class Downloads:
             nonlocal num_left
             while queue:
                 await self._fetch_part(queue.pop(), slots)
-                num_left -= queue is own
+                if queue is own:
+                    num_left -= 1
                 if num_left == 0:
                     self._swarm.own_done()
 
@@ -144,8 +145,11 @@ class Downloads:
         )
 
     async def in_turn(self, source: SourceLink, manifest: Manifest, asking: Awaitable[_T]) -> _T:
-        """The answer of an origin to a small question. Raises: UnavailableError if the answer takes long
-        while another origin could be asked; what `asking` raises. The source is then tried last."""
+        """The answer of an origin to a small question. An origin that fails is tried last from then on.
+
+        Raises: UnavailableError if the answer takes long while another origin could be asked; what `asking`
+        raises.
+        """
         limit_s = _UNKNOWN_S if self._others(source, manifest) else None
         try:
             async with asyncio.timeout(limit_s):
@@ -165,24 +169,26 @@ class Downloads:
         manifest = part.manifest
         before = self._swarm.before_me(manifest, part.chunk)
         after = self._swarm.after_me(manifest, part.chunk)
-        if await self._fetch_from_peers(part, before, slots) or (
-            after
-            and await self._swarm.has_now(after[0], manifest, part.chunk)
-            and await self._fetch_from_peers(part, after[:1], slots)
-        ):
+        if await self._fetch_from_peers(part, before, slots):
+            return
+        # A receiver that joined late finds peers that already have the version, whatever their rank.
+        has_one = bool(after) and await self._swarm.has_now(after[0], manifest, part.chunk)
+        if has_one and await self._fetch_from_peers(part, after[:1], slots):
             return
         failures = await self._fetch_from_origins(part, self.ranked(manifest.sources), slots)
         if failures is None or await self._fetch_from_peers(part, after, slots):
             return
         left = [source for source, err in failures if isinstance(err, _LeftError)]
-        if left:  # the sources that were to be faster have failed, so that time no longer matters
+        if left:  # the sources that were expected to be faster have failed, so time no longer matters
             again = await self._fetch_from_origins(part, left, slots, is_patient=True)
             if again is None:
                 return
             failures = [*((s, err) for s, err in failures if s not in left), *again]
+        reasons = "; ".join(f"{source.url}: {err}" for source, err in failures)
         message = (
             f"policy {manifest.policy!r} version {manifest.version}: {part.label}, hash {part.chunk.hash}: "
-        ) + ("; ".join(f"{source.url}: {err}" for source, err in failures) or "the manifest names no source")
+            f"{reasons or 'the manifest names no source'}"
+        )
         is_damaged = any(isinstance(err, WeightsError) for _, err in failures)
         raise WeightsError(message) if is_damaged else UnavailableError(message)
 
@@ -222,8 +228,11 @@ class Downloads:
     async def _fetch_from(
         self, source: SourceLink, part: Part, slots: _Slots, *, is_patient: bool = False
     ) -> None:
-        """Completes a chunk from one source. Ranges kept from other sources may be the damaged ones, so a
-        wrong hash counts against this source only if it sent all bytes."""
+        """Completes a chunk from one source.
+
+        Ranges that were kept from other sources may be damaged. If the hash is wrong, the chunk is therefore
+        read again from this source alone before the source is blamed.
+        """
         is_mixed = part.missing != self._ranges(part.chunk)
         await self._read_missing(source, part, slots, is_patient=is_patient)
         if is_mixed and await _hash(part.view) != part.chunk.hash:
@@ -238,7 +247,9 @@ class Downloads:
 
     async def _read_missing(self, source: SourceLink, part: Part, slots: _Slots, *, is_patient: bool) -> None:
         """Reads the missing ranges in parallel. Those that arrive are kept, whatever happens to the others.
-        Once one has failed, those that wait for their turn are no longer read here."""
+
+        Once a range has failed, those that still wait for their turn are not read from this source.
+        """
         reader = self._readers.get("peer" if is_peer(source) else source.kind)
         if reader is None:
             raise UnavailableError(f"sources of kind {source.kind!r} cannot be read here")
@@ -291,7 +302,7 @@ class Downloads:
             self._reputation.blame(source.url, asyncio.get_running_loop().time(), is_lie=False)
 
     def _check_usable(self, source: SourceLink, manifest: Manifest, *, is_patient: bool) -> None:
-        """Raises: UnavailableError if the source has failed since, and there is another one to ask."""
+        """Raises: UnavailableError if the source has failed in the meantime and another one can be asked."""
         if is_peer(source):
             if self._swarm.is_bad(source, manifest):
                 raise UnavailableError("it failed while this range waited for its turn")
@@ -311,9 +322,11 @@ class Downloads:
         return [url for url in others if not self._reputation.is_paused(url, now_s)]
 
     def _limit_s(self, source: SourceLink, manifest: Manifest, num_bytes: int) -> float | None:
-        """How long a range may take at a source: several times as long as at the fastest other origin or, if
-        none was measured, at this source before. None without another origin: the reader's own deadlines
-        hold."""
+        """How many seconds a range may take at a source; None for no limit but the reader's own deadlines.
+
+        The limit is several times what the fastest other origin would need. If no other origin was measured,
+        the speed of this source so far counts. Without another origin there is no limit.
+        """
         others = self._others(source, manifest)
         if not others:
             return None

@@ -1,9 +1,9 @@
 """How the publisher takes over a version from a trainer: files in `incoming/` become chunks and a manifest.
 
-A full version is mapped, cut, hashed and stored by a few threads, and compared with the digest that the
-trainer named. A delta is parsed, which checks every block, and must name the digests of its base and of the
-version; whether it leads from one to the other is checked by receivers, who apply it. Nothing of a version
-stays in the store if it is refused, or if a crash interrupts it.
+A few threads map, cut, hash and store a full version, whose digest must be the one that the trainer named. A
+delta is parsed, which checks every block, and it must name the digests of its base and of the version.
+Whether it leads from one to the other is checked by the receivers, which apply it. Nothing of a version stays
+in the store if the version is refused, or if a crash interrupts the work.
 """
 
 import contextlib
@@ -52,10 +52,10 @@ def is_same(manifest: Manifest, hand_over: HandOver) -> bool:
 
 
 def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> Manifest:
-    """Makes a version that was handed over durable; blocks. The manifest has no sources.
+    """Makes a version that was handed over durable, and returns its manifest without sources. Blocks.
 
-    With `config.delta` it becomes a delta if one was handed over that fits and is smaller than the version;
-    it is also stored in full from time to time.
+    With `config.delta`, the version becomes a delta if one was handed over that fits and is smaller than the
+    version. From time to time a version is stored in full as well.
 
     Raises: WireError or WeightsError if files, table and digest disagree or a path lies outside `incoming`;
     RefusedError with code `full_needed` if a delta alone is not enough; UnavailableError if the disk refuses.
@@ -88,8 +88,11 @@ def take_over(store: ChunkStore, hand_over: HandOver, config: WeightsConfig) -> 
 def _store_version(
     store: ChunkStore, hand_over: HandOver, config: WeightsConfig, counted: list[Chunk]
 ) -> Manifest:
-    """Stores chunks and makes the manifest. `counted` collects the chunks that the store counts for the
-    version, also on failure."""
+    """Stores chunks and makes the manifest.
+
+    `counted` collects the chunks that the store counts for this version, so that the caller can release them
+    after a failure.
+    """
     shortcut = _store_delta(store, hand_over, config, counted)
     manifest = Manifest(
         policy=hand_over.policy,
@@ -123,6 +126,8 @@ def _store_version(
 def _store_files(
     store: ChunkStore, hand_over: HandOver, fd: int, counted: list[Chunk]
 ) -> tuple[FileInfo, ...]:
+    """Stores the model files, whose bytes follow those of the tensors. Without any, those of the policy's
+    newest version are used again."""
     end = span_bytes(hand_over.tensors)
     for info in hand_over.files:
         counted.append(store.put(os.pread(fd, info.chunk.num_bytes, end)))
@@ -162,13 +167,15 @@ def _store_delta(
         for start, end in cut(data.nbytes, config.chunk_bytes):
             chunks.append(store.put(data[start:end].data))
             counted.append(chunks[-1])
-        del delta
     return Shortcut(base=base.version, encoding=ENCODING, chunks=tuple(chunks))
 
 
 def _is_full_due(store: ChunkStore, config: WeightsConfig, delta: Manifest) -> bool:
-    """True if a receiver that holds nothing would otherwise need a longer chain than is allowed, or more
-    bytes for the chain than for the version itself."""
+    """True if the version must be stored in full as well as a delta.
+
+    That is so if a receiver that holds nothing would otherwise need a chain that is longer than allowed, that
+    does not begin with a full version, or that has more bytes than the version itself.
+    """
     length = 1
     num_bytes = sum(c.num_bytes for c in delta.chunks)
     base = store.manifest(delta.policy, delta.base)
@@ -176,8 +183,8 @@ def _is_full_due(store: ChunkStore, config: WeightsConfig, delta: Manifest) -> b
         length += 1
         num_bytes += sum(c.num_bytes for c in base.chunks)
         base = store.manifest(base.policy, base.base)
-    is_whole = base is not None
-    return not is_whole or length >= config.full_every or num_bytes > span_bytes(delta.tensors)
+    is_chain_broken = base is None
+    return is_chain_broken or length >= config.full_every or num_bytes > span_bytes(delta.tensors)
 
 
 def _store_chunks(
@@ -196,6 +203,7 @@ def _store_chunks(
         try:
             chunks = tuple(future.result() for future in writing)
         finally:
+            # Chunks that were written before a failure are counted too, and must be released.
             for future in writing:
                 future.cancel()
             wait(writing)
@@ -253,7 +261,7 @@ def _open_inside(incoming: Path, hand_over: HandOver, name: str) -> Generator[tu
 
 
 def _map(fd: int, num_bytes: int) -> NDArray[np.uint8]:
-    """The first bytes of a file that is at least that long, for reading."""
+    """The first `num_bytes` of a file that is at least that long, mapped for reading."""
     if not num_bytes:
         return np.zeros(0, np.uint8)
     return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)

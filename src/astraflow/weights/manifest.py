@@ -2,8 +2,9 @@
 it is checked.
 
 The bytes of a version are its tensors in manifest order, each at the next multiple of `ALIGNMENT`, with zeros
-between them. Chunks of fixed size are cut from these bytes. The digest is the hash of the hashes of each half
-MiB, so that threads can share the work. Everything here is pure: no files, no sockets.
+between them. Chunks of fixed size are cut from these bytes. For the digest, each half MiB is hashed, and then
+these hashes are hashed together, so that threads can share the work. Everything here is pure: no files, no
+sockets.
 """
 
 import math
@@ -57,7 +58,7 @@ ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element, by dtype."""
 
 SEGMENT_BYTES = 1 << 19
-"""Bytes per hash of the digest: they stay in a core's own cache from their use until they are hashed."""
+"""Bytes per hash of the digest. So few stay in a core's own cache from their use until they are hashed."""
 
 _THREADS_FROM = 16 * SEGMENT_BYTES
 """A smaller version is hashed by the calling thread, a larger one in parts of this size by several."""
@@ -97,6 +98,7 @@ def check_policy_name(name: str) -> str:
 def is_model_file(name: str) -> bool:
     """True if a file of this name may be published with a version: it is read, never run, and holds no
     weights."""
+    # A name like `model.safetensors.index.json` says which file holds which tensor, and would be wrong here.
     return bool(_NAME.fullmatch(name)) and name.endswith(_FILE_SUFFIXES) and not name.endswith(".index.json")
 
 
@@ -224,7 +226,7 @@ class VersionDigest:
 
     def __init__(self, data: VersionBytes) -> None:
         self._data = data
-        self._hashes = [b""] * -(-data.nbytes // SEGMENT_BYTES)
+        self._hashes = [b""] * -(-data.nbytes // SEGMENT_BYTES)  # empty until the segment is hashed
 
     def take(self, start: int, end: int) -> None:
         """Hashes the segments that are wholly within `[start, end)` of the version, each once."""
@@ -359,7 +361,9 @@ def tensors_of(manifest: Manifest, buffer: NDArray[np.uint8]) -> tuple[HostTenso
 def tensors_in(tensors: Sequence[TensorInfo], start: int, end: int) -> str:
     """The names of the tensors that `[start, end)` touches, for messages."""
     names = [t.name for t in tensors if t.offset < end and t.offset + t.num_bytes > start]
-    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}" if names else "no tensor"
+    if not names:
+        return "no tensor"
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
 
 
 def delta_of(manifest: Manifest) -> Manifest | None:
@@ -384,12 +388,16 @@ def plan_path(manifests: Sequence[Manifest], held: Collection[int]) -> tuple[Man
     """The path to the newest version that costs the fewest bytes: a full version, deltas from a held version,
     or a full version and deltas.
 
-    `manifests` belong to one policy. Returns what to fetch, in order, with the shortcut of a full version as
-    a delta; nothing if the newest version is held. Model files do not count, since they are fetched once.
+    `manifests` belong to one policy, and `held` are the versions that are here. Returns what to fetch, in
+    order. The shortcut of a full version appears as a delta. The path is empty if the newest version is held.
+    Model files do not count, since they are fetched once.
+
     Raises: WeightsError if there is no path.
     """
     if not manifests:
         raise WeightsError("no manifests to plan with")
+    # The cheapest way to each version, as cost and path. A base is older than its delta, so that one pass in
+    # the order of versions finds them all.
     best: dict[int, tuple[int, tuple[Manifest, ...]]] = dict.fromkeys(held, (0, ()))
     for manifest in sorted(manifests, key=lambda m: m.version):
         delta = delta_of(manifest)
@@ -413,4 +421,5 @@ def plan_path(manifests: Sequence[Manifest], held: Collection[int]) -> tuple[Man
 
 
 def _cost(manifest: Manifest) -> int:
+    """Bytes of the version without its model files."""
     return manifest.num_bytes - sum(f.chunk.num_bytes for f in manifest.files)

@@ -2,9 +2,9 @@
 
     receiver --- expect(wanted) / put(chunk) ---> Spool (files, by hash) ---> PeerServer ---> other receivers
 
-A chunk is served once it has arrived whole and its hash is right, so that nothing unverified spreads. Those
-who ask for a chunk that is on its way wait at the state route. The spool keeps the chunks that arrived last,
-up to a bound, and is emptied by a restart.
+A chunk is served once it has arrived whole and its hash is right, so that nothing unverified spreads. A
+receiver that asks for a chunk on its way waits at the state route. The spool keeps the chunks that arrived
+last, up to a bound. A restart empties it.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ State = Literal["here", "coming", "absent"]
 _MAX_WAIT_S = 10.0
 """Longest wait for a chunk at the state route, after which the receiver asks again."""
 _GRACE_S = 2.0
-"""How long a receiver may wait for a version that this peer has not begun to fetch: all hear of a version at
-about the same time."""
+"""How long a receiver may wait for a version that this peer has not begun to fetch. It is short, because all
+hear of a version at about the same time."""
 
 
 def peer_ticket(token: str) -> str:
@@ -52,8 +52,9 @@ def peer_ticket(token: str) -> str:
 
 
 class Spool:
-    """Chunk files of one receiver: the newest ones, up to twice the largest transfer. Owned by one event
-    loop.
+    """The newest chunk files of one receiver, up to twice the bytes of its largest transfer.
+
+    One event loop owns it.
 
     Example: `spool.expect("actor", 3, chunks)`, then `await spool.put(chunk, view)` for each that arrived,
     and `spool.give_up(chunks)` when the transfer has ended or failed.
@@ -66,9 +67,11 @@ class Spool:
         """URL at which the spool is served; empty while it is not."""
         self._folder = folder
         self._sizes: dict[str, int] = {}
-        """In order of arrival."""
+        """Bytes of the chunks that are here, by hash, in order of arrival."""
         self._expected: set[str] = set()
+        """Hashes of the chunks that are on their way."""
         self._begun: dict[str, int] = {}
+        """Newest version that this receiver has begun to fetch, by policy."""
         self._most_bytes = 0
         self._changed = asyncio.Event()
 
@@ -81,7 +84,7 @@ class Spool:
         return self._sizes.get(chunk_hash)
 
     def expect(self, policy: str, version: int, chunks: Iterable[Chunk]) -> None:
-        """A transfer of these chunks begins."""
+        """Says that a transfer of these chunks begins."""
         wanted = tuple(chunks)
         self._begun[policy] = max(version, self._begun.get(policy, -1))
         self._expected.update(chunk.hash for chunk in wanted)
@@ -89,7 +92,7 @@ class Spool:
         self._wake()
 
     async def put(self, chunk: Chunk, view: memoryview) -> None:
-        """Keeps a verified chunk. If the disk refuses it, the others lose a source, nothing else."""
+        """Keeps a verified chunk. If the disk refuses it, other receivers lose a source and nothing else."""
         if chunk.hash not in self._sizes:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(_write, self.path(chunk.hash), view)
@@ -99,21 +102,21 @@ class Spool:
         self._wake()
 
     def give_up(self, chunks: Iterable[Chunk]) -> None:
-        """The transfer has ended: chunks that are not here will not come."""
+        """Says that the transfer has ended, so that chunks which are not here will not come."""
         self._expected.difference_update(chunk.hash for chunk in chunks)
         self._wake()
 
     async def state(self, chunk_hash: str, policy: str, version: int, wait_s: float) -> State:
-        """The state of a chunk, once it is here or after `wait_s`."""
+        """The state of a chunk. The answer comes once the chunk is here, or after `wait_s`."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while True:
             if chunk_hash in self._sizes:
                 return "here"
             is_coming = chunk_hash in self._expected
-            is_due = is_coming or self._begun.get(policy, -1) < version
+            may_come = is_coming or self._begun.get(policy, -1) < version
             until_s = began_s + (wait_s if is_coming else min(wait_s, _GRACE_S))
-            if not is_due or loop.time() >= until_s:
+            if not may_come or loop.time() >= until_s:
                 return "coming" if is_coming else "absent"
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
@@ -174,8 +177,10 @@ async def served(
 ) -> AsyncGenerator[PeerServer]:
     """Serves a spool at `address`, `host` or `host:port`, while the context is open; sets `spool.url`.
 
-    Callers must show the ticket derived from `token`, which is this service's own. Raises: ConfigError if the
-    address cannot be bound, cannot be called by others, or is open to other machines without a token.
+    Callers must show the ticket derived from `token`, the token of this service.
+
+    Raises: ConfigError if the address cannot be bound, cannot be called by others, or is open to other
+    machines without a token.
     """
     host, port = parse_address(address)
     host = await _in_numbers(host)
@@ -193,7 +198,10 @@ async def served(
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port (0: any free one) of `host`, `host:port` or `[host]:port`. Raises: ConfigError."""
+    """Host and port of `host`, `host:port` or `[host]:port`. Port 0 means any free one.
+
+    Raises: ConfigError if the text has another form, or others could not call the host.
+    """
     try:
         parts = urlsplit(f"//{address}")
         host = parts.hostname or ""
@@ -218,9 +226,9 @@ def _parse_wait(text: str) -> float | None:
 
 
 async def _in_numbers(host: str) -> str:
-    """The numeric address of a host name of this machine: a name could mean another machine elsewhere.
+    """The numeric address of a host name of this machine. The name could mean another machine elsewhere.
 
-    Raises: ConfigError.
+    Raises: ConfigError if the name has no address.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)

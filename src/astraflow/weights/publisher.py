@@ -58,7 +58,8 @@ class Publisher:
         publisher = Publisher(run / "weights" / "actor", WeightsConfig(), tokens={"secret": "trainer"})
         publisher.public_url = await HttpServer(publisher, host="127.0.0.1", port=0, name="publisher").start()
 
-    `public_url` is the source that manifests name. Owns the folder until `close`.
+    `public_url` is the source that manifests name. The publisher owns the folder until `close`.
+
     Raises: ConfigError if another publisher holds the folder.
     """
 
@@ -76,6 +77,7 @@ class Publisher:
         self._limit = UploadLimit(config.max_upload_mb_s * 1e6)
         self._mirror = Mirror(config.store) if config.store else None
         self._turns: dict[str, asyncio.Lock] = {}
+        """One lock per policy: its versions are published and forgotten one at a time."""
         routes = [
             Route("/v1/health", answers(self._health), methods=["GET"]),
             Route("/v1/chunks/{hash}", answers(self._chunk), methods=["GET"]),
@@ -150,23 +152,27 @@ class Publisher:
             raise WireError(f"{hand_over.policy!r} version {hand_over.version}: versions count from 0")
         async with self._turns.setdefault(hand_over.policy, asyncio.Lock()):
             known = self._store.manifest(hand_over.policy, hand_over.version)
-            is_other = known is not None and not is_same(known, hand_over)
+            has_other_content = known is not None and not is_same(known, hand_over)
             newest = max(self._store.versions().get(hand_over.policy, (-1,)))
-            if known is not None and is_other and not (hand_over.is_first and known.version == newest):
+            may_replace = hand_over.is_first and hand_over.version == newest
+            if known is not None and has_other_content and not may_replace:
                 raise RefusedError(
                     f"{hand_over.policy!r} version {hand_over.version} is published with other "
                     f"content ({known.digest}, not {hand_over.digest}); take the next number",
                     code="version_conflict",
                 )
-            # The first version of a session may replace one that the session before it never announced.
-            if known is None or (hand_over.is_first and (is_other or known.kind == "delta")):
+            # The first version of a session may replace one that the session before it never announced. It
+            # also replaces an equal delta, because a session begins with a full version.
+            if known is None or (hand_over.is_first and (has_other_content or known.kind == "delta")):
                 known = await asyncio.to_thread(take_over, self._store, hand_over, self._config)
             sources = await self._upload(known)
         return item_response(msgspec.structs.replace(known, sources=sources), request)
 
     async def _upload(self, manifest: Manifest) -> tuple[SourceLink, ...]:
-        """Copies a version into the store, if there is one, and returns the sources that have it. A store
-        that fails is left out, with a warning, unless it is the only source."""
+        """Copies a version into the store, if there is one, and returns the sources that have it.
+
+        A store that fails is left out, with a warning. If the store is the only source, the error is raised.
+        """
         if self._mirror is None:
             return self._sources()
         try:
@@ -175,7 +181,7 @@ class Publisher:
             if self._config.is_store_only:
                 raise
             _log.warning("%s; receivers can get the version from the publisher only", err)
-            return self._sources()[:1]
+            return self._sources()[:1]  # the publisher, which comes before the store
         return self._sources()
 
     async def _forget(self, request: Request) -> Response:
@@ -214,9 +220,10 @@ async def run_publisher(
 ) -> None:
     """Serves `folder` until `stop`; the main function of a publisher's process. `on_ready` gets the URL.
 
-    `tls`, the files of a certificate and its key, turns on HTTPS. Port 0 takes the port of the last time
-    again, so that the sources in manifests stay valid after a restart. Raises: ConfigError if the address
-    cannot be bound, or cannot be called by others.
+    `tls`, the files of a certificate and its key, turns on HTTPS. With port 0, a restarted publisher takes
+    the port that it had before if that is free, so that the sources in manifests stay valid.
+
+    Raises: ConfigError if the address cannot be bound, or cannot be called by others.
     """
     host = announced_host(config.host, config.advertise)
     publisher = Publisher(folder, config, tokens=tokens)

@@ -1,7 +1,7 @@
 """How a trainer hands versions to its publisher: the bytes as files, everything else over HTTP.
 
     publish(tensors) -> compared with a copy of the version before -> a delta
-                     -> in full: the first version, one that is due, one whose delta would be as large
+                     -> in full: the first version, one that is due, one whose delta would not be smaller
 
 The trainer and its publisher run on one machine (`ProcessSpec.near`), so that the bytes cross no network. A
 file is written under a temporary name and renamed, so that the publisher never reads half of it, and is
@@ -43,8 +43,8 @@ from astraflow.weights.threads import give_up, shared_threads
 __all__ = ["PublisherClient"]
 
 _SLOWEST_BYTES_PER_S = 20e6
-"""Slowest disk that is expected. With a slower one, a publisher that writes would be taken for one that
-hangs."""
+"""Slowest disk that is expected. On a slower one, a publisher that is still writing would be taken for one
+that hangs."""
 _PART_BYTES = 16 * SEGMENT_BYTES
 """Bytes that a thread writes before it takes the next part."""
 
@@ -76,7 +76,8 @@ class PublisherClient:
         self._delta = delta
         self._bases: dict[str, _Base] = {}
         self._begun: set[str] = set()
-        """Policies of which this client, and so this session of the trainer, has published a version."""
+        """Policies of which this client has published a version. A client lives for one session of the
+        trainer."""
 
     async def publish(
         self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
@@ -99,6 +100,7 @@ class PublisherClient:
         manifest: Manifest | None = None
         if base is not None and not (base.tensors == hand_over.tensors and base.version < version):
             base = None
+        # Files travel with a full version only.
         if base is not None and not files:
             delta, base = await asyncio.to_thread(self._write_delta, hand_over, base, tensors)
             hand_over = msgspec.structs.replace(hand_over, delta=delta, digest=base.digest)
@@ -134,7 +136,7 @@ class PublisherClient:
                 "POST", "/v1/publish", Manifest, body=hand_over, timeout_s=timeout_s
             )
         except RefusedError as err:
-            is_done = err.code != "full_needed"
+            is_done = err.code != "full_needed"  # the next call hands over the same delta and more
             raise
         finally:
             for path in paths if is_done else ():
@@ -145,14 +147,17 @@ class PublisherClient:
     def _write_delta(
         self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]
     ) -> tuple[DeltaFile | None, _Base]:
-        """A file with the difference to the base, which becomes the new version; no file if it would be as
-        large as the version."""
+        """Writes a file with the difference to the base, and turns the base into the new version.
+
+        Returns no file if it would be as large as the version.
+        """
         infos = hand_over.tensors
         new = TensorBytes(hand_over.tensors, tensors)
         hashed = VersionDigest(new)
         with self._fresh_file(hand_over) as (path, fd):
             end = HEADER_BYTES
             for piece in encode_blocks(base.data, new, infos, hashed=hashed, is_advancing=True):
+                # Beyond this size no delta is kept, but the comparison continues, since it updates the base.
                 if end < new.nbytes:
                     _write_at(fd, end, piece)
                 end += len(piece)
@@ -171,12 +176,13 @@ class PublisherClient:
         tensors: Sequence[HostTensor],
         files: Mapping[str, Path],
     ) -> tuple[HandOver, _Base | None]:
-        """A file with the bytes of the version and of the model files, and the base of the next delta."""
+        """Writes a file with the bytes of the version and of the model files. Returns the hand-over, and the
+        base of the next delta."""
         infos = hand_over.tensors
         contents = {check_file_name(name): _read(path) for name, path in files.items()}
         num_bytes = span_bytes(infos)
         copy: NDArray[np.uint8] | None = None
-        if base is not None and base.version == hand_over.version:
+        if base is not None and base.version == hand_over.version:  # `_write_delta` has updated it already
             source: VersionBytes = base.data
         else:
             source = TensorBytes(infos, tensors)
@@ -203,8 +209,10 @@ class PublisherClient:
 
     @contextlib.contextmanager
     def _fresh_file(self, hand_over: HandOver) -> Generator[tuple[Path, int]]:
-        """A new file in the policy's folder, which gets its name at the end. Deletes files that a trainer
-        left there when it was killed."""
+        """A new file in the policy's folder, which gets its final name when the context ends without error.
+
+        Files that a killed trainer left in the folder are deleted.
+        """
         folder = self._incoming / hand_over.policy
         folder.mkdir(parents=True, exist_ok=True)
         kept = _delta_path(hand_over).rpartition("/")[2]
@@ -227,8 +235,10 @@ class PublisherClient:
 def _write_version(
     source: VersionBytes, write: Callable[[int, memoryview], None], copy: NDArray[np.uint8] | None
 ) -> str:
-    """Writes the bytes of a version with a few threads, into `copy` too if there is one; returns the
-    digest."""
+    """Writes the bytes of a version with a few threads, also into `copy` if there is one.
+
+    Returns the digest.
+    """
     hashed = VersionDigest(source)
 
     def write_part(start: int, end: int) -> None:

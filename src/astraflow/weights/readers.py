@@ -1,6 +1,6 @@
 """Ways to read a chunk, one class per kind of source.
 
-Each class implements `ChunkReader`, and finds the manifests that are stored beside the chunks.
+Each class implements `ChunkReader`, and `FindsManifests` for the manifests that are stored beside the chunks.
 """
 
 import asyncio
@@ -27,7 +27,10 @@ class ChunkReader(Protocol):
     """Reads content-addressed chunks from one kind of source."""
 
     async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
-        """Bytes `[start, end)` of a chunk. Raises UnavailableError or WeightsError."""
+        """Bytes `[start, end)` of a chunk.
+
+        Raises: UnavailableError if the source does not answer; WeightsError if it does not have the bytes.
+        """
         ...
 
 
@@ -36,7 +39,10 @@ class FillsBuffer(Protocol):
     """A chunk reader that writes straight into the caller's memory."""
 
     async def read_into(self, url: str, chunk_hash: str, view: memoryview, *, start: int) -> None:
-        """Fills `view` with a chunk's bytes from `start`. Raises as `ChunkReader.read`."""
+        """Fills `view` with the bytes of a chunk from `start` on.
+
+        Raises: UnavailableError or WeightsError, like `ChunkReader.read`.
+        """
         ...
 
 
@@ -44,17 +50,19 @@ class FindsManifests(Protocol):
     """Looks up versions at a source of their chunks."""
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:
-        """The manifest; None if the source does not have it. Raises: UnavailableError; WeightsError if the
-        source refuses."""
+        """The manifest; None if the source does not have it.
+
+        Raises: UnavailableError if the source does not answer; WeightsError if it refuses.
+        """
         ...
 
 
 class HttpReader:
     """Reads from publishers and peers over HTTP, with one client per URL; `close` it.
 
-    `connect` makes the client of a URL, whose patience is how long a source is tried before the next one.
-    Ranges are first read straight into the caller's memory, for which the `token` is needed; a source that
-    sends no byte for `quiet_s` is then given up.
+    `connect` makes the client of a URL. The client's patience is how long a source is tried before the next
+    one. `read_into` first reads straight into the caller's memory, over connections of its own that show the
+    `token`. It gives up a source that sends no byte for `quiet_s`.
     """
 
     def __init__(
@@ -102,7 +110,10 @@ class HttpReader:
             raise WeightsError(str(err)) from err
 
     async def state(self, url: str, chunk: Chunk, manifest: Manifest, wait_s: float) -> State:
-        """The state of a chunk at a peer, after up to `wait_s`. Raises: UnavailableError, WeightsError."""
+        """The state of a chunk at a peer, which waits up to `wait_s` for the chunk before it answers.
+
+        Raises: UnavailableError if the peer does not answer; WeightsError if it refuses.
+        """
         params = {"policy": manifest.policy, "version": str(manifest.version), "wait_s": f"{wait_s:.3f}"}
         path = f"/v1/chunks/{chunk.hash}/state"
         timeout_s = wait_s + _ANSWER_S
@@ -131,8 +142,11 @@ class FileReader:
     """Reads from a folder of chunk files; the URL is a path, or `file:///path`."""
 
     async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
-        """Bytes `[start, end)` of a chunk. Raises: UnavailableError if the folder does not exist,
-        WeightsError if the chunk does not, or is too short."""
+        """Bytes `[start, end)` of a chunk.
+
+        Raises: UnavailableError if the folder does not exist; WeightsError if the chunk does not exist or is
+        too short.
+        """
         return await asyncio.to_thread(_read_range, _folder(url), chunk_hash, start, end)
 
     async def manifest(self, url: str, policy: str, version: int) -> Manifest | None:

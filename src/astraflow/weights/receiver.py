@@ -4,10 +4,10 @@
                     -> digest -> snapshot
 
 The newest version of a policy stays in host memory as the base of the next delta. Every chunk is checked
-against its hash and the whole against the digest before `fetch` returns; nothing partial is visible, on disk
+against its hash and the whole against the digest before `fetch` returns. Nothing partial is visible, on disk
 or in memory. A host copy is patched in place only if nobody reads it any more; otherwise a duplicate is
 patched. If a delta fails, because it or the copy here is damaged, the version is fetched in full, and
-counted.
+`num_fallbacks` counts it.
 """
 
 import asyncio
@@ -51,11 +51,12 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S = 20.0
 """A source that does not answer for this long is skipped: a publisher restarts faster than this."""
 _PEER_RANGE_S = 10.0
-"""Short, because the publisher has what a peer does not give."""
+"""How long a peer may take for a range. It is short, because the publisher has every chunk as well."""
 _PEER_QUIET_S = 3.0
 """How long a peer may send no byte."""
 _QUIET_S = 10.0
-"""How long a publisher may send no byte: with an upload limit, many receivers take turns."""
+"""How long a publisher may send no byte. It is long, because many receivers take turns under an upload
+limit."""
 _NUM_REMEMBERED = 64
 """Manifests kept per policy, so that they are not asked for again; a chain of deltas is shorter."""
 
@@ -118,11 +119,11 @@ class Receiver:
         self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes
         self._turns: dict[str, asyncio.Lock] = {}
-        self._transfers: dict[str, Transfer] = {}
+        self._transfers: dict[str, Transfer] = {}  # those that have not ended, which the next call resumes
         self._held: dict[str, Held] = {}
-        self._remembered: dict[str, dict[int, Manifest]] = {}
+        self._remembered: dict[str, dict[int, Manifest]] = {}  # by policy and version
         self.num_fallbacks = 0
-        """Versions for which a delta on the copy here failed, and that were fetched in another way."""
+        """Number of versions that were fetched in another way because a delta on the copy here failed."""
         self.fetched_bytes = 0
         """Bytes of versions that have arrived since the start."""
 
@@ -136,16 +137,16 @@ class Receiver:
 
     @property
     def num_bad_peers(self) -> int:
-        """How often a peer was given up for a version since the start: wrong bytes, no answer, or too
-        slow."""
+        """How often a peer was given up for a version since the start, because it sent wrong bytes, did not
+        answer, or was too slow."""
         return self._swarm.num_bad
 
     async def fetch(self, manifest: Manifest) -> WeightSnapshot:
         """A verified version in host memory, fetched by deltas on the version held here, or in full.
 
         Raises: WeightsError if the manifest is wrong, the bytes are wrong at every source, the encoding is
-        unknown, or no path leads to the version; UnavailableError if no source answers in time.
-        What has arrived is kept: fetching the same version again resumes.
+        unknown, or no path leads to the version; UnavailableError if no source answers in time. What has
+        arrived is kept then, and fetching the same version again resumes.
         """
         check_encoding(manifest)
         check_manifest(manifest)
@@ -161,11 +162,13 @@ class Receiver:
             if held is not None:
                 check_follows(manifest, held.manifest)
             path = await self._plan(manifest, held)
-            if not path or path[0].kind == "full":
-                return await (self._install(path) if path else self._lend_held(manifest))
+            if not path:
+                return await self._lend_held(manifest)
+            if path[0].kind == "full":
+                return await self._install(path)
             try:
                 return await self._install(path)
-            except WeightsError as err:
+            except WeightsError as err:  # the copy here or a delta is damaged: a path that needs no copy
                 path = await self._plan(manifest, None)
                 self.num_fallbacks += 1
                 _log.warning(
@@ -264,8 +267,10 @@ class Receiver:
         return self._keep(Held(target, copy), model_dir, changes)
 
     def _begin(self, path: tuple[Manifest, ...]) -> Transfer:
-        """A transfer with memory for the versions of the path. Raises: WeightsError or MemoryError if there
-        is not enough."""
+        """A transfer with memory for the versions of the path.
+
+        Raises: WeightsError or MemoryError if there is not enough memory.
+        """
         policy = path[-1].policy
         held = self._held.get(policy)
         unfinished = self._transfers.get(policy)
@@ -337,8 +342,11 @@ class Receiver:
         return transfer
 
     def _empty_copy(self, manifest: Manifest, num_bytes: int, unfinished: Transfer | None) -> HostCopy:
-        """Memory for a full version. That of a version or transfer that it displaces is used again if nobody
-        reads it, because the first touch of fresh memory is slow."""
+        """Memory for a full version.
+
+        The memory of a version or transfer that it displaces is used again if nobody reads it, because the
+        first touch of fresh memory is slow.
+        """
         held = self._held.get(manifest.policy)
         candidates = [unfinished.copy if unfinished is not None else None]
         if held is not None and held.manifest.version <= manifest.version:
@@ -382,8 +390,8 @@ class Receiver:
         return target
 
     def _install_files(self, transfer: Transfer, target: Path) -> None:
-        """Writes the model folder aside and renames it. Of several receivers, the first one's folder
-        stays."""
+        """Writes the model folder under another name and renames it. If several receivers do so at once, the
+        first one's folder stays."""
         if len(transfer.files) != len(transfer.target.files):
             raise UnavailableError(
                 f"{name_of(transfer.target)}: {target} was deleted during the fetch; fetch again"
@@ -394,7 +402,7 @@ class Receiver:
             for info, part in transfer.files:
                 (aside / info.name).write_bytes(part.view)
             aside.chmod(0o755)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # another receiver was first
                 os.rename(aside, target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)

@@ -48,14 +48,14 @@ class FolderStore:
         await asyncio.to_thread(self._put, self._folder / name, content)
 
     async def delete(self, name: str) -> None:
-        """Unlinks."""
+        """Removes the file; does nothing if it does not exist."""
         await asyncio.to_thread((self._folder / name).unlink, missing_ok=True)
 
     def _put(self, path: Path, content: Path | bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = content if isinstance(content, bytes) else content.read_bytes()
         write_durably(path, memoryview(data), self._fsync)
-        for folder in path.parents:  # a new folder is a name in the one above it, to be synced there
+        for folder in path.parents:  # the name of a new folder is durable once the one above it is synced
             sync_folder(folder, self._fsync)
             if folder == self._folder:
                 break
@@ -133,7 +133,10 @@ class Mirror:
         self.link = SourceLink(kind=kind, url=f"{url.rstrip('/')}/chunks", labels={"store": "yes"})
 
     async def upload(self, manifest: Manifest, chunks: ChunkStore) -> None:
-        """Makes a version downloadable from the store. Raises: UnavailableError."""
+        """Makes a version downloadable from the store.
+
+        Raises: UnavailableError if the store fails.
+        """
         shortcut = manifest.shortcut.chunks if manifest.shortcut else ()
         wanted = (*manifest.chunks, *shortcut, *(f.chunk for f in manifest.files))
         slots = asyncio.Semaphore(_NUM_PARALLEL)
@@ -158,7 +161,10 @@ class Mirror:
             ) from err
 
     async def forget(self, policy: str, versions: Iterable[int], chunk_hashes: Iterable[str]) -> None:
-        """Removes what the publisher forgot. Raises: OSError; the call may then be repeated."""
+        """Removes what the publisher forgot.
+
+        Raises: OSError if the store fails; the call may then be repeated.
+        """
         for version in versions:
             await self._store.delete(_manifest_name(policy, version))
         for chunk_hash in chunk_hashes:
@@ -173,7 +179,10 @@ class ObjectReader:
         self._stores: dict[str, ObjectStore] = {}
 
     async def read(self, url: str, chunk_hash: str, *, start: int, end: int) -> bytes:
-        """Bytes `[start, end)` of a chunk. Raises: UnavailableError; WeightsError if it does not exist."""
+        """Bytes `[start, end)` of a chunk.
+
+        Raises: UnavailableError if the store fails; WeightsError if the chunk does not exist.
+        """
         try:
             return await self._store(url).read(f"chunks/{chunk_hash}", start, end)
         except FileNotFoundError as err:
@@ -195,7 +204,7 @@ class ObjectReader:
 
     def _store(self, url: str) -> ObjectStore:
         root = url.removesuffix("/chunks")
-        # Otherwise the author of a manifest could make this process call any address.
+        # Without this check, the author of a manifest could make this process call any address.
         if not root.startswith("s3://"):
             raise ConfigError(f"source {url!r} of kind s3: s3://bucket/prefix is expected")
         if root not in self._stores:

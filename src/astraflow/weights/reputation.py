@@ -1,7 +1,7 @@
 """What a receiver remembers about its sources: how fast they are, and how they have failed.
 
-The memory outlives a version and fades: a source that failed is left out for a while, for longer each time,
-and is trusted again once it delivers. Passive; time is an argument.
+The memory lasts from one version to the next, and it fades. A source that failed is left out for a while,
+each time for longer, and is trusted again once it delivers. Passive; time is an argument.
 """
 
 from dataclasses import dataclass
@@ -50,14 +50,14 @@ class Reputation:
     # --- speed ---
 
     def measure(self, url: str, num_bytes: int, duration_s: float) -> None:
-        """The source gave this many bytes in this time."""
+        """Records that the source gave this many bytes in this time."""
         record = self._record(url)
         speed = num_bytes / max(duration_s, 1e-6)
         past = record.speed or speed
         record.speed = _SPEED_MEMORY * past + (1 - _SPEED_MEMORY) * speed
 
     def speed(self, url: str) -> float:
-        """Bytes per second; 0 if it was never measured."""
+        """Bytes per second of the source; 0 if it was never measured."""
         return self._records[url].speed if url in self._records else 0.0
 
     # --- failures ---
@@ -68,8 +68,10 @@ class Reputation:
         return record is not None and now_s < record.paused_until_s
 
     def wasted(self, url: str, began_s: float, now_s: float) -> bool:
-        """Someone waited for the source in vain; waits at the same time count once. True if the source is
-        left out from now on."""
+        """Records that someone waited for the source in vain. Waits at the same time count once.
+
+        Returns True if the source is left out from now on.
+        """
         record = self._record(url)
         record.wasted_s += max(0.0, now_s - max(began_s, record.charged_until_s))
         record.charged_until_s = max(record.charged_until_s, now_s)
@@ -80,13 +82,13 @@ class Reputation:
         return True
 
     def blame(self, url: str, now_s: float, *, is_lie: bool) -> None:
-        """The source failed or, with `is_lie`, gave wrong bytes. It is left out from now on."""
+        """Leaves the source out for a while, because it failed or, with `is_lie`, gave wrong bytes."""
         record = self._record(url)
         if now_s >= record.paused_until_s:
             self._pause(record, now_s, _LONGEST_LIE_PAUSE_S if is_lie else _LONGEST_PAUSE_S)
 
     def delivered(self, url: str) -> None:
-        """The source gave a chunk whose hash was right."""
+        """Records that the source gave a chunk whose hash was right."""
         record = self._record(url)
         record.wasted_s /= 2
         record.num_pauses = 0
@@ -94,7 +96,7 @@ class Reputation:
     def _pause(self, record: _Record, now_s: float, longest_s: float) -> None:
         pause_s = min(_FIRST_PAUSE_S * _GROWTH**record.num_pauses, longest_s)
         record.paused_until_s = now_s + pause_s
-        record.num_pauses = min(record.num_pauses + 1, 8)
+        record.num_pauses = min(record.num_pauses + 1, 8)  # bounds the power above
         record.wasted_s = 0.0
 
     def _record(self, url: str) -> _Record:

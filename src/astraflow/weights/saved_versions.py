@@ -1,8 +1,8 @@
 """Reads versions from a publisher's folder without the publisher: while it runs, or long after.
 
 Unlike `ChunkStore`, it never writes and takes no lock. A running publisher may therefore delete an old
-version while it is being read, which is an error that says so. Every chunk and the whole version are
-verified. All calls block.
+version while it is being read; the error then says so. Every chunk and the whole version are verified. All
+calls block.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class SavedVersion:
     """The small files of the model folder, by name."""
 
     def snapshot(self, model_dir: Path) -> WeightSnapshot:
-        """The version as engines take it. Writes its files to `model_dir`, which is made if it is missing."""
+        """The version as engines take it. Its files are written to `model_dir`, which is made if missing."""
         model_dir.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (model_dir / name).write_bytes(content)

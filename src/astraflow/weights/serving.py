@@ -27,7 +27,7 @@ _BLOCK_BYTES = 1024 * 1024
 _LIMITED_BLOCK_BYTES = 64 * 1024
 """The same under an upload limit: small, so that the rate is smooth and receivers share it evenly."""
 _SMOOTH_S = 0.02
-"""A send that is due within this time is sent at once, since timers are no finer."""
+"""A send that is due within this time is done at once, because timers are no finer."""
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _VERSION = re.compile(r"[0-9]{1,15}")
 """ASCII digits only: `int` accepts the digits of every script, and raises for thousands of them."""
@@ -36,8 +36,9 @@ _MAX_SHOWN = 80
 
 
 class UploadLimit:
-    """Limits the bytes per second that a service sends over all its connections; 0: no limit. Passive: time
-    is an argument.
+    """Limits the bytes per second that a service sends over all its connections; 0 means no limit.
+
+    Passive: time is an argument.
 
     Example: `await asyncio.sleep(limit.delay_s(65536, loop.time()))`, then send 65,536 bytes.
     """
@@ -146,7 +147,7 @@ class _ChunkResponse(Response):
 
 
 def _is_cached(fd: int, start: int, end: int) -> bool:
-    """True if both ends of a block are in memory. Also true if the file system cannot tell, as in tmpfs."""
+    """True if both ends of a block are in memory, or if the file system (such as tmpfs) cannot tell."""
     if not hasattr(os, "RWF_NOWAIT"):  # not Linux
         return False
     try:

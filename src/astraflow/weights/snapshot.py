@@ -40,7 +40,9 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
     """Writes a complete Hugging Face folder: the tensors of a version with its config and tokenizer files.
 
     Adapters are merged into the weights, so that the folder opens like any other. They are in `adapter/` as
-    well, in PEFT's format, for those who have the base model. The folder is written aside and renamed.
+    well, in PEFT's format, for those who have the base model. The folder is written under another name and
+    renamed.
+
     Raises: DataError if `folder` exists.
     """
     if folder.exists():
@@ -62,7 +64,7 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
 
 
 def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
-    """Writes a safetensors file as `transformers` opens it, wide dtypes first, so that all tensors are
+    """Writes a safetensors file that `transformers` can open. Wide dtypes come first, so that all tensors are
     aligned."""
     ordered = sorted(tensors, key=lambda t: -ITEM_BYTES[t.dtype])
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -76,7 +78,7 @@ def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
@@ -94,6 +96,7 @@ def read_safetensors(path: Path) -> tuple[HostTensor, ...]:
         data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
     except OSError as err:
         raise DataError(f"{path} cannot be read: {err}") from err
+    # A file without room for the length is refused below, like one whose header is too long.
     length = struct.unpack("<Q", data[:8].tobytes())[0] if size >= 8 else _MAX_HEADER_BYTES
     if length + 8 > min(size, _MAX_HEADER_BYTES):
         raise DataError(

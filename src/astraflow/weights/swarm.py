@@ -1,12 +1,12 @@
 """Which peer to ask for which chunk, so that a publisher sends each chunk about once for all receivers.
 
 All receivers rank the peers of a chunk in the same way (rendezvous hashing over chunk and address). The ranks
-form a binary tree: number k waits for number (k - 1) / 2. Number 0 fetches from the publisher, each peer
+form a binary tree: number k waits for number (k - 1) // 2. Number 0 fetches from the publisher, each peer
 gives a chunk to at most two others, and the uploads of a version are spread evenly. If the peer above will
-not have the chunk soon, the others with a lower number are asked; if none of them fetches it, this receiver
+not have the chunk soon, the others with a lower number are asked. If none of them fetches it, this receiver
 does. Nobody waits for a peer with a higher number, so that waits form no circle, even while receivers know
-different peers. A peer that fails is not asked again for the version, and for a while afterwards
-(`Reputation`), so that it costs a run seconds, not seconds per version.
+different peers. A peer that fails is not asked again for the version, nor for a while afterwards
+(`Reputation`). It therefore costs a run a few seconds once, not with each version.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ AsksPeer = Callable[[str, Chunk, Manifest, float], Awaitable[State]]
 change."""
 
 _ASK_S = 2.0
+"""Longest wait that a peer is asked for at a time."""
 _BLIND_S = 30.0
 """Patience with a peer while the speed of the publisher is unknown."""
 
@@ -41,8 +42,8 @@ def is_peer(source: SourceLink) -> bool:
 class Swarm:
     """The peers as one receiver sees them, for one fetch after another.
 
-    `own_url` is where this receiver serves; empty if it does not. `spare_s` is added to the time that a peer
-    has.
+    `ask` asks a peer for the state of a chunk. `own_url` is where this receiver serves chunks; empty if it
+    does not. `spare_s` is added to the time that a peer is given.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Swarm:
         self._answered: set[str] = set()
         """Peers that have answered. Only these are asked to wait for a change before they answer."""
         self._bad: dict[str, tuple[int, set[str]]] = {}
+        """By policy: the newest version for which peers failed, and the URLs of these peers."""
         self._idle: set[str] = set()
         """Peers that are not fetching the version."""
         self._may_be_late = True
+        """Whether this receiver may have joined after the others got the version."""
         self._began_s = 0.0
         self._own_done_s = 0.0
-        """When this receiver had its own share, in seconds from the start; negative before."""
+        """When this receiver had its own share, in seconds from the start of the fetch; -1 until then."""
         self._own_scale = 1.0
         """Ratio of the mean share of chunks to this receiver's share."""
         self.num_bad = 0
@@ -84,9 +87,10 @@ class Swarm:
         """The peers to ask for a chunk before an origin is asked: the one above in the tree, then the others
         by rank."""
         own = self._own_url()
-        floor = _rank(own, chunk) if own else -1
-        before = [p for p in self._ranked(manifest, chunk) if _rank(p.url, chunk) > floor]
-        if before:
+        # The highest hash is number 0. A receiver that does not serve comes after all peers.
+        own_hash = _rank(own, chunk) if own else -1
+        before = [p for p in self._ranked(manifest, chunk) if _rank(p.url, chunk) > own_hash]
+        if before:  # this receiver is number `len(before)`, and the one above it goes to the front
             before.insert(0, before.pop((len(before) - 1) // 2))
         return before
 
@@ -96,8 +100,10 @@ class Swarm:
         return [p for p in self._ranked(manifest, chunk) if p not in before]
 
     async def wait_for(self, peer: SourceLink, manifest: Manifest, chunk: Chunk, speed: float) -> bool:
-        """Waits until the peer has the chunk; False if it will not. `speed` is the publisher's in bytes per
-        second; 0 if unknown."""
+        """Waits until the peer has the chunk. Returns False if the peer will not have it in time.
+
+        `speed` is the publisher's, in bytes per second; 0 if unknown.
+        """
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while peer.url not in self._idle and not self.is_bad(peer, manifest):
@@ -124,7 +130,9 @@ class Swarm:
 
     async def has_now(self, peer: SourceLink, manifest: Manifest, chunk: Chunk) -> bool:
         """Whether the peer already has the chunk, because it had the version before this receiver joined.
-        Asked until a peer does not have a chunk: the version is then new to all."""
+
+        Once a peer does not have a chunk, no peer is asked again in this fetch: the version is new to all.
+        """
         if not self._may_be_late:
             return False
         try:
@@ -139,12 +147,13 @@ class Swarm:
         self._reputation.delivered(peer.url)
 
     def _charge(self, peer: SourceLink, manifest: Manifest, began_s: float) -> None:
-        """The receiver waited for the peer in vain; the peer is blamed if this took long or happens often."""
+        """Records that this receiver waited for the peer in vain. The peer is blamed if that took long or
+        happens often."""
         if self._reputation.wasted(peer.url, began_s, asyncio.get_running_loop().time()):
             self.blame(peer, manifest, "made this receiver wait in vain several times")
 
     def blame(self, peer: SourceLink, manifest: Manifest, reason: str, *, is_lie: bool = False) -> None:
-        """The peer is not asked again for this version, and for some time afterwards."""
+        """Makes sure that the peer is not asked again for this version, nor for some time afterwards."""
         self._reputation.blame(peer.url, asyncio.get_running_loop().time(), is_lie=is_lie)
         if self._failed_for(peer, manifest):
             return
@@ -171,9 +180,12 @@ class Swarm:
         return sorted(peers, key=lambda p: -_rank(p.url, chunk))
 
     def _patience_s(self, chunk: Chunk, speed: float) -> float:
-        """Seconds from the start of the fetch: twice as long as this receiver needed for its own share (or
-        would have needed for a mean one, if that is larger), or would need for the chunk from the
-        publisher."""
+        """How many seconds from the start of the fetch a peer may take for a chunk.
+
+        It is twice the longer of two times, plus `spare_s`: the time that this receiver needed for its own
+        share (or would have needed for a mean share, if that is larger), and the time that the publisher
+        would need for the chunk. There is no limit while this receiver's own share is on its way.
+        """
         if self._own_done_s < 0:
             return float("inf")
         alone_s = chunk.num_bytes / speed if speed else 0.0

@@ -16,8 +16,8 @@ NUM_THREADS = min(os.cpu_count() or 1, 4)
 """More threads would wait for the memory bus."""
 
 _FEW_BYTES = 1024 * 1024
-"""Copying or hashing this much takes less time than changing threads, above all while other threads keep the
-interpreter busy."""
+"""Copying or hashing this much takes less time than handing it to another thread, above all while other
+threads keep the interpreter busy."""
 
 _ArgsT = ParamSpec("_ArgsT")
 _ResultT = TypeVar("_ResultT")

@@ -1,4 +1,4 @@
-"""From the chunks of a version that arrived to a verified copy in host memory. Blocks; opens nothing."""
+"""Turns the chunks of a version that arrived into a verified copy in host memory. Blocks; opens nothing."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ whole tensor is as fast as looking up where it changed."""
 
 
 class HostCopy:
-    """The bytes of a version in host memory, lent to those who use its tensors, and patched in place once
-    nobody does.
+    """The bytes of a version in host memory. They are lent to those who use the tensors, and patched in place
+    once nobody does.
 
-    `lend` gives an array; every view of it, and every torch tensor on its memory, keeps the loan alive. The
-    owner writes only while `is_free`.
+    `lend` gives an array. Every view of it, and every torch tensor on its memory, keeps the loan alive. The
+    owner writes only while `is_free` is true.
 
     Example::
 
@@ -51,8 +51,9 @@ class HostCopy:
     def lend(self) -> NDArray[np.uint8]:
         """The bytes, to read."""
         assert self.is_free, "a host copy is lent once at a time"
-        # numpy gives a view the array below as its base, which would let the loan die early. Through a
-        # memoryview, the loan itself is the base of its views.
+        # The loan must stay alive as long as any view of it. If the loan were a view of `data`, numpy would
+        # make `data` the base of the loan's views, and the loan could die before them. An array made from a
+        # memoryview is the base of its own views.
         loan: NDArray[np.uint8] = np.asarray(self.data.data)
         self._loan = weakref.ref(loan)
         return loan
@@ -92,10 +93,11 @@ class Transfer:
 
 
 def build(transfer: Transfer, held: Held | None) -> tuple[HostCopy, WeightChanges | None]:
-    """The target version in a host copy, and where it differs from the held one. A path without a full
-    version patches the copy of the held one, so that nobody may be reading it. Blocks.
+    """The target version in a host copy, and where it differs from the held one. Blocks.
 
-    Raises: WeightsError; a copy that was being patched is then lost.
+    A path without a full version patches the held copy in place, so nobody else may be reading that copy.
+
+    Raises: WeightsError if the bytes are wrong; a copy that was being patched is then lost.
     """
     deltas = [manifest for manifest in transfer.path if manifest.kind == "delta"]
     if transfer.copy is not None:

@@ -4,7 +4,7 @@
     apply     blocks -> the changed elements of a buffer that holds the base, in place
 
 docs/DELTA.md defines every byte. Every bit pattern is kept exactly. Input is never trusted: damaged bytes
-give WeightsError, and the result of a chain of deltas must have the digest of its version.
+raise WeightsError, and the result of a chain of deltas must have the digest of its version.
 """
 
 import threading
@@ -48,12 +48,18 @@ __all__ = ["Delta", "apply_delta", "parse_delta"]
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """A block as the stream holds it. In the trailer, `offset` is the bytes of a version and `num_elements`
+    the number of blocks."""
+
     offset: int
+    """First byte of the block in the version."""
     num_elements: int
     counts: Counts
     width: int
+    """Bytes of an element."""
     mode: int
     frames: tuple[memoryview, ...]
+    """The planes, compressed."""
 
     @property
     def end(self) -> int:
@@ -62,7 +68,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A delta that agrees with itself and with a tensor table; still encoded."""
+    """A delta that agrees with itself and with a tensor table. Its blocks are still encoded."""
 
     tensors: tuple[TensorInfo, ...]
     base_digest: str
@@ -75,8 +81,11 @@ class Delta:
         return sum(block.counts.steps for block in self.blocks)
 
     def changed(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yields the index of a tensor in the table and the flat positions of its elements that the delta
-        writes, ascending; a large tensor comes in pieces. Raises: WeightsError if the bytes are damaged."""
+        """Yields the index of a tensor in the table, and the flat positions of those of its elements that the
+        delta writes, ascending. A large tensor comes in several pieces.
+
+        Raises: WeightsError if the bytes are damaged.
+        """
         starts = [tensor.offset for tensor in self.tensors]
         for block in self.blocks:
             places = block.offset + block.width * _positions(block)
@@ -103,7 +112,10 @@ _coders = _Coders()
 
 
 def parse_delta(data: bytes | bytearray | memoryview, tensors: Sequence[TensorInfo]) -> Delta:
-    """The blocks, as views of `data`. Raises: WeightsError for anything that is not a delta of this table."""
+    """The delta, whose blocks are views of `data`.
+
+    Raises: WeightsError for anything that is not a delta between versions of this table.
+    """
     view = memoryview(data)
     head = _take(view, 0, HEADER.size + CHECKSUM.size)
     magic, base_digest, digest, num_bytes = HEADER.unpack_from(head)
@@ -125,6 +137,7 @@ def parse_delta(data: bytes | bytearray | memoryview, tensors: Sequence[TensorIn
         _check_place(block, spans, last_end)
         blocks.append(block)
         last_end = block.end
+    # The last block read is the trailer, which holds the number of blocks in the place of the elements.
     if block.num_elements != len(blocks) or position != view.nbytes:
         raise WeightsError(
             f"the delta ends after {len(blocks)} of {block.num_elements} blocks with "
@@ -134,6 +147,7 @@ def parse_delta(data: bytes | bytearray | memoryview, tensors: Sequence[TensorIn
 
 
 def _read_block(view: memoryview, position: int) -> tuple[_Block, int]:
+    """The block or trailer at `position`, and the position after it."""
     head = _take(view, position, BLOCK.size)
     offset, num_elements, *numbers, width, mode, _, num_bytes = BLOCK.unpack_from(head)
     counts = Counts(*numbers)
@@ -142,9 +156,10 @@ def _read_block(view: memoryview, position: int) -> tuple[_Block, int]:
     position += CHECKSUM.size
     payload = _take(view, position, num_bytes)
     _check(checksum, f"block at byte {offset} of the version", head, payload)
+    # The planes of the gaps, one of small steps, one of byte steps, and one for each byte of an element.
     num_planes = {END: 0, GAP8: width + 3, GAP16: width + 4, DENSE: width + 2}.get(mode, -1)
     if num_planes < 0:
-        raise WeightsError(f"a block of mode {mode}; this reader knows 0 to 3")
+        raise WeightsError(f"a block has mode {mode}; this reader knows the modes 0 to 3")
     frames: list[memoryview] = []
     end = 0
     for _ in range(num_planes):
@@ -174,7 +189,10 @@ def _check_place(block: _Block, spans: Sequence[Span], last_end: int) -> None:
     else:
         is_possible = is_possible and steps <= symbols <= block.num_elements
     if not is_placed or not is_possible:
-        raise WeightsError(f"a block fits no tensor: {block.offset=} {block.width=} {block.counts=}")
+        raise WeightsError(
+            f"a block fits no tensor: {block.num_elements} elements of {block.width} bytes at byte "
+            f"{block.offset}, with {block.counts}"
+        )
 
 
 # --- applying -------------------------------------------------------------------------------------
@@ -189,8 +207,8 @@ def apply_delta(
 ) -> None:
     """Turns the base in `buffer` into the new version, in place, writing only changed elements.
 
-    The caller knows that `buffer` holds the version with `delta.base_digest`. Without `is_verified` the
-    digest of the result is not compared, as is enough for all but the last delta of a chain.
+    The caller knows that `buffer` holds the version with `delta.base_digest`. If `is_verified` is false, the
+    digest of the result is not compared; only the last delta of a chain needs this comparison.
 
     Raises: WeightsError; `buffer` is then neither version.
     """
@@ -203,7 +221,7 @@ def apply_delta(
         shared_threads().submit(_apply_block, kernel, buffer, block, delta.tensors, hashed)
         for block in delta.blocks
     ]
-    if is_verified:
+    if is_verified:  # threads also hash what no block covers
         waiting += [shared_threads().submit(digest.take, *gap) for gap in _gaps(delta)]
     try:
         for future in waiting:
@@ -215,12 +233,13 @@ def apply_delta(
 
 
 def _gaps(delta: Delta) -> Iterator[tuple[int, int]]:
-    """Ranges of the version that no block covers, in pieces."""
-    end = 0
-    for start, following in (*((b.offset, b.end) for b in delta.blocks), (span_bytes(delta.tensors), 0)):
-        for low in range(end, start, BLOCK_ELEMENTS):
-            yield low, min(low + BLOCK_ELEMENTS, start)
-        end = following
+    """Ranges of the version that no block covers, in pieces that several threads can share."""
+    gap_start = 0
+    end_of_version = span_bytes(delta.tensors)
+    for block_start, block_end in (*((b.offset, b.end) for b in delta.blocks), (end_of_version, 0)):
+        for low in range(gap_start, block_start, BLOCK_ELEMENTS):
+            yield low, min(low + BLOCK_ELEMENTS, block_start)
+        gap_start = block_end
 
 
 def _apply_block(
@@ -230,9 +249,10 @@ def _apply_block(
     tensors: Sequence[TensorInfo],
     hashed: VersionDigest | None,
 ) -> None:
+    """Adds the steps of a block to its elements, and gives the result to the digest."""
     words = words_in(buffer, Span(block.offset, block.end, block.width))
     steps, symbols, byte_steps, wide_steps = block.counts
-    num_gap_planes = 0 if block.mode == DENSE else block.mode
+    num_gap_planes = 0 if block.mode == DENSE else block.mode  # sparse modes are the bytes of a gap symbol
     sizes = [symbols] * num_gap_planes + [-(-steps // 4), byte_steps] + [wide_steps] * block.width
 
     add = kernel.add_dense if block.mode == DENSE else kernel.add_sparse
@@ -245,6 +265,7 @@ def _apply_block(
 
 
 def _positions(block: _Block) -> NDArray[np.int64]:
+    """Which elements of a block the delta writes, ascending."""
     if block.mode == DENSE:
         return np.arange(block.num_elements)
     gaps = [_decompressed(frame, block.counts.symbols) for frame in block.frames[: block.mode]]
@@ -252,7 +273,7 @@ def _positions(block: _Block) -> NDArray[np.int64]:
 
 
 def _decompressed(frame: memoryview, num_bytes: int) -> NDArray[np.uint8]:
-    """A plane of known size. A frame that claims another size is refused before memory is allocated."""
+    """A plane of known size. A frame that states another size is refused before memory is allocated."""
     if not num_bytes and not frame.nbytes:
         return np.zeros(0, np.uint8)
     try:
@@ -268,7 +289,9 @@ def _decompressed(frame: memoryview, num_bytes: int) -> NDArray[np.uint8]:
 
 def _take(view: memoryview, start: int, num_bytes: int) -> memoryview:
     if start + num_bytes > view.nbytes:
-        raise WeightsError(f"the delta ends at byte {view.nbytes}, within {num_bytes} bytes from {start}")
+        raise WeightsError(
+            f"the delta ends at byte {view.nbytes}, but {num_bytes} bytes are expected from byte {start} on"
+        )
     return view[start : start + num_bytes]
 
 

@@ -1,7 +1,7 @@
 """Writing encoding `astraflow-delta-1`: base, new -> header, a block per 4M elements, trailer.
 
-A block without changes is left out. Threads encode blocks; the bytes depend neither on their number nor on
-the kernel. Beyond the two versions, memory is needed for a few blocks.
+A block without changes is left out. Several threads encode blocks. The bytes depend neither on the number of
+threads nor on the kernel. Apart from the two versions, only a few blocks are in memory at a time.
 """
 
 import threading
@@ -49,16 +49,16 @@ _GAP8_FROM = 400
 same space."""
 _AHEAD = 2
 """Blocks that wait for their turn, beyond one per thread."""
-_LEVEL = zstandard.ZstdCompressionParameters.from_level(1, min_match=7)
-"""Higher levels gain less than one percent. Planes look random, so shorter matches are accidental and cost
-bytes."""
+_ZSTD = zstandard.ZstdCompressionParameters.from_level(1, min_match=7)
+"""Higher levels gain less than one percent. Planes look random, so matches shorter than 7 bytes are
+accidental and cost more than they save."""
 
 
 class _Coders(threading.local):
     """A zstd context per thread, since threads must not share one."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(compression_params=_LEVEL)
+        self.compressor = zstandard.ZstdCompressor(compression_params=_ZSTD)
 
 
 _coders = _Coders()
@@ -98,8 +98,9 @@ def encode_blocks(
 ) -> Iterator[bytes]:
     """The bytes of a delta after its header, piece by piece.
 
-    `hashed`, the digest of `new`, takes each part while it is in the cache. With `is_advancing` the base
-    becomes `new`; it is neither of them if the iterator is not exhausted.
+    `hashed` is the digest of `new`; each part is hashed while it is in the cache. With `is_advancing`, the
+    new elements are written over the base. If the iterator is then not exhausted, `base` holds neither
+    version.
     """
     kernel = kernel or choose_kernel(new.nbytes)
     coder = _Coder(kernel, base, new, hashed, is_advancing)
@@ -109,8 +110,10 @@ def encode_blocks(
         for block in _cut(tensors):
             waiting.append(shared_threads().submit(coder.encode, block))
             if len(waiting) >= NUM_THREADS + _AHEAD:
-                num_blocks += bool(waiting[0].result())
-                yield waiting.popleft().result()
+                encoded = waiting[0].result()
+                waiting.popleft()
+                num_blocks += bool(encoded)  # a block without changes has no bytes
+                yield encoded
         for future in waiting:
             num_blocks += bool(future.result())
             yield future.result()
@@ -122,6 +125,8 @@ def encode_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _Coder:
+    """Encodes the blocks of one delta, in any order and in several threads at once."""
+
     kernel: Kernel
     base: NDArray[np.uint8]
     new: VersionBytes
@@ -137,9 +142,10 @@ class _Coder:
             if not positions.size:
                 return b""
             mode = GAP8 if positions.size * _GAP8_FROM > num_elements else GAP16
-            gaps = self.kernel.gap_planes(positions, mode)
+            gaps = self.kernel.gap_planes(positions, mode)  # the mode is also the width of a symbol
         planes = [*gaps, *self.kernel.step_planes(steps)]
         num_symbols = gaps[0].size if gaps else 0
+        # After the gaps come the small steps, then the byte steps, and the wide steps come last.
         counts = Counts(steps.size, num_symbols, planes[len(gaps) + 1].size, planes[-1].size)
         frames = [_coders.compressor.compress(plane.data) if plane.size else b"" for plane in planes]
         payload = b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))
@@ -147,9 +153,11 @@ class _Coder:
         return head + checksum_of(head, payload) + payload
 
     def _find(self, block: Span, num_elements: int) -> tuple[int, NDArray[np.uint32], Words]:
-        """Mode, positions and steps; in a dense block the steps of all elements and no positions. The block
-        is searched in parts that stay in a core's own cache until they are hashed and written into the
-        base."""
+        """Mode, positions and steps. A dense block has the steps of all elements and no positions.
+
+        The block is searched in parts, so that a part is still in a core's own cache when it is hashed and
+        written into the base. The caller chooses between the two sparse modes.
+        """
         limit = max(num_elements // _DENSE_FROM, 1)
         sparse: list[tuple[NDArray[np.uint32], Words]] = []
         dense: Words | None = None
@@ -162,7 +170,7 @@ class _Coder:
             if found is not None:
                 limit -= found[0].size
                 sparse.append((found[0] + np.uint32(first), found[1]))
-            else:
+            else:  # too many changes: this part and all later ones are dense
                 dense = _spread(sparse, num_elements, old.dtype) if dense is None else dense
                 dense[first : first + old.size] = self.kernel.all_steps(old, new)
             if self.is_advancing and found is not None:
@@ -183,11 +191,12 @@ def _spread(sparse: Sequence[tuple[NDArray[np.uint32], Words]], size: int, dtype
     """The steps of all elements, from those that were found before the block turned out to be dense."""
     steps = np.zeros(size, dtype)
     for positions, some in sparse:
-        steps[positions] = some + dtype.type(1)
+        steps[positions] = some + dtype.type(1)  # sparse steps are zig-zag numbers minus one
     return steps
 
 
 def _cut(tensors: Sequence[TensorInfo]) -> Iterator[Span]:
+    """The spans of a version, cut into blocks."""
     for span in spans_of(tensors):
         step = BLOCK_ELEMENTS * span.width
         for start in range(span.start, span.end, step):

@@ -1,9 +1,11 @@
 """The functions of `planes`, compiled by numba: one pass over the data, without the interpreter's lock.
 
-The comparison runs over a slice that fits the first-level cache, into flags that are then scanned eight at a
-time, first for which eight have any: comparing element by element would stop the compiler from using vector
-instructions, and a branch that is hard to predict costs as much as ten comparisons. Every index that
-comes from encoded bytes is checked before it is used.
+`_find` works on a slice that fits the first-level cache, in three loops. The first compares all elements and
+writes one flag per element. The second notes which groups of eight flags have any set. The third visits the
+flags of these groups. One loop that compares and branches on each element would be slower: the compiler could
+not use vector instructions, and a branch that is hard to predict costs as much as ten comparisons.
+
+Every index that comes from encoded bytes is checked before it is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +29,20 @@ _Int = Any
 _SLICE = 4096
 """Elements compared at once: flags and both slices stay in 32 KB of first-level cache."""
 _GATHERED = 512
-"""Changed elements that are fetched, stepped and put back together: twice as fast as one by one."""
+"""Number of changed elements that are fetched, stepped and put back together, which is twice as fast as one
+by one."""
 _USUAL_SHARE = 8
-"""Room for this part of the limit is tried first: fresh memory costs as much as the comparison."""
+"""Memory for one in this many of the allowed changes is tried first, because fresh memory costs as much as
+the comparison."""
 _ONE = np.uint64(1)
-_SHIFT = np.uint64(56)
+_TOP_BYTE_SHIFT = np.uint64(56)
 _BYTE_IDX = np.uint64(0x0001020304050607)
-"""Times a word of one flag: the top byte says which of its eight bytes that is."""
+"""Multiplier that finds a flag. If byte number i of a word is 1 and all others are 0, then the top byte of
+the product is i."""
 
 
 def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compiles a function at its first call, and keeps the machine code on disk for the next process."""
     return cast("Callable[_P, _R]", numba.njit(nogil=True, cache=True)(function))  # pyright: ignore[reportUnknownMemberType] (numba is partly typed)
 
 
@@ -98,7 +104,10 @@ def add_dense(words: Words, counts: Counts, planes: Sequence[Plane]) -> None:
 
 
 def _zigzags(words: Words, counts: Counts, planes: Sequence[Plane]) -> Words:
-    """The step planes' numbers, one an element."""
+    """The numbers that the step planes hold, one per step.
+
+    Raises: WeightsError if the planes do not fit each other or the counts.
+    """
     zigzags = np.empty(counts.steps, words.dtype)
     quads = planes[0]
     in_byte = planes[1]
@@ -110,6 +119,7 @@ def _zigzags(words: Words, counts: Counts, planes: Sequence[Plane]) -> Words:
 
 @_compiled
 def _zigzag(old: _Int, new: _Int, bits: _Int) -> _Int:
+    """Like `planes._zigzag`, but in int64, so that the result is cut to the word size by a mask."""
     sign = 1 << (bits - 1)
     mask = (1 << bits) - 1
     before = old ^ mask if old & sign else old | sign
@@ -120,7 +130,10 @@ def _zigzag(old: _Int, new: _Int, bits: _Int) -> _Int:
 
 @_compiled
 def _stepped(word: _Int, zigzag: _Int, bits: _Int) -> _Int:
-    """Without branches: a sign is as hard to predict as a coin."""
+    """Like `planes._stepped`, but without branches: a sign is as hard to predict as a coin's side.
+
+    `-(x >> (bits - 1))` has all bits set if the top bit of `x` is set, and none otherwise.
+    """
     sign = 1 << (bits - 1)
     mask = (1 << bits) - 1
     ordered = word ^ (sign | (-(word >> (bits - 1)) & mask))
@@ -130,6 +143,7 @@ def _stepped(word: _Int, zigzag: _Int, bits: _Int) -> _Int:
 
 @_compiled  # size: a call in the innermost loop would cost more than the nesting
 def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) -> _Int:
+    """Fills `positions` and `steps`; returns the number of changes, or -1 if there is no room for them."""
     flags = np.zeros(_SLICE, np.uint8)
     words = flags.view(np.uint64)
     hits = np.zeros(words.size, np.int64)
@@ -144,14 +158,16 @@ def _find(old: _Ints, new: _Ints, positions: _Ints, steps: _Ints, bits: _Int) ->
         flags[size:] = 0
         num_hits = 0
         for w in range((size + 7) // 8):
+            # Written always and counted only if there is a flag: this needs no branch.
             hits[num_hits] = w
             num_hits += words[w] != 0
         for h in range(num_hits):
             w = hits[h]
             word = words[hits[h]]
             while word:
-                i = 8 * w + np.int64((word & (~word + _ONE)) * _BYTE_IDX >> _SHIFT)
-                word &= word - _ONE
+                lowest_flag = word & (~word + _ONE)
+                i = 8 * w + np.int64(lowest_flag * _BYTE_IDX >> _TOP_BYTE_SHIFT)
+                word &= word - _ONE  # clears the lowest flag
                 if count == limit:
                     return -1
                 positions[count] = start + i
@@ -174,6 +190,7 @@ def _copy_at(old: _Ints, new: _Ints, positions: _Ints) -> None:
 
 @_compiled
 def _count_large(steps: _Ints) -> tuple[int, int]:
+    """The numbers of byte steps and of wide steps."""
     byte_steps = 0
     wide_steps = 0
     for i in range(steps.size):
@@ -184,13 +201,14 @@ def _count_large(steps: _Ints) -> tuple[int, int]:
 
 @_compiled
 def _fill_gaps(positions: _Ints, gaps: _Ints, top: int) -> int:
+    """Writes the symbols of the gaps; returns how many there are."""
     at = 0
     previous = -1
     for i in range(positions.size):
         gap = np.int64(positions[i]) - previous - 1
         previous = np.int64(positions[i])
         while gap >= top:
-            gaps[:, at] = 255
+            gaps[:, at] = 255  # both bytes of 65535 are 255 as well
             gap -= top
             at += 1
         gaps[0, at] = gap & 255
@@ -220,7 +238,8 @@ def _fill_steps(steps: _Ints, quads: _Ints, in_byte: _Ints, wide: _Ints) -> None
 
 @_compiled
 def _fill_positions(gaps: _Ints, positions: _Ints, size: int) -> bool:
-    """False unless the gaps are of so many positions, all below `size`."""
+    """Writes the positions. Returns False unless the gaps give exactly `positions.size` of them, all below
+    `size`."""
     top = 65535 if gaps.shape[0] == 2 else 255
     count = 0
     position = -1
@@ -230,15 +249,18 @@ def _fill_positions(gaps: _Ints, positions: _Ints, size: int) -> bool:
         symbol = np.int64(gaps[0, at])
         if top > 255:
             symbol |= np.int64(gaps[1, at]) << 8
-        is_whole = symbol != top
-        position += symbol + is_whole
+        ends_gap = symbol != top
+        position += symbol + ends_gap
+        # Written always and counted only at the end of a gap: this needs no branch.
         positions[count] = position
-        count += is_whole
+        count += ends_gap
+    # Positions ascend, so that the last one bounds them all.
     return count == positions.size and position < size
 
 
 @_compiled
 def _fill_zigzags(quads: _Ints, in_byte: _Ints, wide: _Ints, zigzags: _Ints) -> bool:
+    """Writes the numbers of the step planes. Returns False unless the planes hold exactly as many."""
     byte_at = 0
     wide_at = 0
     for i in range(zigzags.size):

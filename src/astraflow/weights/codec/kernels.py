@@ -14,10 +14,10 @@ __all__ = ["NUMPY", "choose_kernel"]
 _log = logging.getLogger(__name__)
 
 NUMPY: Kernel = planes
-"""Always available; gives the same bytes as numba, five times as slowly."""
+"""The kernel that is always available. It gives the same bytes as numba, five times as slowly."""
 
 _WORTH_BYTES = 64 * 1024 * 1024
-"""Numpy encodes this much in the second that it takes to load numba."""
+"""Loading numba takes a second, in which numpy encodes this much."""
 
 
 def choose_kernel(num_bytes: int) -> Kernel:

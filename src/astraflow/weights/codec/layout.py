@@ -37,14 +37,22 @@ threads and little memory."""
 
 MAGIC = b"AFDELTA1"
 HEADER = struct.Struct("<8s16s16sQ")
+"""Magic, digest of the base, digest of the result, bytes of a version. A checksum follows."""
 BLOCK = struct.Struct("<QIIIIIBBHI")
+"""First byte, elements, the four numbers of `Counts`, width, mode, 0, bytes of the payload. A checksum
+follows, and then the payload."""
 CHECKSUM = struct.Struct("<Q")
 LENGTH = struct.Struct("<I")
+"""Bytes of the frame that follows."""
 END = 0
-"""Mode of the trailer; the modes of blocks follow."""
+"""Mode of the trailer."""
 GAP8 = 1
+"""Mode of a sparse block whose gap symbols have one byte. The modes 1 and 2 are also the number of gap
+planes."""
 GAP16 = 2
+"""Mode of a sparse block whose gap symbols have two bytes."""
 DENSE = 3
+"""Mode of a block that holds a step for every element."""
 
 
 class Span(NamedTuple):
@@ -77,11 +85,13 @@ def spans_of(tensors: Sequence[TensorInfo]) -> list[Span]:
 
 
 def words_in(buffer: VersionBytes, span: Span) -> Words:
+    """The elements of a span."""
     part = buffer[span.start : span.end]
     return part.view("<u2") if span.width == 2 else part.view("<u4")
 
 
 def checksum_of(*parts: bytes | memoryview) -> bytes:
+    """The checksum over all parts, in order, as the format stores it."""
     checksum = xxhash.xxh3_64()
     for part in parts:
         checksum.update(part)

@@ -1,10 +1,13 @@
 """The arithmetic of a delta block in numpy: which elements changed, by how many steps, as byte planes.
 
-Elements are words of 16 or 32 bits, bfloat16, float16 and float32 alike: sign and magnitude. A word has its
-place in the order of values as an unsigned integer (-0.0 is one below +0.0, NaNs lie beyond the infinities),
-so that a small change of a weight is a small signed step; every step is exact, modulo the word size, for
-every bit pattern. docs/DELTA.md defines the planes. Everything here is pure; `jit` has the same functions
-compiled, with the same bytes.
+An element is a word of 16 or 32 bits. Its top bit is the sign and the others are the magnitude, in bfloat16,
+float16 and float32 alike. Each word is mapped to its place in the order of values, an unsigned integer: -0.0
+is one below +0.0, and NaNs lie beyond the infinities. A step is the difference between two places. A small
+change of a weight is therefore a small signed step. Steps are computed modulo the word size, so they are
+exact for every bit pattern.
+
+docs/DELTA.md defines the planes. Everything here is pure. `jit` has the same functions in compiled form, and
+they give the same bytes.
 """
 
 from collections.abc import Sequence
@@ -41,11 +44,11 @@ Plane = NDArray[np.uint8]
 """One byte of each symbol."""
 
 GAP_TOP = {1: 255, 2: 65535}
-"""Symbol that says "this many unchanged elements, and the gap continues", by the width of a gap symbol."""
+"""Largest gap symbol, by its width in bytes. It means: so many unchanged elements, and the gap continues."""
 QUAD_ESCAPE = 3
-"""2-bit symbol of a step that the byte plane holds."""
+"""2-bit symbol which says that the step is in the byte plane."""
 BYTE_ESCAPE = 255
-"""Byte of a step that the wide planes hold."""
+"""Byte which says that the step is in the wide planes."""
 
 
 class Counts(NamedTuple):
@@ -56,11 +59,13 @@ class Counts(NamedTuple):
     symbols: int
     """Number of symbols of the gaps; 0 in a dense block."""
     byte_steps: int
+    """Number of steps that 2 bits cannot hold."""
     wide_steps: int
+    """Number of steps that a byte cannot hold either."""
 
 
 class Kernel(Protocol):
-    """What `planes` and `jit` both are."""
+    """The functions that the modules `planes` and `jit` both define. Their docstrings are in `planes`."""
 
     def find(self, old: Words, new: Words, limit: int) -> tuple[NDArray[np.uint32], Words] | None: ...
 
@@ -78,8 +83,10 @@ class Kernel(Protocol):
 
 
 def find(old: Words, new: Words, limit: int) -> tuple[NDArray[np.uint32], Words] | None:
-    """Positions of the elements that differ, and their steps: zig-zag less one. None if there are more than
-    `limit`."""
+    """Positions and steps of the elements that differ; None if more than `limit` do.
+
+    A step is given as its zig-zag number minus one, because 0 ("unchanged") cannot occur here.
+    """
     positions = np.flatnonzero(old != new)
     if positions.size > limit:
         return None
@@ -88,7 +95,7 @@ def find(old: Words, new: Words, limit: int) -> tuple[NDArray[np.uint32], Words]
 
 
 def all_steps(old: Words, new: Words) -> Words:
-    """The step of every element: zig-zag, 0 where nothing changed."""
+    """The steps of all elements as zig-zag numbers; 0 where nothing changed."""
     return _zigzag(old, new)
 
 
@@ -98,19 +105,23 @@ def copy_at(old: Words, new: Words, positions: NDArray[np.uint32]) -> None:
 
 
 def gap_planes(positions: NDArray[np.uint32], gap_bytes: int) -> list[Plane]:
-    """How many unchanged elements lie before each change."""
+    """The gaps before the changes as planes of symbols. A gap is a number of unchanged elements.
+
+    `positions` holds the changes, ascending, at least one. `gap_bytes` is the width of a symbol.
+    """
     top = GAP_TOP[gap_bytes]
     gaps = np.diff(positions.astype(np.int64), prepend=-1) - 1
-    runs = gaps // top
-    ends = np.cumsum(runs + 1) - 1
+    # A gap takes one `top` per `top` elements in it, and then a smaller symbol, which ends it.
+    num_tops = gaps // top
+    ends = np.cumsum(num_tops + 1) - 1
     symbols = np.full(int(ends[-1]) + 1, top, dtype=f"<u{gap_bytes}")
-    symbols[ends] = gaps - runs * top
+    symbols[ends] = gaps - num_tops * top
     return split(symbols)
 
 
 def step_planes(steps: Words) -> list[Plane]:
-    """Steps as four in a byte; those that 2 bits cannot hold in a byte; those that this cannot hold in a
-    plane for each byte of a word."""
+    """Steps as planes: small steps, four in a byte; then the byte steps; then the wide steps, one plane for
+    each byte of a word."""
     quads = np.zeros(-(-steps.size // 4) * 4, np.uint8)
     quads[: steps.size] = np.minimum(steps, QUAD_ESCAPE)
     packed = np.zeros(quads.size // 4, np.uint8)
@@ -122,31 +133,47 @@ def step_planes(steps: Words) -> list[Plane]:
 
 
 def add_sparse(words: Words, counts: Counts, planes: Sequence[Plane]) -> None:
-    """Adds steps in place. Raises: WeightsError if the planes do not fit; nothing is changed then."""
+    """Adds the steps of a sparse block to the elements that changed, in place.
+
+    Raises: WeightsError if the planes do not fit; nothing is changed then.
+    """
+    # The other planes are the small steps, the byte steps, and one for each byte of a word.
     gap_bytes = len(planes) - 2 - words.dtype.itemsize
     positions = positions_of(planes[:gap_bytes], counts.steps, words.size)
     steps = _steps(words.dtype, counts, planes[gap_bytes:])
+    # A sparse block stores zig-zag numbers minus one.
     words[positions] = _stepped(words[positions], steps + words.dtype.type(1))
 
 
 def positions_of(gaps: Sequence[Plane], num_steps: int, num_elements: int) -> NDArray[np.int64]:
-    """Which elements of a block changed, ascending. Raises: WeightsError if the planes do not fit."""
+    """Which elements of a block changed, ascending.
+
+    Raises: WeightsError if the planes do not fit.
+    """
     symbols = join(gaps)
-    is_last = symbols != GAP_TOP[len(gaps)]
-    if np.count_nonzero(is_last) != num_steps or not is_last[-1]:
+    ends_gap = symbols != GAP_TOP[len(gaps)]
+    if np.count_nonzero(ends_gap) != num_steps or not ends_gap[-1]:
         raise WeightsError("the gaps do not end with the changes")
-    positions = np.cumsum(symbols, dtype=np.int64)[is_last] + np.arange(num_steps)
+    # Before a change lie the unchanged elements of all gaps so far, and the earlier changes.
+    positions = np.cumsum(symbols, dtype=np.int64)[ends_gap] + np.arange(num_steps)
     if positions[-1] >= num_elements:
         raise WeightsError(f"a change at element {positions[-1]} of {num_elements}")
     return positions
 
 
 def add_dense(words: Words, counts: Counts, planes: Sequence[Plane]) -> None:
-    """Adds a step to every element in place. Raises as `add_sparse`."""
+    """Adds the steps of a dense block to all elements, in place.
+
+    Raises: WeightsError if the planes do not fit; nothing is changed then.
+    """
     words[:] = _stepped(words, _steps(words.dtype, counts, planes))
 
 
 def _steps(dtype: np.dtype[Any], counts: Counts, planes: Sequence[Plane]) -> Words:
+    """The steps of the planes of `step_planes`.
+
+    Raises: WeightsError if the planes do not fit each other or the counts.
+    """
     packed = planes[0]
     in_byte = planes[1]
     wide = join(planes[2:])
@@ -164,25 +191,27 @@ def _steps(dtype: np.dtype[Any], counts: Counts, planes: Sequence[Plane]) -> Wor
 
 
 def split(words: Words) -> list[Plane]:
-    """The bytes of little-endian words, lowest first, a plane each."""
+    """One plane for each byte of little-endian words, the lowest byte first."""
     table = np.ascontiguousarray(words).view(np.uint8).reshape(words.size, words.dtype.itemsize)
     return [np.ascontiguousarray(table[:, i]) for i in range(words.dtype.itemsize)]
 
 
 def join(planes: Sequence[Plane]) -> Words:
-    """The words of `split`."""
+    """The words whose bytes `split` has separated."""
     table = np.stack(planes, axis=1)
     return table.reshape(-1).view(f"<u{len(planes)}")
 
 
 def _zigzag(old: Words, new: Words) -> Words:
-    """Signed step from old to new as 0, -1, 1, -2, 2... -> 0, 1, 2, 3, 4..., modulo the word size."""
-    step = _ordered(new) - _ordered(old)
-    top = old.dtype.type(8 * old.dtype.itemsize - 1)
-    return (step << old.dtype.type(1)) ^ np.negative(step >> top)
+    """The steps from old to new as zig-zag numbers: 0, -1, 1, -2, 2... become 0, 1, 2, 3, 4..."""
+    step = _ordered(new) - _ordered(old)  # unsigned words wrap around, which is the arithmetic modulo 2^W
+    sign_bit = old.dtype.type(8 * old.dtype.itemsize - 1)
+    # The negative of the sign bit has all bits set if the step is negative, and none otherwise.
+    return (step << old.dtype.type(1)) ^ np.negative(step >> sign_bit)
 
 
 def _stepped(words: Words, zigzags: Words) -> Words:
+    """The words after these steps, the reverse of `_zigzag`."""
     one = words.dtype.type(1)
     step = (zigzags >> one) ^ np.negative(zigzags & one)
     ordered = _ordered(words) + step
@@ -191,9 +220,11 @@ def _stepped(words: Words, zigzags: Words) -> Words:
 
 
 def _ordered(words: Words) -> Words:
+    """The place of each word in the order of values: the larger a negative word, the lower its value."""
     sign = _sign(words)
     return np.where(words & sign, ~words, words | sign)
 
 
 def _sign(words: Words) -> Any:
+    """A word of which only the top bit is set."""
     return words.dtype.type(1 << (8 * words.dtype.itemsize - 1))
