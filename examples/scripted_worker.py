@@ -14,10 +14,7 @@ from base64 import b64encode
 
 import requests
 
-# token ids below every policy's vocabulary
-PROMPT = [1, 2, 3]
-CHOICES = range(10)
-LOGPROB = -2.3
+PROMPT, CHOICES, LOGPROB = [1, 2, 3], range(10), -2.3  # token ids below every policy's vocabulary
 
 
 def call(session, method, path, body=None):
@@ -36,16 +33,14 @@ def call(session, method, path, body=None):
 def trajectory(policy, version):
     """Columns are base64 of little-endian int32, uint8 and float32; prompt tokens have mask and logprob 0."""
     sampled = random.choices(CHOICES, k=4)
-    start = len(PROMPT)
-    end = len(PROMPT) + len(sampled)
+    start, end = len(PROMPT), len(PROMPT) + len(sampled)
     logprobs = struct.pack(f"<{end}f", *[0.0] * start, *[LOGPROB] * len(sampled))
     item = {"policy": policy["name"], "role": policy["name"], "finish_reason": "stop"}
     item["token_ids"] = b64encode(struct.pack(f"<{end}i", *PROMPT, *sampled)).decode()
     item["mask"] = b64encode(bytes([0] * start + [1] * len(sampled))).decode()
     item["behavior_logprobs"] = b64encode(logprobs).decode()
     item["versions"] = [[start, len(sampled), version]]
-    item["temperature"] = policy["sampling"]["temperature"]
-    item["reward"] = float(sampled[-1] % 2 == 0)
+    item["temperature"], item["reward"] = policy["sampling"]["temperature"], float(sampled[-1] % 2 == 0)
     return item | {"turns": [{"start": start, "end": end, "reward": item["reward"]}]}
 
 
@@ -58,8 +53,7 @@ def beat(session, worker, held):
 
 def serve(session, policies, worker):
     """Leases and answers until the run is over (False) or the dataflow knows this service no more (True)."""
-    worker_id = worker["worker_id"]
-    held = []
+    worker_id, held = worker["worker_id"], []
     threading.Thread(target=beat, args=(session, worker, held), daemon=True).start()
     while True:
         news = [call(session, "GET", f"/v1/policies/{p['name']}/versions").json() for p in policies]
@@ -79,8 +73,7 @@ def serve(session, policies, worker):
 
 
 session = requests.Session()
-session.url = sys.argv[1]
-session.headers["Authorization"] = f"Bearer {(sys.argv[2:] or [''])[0]}"
+session.url, session.headers["Authorization"] = sys.argv[1], f"Bearer {(sys.argv[2:] or [''])[0]}"
 policies = [p for p in call(session, "GET", "/v1/run").json()["policies"] if p["is_trained"]]
 join = {"name": "scripted", "hosts": [p["name"] for p in policies], "engine": "scripted", "num_slots": 8}
 while serve(session, policies, call(session, "POST", "/v1/workers", join | {"fingerprints": {}}).json()):

@@ -61,6 +61,7 @@ __all__ = [
     "Version",
     "Versions",
     "Word",
+    "as_label",
 ]
 
 # --- whole numbers ----------------------------------------------------------------------------------
@@ -136,11 +137,24 @@ _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"
 Nickname = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)")]
 """A service's name: part of ids, metric labels and file names."""
 
-Label = Annotated[str, Meta(max_length=200, pattern=_PRINTABLE)]
+_MAX_LABEL = 200
+
+Label = Annotated[str, Meta(max_length=_MAX_LABEL, pattern=_PRINTABLE)]
 """A name that is shown to people: of a policy, role, engine, metric, kind of span, error class or task
 source."""
 
-Word = Annotated[str, Meta(max_length=200)]
+
+def as_label(text: str) -> str:
+    """A text of any length and content as a `Label`: hidden characters become spaces, the end is cut off.
+
+    Made for words that come from elsewhere, such as error messages: a service that sent one unchanged would
+    have its own request refused.
+    """
+    shown = "".join(char if char.isprintable() else " " for char in text)
+    return shown if len(shown) <= _MAX_LABEL else shown[: _MAX_LABEL - 3] + "..."
+
+
+Word = Annotated[str, Meta(max_length=_MAX_LABEL)]
 """A `Label` in items that arrive thousands of times per second, where a pattern would double the time of
 decoding. The code that accepts such an item checks the characters."""
 

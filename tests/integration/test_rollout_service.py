@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from astraflow import wire
 from astraflow.envs.config import ExactReward, JsonlSourceConfig, TasksConfig
 from astraflow.errors import (
     DataError,
@@ -19,7 +20,7 @@ from astraflow.protocols import Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
-from astraflow.types import Episode, Failure, RegisterWorker, Registration
+from astraflow.types import Episode, Failure, Heartbeat, RegisterWorker, Registration
 from astraflow.workflows.single_turn import single_turn
 from rollout_fakes import (
     CharRenderer,
@@ -165,6 +166,18 @@ async def test_a_version_for_which_there_is_no_memory_leaves_the_old_one_serving
     outcome = rig.dataflow.results["1"].outcome
     assert isinstance(outcome, Episode)
     assert outcome.trajectories[0].versions[0].version == 0
+    await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})
+
+
+async def test_a_reason_of_any_length_and_content_fits_into_a_heartbeat(start: Start) -> None:
+    rig = start()
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
+    rig.weights.errors = [WeightsError("chunk 0\x1b[2J\n\ud800" + 300 * "x")]
+    await rig.dataflow.publish("actor", 1)
+    await rig.dataflow.until(lambda: any("chunk 0" in beat.load.waits_for for beat in rig.dataflow.beats))
+    for beat in rig.dataflow.beats:
+        assert wire.decode(wire.encode(beat), Heartbeat) == beat
     await rig.dataflow.until(lambda: rig.engine.slots == {"live": 1})
 
 

@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from astraflow.bounds import as_label
 from astraflow.config import Use
 from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError
 from astraflow.host_tensors import WeightSnapshot
@@ -399,7 +400,7 @@ class RolloutService:
             generated_tokens=generated,
             tokens_per_s=speed,
             versions=self._served(),
-            waits_for=host_waits or ("" if self._running else self._waits_for),
+            waits_for=as_label(host_waits or ("" if self._running else self._waits_for)),
             spans=tuple(span for engine in self._engines() for span in engine.take_spans()),
         )
 
