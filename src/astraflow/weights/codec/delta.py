@@ -175,7 +175,8 @@ def _check_place(block: _Block, spans: Sequence[Span], last_end: int) -> None:
     """Raises: WeightsError unless the block lies within one span, after the previous block, and has possible
     counts, which bound the memory that it needs."""
     idx = bisect_right(spans, block.offset, key=lambda s: s.start) - 1
-    span = spans[idx] if idx >= 0 else Span(0, 0, 0)
+    # No span begins that early: one of no bytes stands for it, into which no block fits.
+    span = spans[idx] if idx >= 0 else Span(0, 0, 1)
     is_placed = (
         block.width == span.width
         and last_end <= block.offset
