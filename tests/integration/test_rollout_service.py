@@ -173,7 +173,7 @@ async def test_a_reason_of_any_length_and_content_fits_into_a_heartbeat(start: S
     rig = start()
     await rig.dataflow.publish("actor", 0)
     await rig.dataflow.until(lambda: rig.dataflow.lease_requests)
-    rig.weights.errors = [WeightsError("chunk 0\x1b[2J\n\ud800" + 300 * "x")]
+    rig.weights.errors = [WeightsError("chunk 0\x1b[2J\n\u2028" + 300 * "x")]
     await rig.dataflow.publish("actor", 1)
     await rig.dataflow.until(lambda: any("chunk 0" in beat.load.waits_for for beat in rig.dataflow.beats))
     for beat in rig.dataflow.beats:
