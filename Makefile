@@ -88,6 +88,7 @@ check: $(VENV)/.dev
 	$(BIN)/python tools/size_limits.py
 	$(BIN)/python tools/recipe_reference.py --check
 	$(BIN)/python tools/command_reference.py --check
+	$(BIN)/python tools/where_things_are.py --check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

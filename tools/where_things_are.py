@@ -154,7 +154,7 @@ def main() -> int:
     text = page()
     if "--check" in sys.argv[1:]:
         if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-            print(f"{PAGE.name} is not up to date with the files; run `python tools/where_things_are.py`")
+            print(f"{PAGE.name} is not up to date with the files; run `make docs`")
             return 1
         return 0
     PAGE.write_text(text, encoding="utf-8")
