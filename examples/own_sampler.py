@@ -20,9 +20,8 @@ class MostToLearn:
     def pick(
         self, waiting: Collection[int], ready: Mapping[int, Completed], num_groups: int
     ) -> list[int] | None:
-        wanted = max(
-            num_groups, min(num_groups + self.spare, len(waiting))
-        )  # the last batch has no spare ones
+        # When the run ends, fewer groups wait than are wanted: the last batch takes what there is.
+        wanted = max(num_groups, min(num_groups + self.spare, len(waiting)))
         if len(ready) < wanted:
             return None
         return nlargest(num_groups, ready, key=lambda i: (strength(ready[i]), -i))
