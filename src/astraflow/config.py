@@ -23,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from astraflow.errors import ConfigError
+from astraflow.own_code import described
 
 __all__ = [
     "Config",
@@ -475,8 +476,8 @@ def load_attr(use: str, *, where: str = "use") -> Any:
     module_name, _, attr = use.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as err:
-        raise ConfigError(f"{where} = {use!r}: module {module_name!r} does not import here: {err}") from err
+    except Exception as err:  # code of the user's, which may raise anything
+        raise ConfigError(f"{where} = {use!r}: {_import_problem(module_name, err)}") from err
     except SystemExit as err:
         raise ConfigError(
             f"{where} = {use!r}: module {module_name!r} calls exit() when it is imported; keep what only a "
@@ -487,6 +488,27 @@ def load_attr(use: str, *, where: str = "use") -> Any:
     except AttributeError as err:
         names = [n for n in vars(module) if not n.startswith("_")]
         raise ConfigError(f"{where} = {use!r}: no {attr!r} in {module_name}{_hint(attr, names)}") from err
+
+
+def _import_problem(module: str, err: Exception) -> str:
+    """Why a module of the user's cannot be imported: it is not found, or its own code fails."""
+    is_missing = isinstance(err, ModuleNotFoundError) and f"{module}.".startswith(f"{err.name}.")
+    if not is_missing:
+        return f"module {module!r} does not import here: {described(err)}"
+    names = [file.stem for folder in _own_folders() for file in folder.glob("*.py")]
+    near = difflib.get_close_matches(module, names, n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    return (
+        f"module {module!r} does not import here: no such module is installed, nor in the current folder or "
+        f"the recipe's{hint}"
+    )
+
+
+def _own_folders() -> list[Path]:
+    """Folders in which modules of the user's own are found: not those of Python and installed packages."""
+    folders = [Path(entry).resolve() for entry in sys.path if entry]
+    installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
+    return [folder for folder in folders if not any(map(folder.is_relative_to, installed))]
 
 
 def check_args(target: Callable[..., Any], args: Mapping[str, Any], *, where: str) -> None:

@@ -137,6 +137,38 @@ def test_load_attr_names_the_nearest_attribute() -> None:
         load_attr("no_such_module_here:x")
 
 
+def test_a_module_that_is_not_found_hints_at_the_nearest_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_odd_rewards.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_attr("my_odd_reward:score", where="tasks.reward.use")
+    assert str(caught.value) == (
+        "tasks.reward.use = 'my_odd_reward:score': module 'my_odd_reward' does not import here: no such "
+        'module is installed, nor in the current folder or the recipe\'s; did you mean "my_odd_rewards"?'
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("limit = limits['low']", "NameError: name 'limits' is not defined"),
+        ("from json import lods", "ImportError: cannot import name 'lods' from 'json'"),
+    ],
+)
+def test_a_module_that_fails_when_it_is_imported_is_told_by_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    (tmp_path / "failing_rewards.py").write_text(f"import json\n\n{code}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_attr("failing_rewards:score", where="tasks.reward.use")
+    assert f"'failing_rewards' does not import here: {reason}" in str(caught.value)
+    assert f"failing_rewards.py, line 3: {code})" in str(caught.value)
+
+
 def test_a_module_that_calls_exit_when_it_is_imported_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

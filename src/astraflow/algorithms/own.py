@@ -9,6 +9,7 @@ import msgspec
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ComponentError, ConfigError
+from astraflow.own_code import described
 from astraflow.protocols import Stateful
 
 __all__ = [
@@ -50,7 +51,7 @@ def own_object(config: Use, *, where: str, methods: Sequence[str], **given: obje
         made = make(**args)
     except BaseException as err:  # its constructor may do anything, `exit()` included
         raise ConfigError(
-            f"{where}.use = {config.use!r} raised {type(err).__name__} when it was made: {err}"
+            f"{where}.use = {config.use!r} could not be made: it raised {described(err)}"
         ) from err
     check_methods(made, methods, config, where=where)
     return made
@@ -98,4 +99,4 @@ def called(
     except ComponentError:  # of a component that this one calls; it is named already
         raise
     except BaseException as err:  # the one place where a component may fail
-        raise ComponentError(f"{what} raised {type(err).__name__}: {err}") from err
+        raise ComponentError(f"{what} raised {described(err)}") from err

@@ -13,6 +13,7 @@ import msgspec
 from astraflow.config import check_args, load_attr
 from astraflow.envs.config import EnvironmentConfig, EnvironmentSourceConfig, TasksConfig, TaskSourceConfig
 from astraflow.errors import ConfigError
+from astraflow.own_code import described
 from astraflow.protocols import Environment, InteractiveEnvironment
 from astraflow.types import Task
 
@@ -55,6 +56,8 @@ def make_environment(name: str, config: EnvironmentConfig) -> Environment:
         raise ConfigError(
             f"{where}: {config.use} called exit({err}) instead of making an environment"
         ) from err
+    except Exception as err:  # code of the user's, which may raise anything
+        raise ConfigError(f"{where}: {config.use} could not be made: it raised {described(err)}") from err
     if not isinstance(made, Environment):
         missing = [method for method in ("tasks", "score", "open", "close") if not hasattr(made, method)]
         raise ConfigError(

@@ -14,6 +14,7 @@ from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.launch.config import LauncherConfig
 from astraflow.launch.local import LocalLauncher
+from astraflow.own_code import described
 from astraflow.protocols import Launcher, ProcessHandle, ProcessSpec
 
 __all__ = ["make_launcher", "start_process"]
@@ -32,8 +33,10 @@ def make_launcher(config: LauncherConfig) -> Launcher:
     check_args(attr, config.args, where="launcher.args")
     try:
         launcher = attr(**config.args)
-    except (TypeError, ValueError) as err:
-        raise ConfigError(f"launcher.use = {config.use!r} does not take launcher.args: {err}") from err
+    except Exception as err:  # code of the user's, which may raise anything
+        raise ConfigError(
+            f"launcher.use = {config.use!r} could not be made: it raised {described(err)}"
+        ) from err
     missing = _missing(launcher, ("start", "close"))
     if missing:
         raise ConfigError(

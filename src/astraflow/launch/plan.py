@@ -14,7 +14,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import LocalLauncherConfig, PolicyConfig, Recipe
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
 
-__all__ = ["code_fingerprint", "fingerprints", "policy_info", "run_info", "run_plan", "uses"]
+__all__ = ["code_fingerprint", "fingerprints", "named_uses", "policy_info", "run_info", "run_plan", "uses"]
 
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of a config.json that say nothing about the architecture."""
@@ -113,32 +113,45 @@ def code_fingerprint(recipe: Recipe) -> str:
     """
     parts = [f"astraflow {astraflow.__version__}, protocol {PROTOCOL_VERSION}".encode()]
     of_services = recipe.model_copy(update={"launcher": LocalLauncherConfig()})
-    for module in sorted({use.use.partition(":")[0] for use in uses(of_services)}):
+    places = {use.use.partition(":")[0]: where for where, use in named_uses(of_services)}
+    for module in sorted(places):
         file = module_file(module)
         if file is None:
-            raise ConfigError(f"module {module!r}, which the recipe names, is not installed here as a file")
+            raise ConfigError(
+                f"{places[module]}.use: module {module!r}, which the recipe names, is not installed here as "
+                "a file; install it, or put its file into the current folder or the recipe's"
+            )
         parts.append(file.read_bytes())
     return _digest(b"\0".join(parts))
 
 
 def uses(config: Config) -> Iterator[Use]:
     """Every component in a config that the user wrote (`use:`)."""
+    for _, use in named_uses(config):
+        yield use
+
+
+def named_uses(config: Config, where: str = "") -> Iterator[tuple[str, Use]]:
+    """The same with their places in the recipe, e.g. `policies.actor.train.loss`.
+
+    `where`: the place of `config` itself.
+    """
     if isinstance(config, Use):
-        yield config
+        yield where, config
         return
     for key in type(config).model_fields:
-        yield from _uses_in(getattr(config, key))
+        yield from _uses_in(getattr(config, key), f"{where}.{key}" if where else key)
 
 
-def _uses_in(value: object) -> Iterator[Use]:
+def _uses_in(value: object, where: str) -> Iterator[tuple[str, Use]]:
     if isinstance(value, Config):
-        yield from uses(value)
+        yield from named_uses(value, where)
     elif isinstance(value, dict):
-        for item in value.values():  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
-            yield from _uses_in(item)  # pyright: ignore[reportUnknownArgumentType]
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
+            yield from _uses_in(item, f"{where}.{key}")  # pyright: ignore[reportUnknownArgumentType]
     elif isinstance(value, tuple):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from _uses_in(item)  # pyright: ignore[reportUnknownArgumentType]
+        for idx, item in enumerate(value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            yield from _uses_in(item, f"{where}.{idx}")  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _model_config(folder: Path) -> dict[str, Any]:

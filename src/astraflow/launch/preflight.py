@@ -17,7 +17,7 @@ from astraflow.envs.rewards import check_gradable
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
-from astraflow.launch.plan import uses
+from astraflow.launch.plan import named_uses
 from astraflow.protocols import TaskSource
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.offline import offline_files
@@ -51,8 +51,8 @@ def check_recipe(recipe: Recipe) -> OpenSources:
         check_model(name, policy)
         if (offline := policy.train.auxiliary.offline) is not None:
             offline_files(Path(offline.folder).expanduser())
-    for use in uses(recipe):
-        load_attr(use.use, where="use")
+    for where, use in named_uses(recipe):
+        load_attr(use.use, where=f"{where}.use")
     _check_workflow(recipe)
     check_environments(recipe.tasks, played=_played(recipe))
     _check_lengths(recipe)

@@ -19,7 +19,8 @@ from typing import Any, TypeAlias, cast
 
 from astraflow.envs.config import EnvironmentConfig
 from astraflow.envs.environment import make_environment, without_environment
-from astraflow.errors import ConfigError, RolloutError
+from astraflow.errors import ConfigError, Error, RolloutError
+from astraflow.own_code import described
 from astraflow.protocols import Environment, InteractiveEnvironment, Observation
 from astraflow.types import Task
 
@@ -62,7 +63,7 @@ class Environments:
             try:
                 await caller.call(environment.open)
             except Exception as err:
-                reason = str(err) or type(err).__name__
+                reason = str(err) if isinstance(err, Error) else described(err)
                 raise ConfigError(f"tasks.environments.{name} cannot be opened: {reason}") from err
             finally:
                 caller.release()
@@ -82,7 +83,7 @@ class Environments:
         try:
             await caller.call(environment.close)
         except Exception as err:  # noqa: BLE001 - code of the user's; nothing is lost any more
-            _log.warning("environment %s did not close: %s: %s", name, type(err).__name__, err)
+            _log.warning("environment %s did not close: %s", name, described(err))
         finally:
             caller.release()
 
@@ -173,7 +174,7 @@ async def _end_quietly(episode: EnvironmentEpisode) -> None:
     try:
         await episode.end()
     except Exception as err:  # noqa: BLE001 - code of the user's; the episode has failed already
-        _log.warning("%s: %s", type(err).__name__, err)
+        _log.warning("an episode of an environment did not end: %s", described(err))
 
 
 def _episode(environment: InteractiveEnvironment, caller: "_Caller", returned: object) -> EnvironmentEpisode:
@@ -242,7 +243,7 @@ class _Caller:
             return value
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise RolloutError(
-                f"{self.name}: `{method.__name__}` raised {type(error).__name__}: {error}", is_retryable=False
+                f"{self.name}: `{method.__name__}` raised {described(error)}", is_retryable=False
             ) from error
         raise error
 

@@ -24,6 +24,7 @@ from astraflow import wire
 from astraflow.envs.environment import with_environment, without_environment
 from astraflow.errors import DeadlineError, Error, RolloutError
 from astraflow.facts import episode_weights
+from astraflow.own_code import error_text, own_frames, raised_at
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.gateway import Gateway
@@ -72,9 +73,18 @@ def failure_of(error: BaseException) -> Failure:
     is_retryable = error.is_retryable if isinstance(error, RolloutError) else isinstance(error, OSError)
     return Failure(
         error_class=type(error).__name__,
-        message=str(error)[:_MAX_MESSAGE] or repr(error),
+        message=_message_of(error)[:_MAX_MESSAGE],
         is_retryable=is_retryable,
     )
+
+
+def _message_of(error: BaseException) -> str:
+    """The text of an error; for one that AstraFlow did not raise, with the line of the user's code."""
+    if isinstance(error, Error):
+        return str(error) or repr(error)
+    text = error_text(error) or repr(error)
+    place = raised_at(error)
+    return f"{text} ({place})" if place else text
 
 
 class EpisodeExitError(RolloutError):
@@ -185,13 +195,16 @@ class EpisodeRunner:
                 raise
             failure = failure_of(error)
             is_bug = not isinstance(error, Error | OSError)
+            calls = own_frames(error) if is_bug else []
             _log.warning(
-                "episode %s (task %s) failed: %s: %s",
+                "episode %s (task %s) failed: %s: %s%s",
                 lease.id,
                 lease.task.id,
                 failure.error_class,
                 failure.message,
-                exc_info=error if is_bug else None,
+                "".join(f"\n  called from {call}" for call in reversed(calls[:-1])),
+                # Where no line of the user's is on the way, the bug may be one of ours.
+                exc_info=error if is_bug and not calls else None,
             )
             return EpisodeResult(lease_id=lease.id, outcome=failure)
         if lease.kind == "eval":

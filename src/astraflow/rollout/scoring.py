@@ -34,7 +34,8 @@ from pebble import ProcessExpired, ProcessPool
 from astraflow.config import Use
 from astraflow.envs.config import ExactReward, TasksConfig
 from astraflow.envs.rewards import make_reward
-from astraflow.errors import ConfigError, DeadlineError, RolloutError
+from astraflow.errors import ConfigError, DeadlineError, Error, RolloutError
+from astraflow.own_code import described
 from astraflow.protocols import Reward
 from astraflow.types import Task
 
@@ -139,7 +140,7 @@ def call_reward(reward: Reward, task: Task, text: str) -> float:
     except BaseException as error:
         # the user's exception may not survive the way back, so ours goes instead
         raise RolloutError(
-            f"task {task.id}: the reward raised {type(error).__name__}: {error}", is_retryable=False
+            f"task {task.id}: the reward raised {described(error)}", is_retryable=False
         ) from error
     if not isinstance(value, Real) or not math.isfinite(value):
         raise RolloutError(
@@ -275,7 +276,7 @@ def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> Non
         try:
             reward = make_reward(tasks)
         except BaseException as error:  # noqa: BLE001 - code of the user's; it is told, and no call is made
-            pipe.send(f"{type(error).__name__}: {error}")
+            pipe.send(str(error) if isinstance(error, Error) else described(error))
             os._exit(0)
         pipe.send("")
         while True:

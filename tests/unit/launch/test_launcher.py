@@ -74,7 +74,7 @@ def test_a_launcher_of_ones_own_gets_its_arguments() -> None:
     ("attr", "args", "problem"),
     [
         ("OneHandle", {"handles": 1}, r"launcher\.args\.handles is not an argument.*handle"),
-        ("OneHandle", {}, r"does not take launcher\.args.*'handle'"),
+        ("OneHandle", {}, r"could not be made: it raised TypeError.*'handle'"),
         ("not_a_launcher", {}, "makes 5, which is no launcher: it has no start and no close"),
         ("Missing", {}, "Missing"),
     ],

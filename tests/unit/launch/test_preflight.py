@@ -1,12 +1,13 @@
 """What is found wrong with a recipe before anything starts."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from astraflow.errors import ConfigError, DataError
-from astraflow.launch.config import Recipe
+from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.preflight import check_recipe
 
 
@@ -24,14 +25,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make_recipe(folder: Path, **changes: object) -> Recipe:
+    return Recipe.model_validate_json(json.dumps(make_fields(folder) | changes))
+
+
+def make_fields(folder: Path) -> dict[str, object]:
     held_out = {"source": {"name": "jsonl", "path": f"{folder}/heldout.jsonl"}, "num_tasks": 10}
-    fields: dict[str, object] = {
+    return {
         "name": "demo",
         "tasks": {"sources": {"train": {"name": "jsonl", "path": f"{folder}/train.jsonl"}}},
         "policies": {"actor": make_policy(folder)},
         "eval": {"sets": {"heldout": held_out}},
     }
-    return Recipe.model_validate_json(json.dumps(fields | changes))
 
 
 def make_policy(folder: Path, **changes: object) -> dict[str, object]:
@@ -182,3 +186,51 @@ def test_a_batch_whose_size_only_the_workflow_knows_is_warned_of(
     workflow = {"name": "use", "use": "astraflow.workflows.single_turn:single_turn", "args": {}}
     check_recipe(make_recipe(folder, policies={"actor": policy}, rollout=rollout, workflow=workflow))
     assert "unless most episodes are shorter" in caplog.text
+
+
+LOST = {"use": "no_such_module_here:part"}
+
+
+@pytest.mark.parametrize(
+    ("place", "changes"),
+    [
+        ("tasks.reward", {"tasks": {"reward": LOST}}),
+        ("tasks.sources.train", {"tasks": {"sources": {"train": LOST}}}),
+        ("tasks.environments.sums", {"tasks": {"environments": {"sums": LOST}}}),
+        ("tasks.curators.1", {"tasks": {"curators": [{"name": "shuffle"}, LOST]}}),
+        ("eval.sets.hard.source", {"eval": {"sets": {"hard": {"source": LOST}}}}),
+        ("workflow", {"workflow": LOST}),
+        ("workflow.tools.0", {"workflow": {"name": "tool_use", "tools": [LOST]}}),
+        ("workflow.parser", {"workflow": {"name": "agent", "run": {"use": "json:loads"}, "parser": LOST}}),
+        ("workflow.run", {"workflow": {"name": "agent", "run": LOST}}),
+        ("policies.actor.table.filters.0", {"table": {"filters": [LOST]}}),
+        ("policies.actor.table.credit", {"table": {"credit": LOST}}),
+        ("policies.actor.table.shaping.0", {"table": {"shaping": [LOST]}}),
+        ("policies.actor.table.limiter", {"table": {"limiter": LOST}}),
+        ("policies.actor.table.sampler", {"table": {"sampler": LOST}}),
+        ("policies.actor.table.remover", {"table": {"remover": LOST}}),
+        ("policies.actor.train.loss", {"train": {"loss": LOST}}),
+        ("policies.actor.train.auxiliary.correction", {"train": {"auxiliary": {"correction": LOST}}}),
+        ("policies.actor.train.backend", {"train": {"backend": LOST}}),
+        ("rollout.engine", {"rollout": {"engine": LOST}}),
+        ("launcher", {"launcher": LOST}),
+    ],
+)
+def test_each_part_of_ones_own_that_does_not_import_is_named_by_its_key(
+    folder: Path, place: str, changes: dict[str, dict[str, object]]
+) -> None:
+    of_policy = {key: changes[key] for key in ("table", "train") if key in changes}
+    rest = {key: part for key, part in changes.items() if key not in of_policy}
+    mapping = _merged(make_fields(folder), {**rest, "policies": {"actor": of_policy}})
+    (folder / "recipe.yaml").write_text(json.dumps(mapping), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"^{re.escape(place)}\.use = 'no_such_module_here:part': module"):
+        check_recipe(load_recipe(folder / "recipe.yaml"))
+
+
+def _merged(base: dict[str, object], top: dict[str, object]) -> dict[str, object]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        is_section = isinstance(below, dict) and isinstance(value, dict) and "use" not in value
+        merged[key] = _merged(below, value) if is_section else value  # type: ignore[arg-type]
+    return merged

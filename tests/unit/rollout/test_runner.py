@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import re
 import sys
 import weakref
 from collections.abc import Sequence
@@ -276,6 +277,34 @@ def test_failures_are_classified_in_one_place() -> None:
     ]
     assert [failure_of(error).is_retryable for error, _ in cases] == [expected for _, expected in cases]
     assert issubclass(DeadlineError, Error)
+
+
+async def careless(task: ScoredTask, policies: Policies) -> Rewards:
+    return await judged({})
+
+
+async def judged(reply: dict[str, float]) -> Rewards:
+    rewards = Rewards()
+    rewards.set_score(reply["score"])
+    return rewards
+
+
+async def test_a_bug_in_a_workflow_is_told_by_its_own_lines_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner = EpisodeRunner({"actor": make_hosted("actor", ScriptedEngine())}, careless, exact)
+    failure = (await runner.run(make_lease("1"))).outcome
+    assert isinstance(failure, Failure)
+    assert failure.error_class == "KeyError"
+    assert re.fullmatch(
+        r"'score' \(.*test_runner\.py, line \d+, in judged: rewards\.set_score\(reply\[\"score\"\]\)\)",
+        failure.message,
+    )
+    assert failure.message in caplog.text
+    assert re.search(
+        r"called from .*test_runner\.py, line \d+, in careless: return await judged", caplog.text
+    )
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_cancelled_episode_has_no_result() -> None:

@@ -13,6 +13,7 @@ from astraflow.rollout.scoring import ScoringPool
 from rollout_fakes import make_task
 
 REWARDS = """
+import json
 import os
 import time
 
@@ -53,6 +54,8 @@ def moody(task, text):
             pass
     if text == "odd":
         raise OddError(1, 2)
+    if text == "bug":
+        return json.loads(text)
     if text == "nan":
         return float("nan")
     if text == "word":
@@ -124,6 +127,14 @@ async def test_a_reward_that_raises_or_returns_no_number_is_named(
     with pytest.raises(RolloutError, match=message) as failure:
         await pool.score(make_task(), text)
     assert not failure.value.is_retryable
+
+
+async def test_a_reward_that_raises_is_told_by_the_users_own_line(pool: ScoringPool) -> None:
+    with pytest.raises(RolloutError) as failure:
+        await pool.score(make_task(), "bug")
+    number = REWARDS.splitlines().index("        return json.loads(text)") + 1
+    assert str(failure.value).startswith("task sums/0: the reward raised JSONDecodeError: Expecting value:")
+    assert str(failure.value).endswith(f"moody_rewards.py, line {number}, in moody: return json.loads(text))")
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_snapshot_from_before_the_parts_had_memories_is_read():
         (own("sampler", "Forgets"), "table.sampler.use = .* needs the method 'state'"),
         (own("remover", "Removes", cass=""), 'cass is not an argument; did you mean "case"'),
         (own("remover", "Remove"), "no 'Remove' in"),
-        (own("sampler", "leaves"), "raised SystemExit when it was made: bye"),
+        (own("sampler", "leaves"), "could not be made: it raised SystemExit: bye"),
     ],
 )
 def test_a_part_that_does_not_fit_is_refused_by_name(parts: dict[str, Any], message: str):
@@ -231,7 +231,7 @@ FAILURES: list[tuple[str, Callable[[], Any], str]] = [
     ("Limits.tickets()", lambda: 5, "gave 5; it is"),
     ("Limits.tickets()", lambda: 2.5, "gave 2.5; it is"),
     ("Limits.tickets()", lambda: None, "gave None; it is"),
-    ("Picks.pick()", is_interrupted, "raised KeyboardInterrupt: "),
+    ("Picks.pick()", is_interrupted, "raised KeyboardInterrupt ("),
     ("Picks.pick()", lambda: [0, 99], "gave group 99, which is not ready"),
     ("Picks.pick()", lambda: [-1, 0], "gave group -1, which is not ready"),
     ("Picks.pick()", lambda: [0, 0], "gave group 0 twice"),
@@ -286,7 +286,8 @@ def test_a_memory_that_fails_as_it_learns_ends_the_run():
     driver = started(make_table(**own("sampler", "Alternates", case="observe")))
     driver.finish_groups(2)
     assert driver.take(0) is None
-    assert driver.core.reason.endswith("Alternates.observe() raised SystemExit: bye")
+    assert "Alternates.observe() raised SystemExit: bye (" in driver.core.reason
+    assert driver.core.reason.endswith('in observe: sys.exit("bye"))')
     assert driver.fates().cancelled == 2
     replayed_alike(driver)
 
