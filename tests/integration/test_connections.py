@@ -1,6 +1,7 @@
 """What a caller may do with a connection, and for how long: raw bytes over real sockets."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -136,6 +137,12 @@ async def test_a_dripping_body_is_cut_off() -> None:
         caller = await call()
         await caller.send(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n")
         assert await caller.drip(b"x") < 200
+        half = await call()
+        await half.send(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\nabc")
+        answer = await half.rest()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "slow_body"
+        assert b"3 bytes of the body" in answer
 
 
 async def test_a_body_that_drips_after_its_answer_is_cut_off() -> None:

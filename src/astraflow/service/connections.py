@@ -19,7 +19,9 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from astraflow import wire
 from astraflow.service.vital import vital
+from astraflow.types import ErrorReply
 
 __all__ = ["ConnectionLimits", "Connections", "GuardedConnection", "most_connections", "raise_file_limit"]
 
@@ -72,7 +74,7 @@ class ConnectionLimits:
     max_head_bytes: int = 64 * 1024
     idle_s: float = 75.0
     """Between two requests."""
-    body_s: float = 30.0
+    body_s: float = 20.0
     """For a body, in addition to the time that its bytes take at the slowest accepted rate."""
     slowest_bytes_per_s: float = 100_000.0
     """A link of 1 Mbit/s can still send a body."""
@@ -200,7 +202,13 @@ class GuardedConnection(HttpToolsProtocol):
         if now_s - self.since_s <= self._patience_s():
             return
         if self._is_in_head and not self.is_answering:
-            self._refuse(b"408 Request Timeout")
+            self._refuse(
+                b"408 Request Timeout", "slow_head", "the head of the request took too long to arrive"
+            )
+        elif self._is_in_body and not self.cycle.response_started:
+            took_s = now_s - self.since_s
+            problem = f"{self._num_bytes} bytes of the body came within {took_s:.0f} s; send it at once"
+            self._refuse(b"408 Request Timeout", "slow_body", problem)
         self.transport.close()
 
     def _patience_s(self) -> float:
@@ -222,9 +230,12 @@ class GuardedConnection(HttpToolsProtocol):
             self._untaken_since_s = now_s
         return now_s - self._untaken_since_s > self._limits.stall_s
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, status: bytes, code: str, problem: str) -> None:
         """Answers before the request is complete, and closes the connection."""
-        self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+        body = wire.encode(ErrorReply(code=code, message=problem), wire.JSON)
+        self.transport.write(b"HTTP/1.1 %b\r\nconnection: close\r\n" % status)
+        self.transport.write(b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body))
+        self.transport.write(body)
         self.transport.close()
 
     # --- uvicorn's own methods, each with a note of the phase ---
@@ -233,7 +244,7 @@ class GuardedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         if not self._others.admit(self):
-            self._refuse(b"503 Service Unavailable")
+            self._refuse(b"503 Service Unavailable", "no_room", "all connections of this service are in use")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.forget(self)
@@ -244,7 +255,10 @@ class GuardedConnection(HttpToolsProtocol):
         if self._is_in_head:
             self._num_bytes += len(data)
             if self._num_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
-                self._refuse(b"431 Request Header Fields Too Large")
+                most = self._limits.max_head_bytes
+                self._refuse(
+                    b"431 Request Header Fields Too Large", "large_head", f"a head of over {most} bytes"
+                )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

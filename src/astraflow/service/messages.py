@@ -4,7 +4,6 @@ Both directions of an error stand here, so that they agree: `error_response` tur
 status and an `ErrorReply`, and `error_from_reply` turns these back into the same class of error.
 """
 
-import asyncio
 from typing import TypeVar, cast
 
 from starlette.requests import Request
@@ -35,32 +34,22 @@ __all__ = [
 
 _ItemT = TypeVar("_ItemT", bound=Item)
 _MEDIA_TYPES = (wire.MSGPACK, wire.JSON)
-_BODY_PATIENCE_S = 20.0
-_SLOWEST_BYTES_PER_S = 100_000
-"""A link of 1 Mbit/s can still send a body."""
 
 
 # --- reading a request ----------------------------------------------------------------------------
 
 
-async def read_item(
-    request: Request,
-    item_type: type[_ItemT],
-    *,
-    limit: int = wire.MAX_BODY_BYTES,
-    patience_s: float = _BODY_PATIENCE_S,
-) -> _ItemT:
+async def read_item(request: Request, item_type: type[_ItemT], *, limit: int = wire.MAX_BODY_BYTES) -> _ItemT:
     """The item in a request's body, decoded by its Content-Type.
 
-    A body must arrive within `patience_s` plus the time that its bytes take at the slowest accepted rate. A
-    client that sends nothing, or one byte at a time, is refused.
-    Raises: WireError if the body is too large or does not fit the type; RefusedError if it arrives too
-    slowly, or if its Content-Type is neither msgpack nor JSON.
+    How long a body may take is the server's matter: `ConnectionLimits.body_s`.
+    Raises: WireError if the body is too large or does not fit the type; RefusedError if its Content-Type is
+    neither msgpack nor JSON.
     """
     media_type = media_type_of(request)
     if media_type not in _MEDIA_TYPES:
         raise unsupported_media_type(media_type, *_MEDIA_TYPES)
-    body = await _read_body(request, item_type.__name__, limit, patience_s)
+    body = await _read_body(request, item_type.__name__, limit)
     return wire.decode(body, item_type, media_type)
 
 
@@ -81,25 +70,14 @@ def unsupported_media_type(given: str, *expected: str) -> RefusedError:
     )
 
 
-async def _read_body(request: Request, name: str, limit: int, patience_s: float) -> bytes:
+async def _read_body(request: Request, name: str, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    give_up_s = asyncio.get_running_loop().time() + patience_s
-    try:
-        async with asyncio.timeout_at(give_up_s) as deadline:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limit:
-                    raise WireError(f"{name}: body over the limit of {limit} bytes")
-                if chunks:
-                    deadline.reschedule(give_up_s + size / _SLOWEST_BYTES_PER_S)
-                chunks.append(chunk)
-    except TimeoutError as err:
-        raise RefusedError(
-            f"{name}: {size} bytes of the body came within {patience_s:.0f} s; send it at once",
-            code="slow_body",
-            status=408,
-        ) from err
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise WireError(f"{name}: body over the limit of {limit} bytes")
+        chunks.append(chunk)
     return b"".join(chunks)
 
 
