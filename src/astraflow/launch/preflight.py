@@ -5,6 +5,8 @@ It reads and checks; it writes, downloads and starts nothing.
 
 import json
 import logging
+import re
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from astraflow.workflows.factory import make_workflow
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
 
 _log = logging.getLogger(__name__)
+_HUB_NAME = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]+")
+"""A name on the Hugging Face Hub, `OWNER/NAME`; `./model` is none."""
 _BYTES_PER_TOKEN = 9
 """Bytes per token of a trajectory: id, mask and logprob. Streams of a teacher or of routing do not count."""
 
@@ -76,11 +80,7 @@ def check_model(name: str, policy: PolicyConfig) -> None:
 def _check_folder(where: str, model: str) -> None:
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        raise DataError(
-            f"{where}: no such folder. Build a tiny model with `astraflow model init SPEC.yaml --out {model}`"
-            " (for the quickstart, SPEC.yaml is recipes/models/quickstart.yaml), or download one with "
-            f"`hf download NAME --local-dir {model}`"
-        )
+        raise DataError(f"{where}: no such folder. {_how_to_get(model)}")
     config = folder / "config.json"
     try:
         json.loads(config.read_text(encoding="utf-8"))
@@ -90,6 +90,23 @@ def _check_folder(where: str, model: str) -> None:
         raise DataError(f"{where}: its config.json is broken: {err}") from err
     if not any(folder.glob("*.safetensors")):
         raise DataError(f"{where}: it has no *.safetensors; is the folder complete?")
+
+
+def _how_to_get(model: str) -> str:
+    """What makes a model folder that does not exist."""
+    first_part = Path(model).parts[0]
+    if _HUB_NAME.fullmatch(model) and first_part != "models" and not Path(first_part).is_dir():
+        folder = f"models/{Path(model).name}"
+        return (
+            "A model is a folder, and AstraFlow downloads nothing by itself. If this is its name on the "
+            f"Hugging Face Hub, run `hf download {model} --local-dir {folder}` and put {folder} here"
+        )
+    folder = shlex.quote(str(Path(model).expanduser()))
+    return (
+        f"Build a tiny model with `astraflow model init SPEC.yaml --out {folder}` (for the quickstart, "
+        "SPEC.yaml is recipes/models/quickstart.yaml), or download one from the Hugging Face Hub with "
+        f"`hf download OWNER/NAME --local-dir {folder}`"
+    )
 
 
 def open_sources(recipe: Recipe) -> OpenSources:

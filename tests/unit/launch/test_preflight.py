@@ -56,6 +56,23 @@ def test_a_missing_model_names_the_command_that_makes_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "line", "other"),
+    [
+        ("Qwen/Qwen3-0.6B", "`hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B`", "model init"),
+        ("models/nothing", "`hf download OWNER/NAME --local-dir models/nothing`", "Hub, run"),
+        ("/none/my models", "`hf download OWNER/NAME --local-dir '/none/my models'`", "Hub, run"),
+    ],
+)
+def test_a_missing_model_is_downloaded_by_a_line_that_can_be_copied(
+    model: str, line: str, other: str, folder: Path
+) -> None:
+    with pytest.raises(DataError) as refused:
+        check_recipe(make_recipe(folder, policies={"actor": make_policy(folder, model=model)}))
+    assert line in str(refused.value)
+    assert other not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
         ("config.json", None, "no config.json"),
