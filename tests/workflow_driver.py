@@ -107,11 +107,15 @@ class DiceEngine(ScriptedEngine):
         self.sampled: Sampled = Counter()
         self._num_sampled = 0
 
+    def says(self, request: GenerateRequest) -> str:
+        """What the dice of a request's seed say."""
+        dice = random.Random(request.sampling.seed)
+        return " ".join(dice.choices(SAYINGS, k=dice.randint(1, 3)))
+
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
-        dice = random.Random(request.sampling.seed)
-        text = " ".join(dice.choices(SAYINGS, k=dice.randint(1, 3)))
-        ids, finish_reason = self._cut((*map(ord, text), END), request.sampling.max_tokens)
+        said = (*map(ord, self.says(request)), END)
+        ids, finish_reason = self._cut(said, request.sampling.max_tokens)
         versions = [(self._num_sampled + idx) // 7 for idx in range(len(ids))]
         self._num_sampled += len(ids)
         before = digests(ids, digests(request.token_ids)[-1])

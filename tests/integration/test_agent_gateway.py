@@ -161,8 +161,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"n": 0}, "n = 0"),
     ({"extra_body": {"top_k": 5}}, "top_k"),

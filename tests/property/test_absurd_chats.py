@@ -14,6 +14,7 @@ import pytest
 from absurd_driver import NAMES, bodies
 from astraflow import wire
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.gateway_responses import ResponsesRequest
 from astraflow.rollout.gateway_wire import ChatRequest
 from astraflow.workflows.conversation import AgentReport
 from gateway_driver import OpenEpisode, episode
@@ -29,6 +30,10 @@ KNOWN = {
     "tool_choice": None, "tool_calls": None, "response_format": None, "stream": None, "stop": None,
     "top_logprobs": 0, "temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     "max_completion_tokens": 4, "logit_bias": None, "tools": None,
+}  # fmt: skip
+RESPONSES = {
+    "type": "message", "input": "2+3", "text": None, "background": None, "previous_response_id": None,
+    "include": None, "max_output_tokens": 4,
 }  # fmt: skip
 
 
@@ -80,6 +85,19 @@ async def test_no_field_of_a_chat_ends_an_episode() -> None:
         assert fight.num_accepted > 100
         sound = msgspec.json.encode(CHAT)
         assert await fight.send("POST", "/v1/chat/completions", "sound", sound) == 200
+        await fight.session.close()
+
+
+async def test_no_field_of_a_responses_request_ends_an_episode() -> None:
+    known = {**KNOWN, **RESPONSES}
+    async with episode(policies()) as open_:
+        fight = Fight(open_)
+        for about, media_type, body in bodies(ResponsesRequest, known):
+            if media_type == wire.JSON:
+                await fight.send("POST", "/v1/responses", about, body)
+        assert fight.num_accepted > 50
+        sound = msgspec.json.encode({"model": "actor", "input": "2+3"})
+        assert await fight.send("POST", "/v1/responses", "sound", sound) == 200
         await fight.session.close()
 
 

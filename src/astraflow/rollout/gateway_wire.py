@@ -2,7 +2,8 @@
 
 Requests are checked strictly: an argument that matters, but that a policy cannot follow, is refused.
 Arguments that do not change what is sampled (`user`, `metadata`, `store`, ...) are accepted and have no
-effect. `seed` is accepted without effect too, because the episodes of a task must differ.
+effect. `seed` is accepted without effect too, because the episodes of a task must differ. `tool_choice` and
+`response_format` are taken as hints (`gateway_hints.py`).
 """
 
 import json
@@ -25,10 +26,12 @@ __all__ = [
     "Chunk",
     "Completed",
     "ErrorBody",
+    "JsonSchema",
     "Model",
     "ModelList",
     "Reply",
     "ReplyCall",
+    "ReplyFormat",
     "TokenLogprob",
     "Usage",
     "bad_request",
@@ -135,8 +138,18 @@ class _StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool = False
 
 
-class _Format(msgspec.Struct, frozen=True):
+class JsonSchema(msgspec.Struct, frozen=True):
+    """The schema that a reply should fit."""
+
+    name: Label = ""
+    schema: _Schema | None = None
+
+
+class ReplyFormat(msgspec.Struct, frozen=True):
+    """The form that a reply should have."""
+
     type: Label
+    json_schema: JsonSchema | None = None
 
 
 class ChatRequest(_Strict, frozen=True, kw_only=True):
@@ -161,7 +174,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     logit_bias: _Biases | None = None
-    response_format: _Format | None = None
+    response_format: ReplyFormat | None = None
     seed: object = None
     user: object = None
     metadata: object = None
@@ -173,7 +186,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     prompt_cache_key: object = None
 
     def check(self) -> None:
-        """Checks that a policy can do what the request asks for.
+        """Checks that a policy can do what the request asks for; `hint_of` checks the form of the reply.
 
         Raises: RefusedError if it cannot.
         """
@@ -196,14 +209,6 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
         if self.top_logprobs:
             raise bad_request(
                 "top_logprobs: only the logprobs of sampled tokens are available; use 0", "unsupported_value"
-            )
-        if self.response_format is not None and self.response_format.type != "text":
-            raise bad_request(
-                "response_format: only text is supported; ask for JSON in the prompt", "unsupported_value"
-            )
-        if isinstance(self.tool_choice, dict) or self.tool_choice not in {None, "auto", "none"}:
-            raise bad_request(
-                "tool_choice: a policy cannot be forced to call a tool; use auto or none", "unsupported_value"
             )
 
     @property
@@ -322,12 +327,10 @@ class Completed(_Answer, frozen=True, kw_only=True):
 
     def chunks(self, *, with_usage: bool) -> "list[Chunk]":
         """The same as a stream: first the texts, then why they ended, then the usage if it is asked for."""
-        texts = tuple(_said(choice) for choice in self.choices)
-        ends = tuple(
-            Choice(index=choice.index, finish_reason=choice.finish_reason, logprobs=None, delta={})
-            for choice in self.choices
-        )
-        chunks = [self._chunk(texts), self._chunk(ends)]
+        chunks: list[Chunk] = []
+        for choice in self.choices:
+            end = Choice(index=choice.index, finish_reason=choice.finish_reason, logprobs=None, delta={})
+            chunks += [self._chunk((_said(choice),)), self._chunk((end,))]
         if with_usage:
             chunks.append(self._chunk((), self.usage))
         return chunks

@@ -67,6 +67,8 @@ async def agent(
     for name in policies:
         rewards.add_all(name, report.rewards.get(name, reward))
     rewards.set_score(reward)
+    if endpoint.unmet_frac is not None:
+        rewards.add_metric("unmet_forms_frac", endpoint.unmet_frac)
     return rewards
 
 

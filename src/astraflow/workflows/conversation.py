@@ -199,6 +199,14 @@ class Endpoint(Protocol):
         """Number of completions that were sampled through it."""
         ...
 
+    @property
+    def unmet_frac(self) -> float | None:
+        """Share of the completions without the form that their request asked for.
+
+        Requests ask for a form by `tool_choice` and `response_format`; None if none did.
+        """
+        ...
+
 
 class Policies(Mapping[str, Policy]):
     """The policies of the run by name, in the recipe's order, with an endpoint for agent programs."""

@@ -1,0 +1,368 @@
+"""The endpoint of one episode: it answers chat requests by policies, and records what they sample.
+
+A request carries the whole history of a conversation, so the recorded histories of an episode form a tree.
+The endpoint looks for the longest recorded history that the request begins with, compared as clients see it.
+The new prompt continues the exact tokens of that history, and the recorder then extends its trajectory or
+forks it. If there is no such history, the request is rendered anew. Its tokens may still begin with those of
+a recorded history: then it is the same conversation, in which the client only changed white space. Otherwise
+it is a new conversation.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from astraflow.bounds import as_label
+from astraflow.errors import RefusedError
+from astraflow.rollout.dialogue import (
+    Answer,
+    Dialogue,
+    HostedPolicy,
+    RecordedConversation,
+    Said,
+    prompt_of,
+    with_tools,
+)
+from astraflow.rollout.gateway_hints import Hint, hint_of
+from astraflow.rollout.gateway_responses import (
+    Response,
+    ResponsesRequest,
+    chat_of,
+    input_messages,
+    response_of,
+)
+from astraflow.rollout.gateway_wire import (
+    ChatMessage,
+    ChatRequest,
+    Choice,
+    Completed,
+    Model,
+    Reply,
+    Usage,
+    bad_request,
+    called,
+    logprobs_of,
+    messages_of,
+    tool_specs,
+)
+from astraflow.types import Sampling
+from astraflow.workflows.calls import CallParser, ToolCall
+from astraflow.workflows.conversation import AgentReport
+
+__all__ = ["EpisodeEndpoint"]
+
+_ResultT = TypeVar("_ResultT")
+
+_SAMPLING_TOLERANCE = 1e-6
+"""Largest difference at which a request's temperature or `top_p` still equals the recipe's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A recorded history, up to and including one completion."""
+
+    hosted: HostedPolicy
+    """The policy that speaks, with the tools that it was shown."""
+    keys: tuple[object, ...]
+    """The messages as the client sees them, in a form that can be compared."""
+    said: Said
+    """The messages and their exact tokens."""
+    chat: RecordedConversation
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, and what it asks of which policy."""
+
+    number: int
+    """Position among the requests of the episode."""
+    request: ChatRequest
+    hosted: HostedPolicy
+    """The policy with the request's tools."""
+    sampling: Sampling
+    hint: Hint
+
+
+class EpisodeEndpoint:
+    """The endpoint of one episode, through which an agent program chats with policies. Implements `Endpoint`.
+
+    A request whose client disconnects is cancelled, and a request after the episode's end is refused. `close`
+    cancels the requests that still run.
+    """
+
+    def __init__(self, dialogue: Dialogue, parser: CallParser, gateway_url: str) -> None:
+        self.id = secrets.token_urlsafe(12)
+        self._key = secrets.token_urlsafe(24)
+        self.report: AgentReport | None = None
+        self.last_text = ""
+        self.problem = ""
+        self.is_full = False
+        self.num_completions = 0
+        self._url = f"{gateway_url}/episodes/{self.id}"
+        self._dialogue = dialogue
+        self._parser = parser
+        self._points: list[_Point] = []
+        self._running: set[asyncio.Task[Any]] = set()
+        self._answered: dict[str, tuple[ChatMessage, ...]] = {}
+        """Id of a response -> its conversation, without instructions."""
+        self._num_requests = 0
+        self._num_hinted = 0
+        self._num_unmet = 0
+
+    @property
+    def base_url(self) -> str:
+        """See `Endpoint.base_url`."""
+        return f"{self._url}/v1"
+
+    @property
+    def api_key(self) -> str:
+        """See `Endpoint.api_key`."""
+        return self._key
+
+    @property
+    def result_url(self) -> str:
+        """See `Endpoint.result_url`."""
+        return f"{self._url}/result"
+
+    @property
+    def unmet_frac(self) -> float | None:
+        """See `Endpoint.unmet_frac`."""
+        return self._num_unmet / self._num_hinted if self._num_hinted else None
+
+    def models(self) -> tuple[Model, ...]:
+        """The episode's policies, as `GET /models` lists them."""
+        return tuple(
+            Model(id=name, object="model", created=0, owned_by="astraflow") for name in self._dialogue.hosted
+        )
+
+    def start(self, answer: Coroutine[Any, Any, _ResultT]) -> asyncio.Task[_ResultT]:
+        """Begins to answer a request (`chat` or `respond`), in a task that `close` cancels."""
+        task = asyncio.create_task(answer)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def close(self) -> None:
+        """Cancels the requests that still run."""
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def respond(self, request: ResponsesRequest) -> Response:
+        """Answers a request of the Responses API, as `chat` answers a chat.
+
+        Raises: as `chat`; RefusedError if the response that it continues is not one of this episode.
+        """
+        before = request.previous_response_id
+        earlier = self._answered.get(before, ()) if before else ()
+        if before and not earlier:
+            raise bad_request(
+                f"previous_response_id {as_label(before)!r} is not a response of this episode",
+                "previous_response_not_found",
+            )
+        messages = (*earlier, *input_messages(request))
+        completed = await self.chat(chat_of(request, messages))
+        response = response_of(request, completed)
+        self._answered[response.id] = (*messages, _sent_back(completed.choices[0]))
+        return response
+
+    async def chat(self, request: ChatRequest) -> Completed:
+        """Answers a chat request, and records its completions.
+
+        Raises: RefusedError if the request asks for what no policy can do; RolloutError if the engine fails.
+        """
+        asked = self._asked(request)
+        hosted = asked.hosted
+        start = self._start(hosted, request.messages)
+        num_known = len(start.keys) if start else 0
+        said = start.said if start else Said()
+        new = messages_of(request.messages[num_known:], request.messages[:num_known])
+        new = asked.hint.added_to(new, said.messages)
+        prompt = await prompt_of(hosted.renderer, said, new)
+        start = start or self._start_by_tokens(hosted, prompt)
+        messages = (*said.messages, *new)
+        # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
+        chats = [start.chat if start else self._dialogue.open(hosted, (), "") for _ in range(request.n or 1)]
+        await self._check_room(hosted, chats[0], prompt)
+        answers = await _all([chat.answer(messages, prompt, asked.sampling) for chat in chats])
+        choices: list[Choice] = []
+        for place, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
+            choice = self._choice(asked, answer, place)
+            choices.append(choice)
+            keys = tuple(message.key for message in (*request.messages, _sent_back(choice)))
+            self._points.append(_Point(hosted, keys, answer.said, chat))
+        self.problem = ""
+        self.num_completions += len(answers)
+        num_sampled = sum(answer.completion.num_tokens for answer in answers)
+        return Completed(
+            id=f"chatcmpl-{self.id}-{asked.number}",
+            object="chat.completion",
+            created=int(time.time()),
+            model=request.model,
+            choices=tuple(choices),
+            usage=Usage(
+                prompt_tokens=len(prompt),
+                completion_tokens=num_sampled,
+                total_tokens=len(prompt) + num_sampled,
+            ),
+        )
+
+    # --- who answers, and how ---
+
+    def _asked(self, request: ChatRequest) -> "_Asked":
+        """Checks a request, and finds the policy that it names and how that samples."""
+        request.check()
+        hosted = self._dialogue.hosted.get(request.model)
+        if hosted is None:
+            names = ", ".join(self._dialogue.hosted)
+            raise RefusedError(
+                f"model {request.model!r} is not a policy of this run (policies: {names})",
+                code="model_not_found",
+                status=404,
+            )
+        self._num_requests += 1
+        return _Asked(
+            self._num_requests,
+            request,
+            with_tools(hosted, tool_specs(request)),
+            self._sampling(hosted, request),
+            hint_of(request),
+        )
+
+    def _sampling(self, hosted: HostedPolicy, request: ChatRequest) -> Sampling:
+        """The episode's sampling, with the caller's limit of tokens and stop texts.
+
+        A trained policy keeps the recipe's temperature and `top_p`: with others, the recorded logprobs would
+        not be those of the distribution that it is trained on.
+
+        Raises: RefusedError if the caller asks for others.
+        """
+        own = hosted.info.sampling
+        sampling = self._dialogue.sampling(hosted)
+        for name, asked, trained in (
+            ("temperature", request.temperature, own.temperature),
+            ("top_p", request.top_p, own.top_p),
+        ):
+            if asked is None or abs(asked - trained) <= _SAMPLING_TOLERANCE:
+                continue
+            if hosted.info.is_trained:
+                policy = hosted.info.name
+                raise bad_request(
+                    f"{name} = {asked:g}, but policy {policy} is trained with {trained:g}; leave it out of "
+                    f"the agent's settings, or set policies.{policy}.sampling.{name} in the recipe",
+                    "unsupported_value",
+                )
+            sampling = msgspec.structs.replace(sampling, **{name: asked})
+        limit = min(sampling.max_tokens, request.limit or sampling.max_tokens)
+        return msgspec.structs.replace(sampling, max_tokens=limit, stop=(*sampling.stop, *request.stops))
+
+    async def _check_room(
+        self, hosted: HostedPolicy, chat: RecordedConversation, prompt: tuple[int, ...]
+    ) -> None:
+        """Checks that a prompt leaves room for a completion.
+
+        If it does not, and the episode has completions already, the conversation is recorded as one that
+        ended because the context was full.
+
+        Raises: RefusedError if there is no room.
+        """
+        size = hosted.max_context
+        if len(prompt) < size:
+            return
+        if self._dialogue.recorder.num_completions:
+            self.is_full = True
+            await chat.answer(chat.messages, prompt)  # records an empty completion, since there is no room
+        raise bad_request(
+            f"the prompt has {len(prompt)} tokens, which leaves no room in the context of policy "
+            f"{hosted.info.name} ({size} tokens); shorten it, or raise rollout.engine.max_context",
+            "context_length_exceeded",
+        )
+
+    # --- where a request continues ---
+
+    def _start(self, hosted: HostedPolicy, messages: tuple[ChatMessage, ...]) -> _Point | None:
+        """The longest recorded history that the messages begin with; None if there is none."""
+        keys = tuple(message.key for message in messages)
+        known = [p for p in self._points if p.hosted == hosted and p.keys == keys[: len(p.keys)]]
+        return max(known, key=lambda point: len(point.keys), default=None)
+
+    def _start_by_tokens(self, hosted: HostedPolicy, prompt: tuple[int, ...]) -> _Point | None:
+        """The longest recorded history with whose exact tokens the prompt begins; None if there is none."""
+        known = [
+            p for p in self._points if p.hosted.info == hosted.info and _begins_with(prompt, p.said.token_ids)
+        ]
+        return max(known, key=lambda point: len(point.said.token_ids), default=None)
+
+    # --- what the client sees ---
+
+    def _choice(self, asked: "_Asked", answer: Answer, place: int) -> Choice:
+        """A completion as the client gets it: without its stop text, and with its tool calls taken out."""
+        request = asked.request
+        completion = answer.completion
+        generation = answer.generation
+        text = next(
+            (completion.text.removesuffix(s) for s in asked.sampling.stop if completion.text.endswith(s)),
+            completion.text,
+        )
+        self.last_text = text
+        calls = self._calls(completion.reply) if request.tools and request.tool_choice != "none" else ()
+        if asked.hint.lines:
+            self._num_hinted += 1
+            self._num_unmet += not asked.hint.is_met_by(calls, completion.reply)
+        reply = Reply(
+            role="assistant",
+            content=_content(text, completion.reply, asked.hint, has_calls=bool(calls)),
+            tool_calls=called(calls, f"call_{asked.number}_{place}"),
+        )
+        logprobs = None
+        if request.logprobs:
+            tokens = [asked.hosted.renderer.parse((token,)).content for token in generation.token_ids]
+            logprobs = logprobs_of(tokens, generation.logprobs)
+        finish_reason = "tool_calls" if calls else "stop"
+        if completion.is_truncated:
+            finish_reason = "length"
+        return Choice(index=place, finish_reason=finish_reason, logprobs=logprobs, message=reply)
+
+    def _calls(self, text: str) -> tuple[ToolCall, ...]:
+        """The calls in a text; none if one of them cannot be read, so that the text is shown as it is."""
+        calls = tuple(self._parser(text))
+        return () if any(call.problem for call in calls) else calls
+
+
+def _content(text: str, reply: str, hint: Hint, *, has_calls: bool) -> str | None:
+    """What a client reads beside the calls; `reply` is the text without its reasoning."""
+    if has_calls:
+        before, tag, _ = text.partition("<tool_call>")
+        return (before.strip() or None) if tag else None  # without a tag, the text is the call
+    # A client parses what it wanted as JSON, and reasoning before it is none.
+    return reply if hint.json_kind and reply else text
+
+
+def _sent_back(choice: Choice) -> ChatMessage:
+    """A reply as the client will send it back."""
+    assert choice.message is not None
+    return msgspec.convert(msgspec.to_builtins(choice.message), ChatMessage)
+
+
+def _begins_with(prompt: tuple[int, ...], known: tuple[int, ...]) -> bool:
+    """Whether a prompt begins with known tokens."""
+    # The last known token is compared first: histories are long, and most of them differ there.
+    if not known:
+        return True
+    return len(known) <= len(prompt) and prompt[len(known) - 1] == known[-1] and prompt[: len(known)] == known
+
+
+async def _all(parts: list[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
+    """Runs all parts at once and returns their results in order; the first error cancels the other parts."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
