@@ -137,9 +137,10 @@ class Core:
         except ComponentError:
             return ()
 
-    def waits(self) -> tuple[Wait, ...]:
-        """What waits for what, and since when, as far as the core can tell."""
-        return status.waits(self._ctx)
+    def waits(self, now_s: float = 0.0) -> tuple[Wait, ...]:
+        """What waits for what, and since when, as far as the core can tell. `now_s`: for what is said of a
+        long wait; without it, every wait is short."""
+        return status.waits(self._ctx, now_s)
 
     def steps(self, policy: str, after: int = -1) -> tuple[StepRecord, ...]:
         """Records of the policy's committed steps with a number above `after`."""

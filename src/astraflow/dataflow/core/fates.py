@@ -19,7 +19,9 @@ __all__ = [
     "decide_fate",
     "end_run",
     "fate_counts",
+    "note_outcome",
     "num_live",
+    "outcomes_text",
     "resume_run",
 ]
 
@@ -29,6 +31,13 @@ _STARVED_PASSES = 2
 """Whole passes over the tasks without a usable group, after which another pass will not help."""
 _MIN_FAILED_IN_A_ROW = 64
 """Groups that fail in a row before the run gives up; a lost service causes far fewer."""
+_STARVED_S = 600.0
+"""With many tasks, two passes over them take hours: the run also gives up if no group was usable for this
+long."""
+_STARVED_BATCHES = 4
+"""Provided that so many batches of groups were lost: where episodes are long, few groups prove nothing."""
+_LONGEST_GAP_S = 30.0
+"""What the time between two lost groups counts at most, so that an interruption of the run does not count."""
 
 
 def decide_fate(
@@ -40,8 +49,12 @@ def decide_fate(
     step: int = -1,
     num_tokens: int = 0,
     staleness: int = 0,
+    by: str = "",
 ) -> None:
-    """Ends a group for one policy: it leaves the table, and its ticket comes back."""
+    """Ends a group for one policy: it leaves the table, and its ticket comes back.
+
+    `by`: the filter that dropped it, if one did.
+    """
     policy = ctx.state.policies[name]
     policy.waiting.pop(group_id, None)
     policy.ready.pop(group_id, None)
@@ -49,6 +62,10 @@ def decide_fate(
     if fate != "trained":
         policy.num_discarded += 1
     if fate in _LOST:
+        note_outcome(policy, f"filtered by {by}" if by else fate)
+        if policy.lost_in_a_row:
+            policy.lost_s += min(ctx.now_s - policy.lost_at_s, _LONGEST_GAP_S)
+        policy.lost_at_s = ctx.now_s
         policy.lost_in_a_row += 1
         policy.failed_in_a_row = policy.failed_in_a_row + 1 if fate == "failed" else 0
     ctx.emit(
@@ -59,6 +76,11 @@ def decide_fate(
     if fate != "unadmitted":
         ctx.wake("leases")
         ctx.wake(f"batch/{name}")
+
+
+def note_outcome(policy: PolicyState, outcome: str) -> None:
+    """Counts how a group ended, in words, for those who wait for a batch."""
+    policy.outcomes[outcome] = policy.outcomes.get(outcome, 0) + 1
 
 
 def num_live(policy: PolicyState) -> int:
@@ -104,6 +126,12 @@ def check_starved(ctx: Context) -> None:
                 f"{policy.lost_in_a_row} groups in a row gave nothing to train on, over {ctx.num_tasks} "
                 f"tasks (in the whole run: {lost}); are rewards ever different within a group?"
             )
+        elif _is_starved_by_time(policy, table.groups_per_batch):
+            what = (
+                f"{policy.lost_in_a_row:,} groups in a row, over {policy.lost_s:.0f} s, gave nothing to "
+                f"train on ({outcomes_text(policy)} since the last batch); are rewards ever different within "
+                "a group?"
+            )
         else:
             continue
         end_run(
@@ -113,6 +141,24 @@ def check_starved(ctx: Context) -> None:
             is_failure=True,
         )
         return
+
+
+def _is_starved_by_time(policy: PolicyState, groups_per_batch: int) -> bool:
+    least = max(_MIN_FAILED_IN_A_ROW, _STARVED_BATCHES * groups_per_batch)
+    return policy.lost_s >= _STARVED_S and policy.lost_in_a_row >= least
+
+
+def outcomes_text(policy: PolicyState) -> str:
+    """How most groups since the last batch ended; empty if at least half of them can be trained on.
+
+    Example: `3,952 of 3,952 groups filtered by zero_variance`.
+    """
+    total = sum(policy.outcomes.values())
+    lost = {outcome: num for outcome, num in policy.outcomes.items() if outcome != "ready"}
+    if 2 * sum(lost.values()) <= total:
+        return ""
+    outcome = max(lost, key=lambda name: lost[name])
+    return f"{lost[outcome]:,} of {total:,} groups {outcome}"
 
 
 def _is_general(ctx: Context, policy: PolicyState) -> bool:
@@ -197,6 +243,8 @@ def resume_run(ctx: Context, _: ResumeRun) -> None:
         policy.epoch += 1
         policy.taken = policy.committed
         policy.lost_in_a_row = 0
+        policy.lost_s = 0.0
+        policy.outcomes.clear()
         policy.failed_in_a_row = 0
         policy.failed_on.clear()
         policy.changed_s = ctx.now_s

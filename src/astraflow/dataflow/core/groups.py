@@ -18,7 +18,7 @@ from astraflow.dataflow.core.commands import (
     TasksPushed,
 )
 from astraflow.dataflow.core.context import Context, refuse
-from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run
+from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run, note_outcome
 from astraflow.dataflow.core.state import EpisodeState, GroupState, LeaseState
 from astraflow.dataflow.core.tables import has_room
 from astraflow.dataflow.core.valuation import Discarded, outcome_of
@@ -125,7 +125,6 @@ def _charge(ctx: Context, group: GroupState) -> None:
     )
     for policy in ctx.state.policies.values():
         policy.drawn += 1
-        policy.changed_s = ctx.now_s
     for name in group.undecided:
         ctx.state.policies[name].waiting[group.id] = None
     for name in unadmitted:
@@ -343,10 +342,12 @@ def _value(ctx: Context, name: str, group: GroupState) -> None:
     if isinstance(worth, Discarded):
         if worth.by:
             policy.filtered_by[worth.by] = policy.filtered_by.get(worth.by, 0) + 1
-        decide_fate(ctx, name, group.id, worth.fate, num_tokens=_num_tokens(group, name))
+        decide_fate(ctx, name, group.id, worth.fate, num_tokens=_num_tokens(group, name), by=worth.by)
         return
     policy.ready[group.id] = worth
+    note_outcome(policy, "ready")
     policy.lost_in_a_row = 0
+    policy.lost_s = 0.0
     policy.failed_in_a_row = 0
     policy.failed_on.clear()
     for evicted in ctx.parts[name].remove(policy.ready):

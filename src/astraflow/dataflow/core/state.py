@@ -188,6 +188,12 @@ class PolicyState(msgspec.Struct, gc=False):
     """Groups with another fate than trained since the last commit."""
     lost_in_a_row: int = 0
     """Groups that gave nothing to train on since the last one that did."""
+    lost_s: float = 0.0
+    """For how long they were lost, in seconds; interruptions of the run do not count."""
+    lost_at_s: float = 0.0
+    """When the last one was lost."""
+    outcomes: dict[str, int] = {}
+    """How groups ended since the last batch was taken, in words: `ready`, `filtered by zero_variance`."""
     failed_in_a_row: int = 0
     failed_on: dict[str, None] = {}
     """Services on which attempts failed since the last group that gave something to train on."""
@@ -209,7 +215,7 @@ class PolicyState(msgspec.Struct, gc=False):
     """Largest number of steps done for which an evaluation was planned."""
     records: list[StepRecord] = []
     changed_s: float = 0.0
-    """When it last drew, took, published or committed."""
+    """When its trainer last attached, took a batch, published or committed; 0 before the first time."""
 
 
 class MetricSum(msgspec.Struct, gc=False):

@@ -4,12 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.context import Context
-from astraflow.dataflow.core.fates import fate_counts, num_live
+from astraflow.dataflow.core.fates import fate_counts, num_live, outcomes_text
 from astraflow.dataflow.core.state import ReadyGroup
 from astraflow.dataflow.core.tables import why_no_room
 from astraflow.types import PolicyStatus, Wait
 
 __all__ = ["groups_for_replay", "policy_status", "retained_payloads", "waits"]
+
+_LONG_WAIT_S = 10.0
+"""A trainer that has waited this long is told why most groups gave nothing to train on, if they did not."""
 
 
 def policy_status(ctx: Context, name: str) -> PolicyStatus:
@@ -38,11 +41,14 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
     )
 
 
-def waits(ctx: Context) -> tuple[Wait, ...]:
-    """What waits for what: trainers for groups, rollout for versions or tickets, evaluation for results."""
+def waits(ctx: Context, now_s: float) -> tuple[Wait, ...]:
+    """What waits for what: trainers for groups, rollout for versions or tickets, evaluation for results.
+
+    `since_s` is 0 for what nothing has happened to yet.
+    """
     if not ctx.is_running:
         return ()
-    found = [wait for name in ctx.plan.policies for wait in _policy_waits(ctx, name)]
+    found = [wait for name in ctx.plan.policies for wait in _policy_waits(ctx, name, now_s)]
     for name, version, _ in ctx.state.rounds_to_open:
         missing = [other for other, p in ctx.state.policies.items() if p.newest < 0]
         found.append(
@@ -67,7 +73,7 @@ def waits(ctx: Context) -> tuple[Wait, ...]:
     return tuple(found)
 
 
-def _policy_waits(ctx: Context, name: str) -> Iterator[Wait]:
+def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     trainer = f"trainer {name}"
@@ -84,6 +90,9 @@ def _policy_waits(ctx: Context, name: str) -> Iterator[Wait]:
     if policy.taken < plan.num_steps and session.done == policy.taken:
         num = plan.table.groups_per_batch
         what = f"step {policy.taken}: {len(policy.ready)} groups ready, {num} make a batch"
+        waited_s = now_s - since_s
+        if waited_s >= _LONG_WAIT_S and (lost := outcomes_text(policy)):
+            what = f"no batch for {waited_s:.0f} s: {lost}"
         yield Wait(who=trainer, whom="rollout", what=what, since_s=since_s)
     elif policy.committed < plan.num_steps and (reason := why_no_room(ctx, name)):
         yield Wait(who="rollout", whom=trainer, what=reason, since_s=since_s)

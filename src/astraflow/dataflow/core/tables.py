@@ -145,6 +145,7 @@ def _take_new(ctx: Context, name: str, version: int) -> BatchView | None:
     policy.batches[batch.step] = batch
     policy.num_replayed += len(batch.replayed)
     policy.taken += 1
+    policy.outcomes.clear()
     policy.changed_s = ctx.now_s
     ctx.emit(
         BatchTaken(

@@ -289,6 +289,79 @@ def test_every_wait_names_who_and_whom():
     assert waits(driver) == []
 
 
+def lose(driver: Driver, num: int, *, every_s: float) -> None:
+    """Groups of which all episodes get the same reward, so that the filter drops them."""
+    for _ in range(num):
+        driver.now_s += every_s
+        driver.finish_groups(1, reward=1.0)
+
+
+def test_a_trainer_waits_since_its_last_step_however_many_groups_are_drawn_meanwhile():
+    driver = started(table=_FILTERED, num_tasks=20_000)
+    (before,) = driver.core.waits()
+    lose(driver, 5, every_s=10.0)
+    (after,) = driver.core.waits()
+    assert after.since_s == before.since_s
+
+
+def test_a_trainer_that_waits_is_told_how_many_groups_which_filter_dropped():
+    driver = started(table=_FILTERED, num_tasks=20_000)
+    lose(driver, 7, every_s=10.0)
+    (wait,) = driver.core.waits(driver.now_s)
+    waited_s = driver.now_s - wait.since_s
+    assert wait.what == f"no batch for {waited_s:.0f} s: 7 of 7 groups filtered by zero_variance"
+    (early,) = driver.core.waits(wait.since_s + 5.0)
+    assert early.what == "step 0: 0 groups ready, 2 make a batch"
+
+
+def test_a_trainer_that_waits_while_most_groups_are_good_is_told_how_many_are_ready():
+    driver = started(table=make_table(groups_per_batch=8, filters=[{"name": "zero_variance"}]))
+    driver.finish_groups(3)
+    lose(driver, 2, every_s=10.0)
+    (wait,) = driver.core.waits(driver.now_s)
+    assert wait.what == "step 0: 3 groups ready, 8 make a batch"
+
+
+def test_the_run_ends_when_no_group_was_usable_for_ten_minutes_not_after_passes_over_all_tasks():
+    driver = started(table=_FILTERED, num_tasks=20_000)
+    lose(driver, 64, every_s=5.0)
+    assert driver.core.state == "running"
+    lose(driver, 60, every_s=5.0)
+    assert driver.core.state == "failed"
+    assert "filtered by zero_variance since the last batch" in driver.core.reason
+    assert driver.core.waits(driver.now_s) == ()
+
+
+def test_few_groups_prove_nothing_however_long_they_took():
+    driver = started(table=_FILTERED, num_tasks=20_000)
+    lose(driver, 60, every_s=20.0)
+    assert driver.core.state == "running"
+
+
+def test_the_time_for_which_a_run_was_interrupted_is_not_a_time_without_groups():
+    driver = started(table=_FILTERED, num_tasks=20_000)
+    lose(driver, 64, every_s=1.0)
+    driver.now_s += 10_000.0
+    lose(driver, 2, every_s=1.0)
+    assert driver.core.state == "running"
+
+
+def test_a_restored_core_gives_up_at_the_same_group():
+    driver = started(table=_FILTERED, num_tasks=20_000)
+    lose(driver, 64, every_s=5.0)
+    other = Driver(driver.plan)
+    other.core, other.sessions, other.now_s = (
+        Core.restored(driver.plan, driver.core.snapshot()),
+        driver.sessions,
+        driver.now_s,
+    )
+    for each in (driver, other):
+        while each.core.state == "running":
+            lose(each, 1, every_s=5.0)
+    assert driver.core.reason == other.core.reason
+    assert driver.core.snapshot() == other.core.snapshot()
+
+
 # --- snapshots ------------------------------------------------------------------------------------
 
 
