@@ -293,6 +293,37 @@ async def test_silent_leases_and_services_expire_and_go_out_again(tmp_path: Path
         assert (await refused(silent.beat())).code == "unknown_worker"
 
 
+async def test_a_service_that_joins_again_is_listed_once_and_its_lost_leases_go_out_at_once(
+    tmp_path: Path,
+) -> None:
+    config = DataflowConfig(lease_timeout_s=20.0, heartbeat_s=0.05)
+    async with running(tmp_path, config=config) as run:
+        _, killed = await ready(run)
+        (lost,) = await killed.lease(1)
+        again = ScriptedWorker(run.client, "w0")
+        await again.register()
+        async with asyncio.timeout(5):
+            while len((status := await run.client.status()).workers) > 1:
+                assert [wait.whom for wait in status.waits if wait.what == "no sign of life"] in ([], ["w0"])
+                await again.beat()
+                await asyncio.sleep(0.02)
+        served = await again.served()
+        request = LeaseRequest(worker_id=again.id, num_free=1, served=served, wait_s=0.1)
+        (lease,) = (await run.client.leases(request)).leases
+        assert (lease.group_id, lease.episode_idx, lease.attempt) == (lost.group_id, lost.episode_idx, 1)
+
+
+async def test_a_status_before_anybody_joined_says_so_and_counts_from_the_start(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        status = await run.client.status()
+        (wait,) = status.waits
+        assert (wait.who, wait.whom, wait.what) == ("run", "trainer actor", "has not attached yet")
+        assert 0.0 <= status.now_s - wait.since_s < 60.0
+        await ScriptedTrainer(run.client).attach()
+        (wait,) = (await run.client.status()).waits
+        assert wait.what == "step 0: 0 groups ready, 4 make a batch; no rollout service has joined"
+
+
 async def test_heartbeats_keep_leases_and_revoke_what_is_over(tmp_path: Path) -> None:
     config = DataflowConfig(lease_timeout_s=0.6, heartbeat_s=0.05)
     async with running(tmp_path, config=config) as run:

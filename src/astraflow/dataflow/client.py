@@ -34,8 +34,10 @@ from astraflow.types import (
     VersionsReply,
 )
 
-__all__ = ["DataflowClient"]
+__all__ = ["STATUS_S", "DataflowClient"]
 
+STATUS_S = 2.0
+"""Time that a status may take; a dataflow that needs longer is stopped, hangs, or cannot be reached."""
 _ANSWER_S = 10.0
 """Time that an answer may take after the long-poll itself."""
 _BATCH_ANSWER_S = 120.0
@@ -160,8 +162,8 @@ class DataflowClient:
         return reply.evals
 
     async def status(self) -> StatusReply:
-        """What waits for what, and since when."""
-        return await self._client.call("GET", "/v1/status", StatusReply)
+        """What waits for what, and since when. A try takes at most `STATUS_S`."""
+        return await self._client.call("GET", "/v1/status", StatusReply, timeout_s=STATUS_S)
 
     async def drop_batch(self, policy: str, request: DropRequest) -> DropReply:
         """Gives up the batch of a step that is not committed. Raises: FencedError if `request.epoch` is not

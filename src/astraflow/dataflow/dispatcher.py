@@ -57,6 +57,7 @@ class Dispatcher:
         self.journal = journal
         self.liveness = liveness
         self.clock = clock or SteadyClock(at_least_s=journal.newest_s)
+        self.started_s = self.clock()
         self.topics = Topics()
         self.lease_queue = LeaseQueue()
         self.shares = WaitShares()

@@ -11,10 +11,17 @@ from dataclasses import dataclass, field
 
 from astraflow.types import Load, ServedVersions
 
-__all__ = ["Liveness", "WorkerLife"]
+__all__ = ["NO_SIGN_OF_LIFE", "Liveness", "WorkerLife"]
 
+NO_SIGN_OF_LIFE = "no sign of life"
+"""What a wait for a service that has missed its heartbeats is for."""
+
+_MISSED_BEATS = 2
+"""A service that has missed more heartbeats than this is silent."""
 _WORKER_GRACE = 1.5
 """A service is dropped after this many lease timeouts of silence, so its leases are overdue before."""
+_LATE_BEAT_S = 1.0
+"""How late the last heartbeat may be."""
 MAX_WORKERS = 10_000
 """Services that may be known at a time, so that nobody with a token can fill the memory by registering."""
 _MAX_LEFT = 10_000
@@ -35,6 +42,8 @@ class WorkerLife:
     """From its last request for leases or heartbeat, whichever is newer."""
     peer_url: str = ""
     """Where it serves the weights that it has; empty if it does not."""
+    address: str = ""
+    """The network address that it joined from; empty if it is not known."""
     is_draining: bool = False
     was_told_the_end: bool = False
     """An answer to it said that the run is over."""
@@ -45,10 +54,17 @@ class WorkerLife:
 class Liveness:
     """Deadlines of leases and services, by the loop's clock."""
 
-    def __init__(self, lease_timeout_s: float, *, max_workers: int = MAX_WORKERS) -> None:
+    def __init__(
+        self, lease_timeout_s: float, *, heartbeat_s: float = 2.0, max_workers: int = MAX_WORKERS
+    ) -> None:
         self.max_workers = max_workers
+        self.silent_after_s = _MISSED_BEATS * heartbeat_s + _LATE_BEAT_S
+        """A service is silent after this time without a sign of life."""
         self.timeout_s = lease_timeout_s
         self._workers: dict[str, WorkerLife] = {}
+        self._newest: dict[tuple[str, str], str] = {}
+        """(name, address) -> the service that joined last under this name from there. Address "": from
+        anywhere; that replaces services from before a restart, whose addresses are not known."""
         self._leases: dict[str, float] = {}
         """Lease -> deadline."""
         self._left: dict[str, None] = {}
@@ -61,10 +77,17 @@ class Liveness:
     def add(self, worker: WorkerLife) -> None:
         """Adds a service that joined, or that was there before a restart."""
         self._workers[worker.id] = worker
+        if worker.address:
+            self._newest[worker.name, worker.address] = worker.id
+            self._newest[worker.name, ""] = worker.id
 
     def drop(self, worker_id: str) -> None:
         """Removes a service that vanished or left. One that drained is remembered for its last heartbeats."""
         worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            for key in ((worker.name, worker.address), (worker.name, "")):
+                if self._newest.get(key) == worker_id:
+                    del self._newest[key]
         if worker is not None and worker.is_draining:
             self._left[worker_id] = None
         if len(self._left) > _MAX_LEFT:
@@ -103,6 +126,21 @@ class Liveness:
         """Whether no service is left that must still hear that the run is over."""
         return all(worker.was_told_the_end for worker in self._workers.values())
 
+    def silent(self, now_s: float) -> tuple[WorkerLife, ...]:
+        """Services that have missed their heartbeats."""
+        return tuple(w for w in self._workers.values() if w.last_seen_s + self.silent_after_s <= now_s)
+
+    def _grace_s(self, worker: WorkerLife) -> float:
+        """How long a service may be silent before it is dropped.
+
+        A service that was killed joins again under the same name, from the same address. The earlier one is
+        then dropped as soon as it is silent, so that its leases go out again, and nobody sees it twice.
+        """
+        newest = self._newest.get((worker.name, worker.address), worker.id)
+        is_replaced = newest != worker.id
+        grace_s = self.timeout_s * _WORKER_GRACE
+        return min(self.silent_after_s, grace_s) if is_replaced else grace_s
+
     # --- deadlines ---
 
     def grant(self, lease_ids: Iterable[str], now_s: float) -> None:
@@ -133,12 +171,11 @@ class Liveness:
         return tuple(lease_id for lease_id, deadline in self._leases.items() if deadline <= now_s)
 
     def overdue_workers(self, now_s: float) -> tuple[str, ...]:
-        """Services silent for longer than the grace."""
-        grace_s = self.timeout_s * _WORKER_GRACE
+        """Services silent for longer than their grace."""
         workers = self._workers.values()
-        return tuple(worker.id for worker in workers if worker.last_seen_s + grace_s <= now_s)
+        return tuple(w.id for w in workers if w.last_seen_s + self._grace_s(w) <= now_s)
 
     def next_deadline_s(self) -> float:
         """When something may be overdue next; infinity if nothing is watched."""
-        workers = [worker.last_seen_s + self.timeout_s * _WORKER_GRACE for worker in self._workers.values()]
+        workers = [worker.last_seen_s + self._grace_s(worker) for worker in self._workers.values()]
         return min((*self._leases.values(), *workers), default=float("inf"))

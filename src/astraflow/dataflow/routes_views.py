@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow.dataflow.core.commands import StopRun
-from astraflow.dataflow.liveness import WorkerLife
+from astraflow.dataflow.liveness import NO_SIGN_OF_LIFE, WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
 from astraflow.dataflow.routes_shared import ServedRun, caller, float_param, int_param, read_body
@@ -150,7 +150,8 @@ class ViewRoutes:
     def _status(self) -> StatusReply:
         now_s = self._dispatcher.clock()
         workers = self._workers()
-        waits = self._core.waits()
+        silent = self._silent_waits()
+        waits = silent + tuple(self._completed(wait) for wait in self._core.waits(now_s))
         listed = {wait.who for wait in waits}
         parked = tuple(wait for wait in self._run.polls.waits.current() if wait.who not in listed)
         return StatusReply(
@@ -166,6 +167,25 @@ class ViewRoutes:
             scaling=self._scaling(now_s, waits, workers),
         )
 
+    def _silent_waits(self) -> tuple[Wait, ...]:
+        """A wait for each rollout service that has missed its heartbeats."""
+        now_s = asyncio.get_running_loop().time()
+        to_unix_s = self._dispatcher.clock() - now_s
+        return tuple(
+            Wait(who="run", whom=worker.name, what=NO_SIGN_OF_LIFE, since_s=worker.last_seen_s + to_unix_s)
+            for worker in self._dispatcher.liveness.silent(now_s)
+        )
+
+    def _completed(self, wait: Wait) -> Wait:
+        """Adds to a wait of the core what only the service knows."""
+        what = wait.what
+        if wait.whom == "rollout" and not self._dispatcher.liveness.workers():
+            what = f"{what}; no rollout service has joined"
+        # For what has never happened, the core knows no time.
+        return Wait(
+            who=wait.who, whom=wait.whom, what=what, since_s=wait.since_s or self._dispatcher.started_s
+        )
+
     def _scaling(self, now_s: float, waits: Sequence[Wait], workers: Sequence[WorkerStatus]) -> ScalingAdvice:
         waiting_since_s = {
             policy: wait.since_s
@@ -174,7 +194,12 @@ class ViewRoutes:
             if wait.who == f"trainer {policy}" and wait.whom == "rollout"
         }
         staying = [worker.id for worker in workers if not worker.is_draining]
-        return self._dispatcher.shares.advice(now_s, waiting_since_s, staying)
+        advice = self._dispatcher.shares.advice(now_s, waiting_since_s, staying)
+        silent = [wait.whom for wait in waits if wait.what == NO_SIGN_OF_LIFE]
+        if silent and advice.text:
+            text = f"no advice while {', '.join(silent[:3])} shows no sign of life"
+            advice = msgspec.structs.replace(advice, missing_services=0, text=text)
+        return advice
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
         # Signs of life are noted by the loop's clock; the status shows Unix time.

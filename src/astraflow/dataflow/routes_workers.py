@@ -92,10 +92,16 @@ class WorkerRoutes:
         self._dispatcher.apply(AddWorker(worker_id=id_.handle, name=body.name, hosts=body.hosts, key=id_.key))
         now_s = asyncio.get_running_loop().time()
         life = WorkerLife(
-            id_.handle, body.name, body.engine, body.hosts, last_seen_s=now_s, peer_url=peer_url
+            id_.handle,
+            body.name,
+            body.engine,
+            body.hosts,
+            last_seen_s=now_s,
+            peer_url=peer_url,
+            address=caller(request),
         )
         self._liveness.add(life)
-        self._dispatcher.watch()
+        self._dispatcher.deadline_moved.set()  # a silent service that this one replaces may be overdue now
         await self._dispatcher.settled()
         config = self._run.config
         reply = Registration(

@@ -85,7 +85,7 @@ class DataflowService:
         self._heartbeat_s = config.heartbeat_s
         self._resumes_failed = resumes_failed
         core = journal.recover(new=lambda: Core(plan), restored=lambda state: Core.restored(plan, state))
-        self._liveness = Liveness(config.lease_timeout_s)
+        self._liveness = Liveness(config.lease_timeout_s, heartbeat_s=config.heartbeat_s)
         self._dispatcher = Dispatcher(core, journal, self._liveness)
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
         self._watch: asyncio.Task[None] | None = None

@@ -49,3 +49,33 @@ def test_only_a_drained_service_is_remembered_as_left() -> None:
 
 def test_nothing_to_watch_has_no_deadline() -> None:
     assert Liveness(1.0).next_deadline_s() == float("inf")
+
+
+def make_worker(id_: str, *, last_seen_s: float, address: str = "10.0.0.1") -> WorkerLife:
+    return WorkerLife(id_, "gpu", "torch", ("actor",), last_seen_s=last_seen_s, address=address)
+
+
+def test_a_service_that_joined_again_takes_the_place_of_its_silent_former_self() -> None:
+    liveness = Liveness(20.0, heartbeat_s=2.0)
+    liveness.add(make_worker("gpu.1", last_seen_s=0.0))
+    assert (liveness.overdue_workers(6.0), liveness.next_deadline_s()) == ((), 30.0)
+    liveness.add(make_worker("gpu.2", last_seen_s=4.0))
+    assert liveness.overdue_workers(4.9) == ()
+    assert (liveness.overdue_workers(5.0), liveness.next_deadline_s()) == (("gpu.1",), 5.0)
+    liveness.drop("gpu.1")
+    assert liveness.overdue_workers(20.0) == ()
+
+
+def test_a_service_from_before_a_restart_of_the_dataflow_is_replaced_as_well() -> None:
+    liveness = Liveness(20.0, heartbeat_s=2.0)
+    liveness.add(make_worker("gpu.1", last_seen_s=0.0, address=""))
+    liveness.add(make_worker("gpu.2", last_seen_s=5.0))
+    assert liveness.overdue_workers(5.0) == ("gpu.1",)
+
+
+def test_a_service_of_the_same_name_elsewhere_replaces_nobody() -> None:
+    liveness = Liveness(20.0, heartbeat_s=2.0)
+    liveness.add(make_worker("gpu.1", last_seen_s=0.0))
+    liveness.add(make_worker("gpu.2", last_seen_s=8.0, address="10.0.0.2"))
+    assert liveness.overdue_workers(8.0) == ()
+    assert [worker.id for worker in liveness.silent(8.0)] == ["gpu.1"]
