@@ -45,12 +45,14 @@ __all__ = [
     "MetricSink",
     "Observation",
     "ProcessHandle",
+    "ProcessLife",
     "ProcessSpec",
     "Publishes",
     "Remover",
     "Renderer",
     "Reward",
     "Sampler",
+    "ShowsLife",
     "SlotName",
     "Stateful",
     "StepResult",
@@ -530,6 +532,31 @@ class ProcessHandle(Protocol):
         Asks the process to log the stacks of its threads, then returns what is known of its state, in words.
         Never returns for a process that has not shown a first sign of life.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLife:
+    """What a launcher knows of the life of a process."""
+
+    silent_s: float | None = None
+    """Seconds since its last sign of life; None before the first one."""
+    works: bool = True
+    """False if the process itself is stopped or hangs."""
+    condition: str = ""
+    """What is wrong with it, or with a process that it started, and what a person can do, in words. Empty if
+    nothing is known to be wrong."""
+
+
+@runtime_checkable
+class ShowsLife(Protocol):
+    """What a `ProcessHandle` may know besides: how its process is now.
+
+    It is shown to people; whether a process is restarted is decided by `ProcessHandle.silence`.
+    """
+
+    def life(self) -> ProcessLife:
+        """Returns at once. Called twice per second."""
         ...
 
 

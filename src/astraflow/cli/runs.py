@@ -118,13 +118,18 @@ def status(
         Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
     ] = None,
     ca_file: CaFile = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
 ) -> None:
-    """Show the state of a run: steps, queues, services, and who waits for whom since when."""
-    from astraflow.launch.commands import show_status
+    """Show the state of a run: steps, queues, services, their last signs of life, and who waits for whom.
+
+    Answers within seconds, whatever hangs. Exits with 1 if a run that should be running does not answer.
+    """
+    from astraflow.launch.status import show_status
 
     trust(ca_file)
 
-    raise typer.Exit(show_status(where, token_file))
+    raise typer.Exit(show_status(where, token_file, as_json=as_json))
 
 
 def audit(

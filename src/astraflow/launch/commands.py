@@ -1,6 +1,7 @@
 """What the `astraflow` commands about runs do and print."""
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -9,8 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from astraflow.dataflow.audit import audit
-from astraflow.dataflow.client import DataflowClient
-from astraflow.errors import DataError, UnavailableError
 from astraflow.launch.config import Recipe
 from astraflow.launch.drop_batch import drop_batch
 from astraflow.launch.folder import RunFolder, changes_between, refuse_changes
@@ -18,13 +17,12 @@ from astraflow.launch.offline import collect_batches, train_from_batches
 from astraflow.launch.preflight import check_model
 from astraflow.launch.report import load_summary, summary_table, write_report
 from astraflow.launch.run import Run, launch
-from astraflow.launch.screen import LiveView, PlainView, ScreenState, View, render
+from astraflow.launch.screen import LiveView, PlainView, View
 from astraflow.launch.terminal_text import printable
-from astraflow.service.client import ServiceClient
 from astraflow.trainer.columns import reward_mean
-from astraflow.types import Batch, StatusReply, StepRecord
+from astraflow.types import Batch, StepRecord
 
-__all__ = ["drop_and_report", "run_only_rollout", "run_only_train", "run_recipe", "show_audit", "show_status"]
+__all__ = ["drop_and_report", "run_only_rollout", "run_only_train", "run_recipe", "show_audit"]
 
 _INTERRUPTED = 130
 """Exit code of a command that was interrupted."""
@@ -78,6 +76,7 @@ async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tup
         loop.add_signal_handler(number, interrupt)
     async with launch(recipe, run_dir, view=view, module_path=module_path) as run:
         runs.append(run)
+        log = _launcher_log(run.folder)
         ended = asyncio.ensure_future(run.wait())
         stopped = asyncio.ensure_future(interrupted.wait())
         try:
@@ -86,6 +85,18 @@ async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tup
         finally:
             ended.cancel()
             stopped.cancel()
+            logging.getLogger("astraflow").removeHandler(log)
+            log.close()
+
+
+def _launcher_log(folder: RunFolder) -> logging.Handler:
+    """Lets the launcher log into a file of its own, beside those of its processes: its output is a screen."""
+    handler = logging.FileHandler(folder.logs / "launcher.log", encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s launcher %(name)s: %(message)s"))
+    logger = logging.getLogger("astraflow")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    return handler
 
 
 def _conclude(folder: RunFolder, recipe: Recipe, console: Console) -> int:
@@ -158,48 +169,6 @@ def run_only_train(recipe: Recipe, run_dir: Path, batches: Path) -> int:
             f"{model.policy}: {model.num_steps} steps{short}, weights {model.digest}, model: {model.folder}"
         )
     return 0
-
-
-# --- status ---------------------------------------------------------------------------------------
-
-
-def show_status(where: str, token_file: Path | None) -> int:
-    """Prints the state of a run; `where` is a run folder or a URL."""
-    console = Console()
-    if where.startswith(("http://", "https://")):
-        token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
-        status = asyncio.run(_ask(where, token))
-        name = status.name
-    else:
-        folder = RunFolder(Path(where))
-        record = folder.load_record()
-        if record.state == "finished":
-            console.print(f"{where} is finished")
-            console.print(summary_table(load_summary(folder)))
-            return 0
-        token_path = token_file or folder.path / "secrets" / "viewer"
-        token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
-        try:
-            ca_file = folder.load_recipe().dataflow.tls.ca_file
-            status = asyncio.run(_ask(record.url, token, ca_file))
-        except UnavailableError as err:
-            raise DataError(
-                f"{where} is {record.state}, and its dataflow at {record.url} does not answer; continue it "
-                "with `astraflow run` and the same recipe"
-            ) from err
-        name = record.name
-    state = ScreenState(name, where, status.now_s)
-    state.status = status
-    console.print(render(state, status.now_s))
-    return 0
-
-
-async def _ask(url: str, token: str, ca_file: str = "") -> StatusReply:
-    client = ServiceClient(url, token=token, patience_s=2.0, ca_file=ca_file)
-    try:
-        return await DataflowClient(client).status()
-    finally:
-        await client.close()
 
 
 # --- audit ----------------------------------------------------------------------------------------

@@ -109,9 +109,10 @@ class PolicyConfig(Config):
 class SupervisionConfig(Config):
     """How the launcher watches the processes of a run."""
 
-    longest_silence_s: float = Field(default=120.0, ge=0)
+    longest_silence_s: float = Field(default=60.0, ge=0)
     """Seconds without a sign of life from a process's event loop after which the process is killed and
-    restarted; its log then holds the stacks of its threads. 0 turns this off."""
+    restarted; its log then holds the stacks of its threads. A silent process is named after 8 s. 0 turns the
+    restart off."""
 
 
 class LocalLauncherConfig(Config):

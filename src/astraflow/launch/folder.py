@@ -70,6 +70,13 @@ class ServiceRecord(Item, frozen=True, kw_only=True):
     port: int = 0
     restarts: int = 0
     state: str = ""
+    age_s: float = 0.0
+    """Seconds since it was started."""
+    silent_s: float | None = None
+    """Seconds since its last sign of life; null before the first one."""
+    is_silent: bool = False
+    trouble: str = ""
+    """What is wrong with it and what to do, in words; empty if nothing is known to be wrong."""
 
 
 class RunRecord(Item, frozen=True, kw_only=True):
@@ -80,6 +87,8 @@ class RunRecord(Item, frozen=True, kw_only=True):
     state: str = "new"
     """`new`, `running`, `stopped`, `finished` or `failed`."""
     launcher_pid: int = 0
+    at_s: float = 0.0
+    """When this was written. While a launcher runs, it writes every few seconds."""
     active: tuple[tuple[float, float], ...] = ()
     """Start and end of each time that a launcher ran the services; the last end moves on while it does."""
     services: tuple[ServiceRecord, ...] = ()

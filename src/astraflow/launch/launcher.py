@@ -15,9 +15,9 @@ from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.launch.config import LauncherConfig
 from astraflow.launch.local import LocalLauncher
 from astraflow.own_code import described
-from astraflow.protocols import Launcher, ProcessHandle, ProcessSpec
+from astraflow.protocols import Launcher, ProcessHandle, ProcessLife, ProcessSpec, ShowsLife
 
-__all__ = ["make_launcher", "start_process"]
+__all__ = ["CheckedHandle", "make_launcher", "start_process"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def make_launcher(config: LauncherConfig) -> Launcher:
     return launcher
 
 
-async def start_process(launcher: Launcher, spec: ProcessSpec) -> ProcessHandle:
+async def start_process(launcher: Launcher, spec: ProcessSpec) -> "CheckedHandle":
     """Starts a process and returns a handle that keeps the protocol, or says where it does not.
 
     Raises: ServiceError if the launcher fails, or returns something that is no handle; errors of ours pass
@@ -69,10 +69,10 @@ async def start_process(launcher: Launcher, spec: ProcessSpec) -> ProcessHandle:
     if not isinstance(pid, int) or pid < 1:
         handle.kill()
         raise ServiceError(f"{who}: the handle of {spec.name} has pid {pid!r}; a positive number is expected")
-    return _CheckedHandle(handle, who, spec.name)
+    return CheckedHandle(handle, who, spec.name)
 
 
-class _CheckedHandle:
+class CheckedHandle:
     """A handle whose errors name the launcher and the process. Implements `ProcessHandle`."""
 
     def __init__(self, handle: ProcessHandle, launcher: str, name: str) -> None:
@@ -110,6 +110,17 @@ class _CheckedHandle:
         except Exception:  # noqa: BLE001 - code of the user's; it is logged
             _log.exception("%s cannot tell whether %s is silent", self._launcher, self._name)
             return await asyncio.get_running_loop().create_future()
+
+    def life(self) -> ProcessLife:
+        """Nothing is known if the handle does not know it."""
+        if not isinstance(self._handle, ShowsLife):
+            return ProcessLife()
+        try:
+            life = cast("object", self._handle.life())
+        except Exception:  # noqa: BLE001 - code of the user's; it is logged
+            _log.exception("%s cannot say how %s is", self._launcher, self._name)
+            return ProcessLife()
+        return life if isinstance(life, ProcessLife) else ProcessLife()
 
     def _signal(self, verb: str, send: Callable[[], None]) -> None:
         """A process that cannot be signalled must not keep the others from being stopped."""

@@ -7,6 +7,9 @@ connect it to the launcher:
   notices when the launcher ends, for whatever reason, and ends too.
 - Into the second pipe, the process writes a byte per second from its event loop, as a sign of life.
 
+A stopped process cannot write its stacks. One that has been silent for too long and is to be killed is
+therefore continued for a second first: what it was doing is then in its log.
+
 When a process ends, everything that is left in its session is killed. Processes are signalled by id, never by
 name.
 """
@@ -16,17 +19,21 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from types import TracebackType
 
 from astraflow.errors import ConfigError
-from astraflow.protocols import ProcessHandle, ProcessSpec
-from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE, STACKS_SIGNAL
+from astraflow.launch.process_state import STOPPED, state_of, stopped_children
+from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec
+from astraflow.service.process import LIFE_FD_VARIABLE, LIFE_SIGN_EVERY_S, PARENT_FD_VARIABLE, STACKS_SIGNAL
 
 __all__ = ["LocalLauncher", "LocalProcess"]
 
 _STACKS_GRACE_S = 1.0
 """Time for a process to write its stacks."""
+_HANGS_AFTER_S = 3 * LIFE_SIGN_EVERY_S
+"""A process that is not stopped and has missed this many signs of life hangs, or gets no processor time."""
+_LOOK_EVERY_S = 3.0
+"""Time between two looks at the processes that a process started."""
 
 
 class _SignsOfLife:
@@ -55,6 +62,11 @@ class _SignsOfLife:
         self._last_s = self._loop.time()
         self._first_seen.set()
 
+    def silent_s(self) -> float | None:
+        """Seconds since the newest sign; None before the first."""
+        self._read()
+        return self._loop.time() - self._last_s if self._first_seen.is_set() else None
+
     async def silence(self, longest_s: float) -> None:
         """Returns once the newest sign is `longest_s` old; never after `close`."""
         await self._first_seen.wait()
@@ -79,6 +91,9 @@ class LocalProcess:
     def __init__(self, process: asyncio.subprocess.Process, life_fd: int) -> None:
         self._process = process
         self._signs = _SignsOfLife(life_fd)
+        self._next_look_s = 0.0
+        self._stopped: dict[int, str] = {}
+        """Stopped processes that it started: id -> command."""
 
     @property
     def pid(self) -> int:
@@ -93,12 +108,33 @@ class LocalProcess:
         return code
 
     async def silence(self, longest_s: float) -> str:
-        """As in the protocol. Only services of ours show signs of life, so only they get the signal."""
+        """As in the protocol. Only services of ours show signs of life, so only they get the signals."""
         await self._signs.silence(longest_s)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, STACKS_SIGNAL)
+        is_stopped = state_of(self.pid) == "stopped"
+        for number in (STACKS_SIGNAL, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
         await asyncio.sleep(_STACKS_GRACE_S)
-        return _state_of(self._process.pid)
+        what = f"it was {STOPPED}" if is_stopped else "its event loop hangs"
+        return f"{what}; the stacks of its threads are in its log"
+
+    def life(self) -> ProcessLife:
+        """As in the protocol `ShowsLife`."""
+        silent_s = self._signs.silent_s()
+        if state_of(self.pid) == "stopped":
+            return ProcessLife(
+                silent_s, works=False, condition=f"it is {STOPPED}; `kill -CONT {self.pid}` lets it continue"
+            )
+        if silent_s is not None and silent_s > _HANGS_AFTER_S:
+            hint = (
+                f"`kill -{STACKS_SIGNAL.name[3:]} {self.pid}` writes the stacks of its threads into its log"
+            )
+            return ProcessLife(silent_s, works=False, condition=f"its event loop hangs; {hint}")
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_EVERY_S
+            self._stopped = stopped_children(self.pid)
+        return ProcessLife(silent_s, condition=_about_children(self._stopped))
 
     def terminate(self) -> None:
         """Asks it to stop (SIGTERM). Does nothing if it has ended."""
@@ -170,13 +206,13 @@ class LocalLauncher:
         return LocalProcess(process, life_read_fd)
 
 
-def _state_of(pid: int) -> str:
-    """Whether a silent process is stopped or hangs, in words, as far as the system knows."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return "it does not answer"
-    state = next((line.split()[1] for line in status.splitlines() if line.startswith("State:")), "")
-    if state in {"T", "t"}:
-        return "it is stopped (SIGSTOP, or a debugger)"
-    return "its event loop hangs; the stacks of its threads are in its log"
+def _about_children(stopped: dict[int, str]) -> str:
+    """What a person should know about the stopped processes that a process started; empty without any."""
+    if not stopped:
+        return ""
+    pid, command = next(iter(stopped.items()))
+    more = f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else ""
+    return (
+        f"a process that it started is {STOPPED}: {pid}, {command or 'unknown'}{more}; "
+        f"`kill -CONT {pid}` lets it continue"
+    )

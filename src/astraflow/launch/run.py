@@ -6,7 +6,8 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
     follow steps   one per policy: long-polls the dataflow -> metrics.jsonl, view, supervisor, `steps`
     follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals`
     follow end     waits for the other followers -> ends the processes in order, sets the result of `wait`
-    show           twice per second: status -> view, run.json (for display; nothing waits for it)
+    show           twice per second: signs of life, status -> view, run.json (for display; nothing waits for
+                   it)
 
 An interrupted run is durable: the same folder continues it later. Nothing here decides about data.
 """
@@ -162,6 +163,11 @@ class Run:
         """Starts all loops in `group`."""
         self._supervisor = supervisor
         self._save("running")
+        if self.recipe.rollout.services == 0:
+            token = f" --token-file {self.folder.secrets / 'worker'}" if needs_tokens(self.recipe) else ""
+            self._view.note(
+                f"this run starts no rollout service; join it with: astraflow join {self.url}{token}"
+            )
         for record in self._metrics.earlier_evals:
             self._view.recall(record)
         group.create_task(self._supervise(supervisor), name="supervise")
@@ -194,6 +200,7 @@ class Run:
             url=self.url,
             state=state,
             launcher_pid=os.getpid(),
+            at_s=self._clock(),
             active=(*self._earlier, (self._begin_s, self._clock())),
             services=tuple(
                 ServiceRecord(
@@ -202,6 +209,10 @@ class Run:
                     port=self._ports.get(service.name, 0),
                     restarts=service.restarts,
                     state=service.state,
+                    age_s=service.age_s,
+                    silent_s=service.silent_s,
+                    is_silent=service.is_silent,
+                    trouble=service.trouble,
                 )
                 for service in services
             ),
@@ -308,6 +319,7 @@ class Run:
 
     async def _show(self, supervisor: Supervisor) -> None:
         for turn in itertools.count():
+            supervisor.look()
             status = None
             with contextlib.suppress(UnavailableError):
                 status = await self.status()

@@ -5,9 +5,10 @@ A view is given steps, evaluations and status as they come, and asks for nothing
 """
 
 import contextlib
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
@@ -16,7 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from astraflow.launch.supervisor import ServiceState
+from astraflow.launch.silence import advice_text, silent_parts, trouble_lines, wait_text
+from astraflow.launch.supervisor import ServiceState, trouble_text
 from astraflow.launch.terminal_text import printable
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 
@@ -27,8 +29,10 @@ __all__ = [
     "SilentView",
     "View",
     "plain_eval",
+    "plain_idle",
     "plain_step",
     "render",
+    "services_text",
 ]
 
 _RATE_STEPS = 8
@@ -36,6 +40,16 @@ _RATE_STEPS = 8
 
 _PLAIN_EVERY_S = 2.0
 """Shortest time between two lines about steps; evaluations and notes are always printed."""
+
+_FIRST_IDLE_S = 15.0
+_LONGEST_IDLE_S = 60.0
+"""Without any other line, a plain view says after 15, 30, and then every 60 seconds what is waited for."""
+
+_UNANSWERED_S = 4.0
+"""A status older than this is said to be old; one is asked for twice per second, and may take 2 s."""
+
+_SILENT_S = 10.0
+"""A rollout service that the dataflow has not heard for this long is marked; it beats every few seconds."""
 
 _POLICY_COLUMNS = (
     "policy",
@@ -95,6 +109,35 @@ class ScreenState:
     """Restarts of each service that were noted already."""
     set_aside: set[str] = field(default_factory=set[str])
     """Ids of the rollout services that were noted as set aside."""
+    troubled: set[str] = field(default_factory=set[str])
+    """Names of the processes that were noted as being in trouble."""
+    answered_s: float = math.inf
+    """When the dataflow gave `status`."""
+
+    def take_status(self, status: StatusReply | None, services: Sequence[ServiceState], now_s: float) -> None:
+        """Keeps what is known now. The last status stays while the dataflow does not answer."""
+        if status is not None:
+            self.status = status
+            self.answered_s = now_s
+        self.services = tuple(services)
+
+    def unanswered_s(self, now_s: float) -> float:
+        """Seconds since the dataflow answered; 0 if it does, or has not yet begun to."""
+        age_s = now_s - self.answered_s
+        return age_s if self.status is not None and age_s > _UNANSWERED_S else 0.0
+
+    def new_troubles(self) -> list[str]:
+        """A line for each process that fell into trouble, or is well again, since the last call."""
+        notes: list[str] = []
+        for service in self.services:
+            if service.trouble and service.name not in self.troubled:
+                self.troubled.add(service.name)
+                notes.append(trouble_text(service))
+            elif not service.trouble and service.name in self.troubled:
+                self.troubled.discard(service.name)
+                if service.state == "running":
+                    notes.append(f"{service.name} is well again")
+        return notes
 
     def new_set_aside(self) -> list[str]:
         """A line for each rollout service that was set aside, or works again, since the last call."""
@@ -165,13 +208,16 @@ class ScreenState:
 def render(state: ScreenState, now_s: float) -> RenderableType:
     """The whole screen."""
     run_state = state.status.state if state.status else "starting"
+    unanswered_s = state.unanswered_s(now_s)
     head = Text.assemble(
         (f"astraflow {printable(state.name)}", "bold"),
         f"  {run_state}  {_duration(now_s - state.started_s)}  {printable(state.run_dir)}  ",
         (f"generating {state.generated_tokens_per_s():,.0f} tok/s", "cyan"),
     )
-    parts: list[RenderableType] = [head, _policies_table(state), _workers_table(state)]
-    parts += [_waits_text(state, now_s), _services_text(state)]
+    troubles = trouble_lines(state.services, unanswered_s=unanswered_s)
+    parts: list[RenderableType] = [head, *(Text(printable(line), style="bold red") for line in troubles)]
+    parts += [_policies_table(state), _workers_table(state)]
+    parts += [_waits_text(state, now_s), services_text(state.services)]
     pushed = state.status.pushed if state.status else PushedTasks()
     if pushed.num_accepted or pushed.num_refused:
         counts = f"{pushed.num_accepted} accepted, {pushed.num_waiting} waiting, {pushed.num_refused} refused"
@@ -210,43 +256,69 @@ def _num_dropped(policy: PolicyStatus) -> int:
 
 def _workers_table(state: ScreenState) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("rollout service", "episodes", "tok/s", "versions", "waits for"):
-        table.add_column(name, justify="right" if name in {"episodes", "tok/s"} else "left", no_wrap=True)
+    for name in ("rollout service", "episodes", "tok/s", "heard of", "versions", "waits for"):
+        is_number = name in {"episodes", "tok/s", "heard of"}
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    silent = silent_parts(state.services, state.status)
     for worker in state.status.workers if state.status else ():
         versions = " ".join(f"{v.policy}:{v.versions[-1]}" for v in worker.load.versions if v.versions)
+        unheard_s = max(state.status.now_s - worker.last_seen_s, 0.0) if state.status else 0.0
         table.add_row(
             Text(printable(worker.name) + (" (emulated)" if worker.engine == "paced" else "")),
             str(worker.num_leases),
             f"{worker.load.tokens_per_s:,.0f}",
+            f"{unheard_s:.0f} s ago",
             Text(printable(versions) or "-"),
-            Text(printable(_waits_for(worker))),
+            Text(printable(_waits_for(worker, unheard_s, silent))),
+            style="red" if unheard_s >= _SILENT_S else "",
         )
     return table
 
 
-def _waits_for(worker: WorkerStatus) -> str:
-    """What a rollout service waits for, or that it is set aside."""
+def _waits_for(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> str:
+    """What a rollout service waits for, or that it is silent or set aside."""
+    if unheard_s >= _SILENT_S:
+        return "silent"
     if worker.is_set_aside:
         return f"set aside after {worker.failed_in_a_row} failures in a row"
-    return worker.load.waits_for or "-"
+    waits_for = worker.load.waits_for
+    if waits_for.startswith("trainer"):
+        for name in silent:
+            if name.startswith(("trainer-", "publisher-")):
+                return f"{name}, which is silent"
+    return waits_for or "-"
 
 
 def _waits_text(state: ScreenState, now_s: float) -> Text:
+    if unanswered_s := state.unanswered_s(now_s):
+        return Text(f"what waits for what: not known for {unanswered_s:.0f} s", style="dim")
     waits = state.status.waits if state.status else ()
     now_s = state.status.now_s if state.status else now_s
-    parts = [f"{w.who} waits for {w.whom} ({w.what}, {max(now_s - w.since_s, 0):.1f} s)" for w in waits[:6]]
-    scaling = state.status.scaling.text if state.status else ""
+    silent = silent_parts(state.services, state.status)
+    parts = [wait_text(wait, now_s, silent) for wait in waits[:6]]
+    scaling = advice_text(state.status.scaling.text, silent) if state.status else ""
     waiting = Text(printable("; ".join(parts)) or "nobody waits", style="dim")
     return waiting.append(f"\n{printable(scaling)}" if scaling else "")
 
 
-def _services_text(state: ScreenState) -> Text:
+def services_text(services: Sequence[ServiceState]) -> Text:
+    """The processes, and when each showed its last sign of life."""
     text = Text()
-    for service in state.services:
+    for service in services:
         restarts = f" ({service.restarts} restarts)" if service.restarts else ""
         style = {"running": "green", "restarting": "red", "failed": "red"}.get(service.state, "dim")
-        text.append(f"{service.name} {service.state}{restarts}  ", style=style)
+        style = "red" if service.trouble or service.is_silent else style
+        text.append(f"{service.name} {service.state}{restarts}{_sign_of_life(service)}  ", style=style)
     return text
+
+
+def _sign_of_life(service: ServiceState) -> str:
+    """When a running process showed its last sign of life, or for how long it has been starting."""
+    if service.state != "running":
+        return ""
+    if service.silent_s is not None:
+        return f", alive {service.silent_s:.0f} s ago"
+    return f", starting for {service.age_s:.0f} s" if service.age_s else ""
 
 
 def _duration(seconds: float) -> str:
@@ -276,8 +348,7 @@ class LiveView:
 
     def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
         """Redraws."""
-        self._state.status = status or self._state.status
-        self._state.services = tuple(services)
+        self._state.take_status(status, services, time.time())
         self._state.notes.extend(self._state.new_restarts(services))
         self._state.notes.extend(self._state.new_set_aside())
         self._draw()
@@ -315,6 +386,20 @@ def plain_step(state: ScreenState, record: StepRecord, now_s: float) -> str:
     )
 
 
+def plain_idle(state: ScreenState, now_s: float) -> str:
+    """One line for a time in which no step was committed: what is wrong, or what is waited for."""
+    head = _duration(now_s - state.started_s)
+    if troubles := trouble_lines(state.services, unanswered_s=state.unanswered_s(now_s)):
+        return f"{head} {'; '.join(troubles)}"
+    if state.status is None:
+        starting = ", ".join(s.name for s in state.services if s.state == "running" and s.silent_s is None)
+        return f"{head} starting: {starting or 'the dataflow does not answer yet'}"
+    silent = silent_parts(state.services, state.status)
+    waits = [wait_text(wait, state.status.now_s, silent) for wait in state.status.waits[:2]]
+    steps = ", ".join(f"{p.name} at step {p.step}/{p.num_steps}" for p in state.status.policies)
+    return f"{head} {steps}: {'; '.join(waits) or 'nobody waits'}"
+
+
 def plain_eval(record: EvalRecord) -> str:
     """One line for one evaluation."""
     failed = f", {record.num_failed} failed" if record.num_failed else ""
@@ -337,6 +422,8 @@ class PlainView:
         self._clock = clock
         self._state = ScreenState(name, run_dir, clock())
         self._last_line_s = 0.0
+        self._last_said_s = clock()
+        self._idle_s = _FIRST_IDLE_S
 
     def step(self, record: StepRecord) -> None:
         """Prints the step, unless another step was printed just before."""
@@ -344,6 +431,7 @@ class PlainView:
         now_s = self._clock()
         if now_s - self._last_line_s >= _PLAIN_EVERY_S:
             self._last_line_s = now_s
+            self._idle_s = _FIRST_IDLE_S
             self.note(plain_step(self._state, record, now_s))
 
     def evaluated(self, record: EvalRecord) -> None:
@@ -356,13 +444,24 @@ class PlainView:
         self._state.add_eval(record)
 
     def status(self, status: StatusReply | None, services: Sequence[ServiceState]) -> None:
-        """Prints restarts and rollout services that are set aside."""
-        self._state.status = status or self._state.status
-        for text in (*self._state.new_restarts(services), *self._state.new_set_aside()):
+        """Prints restarts, processes in trouble, rollout services that are set aside; and, if nothing else
+        happens, what is waited for."""
+        now_s = self._clock()
+        self._state.take_status(status, services, now_s)
+        news = (
+            *self._state.new_restarts(services),
+            *self._state.new_troubles(),
+            *self._state.new_set_aside(),
+        )
+        for text in news:
             self.note(text)
+        if now_s - self._last_said_s >= self._idle_s:
+            self._idle_s = min(2 * self._idle_s, _LONGEST_IDLE_S)
+            self.note(plain_idle(self._state, now_s))
 
     def note(self, text: str) -> None:
         """Prints it."""
+        self._last_said_s = self._clock()
         with contextlib.suppress(OSError):  # nobody reads any more, but the run continues
             self._out.write(printable(text) + "\n")
             self._out.flush()

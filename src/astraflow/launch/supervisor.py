@@ -6,6 +6,7 @@
         woken by the end of the process, `stop`, `kill_all`
     and a silence task:
         no sign of life for too long -> stacks into its log -> kill, which wakes the watch task
+    `look`, which the owner calls now and then, notes how all processes are: for people, it restarts nothing
 
 A process that crashed is restarted after an exponential backoff. `note_progress`, which says that it does its
 work again, forgets its earlier crashes. A process that keeps crashing, or that finds its settings wrong
@@ -16,21 +17,25 @@ no process is left behind.
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from astraflow.errors import ServiceError
-from astraflow.launch.launcher import start_process
-from astraflow.protocols import Launcher, ProcessHandle, ProcessSpec
+from astraflow.launch.launcher import CheckedHandle, start_process
+from astraflow.protocols import Launcher, ProcessLife, ProcessSpec
 
-__all__ = ["USER_ERROR_CODE", "Backoff", "ServiceState", "Supervisor"]
+__all__ = ["TROUBLE_AFTER_S", "USER_ERROR_CODE", "Backoff", "ServiceState", "Supervisor", "trouble_text"]
 
 _log = logging.getLogger(__name__)
 
 USER_ERROR_CODE = 2
 """Exit code of a process whose settings are wrong: another try would end the same way."""
+
+TROUBLE_AFTER_S = 8.0
+"""A process that has been stopped, or has hung, for this long is named; shorter pauses are not."""
 
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
@@ -51,7 +56,16 @@ class ServiceState:
     exit_code: int = 0
     """Exit code of its last end; negative for a signal."""
     last_line: str = ""
-    """Last line of its log, if the process itself ended with an error."""
+    """Why it ended last: the last line of its log, if it ended with an error, or that it was silent."""
+    age_s: float = 0.0
+    """Seconds since it was started."""
+    silent_s: float | None = None
+    """Seconds since its last sign of life; None before the first one, or if the launcher cannot know."""
+    is_silent: bool = False
+    """Whether it has been stopped, or has hung, for `TROUBLE_AFTER_S`."""
+    trouble: str = ""
+    """What is wrong with it, or with a process that it started, and what to do; empty if nothing is known to
+    be."""
 
 
 class Backoff:
@@ -102,7 +116,11 @@ class Supervisor:
         self._on_change = on_change
         self._backoffs = {s.name: Backoff(limit=s.max_restarts, first_s=first_backoff_s) for s in specs}
         self._states = {spec.name: ServiceState(spec.name) for spec in specs}
-        self._handles: dict[str, ProcessHandle] = {}
+        self._handles: dict[str, CheckedHandle] = {}
+        self._killed_because: dict[str, str] = {}
+        self._started_s: dict[str, float] = {}
+        self._troubled_s: dict[str, float] = {}
+        """Process -> since when something is wrong with it."""
         self._has_worked: set[str] = set()
         self._stops = {spec.name: asyncio.Event() for spec in specs}
         self._done = {spec.name: asyncio.Event() for spec in specs}
@@ -121,6 +139,43 @@ class Supervisor:
     def note_done(self, name: str) -> None:
         """The process has no more to do, so that exit code 0 is its normal end from now on."""
         self._done[name].set()
+
+    def look(self) -> None:
+        """Notes how every process is now. Logs when one falls into trouble, and when it is well again."""
+        now_s = asyncio.get_running_loop().time()
+        has_changed = False
+        for name, handle in self._handles.items():
+            before = self._states[name]
+            life = handle.life()
+            is_troubled = now_s - self._troubled_since_s(name, life, now_s) >= TROUBLE_AFTER_S
+            after = replace(
+                before,
+                age_s=now_s - self._started_s[name],
+                silent_s=life.silent_s,
+                is_silent=is_troubled and not life.works,
+                trouble=self._trouble(name, life) if is_troubled else "",
+            )
+            self._states[name] = after
+            if bool(before.trouble) != bool(after.trouble):
+                has_changed = True
+                _log.warning("%s", trouble_text(after) if after.trouble else f"{name} is well again")
+        if has_changed:
+            self._on_change()
+
+    def _troubled_since_s(self, name: str, life: ProcessLife, now_s: float) -> float:
+        """Since when something is wrong with a process; infinity if nothing is."""
+        if not life.condition:
+            self._troubled_s.pop(name, None)
+            return math.inf
+        since_s = self._troubled_s.setdefault(name, now_s)
+        return since_s if life.works or life.silent_s is None else now_s - life.silent_s
+
+    def _trouble(self, name: str, life: ProcessLife) -> str:
+        """What is wrong with a process, and whether it will be restarted."""
+        longest_s = self._specs[name].longest_silence_s
+        if life.works or life.silent_s is None or longest_s <= 0:
+            return life.condition
+        return f"{life.condition}; after {longest_s:.0f} s of silence it is restarted"
 
     async def run(self) -> None:
         """Starts everything and watches until all have ended. Raises: ServiceError, Error of the launcher."""
@@ -193,6 +248,8 @@ class Supervisor:
     async def _run_once(self, spec: ProcessSpec) -> int:
         handle = await start_process(self._launcher, spec)
         self._handles[spec.name] = handle
+        self._started_s[spec.name] = asyncio.get_running_loop().time()
+        self._troubled_s.pop(spec.name, None)
         if self._stops[spec.name].is_set():
             handle.terminate()
         self._set(spec.name, state="running", pid=handle.pid)
@@ -204,7 +261,7 @@ class Supervisor:
         del self._handles[spec.name]
         return code
 
-    async def _end_silence(self, spec: ProcessSpec, handle: ProcessHandle) -> None:
+    async def _end_silence(self, spec: ProcessSpec, handle: CheckedHandle) -> None:
         """Kills a process that shows no sign of life, so that it is restarted."""
         if spec.longest_silence_s <= 0:
             return
@@ -215,6 +272,8 @@ class Supervisor:
             spec.longest_silence_s,
             state,
         )
+        silence = f"{spec.name} has shown no sign of life for {spec.longest_silence_s:.0f} s"
+        self._killed_because[spec.name] = f"{silence}: {state}"
         handle.kill()
 
     async def _wait_for_restart(self, spec: ProcessSpec, code: int) -> None:
@@ -224,7 +283,7 @@ class Supervisor:
             self._set(spec.name, state="failed", exit_code=code)
             raise ServiceError(self._obituary(spec, code))
         restarts = self._states[spec.name].restarts + 1
-        line = _last_lines(spec, 1).strip() if code > 0 else ""
+        line = self._killed_because.pop(spec.name, _last_lines(spec, 1).strip() if code > 0 else "")
         self._set(spec.name, state="restarting", exit_code=code, restarts=restarts, last_line=line)
         _log.info("%s ended with %d; restart %d in %.1f s", spec.name, code, restarts, delay_s)
         with contextlib.suppress(TimeoutError):
@@ -241,8 +300,23 @@ class Supervisor:
         )
 
     def _set(self, name: str, **changes: object) -> None:
-        self._states[name] = replace(self._states[name], **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
+        """Enters another state, in which nothing is known yet of the life of the process."""
+        unknown = replace(self._states[name], age_s=0.0, silent_s=None, is_silent=False, trouble="")
+        self._states[name] = replace(unknown, **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
         self._on_change()
+
+
+def trouble_text(service: ServiceState) -> str:
+    """What is wrong with a process, in one sentence that names it; empty if nothing is known to be wrong."""
+    if not service.trouble:
+        return ""
+    if not service.is_silent:
+        return f"{service.name}: {service.trouble}"
+    if service.silent_s is None:
+        since = f"since it was started {service.age_s:.0f} s ago"
+    else:
+        since = f"for {service.silent_s:.0f} s"
+    return f"{service.name} has shown no sign of life {since}: {service.trouble}"
 
 
 def _last_lines(spec: ProcessSpec, num_lines: int) -> str:

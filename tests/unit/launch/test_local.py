@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,13 @@ def make_spec(folder: Path, code: str, **changes: object) -> ProcessSpec:
         "log_path": folder / "logs" / "child.log",
     }
     return ProcessSpec(**(fields | changes))  # type: ignore[arg-type]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Waits for something that the system does soon."""
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
 
 
 async def test_output_goes_to_the_log_and_the_exit_code_comes_back(tmp_path: Path) -> None:
@@ -159,3 +167,47 @@ async def test_several_may_wait_for_the_end_of_one_process(tmp_path: Path) -> No
         handle = await launcher.start(make_spec(tmp_path, "import sys; sys.exit(4)"))
         assert await asyncio.gather(handle.wait(), handle.wait()) == [4, 4]
         assert await handle.wait() == 4
+
+
+async def test_a_service_that_was_stopped_logs_its_stacks_before_it_is_killed(tmp_path: Path) -> None:
+    spec = make_service(tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)")
+    spec = dataclasses.replace(spec, argv=(*spec.argv[:2], "import os, signal\n" + spec.argv[2]))
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(spec)
+        async with asyncio.timeout(20.0):
+            assert "it was stopped" in await handle.silence(0.5)
+        handle.kill()
+        await handle.wait()
+    assert "in main" in spec.log_path.read_text()
+
+
+async def test_a_stopped_service_is_known_to_be_and_what_to_do_about_it(tmp_path: Path) -> None:
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(make_service(tmp_path, "pass"))
+        os.kill(handle.pid, signal.SIGSTOP)
+        await until(lambda: psutil.Process(handle.pid).status() == psutil.STATUS_STOPPED)
+        life = handle.life()
+        assert not life.works
+        assert f"`kill -CONT {handle.pid}`" in life.condition
+        handle.kill()
+        await handle.wait()
+
+
+async def test_a_stopped_process_of_a_service_is_named(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '30'])\n"
+        "os.kill(child.pid, signal.SIGSTOP)\n"
+        "os.waitpid(child.pid, os.WUNTRACED)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(30)\n"
+    )
+    spec = make_spec(tmp_path, code)
+    with LocalLauncher() as launcher:
+        handle = await launcher.start(spec)
+        await until(lambda: len(spec.log_path.read_text().splitlines()) > 1)
+        life = handle.life()
+        assert life.works
+        assert f"{spec.log_path.read_text().split()[-1]}, sleep 30" in life.condition
+        handle.kill()
+        await handle.wait()

@@ -14,6 +14,7 @@ from astraflow.types import (
     Load,
     PolicyStatus,
     PushedTasks,
+    ScalingAdvice,
     ServedVersions,
     StatusReply,
     StepRecord,
@@ -187,3 +188,96 @@ def test_the_live_view_draws_what_it_was_told() -> None:
     assert "0.250" in out.getvalue()
     assert "stopping" in out.getvalue()
     assert "dataflow ended with code -9; restart 2" in out.getvalue()
+
+
+def make_silent(name: str, silent_s: float) -> ServiceState:
+    trouble = "it is stopped; `kill -CONT 7` lets it continue"
+    return ServiceState(
+        name, state="running", pid=7, age_s=90.0, silent_s=silent_s, is_silent=True, trouble=trouble
+    )
+
+
+def make_waiting(who: str, whom: str, what: str) -> StatusReply:
+    wait = Wait(who=who, whom=whom, what=what, since_s=86.0)
+    scaling = ScalingAdvice(text="they take turns; a larger max_staleness lets them overlap")
+    return msgspec.structs.replace(make_status(), waits=(wait,), scaling=scaling)
+
+
+def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_waiting("rollout", "trainer actor", "all 8 tickets of policy 'actor' are charged")
+    state.services = (make_silent("trainer-actor", 14.0), ServiceState("rollout-0", state="running"))
+    text = shown(state)
+    for part in (
+        "trainer-actor has shown no sign of life for 14 s: it is stopped; `kill -CONT 7` lets it continue",
+        "rollout waits for trainer actor (trainer-actor is silent for 14 s, 14.0 s)",
+        "no advice while trainer-actor is silent",
+        "trainer-actor running, alive 14 s ago",
+    ):
+        assert part in text, f"{part!r} is not in\n{text}"
+    assert "max_staleness" not in text
+    assert "tickets of policy" not in text
+
+
+def test_a_stopped_publisher_explains_what_waits_for_its_trainer() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_waiting("rollout", "trainer actor", "all 8 tickets of policy 'actor' are charged")
+    state.services = (make_silent("publisher-actor", 14.0),)
+    assert "rollout waits for trainer actor (publisher-actor is silent for 14 s" in shown(state)
+
+
+def test_a_stopped_rollout_service_is_what_the_trainer_waits_for() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_waiting("trainer actor", "rollout", "step 3: 0 groups ready, 4 make a batch")
+    state.services = (make_silent("rollout-0", 14.0),)
+    assert "(step 3: 0 groups ready, 4 make a batch; rollout-0 is silent for 14 s, 14.0 s)" in shown(state)
+
+
+def test_old_figures_are_said_to_be_old() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.take_status(make_status(), (), 128.0)
+    text = shown(state)
+    assert "the dataflow has not answered for 14 s; the figures below are that old" in text
+    assert "trainer actor waits for rollout" not in text
+
+
+def test_a_rollout_service_that_is_not_heard_of_is_marked() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    (worker,) = make_status().workers
+    worker = msgspec.structs.replace(worker, last_seen_s=80.0)
+    state.status = msgspec.structs.replace(make_status(), workers=(worker,))
+    (line,) = [line for line in shown(state).splitlines() if line.startswith("rollout-0")]
+    assert "20 s ago" in line
+    assert line.split()[-1] == "silent"
+
+
+def plain_lines(status: StatusReply | None, services: tuple[ServiceState, ...], seconds: int) -> list[str]:
+    """What a plain view prints in that time, if it is told the same twice per second."""
+    now, out = [100.0], io.StringIO()
+    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
+    for _ in range(2 * seconds):
+        now[0] += 0.5
+        view.status(status, services)
+    return out.getvalue().splitlines()
+
+
+def test_plain_lines_say_what_is_waited_for_while_no_step_comes() -> None:
+    lines = plain_lines(make_status(), (), 150)
+    assert lines[0] == "0:15 actor at step 3/10: trainer actor waits for rollout (batch of step 3, 2.0 s)"
+    assert [line.split()[0] for line in lines] == ["0:15", "0:45", "1:45"]
+
+
+def test_plain_lines_say_what_is_starting_before_the_dataflow_answers() -> None:
+    starting = (ServiceState("dataflow", state="running", age_s=9.0),)
+    assert plain_lines(None, starting, 20) == ["0:15 starting: dataflow"]
+
+
+def test_plain_lines_name_a_process_in_trouble_once_and_say_when_it_is_well_again() -> None:
+    now, out = [100.0], io.StringIO()
+    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
+    for service in (make_silent("dataflow", 9.0), make_silent("dataflow", 9.5)):
+        view.status(None, (service,))
+    view.status(make_status(), (ServiceState("dataflow", state="running", silent_s=0.1),))
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("dataflow has shown no sign of life for 9 s: it is stopped")
+    assert second == "dataflow is well again"

@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.errors import ServiceError
 from astraflow.launch.supervisor import USER_ERROR_CODE, Backoff, Supervisor
-from astraflow.protocols import ProcessSpec
+from astraflow.protocols import ProcessLife, ProcessSpec
 
 
 class FakeProcess:
@@ -19,6 +19,7 @@ class FakeProcess:
         self.pid = pid
         self.obeys = obeys
         self.silent = asyncio.Event()
+        self.known = ProcessLife(silent_s=0.5)
         self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> int:
@@ -34,6 +35,9 @@ class FakeProcess:
 
     def kill(self) -> None:
         self.end(-9)
+
+    def life(self) -> ProcessLife:
+        return self.known
 
     async def silence(self, longest_s: float) -> str:
         del longest_s
@@ -88,6 +92,56 @@ async def test_a_process_without_a_sign_of_life_is_killed_and_starts_again(tmp_p
         assert await launcher.processes[0].wait() == -9
         launcher.codes["worker"] = [0]
     assert launcher.started == ["worker", "worker"]
+
+
+async def test_a_process_that_is_silent_is_named_with_what_to_do_until_it_is_well_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = FakeLauncher()
+    changes: list[str] = []
+    spec = dataclasses.replace(make_spec(tmp_path), longest_silence_s=60.0)
+    supervisor = Supervisor(launcher, [spec], on_change=lambda: changes.append(supervisor.states[0].trouble))
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await launcher.running.wait()
+        await asyncio.sleep(0)
+        supervisor.look()
+        assert (supervisor.states[0].silent_s, supervisor.states[0].trouble) == (0.5, "")
+        stopped = ProcessLife(silent_s=7.9, works=False, condition="it is stopped")
+        launcher.processes[0].known = stopped
+        supervisor.look()
+        assert not supervisor.states[0].is_silent
+        launcher.processes[0].known = dataclasses.replace(stopped, silent_s=9.0)
+        for _ in range(3):
+            supervisor.look()
+        assert supervisor.states[0].is_silent
+        trouble = "it is stopped; after 60 s of silence it is restarted"
+        assert changes[1:] == [trouble]
+        launcher.processes[0].known = ProcessLife(silent_s=0.1)
+        supervisor.look()
+        assert changes[1:] == [trouble, ""]
+        await supervisor.stop()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [f"worker has shown no sign of life for 9 s: {trouble}", "worker is well again"]
+
+
+async def test_a_restart_after_silence_says_so(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    lines: list[str] = []
+    spec = dataclasses.replace(make_spec(tmp_path), longest_silence_s=60.0)
+    supervisor = Supervisor(
+        launcher,
+        [spec],
+        on_change=lambda: lines.extend(s.last_line for s in supervisor.states if s.state == "restarting"),
+        first_backoff_s=0.0,
+    )
+    supervisor.note_done("worker")
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await launcher.running.wait()
+        launcher.codes["worker"] = [0]
+        launcher.processes[0].silent.set()
+    assert lines == ["worker has shown no sign of life for 60 s: it is stopped"]
 
 
 async def test_a_process_may_be_silent_for_ever_where_that_is_said(tmp_path: Path) -> None:

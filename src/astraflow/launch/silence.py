@@ -1,0 +1,70 @@
+"""Which parts of a run are silent, and what that means for the waits: words for the screen and `status`.
+
+The dataflow knows who waits for whom, but a stopped trainer looks to it like one that trains a long step. The
+launcher knows which of its processes live. Both are joined here, so that nobody is told to change a recipe
+because a process hangs.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from astraflow.dataflow.liveness import NO_SIGN_OF_LIFE
+from astraflow.launch.supervisor import ServiceState, trouble_text
+from astraflow.types import StatusReply, Wait
+
+__all__ = ["advice_text", "silent_parts", "trouble_lines", "wait_text"]
+
+_POOL = "rollout"
+"""What the dataflow calls all rollout services together."""
+
+
+def silent_parts(services: Sequence[ServiceState], status: StatusReply | None) -> dict[str, float]:
+    """Names of the parts that are silent -> for how many seconds, as launcher and dataflow see it."""
+    silent = {s.name: s.age_s if s.silent_s is None else s.silent_s for s in services if s.is_silent}
+    for wait in status.waits if status else ():
+        name = wait.whom.replace("trainer ", "trainer-")
+        if wait.what == NO_SIGN_OF_LIFE and name not in silent and status:
+            silent[name] = max(0.0, status.now_s - wait.since_s)
+    return silent
+
+
+def trouble_lines(services: Sequence[ServiceState], *, unanswered_s: float) -> list[str]:
+    """A sentence for each thing that is wrong. `unanswered_s`: since when the dataflow has not answered."""
+    lines = [trouble_text(service) for service in services if service.trouble]
+    if unanswered_s > 0:
+        lines.append(
+            f"the dataflow has not answered for {unanswered_s:.0f} s; the figures below are that old"
+        )
+    return lines
+
+
+def wait_text(wait: Wait, now_s: float, silent: Mapping[str, float]) -> str:
+    """A wait in words. If what is waited for is silent, that is the reason, whatever else the wait says."""
+    what = wait.what
+    if what != NO_SIGN_OF_LIFE and (reason := _silence_of(wait.whom, silent)):
+        what = reason if wait.whom != _POOL else f"{what}; {reason}"
+    return f"{wait.who} waits for {wait.whom} ({what}, {max(now_s - wait.since_s, 0):.1f} s)"
+
+
+def advice_text(advice: str, silent: Mapping[str, float]) -> str:
+    """The advice on the number of services; none while somebody is silent, whose waits say nothing."""
+    return f"no advice while {_listed(silent)} silent" if advice and silent else advice
+
+
+def _silence_of(whom: str, silent: Mapping[str, float]) -> str:
+    """Why `whom`, in the words of a wait, gives nothing; empty if it is not silent."""
+    if whom == _POOL:
+        parts = {
+            name: s
+            for name, s in silent.items()
+            if not name.startswith(("trainer-", "publisher-", "dataflow"))
+        }
+    else:
+        policy = whom.removeprefix("trainer ")
+        names = (f"trainer-{policy}", f"publisher-{policy}") if whom.startswith("trainer ") else (whom,)
+        parts = {name: silent[name] for name in names if name in silent}
+    return f"{_listed(parts)} silent for {max(parts.values()):.0f} s" if parts else ""
+
+
+def _listed(names: Mapping[str, float]) -> str:
+    """`a is`, or `a, b are`."""
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

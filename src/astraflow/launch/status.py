@@ -1,0 +1,182 @@
+"""What `astraflow status` finds out about a run, within seconds, whatever hangs.
+
+Three sources, none of which is needed: the dataflow, which knows who waits for whom; `run.json`, in which the
+launcher notes how its processes are; and the system, which knows whether the launcher itself is stopped.
+"""
+
+import asyncio
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from astraflow.dataflow.client import STATUS_S, DataflowClient
+from astraflow.errors import DataError, UnavailableError
+from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.launch.process_state import STOPPED, state_of
+from astraflow.launch.report import load_summary, summary_table
+from astraflow.launch.screen import ScreenState, render, services_text
+from astraflow.launch.silence import trouble_lines
+from astraflow.launch.summary import Summary
+from astraflow.launch.supervisor import ServiceState
+from astraflow.launch.terminal_text import printable
+from astraflow.service.client import ServiceClient
+from astraflow.types import Item, StatusReply
+
+__all__ = ["RunStatus", "run_status", "show_status"]
+
+_PATIENCE_S = 1.0
+"""A dataflow that is just starting refuses connections for a moment."""
+_DEADLINE_S = 0.9 * STATUS_S
+"""For all tries together. It is shorter than the deadline of one, so that it has the last word."""
+_RECORD_OLD_S = 15.0
+"""A launcher writes `run.json` every few seconds; an older one means that it is gone, stopped or hangs."""
+
+
+class RunStatus(Item, frozen=True, kw_only=True):
+    """What is known of a run: what `astraflow status --json` prints."""
+
+    where: str
+    name: str
+    state: str
+    """`running`, `stopped`, `finished` or `failed`."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with its processes and what to do, in words."""
+    services: tuple[ServiceRecord, ...] = ()
+    """The processes that the launcher started, as it saw them last; empty if the run was named by its URL."""
+    dataflow: StatusReply | None = None
+    """The dataflow's own answer; null if it gave none in time."""
+    summary: Summary | None = None
+    """The results of a finished run."""
+
+
+def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -> int:
+    """Prints the state of a run; `where` is a run folder or a URL.
+
+    Returns the exit code: 1 if a run that should be running does not answer.
+    """
+    status = asyncio.run(run_status(where, token_file))
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(status), indent=2).decode() + "\n")
+    else:
+        _print(status)
+    return 0 if status.dataflow or status.summary else 1
+
+
+async def run_status(where: str, token_file: Path | None) -> RunStatus:
+    """What is known of a run. Waits for at most 2 s.
+
+    Raises: UnavailableError if a URL does not answer; DataError if `where` is no run folder, or nothing runs.
+    """
+    if where.startswith(("http://", "https://")):
+        token = token_file.read_text(encoding="utf-8").strip() if token_file else ""  # noqa: ASYNC240
+        reply = await _ask(where, token)
+        return RunStatus(where=where, name=reply.name, state=reply.state, dataflow=reply)
+    folder = RunFolder(Path(where))
+    record = folder.load_record()
+    if record.state == "finished":
+        summary = load_summary(folder)
+        return RunStatus(where=where, name=record.name, state=record.state, summary=summary)
+    token_path = token_file or folder.path / "secrets" / "viewer"
+    token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
+    reply: StatusReply | None = None
+    failure: UnavailableError | None = None
+    try:
+        reply = await _ask(record.url, token, folder.load_recipe().dataflow.tls.ca_file)
+    except UnavailableError as err:
+        failure = err
+    if failure is not None and record.state != "running":
+        raise DataError(
+            f"{where} is {record.state}, and its dataflow at {record.url} does not answer; continue it with "
+            "`astraflow run` and the same recipe"
+        ) from failure
+    return RunStatus(
+        where=where,
+        name=record.name,
+        state=reply.state if reply else record.state,
+        problems=_problems(record, failure),
+        services=record.services,
+        dataflow=reply,
+    )
+
+
+async def _ask(url: str, token: str, ca_file: str = "") -> StatusReply:
+    """The dataflow's answer. Raises: UnavailableError if it gives none in time."""
+    client = ServiceClient(url, token=token, patience_s=_PATIENCE_S, ca_file=ca_file)
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            return await DataflowClient(client).status()
+    except TimeoutError as err:
+        raise UnavailableError(
+            f"the dataflow at {url} has not answered within {_DEADLINE_S:g} s; it is stopped, hangs, or "
+            "cannot be reached"
+        ) from err
+    finally:
+        await client.close()
+
+
+def _problems(record: RunRecord, failure: UnavailableError | None) -> tuple[str, ...]:
+    """What is wrong with the processes of a run that should be running."""
+    old_s = max(0.0, time.time() - record.at_s) if record.at_s else 0.0
+    problems = [_about_launcher(record, old_s)] if old_s > _RECORD_OLD_S and record.state == "running" else []
+    services = _states(record, old_s)
+    problems += trouble_lines(services, unanswered_s=0.0)
+    if failure is not None and not any(s.name == "dataflow" and s.trouble for s in services):
+        problems.append(f"the dataflow does not answer ({failure}); see logs/dataflow.log")
+    return tuple(problems)
+
+
+def _about_launcher(record: RunRecord, old_s: float) -> str:
+    pid = record.launcher_pid
+    match state_of(pid):
+        case "stopped":
+            reason = f"it is {STOPPED}, and restarts nothing; `kill -CONT {pid}` lets it continue"
+        case "gone":
+            reason = "it is gone, or runs on another machine; `astraflow run` with the same recipe continues"
+        case "running":
+            reason = "it hangs, or gets no processor time"
+    return f"the launcher (process {pid}) has shown no sign of life for {old_s:.0f} s: {reason}"
+
+
+def _states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
+    """The processes as the launcher saw them, `old_s` ago."""
+    return tuple(
+        ServiceState(
+            name=service.name,
+            state=service.state or "running",  # pyright: ignore[reportArgumentType] # written from such a state
+            pid=service.pid,
+            restarts=service.restarts,
+            age_s=service.age_s + old_s,
+            silent_s=None if service.silent_s is None else service.silent_s + old_s,
+            is_silent=service.is_silent,
+            trouble=service.trouble,
+        )
+        for service in record.services
+    )
+
+
+def _print(status: RunStatus) -> None:
+    console = Console()
+    if status.summary is not None:
+        console.print(f"{status.where} is finished")
+        console.print(summary_table(status.summary))
+        return
+    for problem in status.problems:
+        console.print(Text(printable(problem), style="bold red"), soft_wrap=True)
+    # Their troubles are printed above.
+    states = tuple(
+        replace(state, trouble="")
+        for state in _states(RunRecord(name=status.name, services=status.services), 0.0)
+    )
+    if status.dataflow is None:
+        console.print(f"{status.where} is {status.state}; its dataflow does not answer", highlight=False)
+        console.print(services_text(states))
+        return
+    state = ScreenState(status.name, status.where, status.dataflow.now_s)
+    state.status = status.dataflow
+    state.services = states
+    console.print(render(state, status.dataflow.now_s))

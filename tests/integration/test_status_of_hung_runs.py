@@ -1,0 +1,124 @@
+"""`astraflow status` of runs whose parts hang: it answers in time, and names what hangs and what to do."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from astraflow.errors import DataError, UnavailableError
+from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.launch.status import run_status, show_status
+from recipe_builders import make_digit_recipe
+
+LONGEST_S = 3.0
+
+
+@asynccontextmanager
+async def mute_server() -> AsyncIterator[str]:
+    """Accepts connections and never answers, as a stopped dataflow does."""
+    connected: list[asyncio.StreamWriter] = []
+
+    async def keep(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(writer)
+
+    server = await asyncio.start_server(keep, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in connected:
+            writer.close()
+
+
+@pytest.fixture
+def stopped_process() -> Iterator[int]:
+    """The id of a stopped process."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        yield process.pid
+        process.kill()
+
+
+def make_folder(folder: Path, **record: object) -> Path:
+    """A run folder as a launcher leaves it that wrote `run.json` just now."""
+    run = RunFolder(folder / "run")
+    run.create()
+    run.save_recipe(make_digit_recipe(folder, folder / "no model is needed"))
+    fields: dict[str, object] = {"name": "demo", "state": "running", "launcher_pid": os.getpid()}
+    run.save_record(RunRecord(**({**fields, "at_s": time.time()} | record)))  # type: ignore[arg-type]
+    return run.path
+
+
+async def test_a_stopped_dataflow_is_named_in_time_with_what_to_do(tmp_path: Path) -> None:
+    trouble = "it is stopped (SIGSTOP, or a debugger); `kill -CONT 7` lets it continue"
+    dataflow = ServiceRecord(
+        name="dataflow", pid=7, state="running", silent_s=9.5, is_silent=True, trouble=trouble
+    )
+    async with mute_server() as url:
+        where = make_folder(tmp_path, url=url, services=(dataflow,))
+        began_s = time.monotonic()
+        status = await run_status(str(where), None)
+        assert time.monotonic() - began_s < LONGEST_S
+    (problem,) = status.problems
+    assert problem.startswith("dataflow has shown no sign of life for ")
+    assert problem.endswith(trouble)
+    assert status.dataflow is None
+
+
+async def test_a_dataflow_that_does_not_answer_for_an_unknown_reason_is_said_not_to(tmp_path: Path) -> None:
+    async with mute_server() as url:
+        status = await run_status(str(make_folder(tmp_path, url=url)), None)
+    (problem,) = status.problems
+    assert "has not answered within 1.8 s" in problem
+
+
+async def test_a_url_that_does_not_answer_is_an_error_in_time() -> None:
+    async with mute_server() as url:
+        began_s = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"has not answered within 1\.8 s"):
+            await run_status(url, None)
+        assert time.monotonic() - began_s < LONGEST_S
+
+
+async def test_a_stopped_launcher_is_named(tmp_path: Path, stopped_process: int) -> None:
+    async with mute_server() as url:
+        old = {"launcher_pid": stopped_process, "at_s": time.time() - 40}
+        status = await run_status(str(make_folder(tmp_path, url=url, **old)), None)
+    assert f"the launcher (process {stopped_process}) has shown no sign of life for 4" in status.problems[0]
+    assert f"`kill -CONT {stopped_process}` lets it continue" in status.problems[0]
+
+
+async def test_a_launcher_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec("true")
+    await process.wait()
+    async with mute_server() as url:
+        old = {"launcher_pid": process.pid, "at_s": time.time() - 40}
+        status = await run_status(str(make_folder(tmp_path, url=url, **old)), None)
+    assert "it is gone" in status.problems[0]
+    assert "`astraflow run` with the same recipe continues" in status.problems[0]
+
+
+async def test_a_run_that_was_stopped_is_no_hung_run(tmp_path: Path) -> None:
+    where = make_folder(tmp_path, url="http://127.0.0.1:9", state="stopped", at_s=time.time() - 3600)
+    with pytest.raises(DataError, match="continue it with `astraflow run`"):
+        await run_status(str(where), None)
+
+
+def test_json_has_all_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    services = (ServiceRecord(name="dataflow", pid=7, state="running", silent_s=0.5),)
+    where = make_folder(tmp_path, url="http://127.0.0.1:9", services=services)
+    assert show_status(str(where), None, as_json=True) == 1
+    status = json.loads(capsys.readouterr().out)
+    assert (status["name"], status["state"], status["dataflow"]) == ("demo", "running", None)
+    assert status["services"][0]["silent_s"] == 0.5
+    assert "does not answer" in status["problems"][0]
