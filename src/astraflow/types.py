@@ -951,6 +951,9 @@ class EvalRecord(Item, frozen=True, kw_only=True):
     score_stderr: Figure
     at_s: UnixSeconds
     metrics: Annotated[tuple[MetricItem, ...], Meta(max_length=8192)] = ()
+    best_by: Reason = ""
+    """The rule by which this is the best version of its policy so far, e.g. `max heldout`; empty if it is
+    not, or if the run keeps no best version."""
 
 
 class StepsReply(Item, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """The dataflow core under random services, trainers, failures, restarts and repeated messages."""
 
+import dataclasses
 from collections import Counter
-from typing import get_args
+from typing import Literal, cast, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,7 @@ from astraflow.config import Use
 from astraflow.dataflow.core.commands import (
     BatchTaken,
     BatchView,
+    ChangeSchedule,
     EpisodeFacts,
     FateDecided,
     GroupDrawn,
@@ -21,15 +23,17 @@ from astraflow.dataflow.core.commands import (
     LeaseView,
     RecordResult,
     RunEnded,
+    RunResumed,
 )
 from astraflow.dataflow.core.core import Core
-from astraflow.dataflow.core.plan import EvalSetPlan
+from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, Schedule
 from astraflow.errors import FencedError, RefusedError
 from astraflow.types import FateCounts, ServedVersions
 from core_driver import Driver, make_facts, make_meta, make_plan, make_table
 from simulator.history import History
 
 _NUM_STEPS = 8
+_MOST_STEPS = 14
 _CURATORS = {
     "solved": SolvedConfig(revisit=0.2),
     "curriculum": CurriculumConfig(policy="actor"),
@@ -38,7 +42,7 @@ _CURATORS = {
 }
 _CREDIT = sorted(c.model_fields["name"].default for c in get_args(get_args(CreditConfig)[0]) if c is not Use)
 _MAX_ROUNDS = 400
-"""Rounds of undisturbed work within which every run of `_NUM_STEPS` steps must end."""
+"""Rounds of undisturbed work within which every run of `_MOST_STEPS` steps must end."""
 
 
 class Trainer:
@@ -49,6 +53,10 @@ class Trainer:
         self.is_alive = False
         self.num_restarts = -1
         self.views: dict[int, BatchView] = {}
+
+    @property
+    def num_steps(self) -> int:
+        return self.driver.core.schedule.steps[self.policy]
 
     def kill(self) -> None:
         self.is_alive = False
@@ -66,7 +74,7 @@ class Trainer:
             return
         if status.newest_version < self.base.next_version:
             driver.publish(self.base.step, policy, has_files=True)
-        elif self.in_hand and is_ahead and len(self.in_hand) < 2 and self.next_step < _NUM_STEPS:
+        elif self.in_hand and is_ahead and len(self.in_hand) < 2 and self.next_step < self.num_steps:
             self._take()
         elif self.is_published:
             step = self.in_hand.pop(0)
@@ -77,7 +85,7 @@ class Trainer:
         elif self.in_hand:
             driver.publish(self.in_hand[0] + 1, policy)
             self.is_published = True
-        elif self.next_step < _NUM_STEPS:
+        elif self.next_step < self.num_steps:
             self._take()
 
     def _take(self) -> None:
@@ -303,6 +311,44 @@ class CoreMachine(RuleBasedStateMachine):
                 self.driver.take(steps[0], policy)
         trainer.kill()
 
+    @rule(
+        steps=st.integers(1, _MOST_STEPS),
+        every=st.integers(1, 3),
+        num_tasks=st.integers(0, 2),
+        mode=st.sampled_from(["max", "min", "none"]),
+        data=st.data(),
+    )
+    def go_on_with_another_schedule(
+        self, steps: int, every: int, num_tasks: int, mode: str, data: st.DataObject
+    ) -> None:
+        """A person stops the run, or finds it finished, and resumes it: every trainer starts again."""
+        before = self.driver.core.schedule
+        sets = {"heldout": EvalSetPlan(num_tasks=num_tasks, samples=2)} if num_tasks else {}
+        best = None if mode == "none" else BestPlan("heldout", mode=cast("Literal['max', 'min']", mode))
+        asked = {p: max(steps, self.driver.status(p).step) for p in self.policies}
+        kept = data.draw(st.sampled_from([None, *self.policies]))
+        schedule = Schedule(
+            asked | ({kept: before.steps[kept]} if kept else {}),
+            dataclasses.replace(self.plan.eval, sets=sets, every=every, best=best),
+        )
+        was_over = self.driver.core.state == "finished"
+        self.driver.apply(ChangeSchedule(schedule=schedule))
+        assert self.driver.core.schedule == schedule
+        has_more = any(schedule.steps[p] > self.driver.status(p).step for p in self.policies)
+        if was_over:
+            assert (self.driver.core.state == "running") == has_more
+        for policy, trainer in self.trainers.items():
+            trainer.kill()
+            if was_over and has_more:
+                for step in [s for s in trainer.views if s >= self.driver.status(policy).step]:
+                    del trainer.views[step]
+
+    @invariant()
+    def the_best_version_can_be_fetched(self) -> None:
+        for policy, state in self.driver.core._ctx.state.policies.items():
+            if state.best is not None:
+                assert state.best.version in state.manifests, policy
+
     @rule()
     def restart(self) -> None:
         """The service restarts from a snapshot; all that follows is decided by the restored core."""
@@ -412,7 +458,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.tickets_are_bounded()
         self.fifo_needs_no_sweep_without_a_restart()
         self.batches_hold_whole_groups()
-        assert sum(isinstance(event, RunEnded) for event in self.driver.events) == 1
+        num_resumed = sum(isinstance(event, RunResumed) for event in self.driver.events)
+        assert sum(isinstance(event, RunEnded) for event in self.driver.events) == 1 + num_resumed
         assert all(status.fates.live == 0 for status in self.driver.core.policy_status())
         self._replay()
 

@@ -1,5 +1,6 @@
 """What goes wrong in a simulated run, and when it stops going wrong."""
 
+import math
 from collections.abc import Generator
 from typing import Any
 
@@ -7,7 +8,7 @@ from astraflow.types import Task
 from simulator.clock import Ask, Link, World
 from simulator.dataflow import Dataflow
 from simulator.referee import Referee
-from simulator.scenario import Scenario
+from simulator.scenario import Change, Scenario
 from simulator.trainers import Trainer
 from simulator.workers import Worker
 
@@ -72,6 +73,21 @@ class _Chaos:
         """Writing takes seconds, or is quick again."""
         self._dataflow.is_disk_slow = not self._dataflow.is_disk_slow
 
+    def go_on(self, change: Change) -> bool:
+        """A person stops the run, or finds it over, and starts it again with another schedule.
+
+        Returns: whether the dataflow was up to hear of it.
+        """
+        if not self._dataflow.is_up:
+            return False
+        self.world.tell("the run goes on with %s", change.schedule)
+        self._dataflow.change_schedule(change.schedule)
+        for trainer in self._trainers:
+            trainer.session.kill()
+            trainer.start()
+        self.add_worker()
+        return True
+
     def calm(self) -> None:
         """Nothing goes wrong any more; somebody is there to do the work."""
         self.world.tell("no more faults")
@@ -94,16 +110,30 @@ def chaos(
     """The script of all faults; it also ends the simulation a little after the run's end."""
     trouble = _Chaos(world, scenario, referee, dataflow, peers)
     world.spawn(_outsider(world, scenario))
+    world.spawn(_person(trouble, scenario))
     while world.now_s < scenario.faults_end_s and not dataflow.is_over:
         rest_s = scenario.faults_end_s - world.now_s
         yield min(rest_s + 0.001, world.rng.expovariate(1.0 / scenario.fault_every_s))
         if world.now_s < scenario.faults_end_s:
             world.rng.choice(_FAULTS)(trouble)
     trouble.calm()
-    while not dataflow.is_over:
-        yield 2.0
-    yield 8.0
+    for change in (None, *(change for change in scenario.changes if math.isinf(change.at_s))):
+        if change is not None:
+            trouble.go_on(change)
+        while not dataflow.is_over:
+            yield 2.0
+            if dataflow.is_over:
+                yield 8.0  # Time for all to hear of it; a person may let the run go on meanwhile.
     world.is_over = True
+
+
+def _person(trouble: _Chaos, scenario: Scenario) -> Generator[Any, Any, None]:
+    """Resumes the run with other schedules while it is under way."""
+    for change in scenario.changes:
+        if math.isfinite(change.at_s):
+            yield max(0.0, change.at_s - trouble.world.now_s)
+            while not trouble.go_on(change):
+                yield 1.0
 
 
 def _outsider(world: World, scenario: Scenario) -> Generator[Any, Any, None]:

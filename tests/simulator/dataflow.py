@@ -7,13 +7,14 @@ loses a part of what is not, and a restart is the latest snapshot and a replay o
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from astraflow.dataflow.core.commands import (
     AddWorker,
     AttachTrainer,
     BatchView,
+    ChangeSchedule,
     Command,
     CommitStep,
     DropWorker,
@@ -30,6 +31,7 @@ from astraflow.dataflow.core.commands import (
     TakeBatch,
 )
 from astraflow.dataflow.core.core import Core
+from astraflow.dataflow.core.plan import Schedule
 from astraflow.dataflow.liveness import Liveness, WorkerLife
 from astraflow.errors import RefusedError
 from astraflow.types import (
@@ -159,6 +161,15 @@ class Dataflow:
             if deadline_s <= now_s:
                 self._apply(ExpireEval(round_id=round_id))
         self._world.after(1.0, self._watch, life)
+
+    def change_schedule(self, schedule: Schedule) -> None:
+        """A person resumes the run with another schedule, and with no fewer steps than are done."""
+        done = {status.name: status.step for status in self.core.policy_status()}
+        steps = {name: max(asked, done[name]) for name, asked in schedule.steps.items()}
+        was_over = self.core.state != "running"
+        self._apply(ChangeSchedule(schedule=replace(schedule, steps=steps)))
+        if was_over and self.core.state == "running":
+            self._referee.resumed(done)
 
     # --- commands, records, answers ---
 

@@ -19,6 +19,7 @@ from astraflow.dataflow.core.commands import (
     BatchDropped,
     BatchTaken,
     BatchView,
+    ChangeSchedule,
     Command,
     CommitStep,
     DropBatch,
@@ -38,6 +39,8 @@ from astraflow.dataflow.core.commands import (
     ReleaseSteps,
     ResultDropped,
     RunEnded,
+    RunResumed,
+    ScheduleChanged,
     ServiceRestored,
     ServiceSetAside,
     StepCommitted,
@@ -133,6 +136,8 @@ class History:
         self._pushed: set[str] = set()
         self._ever_pushed: set[str] = set()
         self._ended: RunEnded | None = None
+        self._may_resume = False
+        """Whether the run was done, and got more steps just now."""
         self._rounds = Rounds(plan, problem)
         self._expected: list[tuple[str, int, str]] = []
         """(policy, group, fate) that must be among the events of the command in hand."""
@@ -210,12 +215,16 @@ class History:
         for event in events:
             _BOOKINGS[type(event)](self, event, command)
         self._after(command, events, now_s)
+        if self._may_resume:
+            self._problem(f"{command} gave the run more steps, and it did not go on")
         if self._expected and not any(isinstance(event, RunEnded) for event in events):
             self._problem(f"{command} should have led to {self._expected}, it led to {events}")
 
     def _may_follow_the_end(self, command: Command, events: tuple[Event, ...]) -> bool:
         if isinstance(command, RecordResult):
             return all(isinstance(event, ResultDropped) for event in events)
+        if isinstance(command, ChangeSchedule):
+            return True
         kinds = AddWorker | DropWorker | ReleaseSteps | CommitStep | PublishVersion | ExpireEval | StopRun
         return isinstance(command, kinds | ExpireLeases) and not events
 
@@ -665,7 +674,35 @@ class History:
             )
         policy.done += 1
 
-    # --- evaluation, the end ---
+    # --- evaluation, the schedule, the end ---
+
+    def _schedule_changed(self, event: ScheduleChanged, command: Command) -> None:
+        """What comes later is held to the new schedule. A run that was done goes on if it got more steps."""
+        if not isinstance(command, ChangeSchedule) or command.schedule != event.schedule:
+            self._problem(f"{event} at {command}")
+        self._plan = self._plan.with_schedule(event.schedule)
+        self._rounds.change(self._plan)
+        has_more = any(p.num_committed < event.schedule.steps[n] for n, p in self._policies.items())
+        self._may_resume = self._ended is not None and not self._ended.is_failure and has_more
+
+    def _run_resumed(self, event: RunResumed, _: Command) -> None:
+        if not self._may_resume:
+            self._problem(f"{event} after {self._ended}")
+        self._ended = None
+        self._may_resume = False
+        self._num_good = 0
+        self._rounds.resume()
+        self._absent.clear()
+        for service in self._workers.values():
+            service.strikes = 0
+            service.leases.clear()
+        for policy in self._policies.values():
+            for step in [step for step in policy.batches if step >= policy.num_committed]:
+                for group_id in policy.batches.pop(step).group_ids:
+                    policy.kept.pop(group_id, None)
+            policy.lost_in_a_row = policy.failed_in_a_row = 0
+            policy.epoch += 1
+            policy.has_session = False
 
     def _evaluated(self, event: EvalFinished, command: Command) -> None:
         self._rounds.finished(event.record, expired=isinstance(command, ExpireEval))
@@ -696,6 +733,8 @@ _BOOKINGS: dict[type[Any], Callable[[History, Any, Command], None]] = {
     StepRedone: History._redone,
     EvalFinished: History._evaluated,
     RunEnded: History._run_ended,
+    RunResumed: History._run_resumed,
+    ScheduleChanged: History._schedule_changed,
     ServiceSetAside: History._set_aside,
     ServiceRestored: History._restored,
 }

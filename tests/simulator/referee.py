@@ -3,7 +3,7 @@
 What it knows of the rules is written down a second time here and in `history`, without the core's code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astraflow.dataflow.core.commands import BatchView, Command, EpisodeFacts, Event
@@ -79,6 +79,10 @@ class Referee:
         if session.next_version <= self._newest_told.get(policy, -1):
             self.problem(f"{policy}: session {session.epoch} goes back to version {session.next_version}")
         self._epoch_told[policy] = session.epoch
+
+    def resumed(self, done: Mapping[str, int]) -> None:
+        """The run was over and goes on: the steps that were not committed get other batches."""
+        self._batches = {key: view for key, view in self._batches.items() if key[1] < done[key[0]]}
 
     def committed(self, policy: str, step: int) -> None:
         """A trainer was told that its step is committed."""

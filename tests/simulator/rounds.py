@@ -21,6 +21,8 @@ class Round:
     eval_set: str
     pinned: dict[str, int]
     opened_s: float
+    deadline_s: float
+    """How long it may take."""
     slots: dict[int, Any] = field(default_factory=dict[int, Any])
     is_over: bool = False
 
@@ -40,16 +42,41 @@ class Rounds:
             return
         name, step = command.policy, command.step
         num_steps, every = self._plan.policies[name].num_steps, self._plan.eval.every
-        if (step % every == 0 or step == num_steps) and step > self._evaluated[name]:
+        is_due = step % every == 0 or step == num_steps
+        if self._plan.eval.sets and is_due and step > self._evaluated[name]:
             self._evaluated[name] = step
             self._due.append((name, command.manifest.version, step))
         if min(newest.values()) < 0:
             return
         for policy, version, done in self._due:
             pinned = {**newest, policy: version}
+            longest_s = self._plan.eval.deadline_s
             for eval_set in self._plan.eval.sets:
-                self._rounds.append(Round(policy, version, done, eval_set, pinned, now_s))
+                self._rounds.append(Round(policy, version, done, eval_set, pinned, now_s, longest_s))
         self._due.clear()
+
+    def change(self, plan: RunPlan) -> None:
+        """Another schedule holds: open rounds of sets that went, or have another size, are dropped. Their
+        steps are due again."""
+        before = self._plan.eval.sets
+        self._plan = plan
+        now = plan.eval.sets
+        for round_ in self._rounds:
+            if not round_.is_over and now.get(round_.eval_set) != before[round_.eval_set]:
+                self._drop(round_)
+
+    def resume(self) -> None:
+        """The run was over and goes on: what was open then is due again."""
+        for round_ in self._rounds:
+            if not round_.is_over:
+                self._drop(round_)
+        for name, _, step in self._due:
+            self._evaluated[name] = min(self._evaluated[name], step - 1)
+        self._due.clear()
+
+    def _drop(self, round_: Round) -> None:
+        round_.is_over = True
+        self._evaluated[round_.policy] = min(self._evaluated[round_.policy], round_.step - 1)
 
     def slot(self, round_id: int, episode_idx: int, make: Callable[[], Any]) -> Any:
         """An episode of a round."""
@@ -94,7 +121,7 @@ class Rounds:
         if not _are_equal(record.score_mean, sum(means) / len(means) if means else None):
             self._problem(f"{record}: the scores are {by_task}")
         if expired:
-            if record.at_s < round_.opened_s + self._plan.eval.deadline_s:
+            if record.at_s < round_.opened_s + round_.deadline_s:
                 self._problem(f"{record} is cut off before its deadline")
         elif len(good) + num_failed != num_slots:
             self._problem(f"{record} is reported while episodes are open")

@@ -1,19 +1,32 @@
 """What a seed stands for: policies and their tables, peers, and which faults come how often."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.config import TableConfig
-from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan, Schedule
 from core_driver import make_table
 from simulator.clock import Network
 
-__all__ = ["HEARTBEAT_S", "LEASE_TIMEOUT_S", "POLL_S", "Scenario", "make_scenario"]
+__all__ = ["HEARTBEAT_S", "LEASE_TIMEOUT_S", "POLL_S", "Change", "Scenario", "make_scenario"]
 
 HEARTBEAT_S, LEASE_TIMEOUT_S, POLL_S = 3.0, 8.0, 20.0
 _DEADLINE_S = 40.0
+_MOST_STEPS = 7
+"""Steps of a policy, after all changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A person stops the run, or finds it over, and resumes it with another schedule."""
+
+    at_s: float
+    """Infinity for after its end."""
+    schedule: Schedule
+    """Policies that have done more steps keep those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,7 @@ class Scenario:
     num_pushed: int
     stop_at_s: float
     """A person stops the run then; infinity for never."""
+    changes: tuple[Change, ...] = ()
     has_broken: bool = False
     """One more service is there all the time that fails every lease at once."""
 
@@ -53,7 +67,7 @@ class Scenario:
             f"seed {self.seed}: groups of {self.plan.group_size}; {tables}; "
             f"{self.plan.max_attempts} attempts, {self.num_workers} services, "
             f"{'one more fails everything, ' if self.has_broken else ''}"
-            f"evaluation {dict(self.plan.eval.sets)}, {self.network}, "
+            f"evaluation {dict(self.plan.eval.sets)}, {len(self.changes)} other schedules, {self.network}, "
             f"a fault every {self.fault_every_s:.0f} s until {self.faults_end_s:.0f} s; over by "
             f"{self.limit_s:.0f} s"
         )
@@ -97,6 +111,31 @@ def _replay(seed: int, name: str) -> ReplayConfig:
     )
 
 
+def _changes(seed: int, plan: RunPlan) -> tuple[Change, ...]:
+    """Other schedules, in a quarter of the runs; of their own chance: a seed keeps its other traits."""
+    rng = random.Random(f"changes {seed}")
+    changes: list[Change] = []
+    for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 1, 2))):
+        more = {f"more{n}": EvalSetPlan(1, rng.randint(1, 2)) for n in range(rng.randint(0, 1))}
+        sets = {**(plan.eval.sets if rng.random() < 0.7 else {}), **more}
+        best = BestPlan(next(iter(sets)), mode=rng.choice(("max", "min"))) if sets else None
+        evaluation = EvalPlan(sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S, best=best)
+        steps = {name: rng.randint(1, _MOST_STEPS) for name in plan.policies}
+        at_s = rng.choice((rng.uniform(2.0, 90.0), float("inf")))
+        changes.append(Change(at_s, Schedule(steps, evaluation)))
+    return tuple(sorted(changes, key=lambda change: change.at_s))
+
+
+def _num_episodes(plan: RunPlan, schedules: Sequence[Schedule]) -> int:
+    """Episodes of a run that has all of these schedules one after the other, at most."""
+    return sum(
+        schedule.steps[name] * (policy.table.groups_per_batch * plan.group_size)
+        + (schedule.steps[name] + 1) * sum(s.num_tasks * s.samples for s in schedule.eval.sets.values())
+        for schedule in schedules
+        for name, policy in plan.policies.items()
+    )
+
+
 def make_scenario(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"scenario {seed}")
@@ -122,33 +161,32 @@ def make_scenario(seed: int) -> Scenario:
     sets = {
         f"held{n}": EvalSetPlan(rng.randint(1, 2), rng.randint(1, 2)) for n in range(rng.choice((0, 0, 1, 2)))
     }
-    num_episodes = sum(
-        plan.num_steps
-        * (plan.table.groups_per_batch * group_size + sum(s.num_tasks * s.samples for s in sets.values()))
-        for plan in policies.values()
-    )
     trouble = rng.choice((0.0, 0.3, 1.0, 1.0, 2.0))
     faults_end_s = rng.uniform(30.0, 120.0) if trouble else 0.0
     sources = {"train": rng.randint(3, 30), "more": rng.randint(0, 5)}
     equal_frac = (1.0 if rng.random() < 0.05 else 0.2) if is_filtered else 0.0
+    plan = RunPlan(
+        seed=seed,
+        group_size=group_size,
+        policies=policies,
+        sources=sources,
+        curators=(),
+        eval=EvalPlan(sets=sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S),
+        max_attempts=rng.choice((1, 2, 3, 3, 5)),
+    )
+    changes = _changes(seed, plan)
+    num_episodes = _num_episodes(plan, [plan.schedule, *(change.schedule for change in changes)])
     if equal_frac == 1.0:
         num_episodes += 3 * group_size * sum(sources.values())  # Two passes over the tasks in vain end it.
     return Scenario(
         seed=seed,
-        plan=RunPlan(
-            seed=seed,
-            group_size=group_size,
-            policies=policies,
-            sources=sources,
-            curators=(),
-            eval=EvalPlan(sets=sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S),
-            max_attempts=rng.choice((1, 2, 3, 3, 5)),
-        ),
+        plan=plan,
+        changes=changes,
         network=Network(*(trouble * rng.choice((0.0, 0.03, 0.1)) for _ in range(3))),
         num_workers=rng.randint(1, 3),
         fault_every_s=rng.uniform(4.0, 20.0) / trouble if trouble else float("inf"),
         faults_end_s=faults_end_s,
-        limit_s=faults_end_s + 150.0 + 9.0 * num_episodes,
+        limit_s=faults_end_s + 150.0 * (1 + len(changes)) + 9.0 * num_episodes,
         failure_frac=rng.choice((0.0, 0.05, 0.2)),
         idle_frac=rng.choice((0.0, 0.1)),
         equal_frac=equal_frac,

@@ -55,7 +55,7 @@ class _Session:
     ) -> None:
         self._world, self._scenario, self._referee, self._trainer = world, scenario, referee, trainer
         self._policy, self._durable_step = trainer.policy, trainer.durable_step
-        self._num_steps = scenario.plan.policies[trainer.policy].num_steps
+        self._num_steps = 0
         self.link = Link(name, latency_s=0.002)
         self._has_settled = Signal()
         self._publication: Process | None = None
@@ -94,6 +94,7 @@ class _Session:
         if session is None:
             return
         self._epoch, self._base = session.epoch, session.next_version - session.step
+        self._num_steps = session.num_steps
         yield 0.1 + rng.random()
         if (yield from self._publish(durable_step, is_first=True)) is None:
             return

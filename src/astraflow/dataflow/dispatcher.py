@@ -25,6 +25,7 @@ from astraflow.dataflow.core.commands import (
     LeaseIssued,
     RunEnded,
     RunResumed,
+    ScheduleChanged,
     ServiceRestored,
     ServiceSetAside,
     StopRun,
@@ -237,6 +238,8 @@ def _tell(event: Event) -> None:
             "policy %s: the batches of steps %s were dropped: %s", event.policy, event.steps, event.reason
         )
     elif isinstance(event, RunResumed):
-        _log.info("the failed run continues")
+        _log.info("the run, which was over, continues")
+    elif isinstance(event, ScheduleChanged):
+        _log.info("the schedule is now %s", event.schedule)
     elif isinstance(event, RunEnded):
         _log.log(logging.ERROR if event.is_failure else logging.INFO, "the run is over: %s", event.reason)

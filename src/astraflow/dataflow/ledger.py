@@ -34,6 +34,7 @@ from astraflow.dataflow.core.commands import (
     ResultDropped,
     RunEnded,
     RunResumed,
+    ScheduleChanged,
     ServiceRestored,
     ServiceSetAside,
     StepCommitted,
@@ -42,7 +43,14 @@ from astraflow.dataflow.core.commands import (
     VersionPublished,
 )
 from astraflow.dataflow.ingest import lease_kind
-from astraflow.dataflow.records import PlanRow, Record, chain_of, decode_commands, decode_events
+from astraflow.dataflow.records import (
+    PlanRow,
+    Record,
+    chain_of,
+    decode_commands,
+    decode_events,
+    schedule_of,
+)
 from astraflow.dataflow.tables import FateRow
 from astraflow.types import StepRecord
 
@@ -251,6 +259,7 @@ class Ledger:
             EvalFinished: self._count_eval,
             RunEnded: self._end,
             RunResumed: self._resume,
+            ScheduleChanged: self._change_schedule,
             ServiceSetAside: self._pass_over,
             ServiceRestored: self._pass_over,
         }
@@ -463,14 +472,27 @@ class Ledger:
             self._problem(f"record {record.seq}: the run ends a second time")
         self.books.ended = event
 
+    def _change_schedule(self, event: ScheduleChanged, record: Record) -> None:
+        """The plan that the dataflow noted before says the same."""
+        plan = self.plan_at(record.seq)
+        if plan is None or schedule_of(plan) != event.schedule:
+            self._problem(f"record {record.seq}: the schedule changes to one that no plan of the run tells")
+
     def _resume(self, _: RunResumed, record: Record) -> None:
-        """Steps that were not committed when the run failed get other batches."""
-        if self.books.ended is None or not self.books.ended.is_failure:
-            self._problem(f"record {record.seq}: a run is resumed that had not failed")
+        """Steps that were not committed when the run ended get other batches."""
+        ended = self.books.ended
+        if ended is None or not (ended.is_failure or self._has_more_steps(record.seq)):
+            self._problem(f"record {record.seq}: a run is resumed that had not failed, nor got more steps")
         self.books.ended = None
         for books in self.policies.values():
             for step in [step for step in books.batches if step >= books.num_committed]:
                 del books.batches[step]
+
+    def _has_more_steps(self, seq: int) -> bool:
+        """Whether a policy has steps to do, by the plan in force for a record."""
+        plan = self.plan_at(seq)
+        facts = {} if plan is None else plan.policies
+        return any(self._books(name).num_committed < each.num_steps for name, each in facts.items())
 
     def _pass_over(self, _: ServiceSetAside | ServiceRestored, __: Record) -> None:
         """The books do not count it."""

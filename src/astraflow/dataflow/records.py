@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from astraflow.dataflow.core.commands import Command, Event
+from astraflow.dataflow.core.plan import EvalPlan, Schedule
 from astraflow.errors import JournalError
 from astraflow.types import Item
 
@@ -35,6 +36,7 @@ __all__ = [
     "encode_plan",
     "encode_records",
     "records_following",
+    "schedule_of",
 ]
 
 UNWRITABLE = (OverflowError, ValueError, TypeError, RecursionError)
@@ -66,6 +68,8 @@ class PlanRow(Item, frozen=True, kw_only=True):
     recipe: str
     """Resolved recipe, JSON text."""
     policies: dict[str, PolicyFacts]
+    schedule: Schedule | None = None
+    """None in plans of versions that could not change it; the recipe says then what it was."""
 
 
 class PlanEntry(Item, frozen=True, array_like=True):
@@ -184,3 +188,21 @@ def decode_plan(data: bytes) -> PlanEntry:
         return _PLAN_ENTRIES.decode(data)
     except msgspec.DecodeError as err:
         raise JournalError(f"a plan in the journal's segments cannot be read: {err}") from err
+
+
+class _RecipeOfEvaluation(msgspec.Struct):
+    """The part of a recipe that a schedule is made of; other keys are passed over."""
+
+    eval: EvalPlan
+
+
+def schedule_of(plan: PlanRow) -> Schedule:
+    """The schedule that a plan of the log tells. Raises: JournalError if it is in neither place."""
+    if plan.schedule is not None:
+        return plan.schedule
+    steps = {name: facts.num_steps for name, facts in plan.policies.items()}
+    try:
+        recipe = msgspec.json.decode(plan.recipe, type=_RecipeOfEvaluation)
+    except msgspec.DecodeError as err:
+        raise JournalError(f"a plan in the journal does not say what is evaluated: {err}") from err
+    return Schedule(steps, recipe.eval)

@@ -25,6 +25,8 @@ def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
         return [f"{name}: batch of step {step}: no plan of the run covers it"]
     problems: list[str] = []
     at = f"{name}: batch of step {step}"
+    if step >= facts.num_steps:
+        problems.append(f"{at} is beyond the {facts.num_steps} steps of the run")
     if len(batch.group_ids) != facts.groups_per_batch:
         problems.append(f"{at} holds {len(batch.group_ids)} groups, not {facts.groups_per_batch}")
     if len(batch.replayed_ids) > facts.max_replayed:

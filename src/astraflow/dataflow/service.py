@@ -23,14 +23,14 @@ import msgspec
 from starlette.types import ASGIApp
 
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.core.commands import ExpireEval, ExpireLeases, ResumeRun
+from astraflow.dataflow.core.commands import ChangeSchedule, ExpireEval, ExpireLeases, ResumeRun
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.dispatcher import Dispatcher
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.liveness import Liveness, WorkerLife
 from astraflow.dataflow.long_poll import LongPolls
-from astraflow.dataflow.records import PlanRow, PolicyFacts
+from astraflow.dataflow.records import PlanRow, PolicyFacts, schedule_of
 from astraflow.dataflow.routes import make_app
 from astraflow.dataflow.routes_shared import ServedRun
 from astraflow.dataflow.task_lookup import TaskLookup
@@ -84,7 +84,8 @@ class DataflowService:
         self._journal = journal
         self._heartbeat_s = config.heartbeat_s
         self._resumes_failed = resumes_failed
-        core = journal.recover(new=lambda: Core(plan), restored=lambda state: Core.restored(plan, state))
+        begun = _as_begun(plan, journal)
+        core = journal.recover(new=lambda: Core(begun), restored=lambda state: Core.restored(begun, state))
         self._liveness = Liveness(config.lease_timeout_s, heartbeat_s=config.heartbeat_s)
         self._dispatcher = Dispatcher(core, journal, self._liveness)
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
@@ -127,7 +128,10 @@ class DataflowService:
             )
             for name, policy in self._plan.policies.items()
         }
-        self._journal.note_plan(PlanRow(recipe=self._run_info.recipe, policies=policies))
+        schedule = self._plan.schedule
+        self._journal.note_plan(PlanRow(recipe=self._run_info.recipe, policies=policies, schedule=schedule))
+        if core.schedule != schedule:
+            self._dispatcher.apply(ChangeSchedule(schedule=schedule))
         if self._resumes_failed and core.state == "failed":
             _log.info("the run had failed: %s", core.reason)
             self._dispatcher.apply(ResumeRun())
@@ -211,3 +215,11 @@ class DataflowService:
         for round_id, deadline_s in core.eval_deadlines():
             if deadline_s <= earliest_s:
                 self._dispatcher.apply(ExpireEval(round_id=round_id))
+
+
+def _as_begun(plan: RunPlan, journal: Journal) -> RunPlan:
+    """The plan with the schedule that the journal began with: what is replayed was decided by that one, and
+    by those that its records change to. Raises: JournalError."""
+    with journal.reader() as reader:
+        plans = reader.plans()
+    return plan.with_schedule(schedule_of(plans[0][1])) if plans else plan

@@ -8,6 +8,7 @@ the events alone.
 
 from typing import Any
 
+from astraflow.dataflow.core.plan import Schedule
 from astraflow.types import (
     BatchTotals,
     BusySpan,
@@ -31,6 +32,7 @@ __all__ = [
     "BatchDropped",
     "BatchTaken",
     "BatchView",
+    "ChangeSchedule",
     "Command",
     "CommitStep",
     "Decision",
@@ -57,6 +59,7 @@ __all__ = [
     "RunEnded",
     "RunResumed",
     "SampleView",
+    "ScheduleChanged",
     "ServiceRestored",
     "ServiceSetAside",
     "StepCommitted",
@@ -246,6 +249,13 @@ class ResumeRun(Stored, frozen=True, kw_only=True, tag=True):
     """A person starts a run again that had ended with a failure."""
 
 
+class ChangeSchedule(Stored, frozen=True, kw_only=True, tag=True):
+    """A person resumes the run with other numbers of steps, or another evaluation. A finished run goes on if
+    a policy has more steps to do now."""
+
+    schedule: Schedule
+
+
 Command = (
     AddWorker
     | DropWorker
@@ -263,6 +273,7 @@ Command = (
     | ExpireEval
     | StopRun
     | ResumeRun
+    | ChangeSchedule
 )
 
 
@@ -399,7 +410,14 @@ class RunEnded(Stored, frozen=True, kw_only=True, tag=True):
 
 
 class RunResumed(Stored, frozen=True, kw_only=True, tag=True):
-    """A failed run continues. Steps that were not committed get other batches."""
+    """A failed run continues, or a finished one that got more steps. Steps that were not committed get other
+    batches."""
+
+
+class ScheduleChanged(Stored, frozen=True, kw_only=True, tag=True):
+    """From here on, another schedule holds."""
+
+    schedule: Schedule
 
 
 Event = (
@@ -407,6 +425,7 @@ Event = (
     | ServiceSetAside
     | ServiceRestored
     | RunResumed
+    | ScheduleChanged
     | GroupDrawn
     | LeaseIssued
     | AttemptFailed

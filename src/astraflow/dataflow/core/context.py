@@ -11,7 +11,7 @@ from astraflow.algorithms.curation import make_curation
 from astraflow.algorithms.filters import RepetitionFilter
 from astraflow.config import Use
 from astraflow.dataflow.core.commands import Event
-from astraflow.dataflow.core.plan import RunPlan
+from astraflow.dataflow.core.plan import RunPlan, Schedule
 from astraflow.dataflow.core.state import PolicyState, RunStateData
 from astraflow.dataflow.core.table_parts import TableParts
 from astraflow.dataflow.core.valuation import Valuation
@@ -28,7 +28,10 @@ class Context:
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
-        self.state = RunStateData(policies={name: PolicyState() for name in plan.policies})
+        """The plan with the schedule that holds now."""
+        self.state = RunStateData(
+            policies={name: PolicyState() for name in plan.policies}, schedule=plan.schedule
+        )
         self.parts = {name: TableParts(name, p.table) for name, p in plan.policies.items()}
         self.valuations = {name: Valuation(p.table) for name, p in plan.policies.items()}
         # A filter of the user's own may read how much a trajectory repeats itself, so it counts as well.
@@ -46,6 +49,11 @@ class Context:
         self.now_s = 0.0
         self.events: list[Event] = []
         self.wakes: dict[str, None] = {}
+
+    def set_schedule(self, schedule: Schedule) -> None:
+        """Lets another schedule hold from now on."""
+        self.state.schedule = schedule
+        self.plan = self.plan.with_schedule(schedule)
 
     def begin(self, now_s: float) -> None:
         """Starts the decision of one command."""

@@ -8,10 +8,21 @@ decisions, so the journal's commands rebuild it. A refused command raises and ch
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from astraflow.dataflow.core import conduct, evals, groups, leases, policies, snapshot, status, tables
+from astraflow.dataflow.core import (
+    conduct,
+    evals,
+    groups,
+    leases,
+    policies,
+    schedule,
+    snapshot,
+    status,
+    tables,
+)
 from astraflow.dataflow.core.commands import (
     AddWorker,
     AttachTrainer,
+    ChangeSchedule,
     Command,
     CommitStep,
     Decision,
@@ -33,7 +44,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.fates import end_run, resume_run
-from astraflow.dataflow.core.plan import RunPlan
+from astraflow.dataflow.core.plan import RunPlan, Schedule
 from astraflow.dataflow.core.state import Conduct
 from astraflow.errors import ComponentError
 from astraflow.types import (
@@ -100,7 +111,11 @@ class Core:
 
     @classmethod
     def restored(cls, plan: RunPlan, data: bytes) -> "Core":
-        """The core whose `snapshot` this is. Raises: DataError if it does not fit the plan."""
+        """The core whose `snapshot` this is, with the schedule that held then.
+
+        The plan's own schedule holds only if the snapshot is of a version that could not change it.
+        Raises: DataError if it does not fit the plan.
+        """
         core = cls(plan)
         snapshot.restore_state(core._ctx, data)
         return core
@@ -116,6 +131,11 @@ class Core:
     def reason(self) -> str:
         """Why the run ended; empty while it runs."""
         return self._ctx.state.reason
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that holds now."""
+        return self._ctx.plan.schedule
 
     def policy_status(self) -> tuple[PolicyStatus, ...]:
         """One entry per trained policy, in the plan's order."""
@@ -255,5 +275,6 @@ _HANDLERS: dict[type[Any], Callable[[Context, Any], Any]] = {
     ExpireEval: evals.expire,
     StopRun: _stop,
     ResumeRun: resume_run,
+    ChangeSchedule: schedule.change_schedule,
 }
 """One handler per command."""

@@ -2,9 +2,13 @@
 
 A round is one set at exact versions of all policies. It takes no ticket and decides no fate. Its episodes
 have attempts as training episodes do. A round that passes its deadline is reported with what it has.
+
+If the plan asks for it, the best version of each policy so far is kept for ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from astraflow.algorithms.pass_at_k import pass_estimates
 from astraflow.dataflow.core.commands import EpisodeFacts, EvalFinished, ExpireEval, LeaseView
@@ -12,12 +16,21 @@ from astraflow.dataflow.core.conduct import is_left_to_others
 from astraflow.dataflow.core.context import Context, derived_seed
 from astraflow.dataflow.core.fates import check_finished
 from astraflow.dataflow.core.finite import bounded, finite_mean, standard_error
-from astraflow.dataflow.core.state import EpisodeState, EvalRound, LeaseState, MetricSum, WorkerState
+from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan
+from astraflow.dataflow.core.state import (
+    BestState,
+    EpisodeState,
+    EvalRound,
+    LeaseState,
+    MetricSum,
+    WorkerState,
+)
 from astraflow.types import EvalRecord, MetricItem, ServedVersions
 
 __all__ = [
     "can_serve",
     "close_episode",
+    "drop_changed_rounds",
     "expire",
     "next_episode",
     "pinned_versions",
@@ -132,22 +145,44 @@ def close_episode(ctx: Context, round_: EvalRound, episode_idx: int, facts: Epis
         episode.score = facts.score
         _add_metrics(round_.metrics, facts.metrics)
     if round_.num_open == 0:
-        _finish(ctx, round_)
+        _finish(ctx, round_, is_whole=True)
+
+
+def drop_changed_rounds(ctx: Context, before: Mapping[str, EvalSetPlan]) -> None:
+    """Drops the open rounds of sets that are no longer in the plan, or have another size than `before`.
+
+    They are not reported. What the plan still has of them is due again, once the policy's trainer publishes
+    the same steps anew.
+    """
+    state = ctx.state
+    now = ctx.plan.eval.sets
+    for round_ in [r for r in state.rounds.values() if now.get(r.eval_set) != before.get(r.eval_set)]:
+        _close(ctx, round_)
+        policy = state.policies[round_.policy]
+        policy.evaluated_step = min(policy.evaluated_step, round_.step - 1)
 
 
 def expire(ctx: Context, command: ExpireEval) -> None:
     """Reports a round with what it has; a round that is over stays as it is."""
     round_ = ctx.state.rounds.get(command.round_id)
     if round_ is not None:
-        _finish(ctx, round_)
+        _finish(ctx, round_, is_whole=False)
 
 
-def _finish(ctx: Context, round_: EvalRound) -> None:
+def _close(ctx: Context, round_: EvalRound) -> None:
+    """Ends a round and its leases; the versions that it pinned may go."""
     state = ctx.state
     del state.rounds[round_.id]
     for lease in [i for i in state.leases.values() if i.kind == "eval" and i.group_id == round_.id]:
         del state.leases[lease.id]
         state.workers[lease.worker_id].leases.pop(lease.id, None)
+    for name in round_.pinned:
+        ctx.wake(f"versions/{name}")
+
+
+def _finish(ctx: Context, round_: EvalRound, *, is_whole: bool) -> None:
+    """Reports a round; `is_whole` is False if its deadline cut it off."""
+    _close(ctx, round_)
     mean, stderr, num_samples = _scores(round_.episodes, round_.samples)
     record = EvalRecord(
         policy=round_.policy,
@@ -162,12 +197,35 @@ def _finish(ctx: Context, round_: EvalRound) -> None:
         at_s=ctx.now_s,
         metrics=(*_metrics(round_.metrics), *_passes(round_.episodes, round_.samples)),
     )
-    state.eval_records.append(record)
+    if is_whole:
+        record = _judged(ctx, record)
+    ctx.state.eval_records.append(record)
     ctx.emit(EvalFinished(record=record))
     ctx.wake("evals")
-    for name in round_.pinned:
-        ctx.wake(f"versions/{name}")
     check_finished(ctx)
+
+
+def _judged(ctx: Context, record: EvalRecord) -> EvalRecord:
+    """The record, with the rule by which its version is the best of the policy so far, if it is."""
+    rule = ctx.plan.eval.best
+    value = None if rule is None else _figure(record, rule)
+    if rule is None or value is None:
+        return record
+    policy = ctx.state.policies[record.policy]
+    sign = 1 if rule.mode == "max" else -1
+    if policy.best is not None and sign * value <= sign * policy.best.value:
+        return record
+    policy.best = BestState(version=record.version, value=value)
+    return msgspec.structs.replace(record, best_by=rule.text)
+
+
+def _figure(record: EvalRecord, rule: BestPlan) -> float | None:
+    """What the rule compares; None if the record does not have it."""
+    if record.eval_set != rule.eval_set:
+        return None
+    if not rule.metric:
+        return record.score_mean
+    return next((item.value for item in record.metrics if item.name == rule.metric), None)
 
 
 def _scores(episodes: Sequence[EpisodeState], samples: int) -> tuple[float | None, float, int]:

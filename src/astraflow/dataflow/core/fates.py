@@ -22,6 +22,7 @@ __all__ = [
     "note_outcome",
     "num_live",
     "outcomes_text",
+    "reopen",
     "resume_run",
 ]
 
@@ -186,8 +187,6 @@ def end_run(ctx: Context, reason: str, *, is_failure: bool) -> None:
         policy.evaluated_step = min(policy.evaluated_step, step - 1)  # due again after a resume
     for queue in (state.groups, state.fresh, state.retries, state.leases, state.rounds):
         queue.clear()
-    if not is_failure:
-        state.pushed_queue.clear()
     ctx.fresh_at.clear()
     ctx.lost_homes.clear()
     state.rounds_to_open.clear()
@@ -225,11 +224,15 @@ def resume_run(ctx: Context, _: ResumeRun) -> None:
     The trainers' sessions are over, because they may hold steps whose batches were cancelled. Steps that were
     not committed get new batches. A run that has not ended is left as it is.
     """
+    if ctx.state.run_state == "finished":
+        refuse("finished", f"the run is over: {ctx.state.reason}")
+    if not ctx.is_running:
+        reopen(ctx)
+
+
+def reopen(ctx: Context) -> None:
+    """Lets a run that is over go on from its committed steps, as `resume_run` says."""
     state = ctx.state
-    if state.run_state == "finished":
-        refuse("finished", f"the run is over: {state.reason}")
-    if ctx.is_running:
-        return
     state.run_state = "running"
     state.reason = ""
     state.last_failure = ""

@@ -282,6 +282,7 @@ def needed_versions(ctx: Context, name: str) -> tuple[int, ...]:
 
     - the newest version, and those that an engine or a follower may still serve with one update under way;
     - those that open evaluation rounds pin;
+    - the best one by its evaluation, if the plan keeps it;
     - the newest one that carries the model's files;
     - the bases of all of them.
     """
@@ -289,7 +290,9 @@ def needed_versions(ctx: Context, name: str) -> tuple[int, ...]:
     plan = ctx.plan.policies[name]
     oldest = policy.newest - max(plan.table.engine_lag, plan.follower_lag) - 1
     needed = {version for version in policy.manifests if version >= oldest}
-    needed.update(version for version in evals.pinned_versions(ctx, name) if version in policy.manifests)
+    best = () if policy.best is None else (policy.best.version,)
+    pinned = (*evals.pinned_versions(ctx, name), *best)
+    needed.update(version for version in pinned if version in policy.manifests)
     needed.update([version for version, m in policy.manifests.items() if m.files][-1:])
     for version in sorted(needed, reverse=True):
         manifest = policy.manifests[version]

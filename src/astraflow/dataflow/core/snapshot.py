@@ -137,6 +137,7 @@ def restore_state(ctx: Context, data: bytes) -> None:
             f"{', '.join(ctx.plan.policies)}"
         )
     ctx.state = snapshot.state
+    ctx.set_schedule(snapshot.state.schedule or ctx.plan.schedule)
     for group_id in snapshot.state.fresh:
         ctx.add_fresh(group_id)
     ctx.curation.restore(snapshot.curation)

@@ -15,10 +15,12 @@ from typing import Literal
 import msgspec
 
 from astraflow.dataflow.core.commands import EpisodeFacts, SampleView
+from astraflow.dataflow.core.plan import Schedule
 from astraflow.types import EvalRecord, Fate, LeaseKind, Manifest, Reduction, RunState, StepRecord, Task
 
 __all__ = [
     "BatchState",
+    "BestState",
     "Conduct",
     "EpisodeState",
     "EvalRound",
@@ -167,6 +169,14 @@ class SessionState(msgspec.Struct, gc=False):
     since_s: float
 
 
+class BestState(msgspec.Struct, gc=False, frozen=True):
+    """The best version of a policy so far."""
+
+    version: int
+    value: float
+    """By the metric of the plan."""
+
+
 class PolicyState(msgspec.Struct, gc=False):
     """One trained policy: its table, versions and steps."""
 
@@ -213,6 +223,8 @@ class PolicyState(msgspec.Struct, gc=False):
     """Steps done by the weights of each kept version."""
     evaluated_step: int = -1
     """Largest number of steps done for which an evaluation was planned."""
+    best: BestState | None = None
+    """The version that is kept for its evaluation, if the plan asks for that and there is one."""
     records: list[StepRecord] = []
     changed_s: float = 0.0
     """When its trainer last attached, took a batch, published or committed; 0 before the first time."""
@@ -250,6 +262,9 @@ class RunStateData(msgspec.Struct, gc=False):
     """The root: everything that the core remembers of a run."""
 
     policies: dict[str, PolicyState]
+    schedule: Schedule | None = None
+    """What holds now of the part of the plan that may change. None in snapshots of versions that could not
+    change it."""
     run_state: RunState = "running"
     reason: str = ""
     next_group_id: int = 0

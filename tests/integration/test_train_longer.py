@@ -1,0 +1,213 @@
+"""A run that is resumed with another schedule: its journal replays, its audit holds, old folders go on."""
+
+import asyncio
+import dataclasses
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from astraflow.dataflow.audit import audit
+from astraflow.dataflow.config import DataflowConfig
+from astraflow.dataflow.core.commands import Event, RunResumed, ScheduleChanged
+from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, RunPlan
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.records import chain_of, decode_events, encode_events, schedule_of
+from astraflow.dataflow.tables import DATABASE, row_sum
+from astraflow.errors import JournalError
+from compaction_driver import compact, train
+from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running
+
+SOON = DataflowConfig(lease_timeout_s=1.0, heartbeat_s=0.3)
+"""What a killed service held goes out again after a second."""
+
+
+def with_steps(plan: RunPlan, steps: int, **evaluation: object) -> RunPlan:
+    """The plan of the same run, with another schedule."""
+    schedule = dataclasses.replace(
+        plan.schedule,
+        steps=dict.fromkeys(plan.policies, steps),
+        eval=dataclasses.replace(plan.eval, **evaluation),  # type: ignore[arg-type]
+    )
+    return plan.with_schedule(schedule)
+
+
+async def train_to_the_end(run: Run, durable_step: int) -> None:
+    """From a checkpoint to the end of the run, by one service and a trainer that releases every step."""
+    trainer = ScriptedTrainer(run.client)
+    await trainer.attach(durable_step)
+    async with asyncio.timeout(15), asyncio.TaskGroup() as tasks:
+        tasks.create_task(ScriptedWorker(run.client).run())
+        for step in range(durable_step, trainer.session.num_steps):
+            assert await trainer.train_step(step)
+            await trainer.release(step)
+
+
+async def test_a_run_trains_longer_and_longer_and_its_audit_holds(tmp_path: Path) -> None:
+    plan = make_plan(num_steps=3, eval_tasks=2)
+    async with running(tmp_path, plan) as run:
+        await train_to_the_end(run, 0)
+    compact(tmp_path)
+    for done, steps in ((3, 5), (5, 6)):
+        async with running(tmp_path, with_steps(plan, steps)) as run:
+            assert (await run.client.status()).state == "running"
+            await train_to_the_end(run, done)
+            status = await run.client.status()
+            assert status.reason == "all steps are done"
+            assert status.policies[0].step == steps
+            evaluated = [record.step for record in await run.client.evals(wait_s=0)]
+        report = audit(tmp_path)
+        assert (report.problems, report.policies[0].steps) == ((), steps)
+    assert evaluated == [0, 2, 3, 4, 5, 6], "at multiples of two, and at each last step of its time"
+    with JournalReader(tmp_path) as reader:
+        versions = [(record.step, record.version) for record in reader.steps()]
+    assert versions == [(0, 1), (1, 2), (2, 3), (3, 5), (4, 6), (5, 8)], "each start publishes what it loaded"
+    async with running(tmp_path, with_steps(plan, 6)) as run:
+        assert (await run.client.status()).state == "finished"
+
+
+async def interrupted(tmp_path: Path, plan: RunPlan) -> Path:
+    """The journal as a kill leaves it in mid-run: with records that no snapshot covers."""
+    crashed = tmp_path / "crashed"
+    async with running(tmp_path / "live", plan) as run:
+        trainer = ScriptedTrainer(run.client)
+        worker = ScriptedWorker(run.client)
+        await trainer.attach()
+        await worker.register()
+        await train(trainer, worker, range(2))
+        await run.journal.flushed()
+        shutil.copytree(tmp_path / "live", crashed)
+    return crashed
+
+
+@pytest.mark.parametrize(
+    ("steps", "evaluation"),
+    [
+        (2, {}),
+        (9, {}),
+        (4, {"every": 1}),
+        (4, {"sets": {}}),
+        (4, {"sets": {"heldout": EvalSetPlan(2, 2)}, "best": BestPlan("heldout")}),
+    ],
+    ids=str,
+)
+async def test_a_killed_run_replays_what_it_did_before_its_schedule_changed(
+    tmp_path: Path, steps: int, evaluation: dict[str, object]
+) -> None:
+    plan = make_plan(num_steps=4, eval_tasks=2)
+    folder = await interrupted(tmp_path, plan)
+    changed = with_steps(plan, steps, **evaluation)
+    async with running(folder, changed, config=SOON) as run:
+        await run.journal.flushed()
+        shutil.copytree(folder, tmp_path / "again")
+        await train_to_the_end(run, 2)
+    assert audit(folder).problems == ()
+    async with running(tmp_path / "again", changed, config=SOON) as run:  # The change is replayed, too.
+        await train_to_the_end(run, 2)
+        assert (await run.client.status()).policies[0].step == steps
+    assert audit(tmp_path / "again").problems == ()
+    with JournalReader(folder) as reader:
+        events = [e for r in reader.records() for led_to in decode_events(r) for e in led_to]
+    assert [type(event) for event in events].count(ScheduleChanged) == 1
+
+
+# --- folders of the version before ----------------------------------------------------------------
+
+
+def age(folder: Path, plan: RunPlan) -> None:
+    """Makes the plans of a journal what the version before wrote: the schedule is only in their recipe."""
+    sets = {
+        name: {"source": {"name": "jsonl", "path": "a.jsonl"}, "num_tasks": s.num_tasks, "samples": s.samples}
+        for name, s in plan.eval.sets.items()
+    }
+    evaluation = {
+        "sets": sets,
+        "every": plan.eval.every,
+        "temperature": 1.0,
+        "deadline_s": plan.eval.deadline_s,
+    }
+    database = sqlite3.connect(folder / DATABASE)
+    for rowid, seq, at_s, blob in database.execute("SELECT rowid, seq, at_s, plan FROM plans").fetchall():
+        fields = msgspec.msgpack.decode(blob)
+        del fields["schedule"]
+        fields["recipe"] = json.dumps({"name": "old", "seed": 0, "eval": evaluation})
+        old = msgspec.msgpack.encode(fields)
+        database.execute(
+            "UPDATE plans SET plan = ?, sum = ? WHERE rowid = ?",
+            (old, row_sum("plans", (seq, at_s, old)), rowid),
+        )
+    database.commit()
+    database.close()
+
+
+async def test_a_killed_run_of_the_version_before_goes_on_and_trains_longer(tmp_path: Path) -> None:
+    plan = make_plan(num_steps=4, eval_tasks=2)
+    folder = await interrupted(tmp_path, plan)
+    age(folder, plan)
+    with JournalReader(folder) as reader:
+        ((_, row),) = reader.plans()
+    assert row.schedule is None
+    assert schedule_of(row) == plan.schedule
+    async with running(folder, with_steps(plan, 6, every=3), config=SOON) as run:
+        await train_to_the_end(run, 2)
+        assert [record.step for record in await run.client.evals(wait_s=0)] == [0, 2, 3, 6]
+    assert audit(folder).problems == ()
+
+
+# --- the audit can tell ---------------------------------------------------------------------------
+
+
+async def extended(folder: Path) -> None:
+    plan = make_plan(num_steps=1)
+    for done, steps in ((0, 1), (1, 2)):
+        async with running(folder, with_steps(plan, steps)) as run:
+            await train_to_the_end(run, done)
+
+
+def forged(folder: Path, event: Event, lies: tuple[Event, ...]) -> tuple[str, ...]:
+    """The audit's problems after one event was replaced, and the chain mended."""
+    database = sqlite3.connect(folder / DATABASE)
+    with JournalReader(folder) as reader:
+        rows = list(reader.records())
+    chain = b""
+    for row in rows:
+        events = [
+            [new for old in led_to for new in (lies if old == event else (old,))]
+            for led_to in decode_events(row)
+        ]
+        changed = row._replace(events=encode_events(events))
+        chain = chain_of(chain, changed)
+        sql = "UPDATE records SET events = ?, chain = ? WHERE seq = ?"
+        database.execute(sql, (changed.events, chain, row.seq))
+    database.commit()
+    database.close()
+    return audit(folder).problems
+
+
+async def test_a_schedule_that_nobody_told_the_dataflow_shows(tmp_path: Path) -> None:
+    await extended(tmp_path)
+    plan = with_steps(make_plan(num_steps=1), 2)
+    lie = ScheduleChanged(schedule=with_steps(plan, 7).schedule)
+    problems = forged(tmp_path, ScheduleChanged(schedule=plan.schedule), (lie,))
+    assert any("the schedule changes to one that no plan of the run tells" in text for text in problems)
+
+
+async def test_a_resume_that_no_further_steps_allow_shows(tmp_path: Path) -> None:
+    await extended(tmp_path)
+    assert audit(tmp_path).problems == ()
+    problems = forged(tmp_path, RunResumed(), (RunResumed(), RunResumed()))
+    assert any("a run is resumed that had not failed, nor got more steps" in text for text in problems)
+
+
+async def test_a_plan_that_names_no_evaluation_is_damage(tmp_path: Path) -> None:
+    plan = make_plan(num_steps=1)
+    async with running(tmp_path, plan) as run:
+        await run.journal.flushed()
+    age(tmp_path, plan)
+    with JournalReader(tmp_path) as reader:
+        ((_, row),) = reader.plans()
+    with pytest.raises(JournalError, match="does not say what is evaluated"):
+        schedule_of(msgspec.structs.replace(row, recipe="{}"))
