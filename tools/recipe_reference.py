@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from astraflow.config import Config, Use
 from astraflow.launch.config import Recipe
-from astraflow.launch.folder import MAY_CHANGE
+from astraflow.launch.resume import MAY_CHANGE, MAY_COME_OR_GO
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INDEX = "recipes.md"
@@ -42,17 +42,21 @@ RULES = """
 - **Variants.** Where a section has several variants, `name` chooses one. `{use: "module:attr", args: {...}}`
   puts a component of your own in its place; its arguments are checked against its signature.
 - **Mistakes.** An unknown key is an error that names the nearest valid one.
-- **Resuming.** An interrupted run can be resumed with other values of
-  [some keys](recipes/may_change.md) only.
+- **Resuming.** A run can be resumed with other values of [some keys](recipes/may_change.md) only; with more
+  steps, it is [trained longer](longer.md).
 
 """
 MAY_CHANGE_HEAD = f"""# Recipe: keys that may change
 
 {GENERATED}
 
-`astraflow run` with the folder of an interrupted run resumes it. These keys, and all keys below them, may
-then have other values; the change is noted in `recipe_changes.jsonl` in the run folder. A change of any other
-key is refused, because the journal already holds data that the former value decided.
+`astraflow run` with the folder of a run resumes it, and [trains it longer](../longer.md) if it has more steps
+to do. These keys, and all keys below them, may then have other values; the change is noted in
+`recipe_changes.jsonl` in the run folder. A change of any other key is refused, because the journal already
+holds data that the former value decided.
+
+Sections that may be added or removed as a whole, but not changed:
+{", ".join(f"`{key}`" for key in MAY_COME_OR_GO)}.
 
 """
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +25,22 @@ Overrides = Annotated[
 
 
 def run(
-    recipe: Recipe,
-    overrides: Overrides = None,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Recipe file (YAML), or the folder of a run that is to go on. It may be left out beside "
+            "--run-dir.",
+            metavar="[RECIPE|RUN_DIR]",
+        ),
+    ] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Changes to the recipe, e.g. policies.actor.train.lr=1e-4; steps=50 sets the total number "
+            "of steps of every trained policy.",
+            metavar="[a.b=value]...",
+        ),
+    ] = None,
     *,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Run folder. Default: runs/NAME with the recipe's name.")
@@ -51,23 +66,68 @@ def run(
 
     Ctrl-C stops cleanly within 5 seconds; the same command again resumes. A second Ctrl-C ends everything at
     once. Exits with 0 if the run finished, 1 if it failed, 2 if the recipe is wrong, 130 if it was
-    interrupted.
+    interrupted. A run that was stopped, has failed or is finished is trained longer by asking for more steps.
+
+    Examples: `astraflow run recipes/quickstart.yaml`, `astraflow run runs/quickstart steps=60`.
     """
     from astraflow.launch.config import load_recipe
 
-    loaded = load_recipe(recipe, overrides or ())
+    source = _source_of(recipe, overrides or [], run_dir)
+    loaded = load_recipe(source.recipe, source.overrides)
     if dry_run:
         from astraflow.config import dump_yaml
 
         sys.stdout.write(dump_yaml(loaded))
         return
-    folder = run_dir or Path("runs") / loaded.name
+    folder = source.run_dir or Path("runs") / loaded.name
+    module_path = _module_path(source.recipe, *source.module_path)
     if only or batches:
-        _module_path(recipe)
         raise typer.Exit(_run_half(loaded, folder, only, batches))
     from astraflow.launch.commands import run_recipe
 
-    raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=_module_path(recipe)))
+    raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=module_path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where `run` finds its recipe."""
+
+    recipe: Path
+    overrides: list[str]
+    run_dir: Path | None
+    """None: the default."""
+    module_path: tuple[str, ...] = ()
+    """Folders in which an earlier start of the run found the recipe's own modules."""
+
+
+def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Source:
+    """The recipe file that is named, or the recipe that a run folder holds.
+
+    Raises: ConfigError if there is neither; DataError if the run folder is none.
+    """
+    from astraflow.launch.folder import RunFolder
+
+    if "=" in recipe and not Path(recipe).exists():
+        # It is the first override: the recipe was left out.
+        overrides = [recipe, *overrides]
+        recipe = ""
+    if recipe and not Path(recipe).is_dir():
+        return _Source(Path(recipe), overrides, run_dir)
+    known = Path(recipe) if recipe else run_dir
+    if known is None:
+        raise ConfigError("name a recipe, or the folder of a run that is to go on, e.g. runs/quickstart")
+    if recipe and run_dir is not None and run_dir.resolve() != known.resolve():
+        raise ConfigError(
+            f"{recipe} is the folder of a run, which goes on there; leave out --run-dir {run_dir}, or name a "
+            "recipe file to start a new run"
+        )
+    folder = RunFolder(known)
+    if not folder.recipe.is_file():
+        raise ConfigError(
+            f"{known} holds no run that could go on (it has no recipe.yaml); name a recipe file to start one"
+        )
+    earlier = folder.load_record().module_path if folder.record.is_file() else ()
+    return _Source(folder.recipe, overrides, known, earlier)
 
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
@@ -86,9 +146,10 @@ def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | N
             raise ConfigError(f"--only {only} is not a half of a run (choices: rollout, train)")
 
 
-def _module_path(recipe: Path) -> tuple[str, ...]:
-    """Folders where the modules that a recipe names are found: the current one and the recipe's."""
-    folders = tuple(dict.fromkeys([str(Path.cwd()), str(recipe.resolve().parent)]))
+def _module_path(recipe: Path, *earlier: str) -> tuple[str, ...]:
+    """Folders where the modules that a recipe names are found: the current one, those where an earlier start
+    of the run found them, and the recipe's."""
+    folders = tuple(dict.fromkeys([str(Path.cwd()), *earlier, str(recipe.resolve().parent)]))
     sys.path += [folder for folder in folders if folder not in sys.path]
     return folders
 

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from astraflow.config import Config, Use
 
 __all__ = [
+    "BestConfig",
     "EnvironmentConfig",
     "EnvironmentSourceConfig",
     "EvalConfig",
@@ -183,6 +184,26 @@ class EvalSetConfig(Config):
     """Number of episodes per task."""
 
 
+class BestConfig(Config):
+    """Keeps the best version of each trained policy, by its evaluations."""
+
+    metric: str = ""
+    """Evaluation set whose score is compared, or `SET/METRIC` for another figure of its rounds, such as
+    `heldout/pass@4`; empty: no version is kept."""
+    mode: Literal["max", "min"] = "max"
+    """Whether the largest or the smallest value is the best."""
+
+    @property
+    def eval_set(self) -> str:
+        """The evaluation set that judges."""
+        return self.metric.partition("/")[0]
+
+    @property
+    def figure(self) -> str:
+        """The metric of its rounds; empty for the score."""
+        return self.metric.partition("/")[2]
+
+
 class EvalConfig(Config):
     """Evaluation during training, at pinned versions and without pausing anything."""
 
@@ -194,3 +215,20 @@ class EvalConfig(Config):
     """Sampling temperature in evaluation; 0 is greedy."""
     deadline_s: float = Field(default=300.0, gt=0)
     """Seconds after which an unfinished round is reported with the episodes that it has."""
+    best: BestConfig = BestConfig()
+    """Which version of each policy is kept for its score: as a model folder under `checkpoints`, which no
+    retention deletes."""
+
+    @property
+    def without_sets(self) -> "EvalConfig":
+        """The section of a run that evaluates nothing."""
+        return self.model_copy(update={"sets": {}, "best": BestConfig()})
+
+    @model_validator(mode="after")
+    def _best_is_evaluated(self) -> Self:
+        if self.best.metric and self.best.eval_set not in self.sets:
+            raise ValueError(
+                f"best.metric = {self.best.metric!r}: {self.best.eval_set!r} is not one of the evaluation "
+                f"sets (choices: {', '.join(self.sets) or 'none'})"
+            )
+        return self

@@ -12,10 +12,17 @@ from rich.console import Console
 from astraflow.dataflow.audit import audit
 from astraflow.launch.config import Recipe
 from astraflow.launch.drop_batch import drop_batch
-from astraflow.launch.folder import RunFolder, changes_between, refuse_changes
+from astraflow.launch.folder import RunFolder
 from astraflow.launch.offline import collect_batches, train_from_batches
 from astraflow.launch.preflight import check_model
 from astraflow.launch.report import load_summary, summary_table, write_report
+from astraflow.launch.resume import (
+    changes_between,
+    has_more_steps,
+    refuse_changes,
+    refuse_fewer_steps,
+    steps_done,
+)
 from astraflow.launch.run import Run, launch
 from astraflow.launch.screen import LiveView, PlainView, View
 from astraflow.launch.terminal_text import printable
@@ -35,12 +42,8 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
     """
     folder = RunFolder(run_dir.resolve())
     console = Console()
-    if folder.is_finished:
-        refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
-        console.print(f"{run_dir} is finished; pass another --run-dir to train again")
-        summary = load_summary(folder) if folder.summary.is_file() else write_report(folder, recipe)
-        console.print(summary_table(summary))
-        return 0 if summary.audit_ok else 1
+    if folder.is_finished and _has_nothing_to_do(folder, recipe, run_dir):
+        return _show_finished(folder, recipe, run_dir, console)
     is_live = console.is_terminal and not is_plain
     view: View = (
         LiveView(recipe.name, str(run_dir), console)
@@ -55,6 +58,34 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
         console.print(f"stopped; run the same command again to continue {run_dir}", highlight=False)
         return _INTERRUPTED
     return _conclude(folder, recipe, console)
+
+
+def _has_nothing_to_do(folder: RunFolder, recipe: Recipe, run_dir: Path) -> bool:
+    """Whether a finished run has all the steps of the recipe. Raises: ConfigError for another recipe."""
+    refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
+    done = steps_done(folder.journal)
+    refuse_fewer_steps(recipe, done, run_dir)
+    return not has_more_steps(recipe, done)
+
+
+def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Console) -> int:
+    """Prints the results of a finished run, and how it is trained longer; returns the exit code."""
+    done = max(policy.train.steps for policy in recipe.trained.values()) if recipe.trained else 0
+    console.print(
+        f"{run_dir} is finished after {done} steps; to train longer, ask for more in total, e.g. `astraflow "
+        f"run {run_dir} steps={done + max(1, done // 3)}`; to train again, pass another --run-dir",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if changes := changes_between(folder.load_recipe(), recipe):
+        keys = ", ".join(change.key for change in changes)
+        console.print(
+            f"changed, but not needed before it trains longer: {keys}", highlight=False, markup=False
+        )
+    summary = load_summary(folder) if folder.summary.is_file() else write_report(folder, recipe)
+    console.print(summary_table(summary))
+    return 0 if summary.audit_ok else 1
 
 
 async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tuple[str, ...]) -> bool:

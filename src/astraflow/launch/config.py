@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -267,5 +267,32 @@ class Recipe(Config):
 
 
 def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
-    """The recipe in a YAML file, with dotted overrides. Raises: ConfigError."""
-    return parse_config(load_mapping(Path(path), overrides), Recipe, where=str(path))
+    """The recipe in a YAML file, with dotted overrides; `steps=N` stands for those of all trained policies.
+
+    Raises: ConfigError.
+    """
+    mapping = load_mapping(Path(path), _for_each_policy(Path(path), overrides))
+    return parse_config(mapping, Recipe, where=str(path))
+
+
+def _for_each_policy(
+    path: Path, overrides: Mapping[str, Any] | Sequence[str]
+) -> Mapping[str, Any] | Sequence[str]:
+    """The overrides, with one per trained policy in the place of `steps`. Raises: ConfigError."""
+    given = [text.partition("=")[0] for text in overrides]
+    if "steps" not in given:
+        return overrides
+    policies = cast("dict[str, Any]", load_mapping(path).get("policies") or {})
+    keys = [
+        f"policies.{name}.train.steps"
+        for name, policy in policies.items()
+        if isinstance(policy, dict) and cast("dict[str, Any]", policy).get("role", "trained") == "trained"
+    ]
+    if isinstance(overrides, Mapping):
+        others = {key: value for key, value in overrides.items() if key != "steps"}
+        return others | dict.fromkeys(keys, overrides["steps"])
+    expanded: list[str] = []
+    for text in overrides:
+        key, eq, value = text.partition("=")
+        expanded += [f"{each}{eq}{value}" for each in keys] if key == "steps" else [text]
+    return expanded

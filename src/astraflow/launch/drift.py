@@ -102,8 +102,7 @@ def _with_lr_0(recipe: Recipe, steps: int) -> Recipe:
         backend = backend.torch if isinstance(backend, OwnLoopBackendConfig) else backend
         train = policy.train.model_copy(update={"lr": 0.0, "steps": steps, "backend": backend})
         policies[name] = policy.model_copy(update={"train": train})
-    no_sets = recipe.eval.model_copy(update={"sets": {}})
-    return recipe.model_copy(update={"policies": policies, "eval": no_sets})
+    return recipe.model_copy(update={"policies": policies, "eval": recipe.eval.without_sets})
 
 
 class _Probe:

@@ -1,65 +1,31 @@
 """The run folder: where a run keeps its recipe, journal, weights, checkpoints, logs and results.
 
-Owns the names in it, atomic writes, the lock that keeps two launchers out of one folder, and the check that a
-resumed run still belongs to the recipe that began it. Knows no service.
+Owns the names in it, atomic writes, and the lock that keeps two launchers out of one folder. Knows no
+service.
 """
 
 import fcntl
-import json
 import os
 import secrets
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 
 from astraflow.config import dump_yaml, load_mapping, parse_config
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe
+from astraflow.launch.resume import RecipeChange
 from astraflow.types import Item
 
 __all__ = [
-    "MAY_CHANGE",
-    "RecipeChange",
     "RunFolder",
     "RunRecord",
     "ServiceRecord",
-    "changes_between",
-    "refuse_changes",
     "write_atomic",
 ]
-
-MAY_CHANGE = (
-    "rollout",
-    "dataflow.host",
-    "dataflow.port",
-    "dataflow.tls",
-    "dataflow.web",
-    "dataflow.max_requests_per_s",
-    "dataflow.lease_timeout_s",
-    "dataflow.heartbeat_s",
-    "dataflow.snapshot_every",
-    "dataflow.retain",
-    "weights",
-    "supervision",
-    "launcher",
-    "tasks.score_timeout_s",
-    "policies.*.train.lr",
-    "policies.*.train.loss",
-    "policies.*.train.denominator",
-    "policies.*.train.fixed_denominator",
-    "policies.*.train.minibatches",
-    "policies.*.train.token_budget",
-    "policies.*.train.optimizer",
-    "policies.*.train.backend",
-    "policies.*.train.checkpoint_every",
-    "policies.*.train.keep_checkpoints",
-    "policies.*.sampling.max_tokens",
-)
-"""Keys that may change when a run is resumed. All others decided data that the journal already holds."""
 
 
 class ServiceRecord(Item, frozen=True, kw_only=True):
@@ -92,6 +58,8 @@ class RunRecord(Item, frozen=True, kw_only=True):
     active: tuple[tuple[float, float], ...] = ()
     """Start and end of each time that a launcher ran the services; the last end moves on while it does."""
     services: tuple[ServiceRecord, ...] = ()
+    module_path: tuple[str, ...] = ()
+    """Folders where the recipe's own modules were found."""
 
     @property
     def wall_s(self) -> float:
@@ -102,16 +70,6 @@ class RunRecord(Item, frozen=True, kw_only=True):
         """How much of `[begin_s, end_s]` a launcher ran. The time between an interruption and a resume does
         not count."""
         return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in self.active)
-
-
-class RecipeChange(Item, frozen=True, kw_only=True):
-    """One key whose value differs between the recipe that began a run and the one that resumes it."""
-
-    key: str
-    old: str
-    """JSON text; empty if the key is new."""
-    new: str
-    at_s: float = 0.0
 
 
 class RunFolder:
@@ -226,44 +184,3 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except OSError:
         part.unlink(missing_ok=True)  # it would take room on a full disk
         raise
-
-
-# --- a recipe that changed ------------------------------------------------------------------------
-
-
-def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
-    """Every key whose value differs, by its dotted path."""
-    old = dict(_leaves(before.model_dump(mode="json"), ""))
-    new = dict(_leaves(after.model_dump(mode="json"), ""))
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return tuple(RecipeChange(key=key, old=old.get(key, ""), new=new.get(key, "")) for key in keys)
-
-
-def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
-    """Raises: ConfigError if a change would break the run in the folder."""
-    refused = [change for change in changes if not _may_change(change.key)]
-    if not refused:
-        return
-    listed = "; ".join(f"{c.key} was {c.old or 'unset'} and is {c.new or 'unset'}" for c in refused[:5])
-    more = f" (and {len(refused) - 5} more)" if len(refused) > 5 else ""
-    raise ConfigError(
-        f"{folder} holds a run of another recipe: {listed}{more}. Pass another --run-dir to start a new "
-        "run, or undo the change to resume this one"
-    )
-
-
-def _may_change(key: str) -> bool:
-    parts = key.split(".")
-    return any(
-        len(parts) >= len(pattern) and all(p in ("*", k) for p, k in zip(pattern, parts, strict=False))
-        for pattern in (text.split(".") for text in MAY_CHANGE)
-    )
-
-
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    """(dotted path, JSON text) of every value; lists count as one value."""
-    if isinstance(node, Mapping) and node:
-        for key, value in cast("Mapping[str, Any]", node).items():
-            yield from _leaves(value, f"{path}.{key}" if path else key)
-        return
-    yield path, json.dumps(node, sort_keys=True)

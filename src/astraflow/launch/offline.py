@@ -28,10 +28,11 @@ from astraflow import wire
 from astraflow.errors import ConfigError, DataError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.launch.config import Recipe
-from astraflow.launch.folder import RunFolder, changes_between, refuse_changes, write_atomic
+from astraflow.launch.folder import RunFolder, write_atomic
 from astraflow.launch.in_process import run_in_process
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
+from astraflow.launch.resume import changes_between, refuse_changes
 from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.columns import reward_mean
@@ -106,7 +107,7 @@ async def collect_batches(
     Evaluation sets are left out, since nothing learns. `on_batch` gets each saved batch, in another thread.
     Raises: ConfigError or DataError for recipe or folder; the error of a part that fails.
     """
-    recipe = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"sets": {}})})
+    recipe = recipe.model_copy(update={"eval": recipe.eval.without_sets})
     sources = check_recipe(recipe)
     folder = _own_folder(recipe, run_dir)
     batches = folder.path / BATCHES

@@ -9,12 +9,22 @@ import xxhash
 
 import astraflow
 from astraflow.config import Config, Use, module_file
-from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
+from astraflow.envs.config import BestConfig
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import LocalLauncherConfig, PolicyConfig, Recipe
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
 
-__all__ = ["code_fingerprint", "fingerprints", "named_uses", "policy_info", "run_info", "run_plan", "uses"]
+__all__ = [
+    "best_plan",
+    "code_fingerprint",
+    "fingerprints",
+    "named_uses",
+    "policy_info",
+    "run_info",
+    "run_plan",
+    "uses",
+]
 
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of a config.json that say nothing about the architecture."""
@@ -38,11 +48,17 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
             sets={name: EvalSetPlan(s.num_tasks, s.samples) for name, s in recipe.eval.sets.items()},
             every=recipe.eval.every,
             deadline_s=recipe.eval.deadline_s,
+            best=best_plan(recipe.eval.best),
         ),
         max_attempts=recipe.dataflow.max_attempts,
         max_pushed=recipe.dataflow.max_pushed,
         max_waiting_pushed=recipe.dataflow.max_waiting_pushed,
     )
+
+
+def best_plan(best: BestConfig) -> BestPlan | None:
+    """The rule by which the dataflow keeps a version; None if it keeps none."""
+    return BestPlan(best.eval_set, best.figure, best.mode) if best.metric else None
 
 
 def run_info(recipe: Recipe) -> RunInfo:

@@ -26,17 +26,18 @@ from astraflow.dataflow.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
 from astraflow.launch.access import needs_tokens
 from astraflow.launch.config import Recipe
-from astraflow.launch.folder import (
-    RunFolder,
-    RunRecord,
-    ServiceRecord,
-    changes_between,
-    refuse_changes,
-)
+from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.launch.launcher import make_launcher
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.program import Addresses, check_files, choose_addresses, program
+from astraflow.launch.resume import (
+    changes_between,
+    has_more_steps,
+    refuse_changes,
+    refuse_fewer_steps,
+    steps_done,
+)
 from astraflow.launch.screen import SilentView, View
 from astraflow.launch.supervisor import Supervisor
 from astraflow.protocols import Launcher
@@ -102,13 +103,22 @@ class Run:
     Example: `async for step in run.steps("solver"): print(step.step, step.reward_mean)`.
     """
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, addresses: Addresses, view: View) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        addresses: Addresses,
+        view: View,
+        *,
+        module_path: tuple[str, ...] = (),
+    ) -> None:
         self.recipe = recipe
         self.folder = folder
         self.url = addresses.url
         self._ports = {"dataflow": addresses.dataflow[1]}
         self._ports |= {f"publisher-{name}": port for name, (_, port) in addresses.publishers.items()}
         self._view = view
+        self._module_path = module_path
         token = folder.token("admin") if needs_tokens(recipe) else ""
         ca_file = recipe.dataflow.tls.ca_file
         self._http = ServiceClient(self.url, token=token, patience_s=60.0, ca_file=ca_file)
@@ -216,6 +226,7 @@ class Run:
                 )
                 for service in services
             ),
+            module_path=self._module_path,
         )
         self.folder.save_record(record)
 
@@ -349,19 +360,17 @@ async def launch(
 ) -> AsyncGenerator[Run]:
     """Starts all services of a recipe; leaving the block ends them.
 
-    A folder with an interrupted or failed run of the recipe continues that run. `module_path` names folders
-    where the recipe's own modules are found. `launcher` takes the place of the recipe's; it is closed at the
-    end.
+    A folder with an interrupted or failed run of the recipe continues that run, and so does one with a
+    finished run if the recipe asks for more steps than that. `module_path` names folders where the recipe's
+    own modules are found. `launcher` takes the place of the recipe's; it is closed at the end.
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
     check_recipe(recipe)
     with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
-        if folder.is_finished:
-            raise ConfigError(f"{folder.path} holds a finished run; pass another folder to start a new one")
         _prepare(folder, recipe)
         addresses = choose_addresses(recipe, _earlier_ports(folder))
-        run = Run(recipe, folder, addresses, view or SilentView())
+        run = Run(recipe, folder, addresses, view or SilentView(), module_path=module_path)
         specs = program(recipe, folder, addresses, module_path=module_path)
         check_files(specs)
         try:
@@ -393,11 +402,18 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _prepare(folder: RunFolder, recipe: Recipe) -> None:
-    """Makes the folder, or checks that it belongs to the recipe and records what changed."""
+    """Makes the folder, or checks that its run can go on with the recipe, and records what changed."""
     folder.create()
     if folder.recipe.is_file():
         changes = changes_between(folder.load_recipe(), recipe)
         refuse_changes(changes, folder.path)
+        done = steps_done(folder.journal)
+        refuse_fewer_steps(recipe, done, folder.path)
+        if folder.is_finished and not has_more_steps(recipe, done):
+            raise ConfigError(
+                f"{folder.path} holds a finished run of {max(done.values(), default=0)} steps; raise "
+                "policies.*.train.steps to train longer, or pass another folder to start a new run"
+            )
         if changes:
             folder.note_changes(changes)
     folder.save_recipe(recipe)

@@ -13,8 +13,9 @@ from astraflow.errors import ConfigError
 from astraflow.launch.access import check_allowed, needs_tokens, network_modules
 from astraflow.launch.config import Recipe
 from astraflow.launch.dataflow_process import guarded
-from astraflow.launch.folder import RunFolder, changes_between
+from astraflow.launch.folder import RunFolder
 from astraflow.launch.program import Addresses, check_files, choose_addresses, program
+from astraflow.launch.resume import changes_between
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import is_loopback

@@ -332,6 +332,41 @@ def test_a_resume_goes_on_bit_for_bit(model_dir: Path, tmp_path: Path) -> None:
     assert weights(second.export()) == weights(straight.export())
 
 
+def test_a_training_that_is_made_longer_twice_goes_on_bit_for_bit(model_dir: Path, tmp_path: Path) -> None:
+    """Three steps, two more, one more: with a constant learning rate, the same as six at once."""
+    settings = {"minibatches": 2, "optimizer": {"warmup_steps": 3}}
+    batches = [make_batch(make_samples(seed=step), step=step) for step in range(6)]
+    straight = make(model_dir, steps=6, **settings)
+    for batch in batches:
+        straight.train_step(batch)
+    checkpoint = None
+    for done, steps in ((0, 3), (3, 5), (5, 6)):
+        backend = make(model_dir, steps=steps, **settings)
+        if checkpoint is not None:
+            backend.load(checkpoint)
+        for batch in batches[done:steps]:
+            backend.train_step(batch)
+        checkpoint = tmp_path / str(steps)
+        checkpoint.mkdir()
+        backend.save(checkpoint)
+    assert weights(backend.export()) == weights(straight.export())
+
+
+def test_a_schedule_goes_on_as_that_of_the_longer_training(model_dir: Path, tmp_path: Path) -> None:
+    batches = [make_batch(make_samples(seed=step), step=step) for step in range(4)]
+    settings = {"optimizer": {"schedule": "linear"}}
+    straight = make(model_dir, steps=4, **settings)
+    expected = [metric(straight.train_step(batch), "lr") for batch in batches]
+    short = make(model_dir, steps=2, **settings)
+    before = [metric(short.train_step(batch), "lr") for batch in batches[:2]]
+    short.save(tmp_path)
+    longer = make(model_dir, steps=4, **settings)
+    longer.load(tmp_path)
+    after = [metric(longer.train_step(batch), "lr") for batch in batches[2:]]
+    assert before == pytest.approx([1e-2, 5e-3])
+    assert after == expected[2:] == pytest.approx([5e-3, 2.5e-3])
+
+
 def test_an_export_is_a_copy_under_hugging_face_names(model_dir: Path) -> None:
     backend = make(model_dir)
     exported = backend.export()

@@ -1,0 +1,109 @@
+"""A run is trained longer by the command: 30 steps, then 20 more, then, finished, 10 more."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from system_driver import ROOT, SUMS, Runs, astraflow, environment
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+RECIPE = """\
+name: longer
+tasks:
+  sources: {{sums: {sums}}}
+  reward: {{name: exact}}
+  extract: after_equals
+policies:
+  actor:
+    model: {model}
+    sampling: {{max_tokens: 6}}
+    table: {{group_size: 2, groups_per_batch: 2, max_staleness: 2}}
+    train: {{steps: 30, lr: 1.0e-4, checkpoint_every: 20, keep_checkpoints: 1}}
+rollout:
+  max_episodes: 8
+  engine: {{name: torch, max_context: 48}}
+eval:
+  every: 10
+  best: {{metric: heldout}}
+  sets:
+    heldout: {{num_tasks: 8, source: {heldout}}}
+"""
+
+
+def run(*arguments: str) -> str:
+    """What the command prints; it must end well."""
+    argv = [sys.executable, "-m", "astraflow.cli.main", "run", *arguments, "--plain"]
+    done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_run_trains_20_steps_more_and_then_10_more(runs: Runs) -> None:
+    heldout = {**SUMS, "split": "heldout", "size": 8}
+    recipe = runs.folder / "longer.yaml"
+    texts = [yaml.safe_dump(part, default_flow_style=True, width=999).strip() for part in (SUMS, heldout)]
+    recipe.write_text(RECIPE.format(model=runs.models / "actor", sums=texts[0], heldout=texts[1]))
+    assert len(recipe.read_text().splitlines()) < 30
+    folder = runs.folder / "run"
+
+    run(str(recipe), "--run-dir", str(folder))
+    run(str(recipe), "steps=50", "--run-dir", str(folder))
+    assert done_steps(folder) == 50
+    run(str(folder), "steps=60", "eval.every=20")
+
+    summary = json.loads((folder / "summary.json").read_text())
+    (policy,) = summary["policies"]
+    assert (policy["steps"], policy["num_steps"], policy["redone_steps"]) == (60, 60, 0)
+    assert summary["audit_ok"], summary["audit_problems"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["kind"] == "step" for line in lines) == 60
+    evals = [line for line in lines if line["kind"] == "eval"]
+    assert [line["step"] for line in evals] == [0, 10, 20, 30, 40, 50, 60]
+    optimizer_goes_on(folder)
+    best_is_kept(folder, policy["best"], evals)
+
+    refused = astraflow("run", str(recipe), "--run-dir", str(folder))
+    assert refused.returncode == 2
+    assert "policies.actor.train.steps = 30, but the run" in refused.stderr
+    assert "has done 60 steps" in refused.stderr
+    changes = [json.loads(line) for line in (folder / "recipe_changes.jsonl").read_text().splitlines()]
+    assert [(c["key"], c["old"], c["new"]) for c in changes] == [
+        ("policies.actor.train.steps", "30", "50"),
+        ("policies.actor.train.steps", "50", "60"),
+        ("eval.every", "10", "20"),
+    ]
+
+
+def done_steps(folder: Path) -> int:
+    return json.loads((folder / "summary.json").read_text())["policies"][0]["steps"]
+
+
+def optimizer_goes_on(folder: Path) -> None:
+    """The moments of the last checkpoint have seen every step, without a new beginning."""
+    (checkpoint,) = (folder / "checkpoints" / "actor").glob("step-*")
+    state = torch.load(checkpoint / "trainer.pt", weights_only=True)
+    assert state["num_steps_done"] == 60
+    assert {int(each["step"]) for each in state["optimizer"]["state"].values()} == {60}
+
+
+def best_is_kept(folder: Path, best: dict[str, object], evals: list[dict[str, object]]) -> None:
+    """The first version with the highest score is there as a model folder, whatever retention deleted."""
+    scores = [record["score_mean"] for record in evals]
+    first = evals[scores.index(max(scores))]  # type: ignore[type-var]
+    assert (best["step"], best["version"], best["value"]) == (
+        first["step"],
+        first["version"],
+        first["score_mean"],
+    )
+    (kept,) = (folder / "checkpoints" / "actor").glob("best-*")
+    assert folder / str(best["folder"]) == kept
+    model = AutoModelForCausalLM.from_pretrained(kept)
+    tokens = AutoTokenizer.from_pretrained(kept)("1+2=", return_tensors="pt")
+    assert torch.isfinite(model(tokens["input_ids"]).logits).all()
