@@ -90,6 +90,11 @@ def summary_table(summary: Summary) -> Table:
         for eval_set, before in policy.heldout_before.items():
             after = policy.heldout_after[eval_set]
             table.add_row(f"{policy.name}: held-out {eval_set}", f"{before:.3f} -> [bold]{after:.3f}[/bold]")
+        if policy.best is not None:
+            text = (
+                f"{policy.best.value:.4g} ({policy.best.by}) at step {policy.best.step}: {policy.best.folder}"
+            )
+            table.add_row(f"{policy.name}: best", Text(printable(text)))
         table.add_row(f"{policy.name}: reward", f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}")
         table.add_row(
             f"{policy.name}: steps", f"{policy.steps} of {policy.num_steps}, version {policy.version}"

@@ -4,7 +4,8 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
 
     supervise      processes -> restarts; a ServiceError ends the run; woken by process ends
     follow steps   one per policy: long-polls the dataflow -> metrics.jsonl, view, supervisor, `steps`
-    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals`
+    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals`, best versions
+    keep best      best versions -> model folders; woken by evaluations
     follow end     waits for the other followers -> ends the processes in order, sets the result of `wait`
     show           twice per second: signs of life, status -> view, run.json (for display; nothing waits for
                    it)
@@ -25,6 +26,7 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
 from astraflow.launch.access import needs_tokens
+from astraflow.launch.best import BestKeeper
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.launch.launcher import make_launcher
@@ -59,6 +61,8 @@ _STORES_GRACE_S = 1.0
 """Time for dataflow and publishers, which stop last. Together the two stay well below 5 s."""
 _LAST_CHECKPOINT_S = 120.0
 """Time that a trainer may take after its last commit."""
+_LAST_BEST_S = 120.0
+"""Time that writing the best version may take at the end; it is in the run folder's weights as well."""
 _LAST_ROLLOUT_S = 10.0
 """Time that a rollout service may take to end after the run is over."""
 
@@ -125,6 +129,7 @@ class Run:
         self._quick_http = ServiceClient(self.url, token=token, patience_s=0.0, ca_file=ca_file)
         self._client = DataflowClient(self._http)
         self._metrics = MetricsLog(folder.metrics)
+        self._best = BestKeeper(folder, recipe, view.note)
         self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}
         self._evals = _Feed[EvalRecord]()
         self._state: RunState = "running"
@@ -180,11 +185,13 @@ class Run:
             )
         for record in self._metrics.earlier_evals:
             self._view.recall(record)
+            self._best.see(record)
         group.create_task(self._supervise(supervisor), name="supervise")
         feeds = [self._follow_steps(name) for name in self.recipe.trained] + [self._follow_evals()]
         followers = [group.create_task(feed, name="follow") for feed in feeds]
         followers.append(group.create_task(self._follow_end(list(followers), supervisor), name="follow end"))
         followers.append(group.create_task(self._show(supervisor), name="show"))
+        followers.append(group.create_task(self._best.run(), name="keep best"))
         self._followers = followers
 
     async def stop(self) -> None:
@@ -299,6 +306,7 @@ class Run:
                     self._metrics.write(record)
                     self._note_failure()
                     self._evals.add(record)
+                    self._best.see(record)
                     self._view.evaluated(record)
         self._evals.close()
 
@@ -324,6 +332,9 @@ class Run:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(longest_s):
                     await supervisor.ended(chosen)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_BEST_S):
+                await self._best.settled()
         await supervisor.stop()
         self._state = "finished"
         self._ended.set()

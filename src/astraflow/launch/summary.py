@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from astraflow.dataflow.audit import PolicyAudit, audit
 from astraflow.dataflow.figures import run_figures
 from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.launch.best import BestVersion, best_version
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.types import EvalRecord, FateCounts, Item, StepRecord
@@ -49,6 +50,8 @@ class PolicySummary(Item, frozen=True, kw_only=True):
     trained_tokens: int
     redone_steps: int
     fates: FateCounts
+    best: BestVersion | None = None
+    """The version that is kept for its evaluation; None if the recipe keeps none, or none was evaluated."""
 
 
 class Summary(Item, frozen=True, kw_only=True):
@@ -93,7 +96,10 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
         evals = journal.evals()
     rl_wall_s = record.active_s(report.first_lease_s, report.last_commit_s)
     overlap_s = figures.overlap_frac * figures.rl_wall_s
-    policies = tuple(_policy(p, recipe, steps, evals) for p in report.policies)
+    best = {
+        name: best_version(folder, recipe, [r for r in evals if r.policy == name]) for name in recipe.trained
+    }
+    policies = tuple(_policy(p, recipe, steps, evals, best.get(p.name)) for p in report.policies)
     first = policies[0]
     eval_set = next(iter(recipe.eval.sets), "")
     return Summary(
@@ -121,7 +127,11 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
 
 
 def _policy(
-    audited: PolicyAudit, recipe: Recipe, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]
+    audited: PolicyAudit,
+    recipe: Recipe,
+    steps: Sequence[StepRecord],
+    evals: Sequence[EvalRecord],
+    best: BestVersion | None,
 ) -> PolicySummary:
     own = [record for record in steps if record.policy == audited.name]
     rounds = sorted((r for r in evals if r.policy == audited.name), key=lambda r: r.version)
@@ -142,6 +152,7 @@ def _policy(
         trained_tokens=audited.trained_tokens,
         redone_steps=audited.redone_steps,
         fates=audited.fates,
+        best=best,
     )
 
 
