@@ -20,27 +20,24 @@ __all__ = ["audit", "drop_batch", "run", "status", "try_task"]
 Recipe = Annotated[Path, typer.Argument(help="Recipe file (YAML).", metavar="RECIPE")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Changes to the recipe, e.g. policies.actor.train.lr=1e-4", metavar="[a.b=value]..."),
+    typer.Argument(
+        help="Changes to the recipe, e.g. policies.actor.train.lr=1e-4; steps=50 sets the number of steps of "
+        "all policies.",
+        metavar="[a.b=value]...",
+    ),
+]
+RecipeOrRun = Annotated[
+    str,
+    typer.Argument(
+        help="Recipe file (YAML), or the folder of a run that is to go on; not needed beside --run-dir.",
+        metavar="RECIPE|RUN_DIR",
+    ),
 ]
 
 
 def run(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="Recipe file (YAML), or the folder of a run that is to go on. It may be left out beside "
-            "--run-dir.",
-            metavar="[RECIPE|RUN_DIR]",
-        ),
-    ] = "",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Changes to the recipe, e.g. policies.actor.train.lr=1e-4; steps=50 sets the total number "
-            "of steps of every trained policy.",
-            metavar="[a.b=value]...",
-        ),
-    ] = None,
+    recipe: RecipeOrRun = "",
+    overrides: Overrides = None,
     *,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Run folder. Default: runs/NAME with the recipe's name.")
