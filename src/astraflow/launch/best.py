@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.tables import DATABASE
 from astraflow.envs.config import BestConfig
 from astraflow.errors import Error
 from astraflow.launch.config import Recipe
@@ -66,7 +68,10 @@ class BestKeeper:
     """
 
     def __init__(self, folder: RunFolder, recipe: Recipe, note: Callable[[str], None]) -> None:
-        """`note` gets what a person should know."""
+        """`note` gets what a person should know. Earlier evaluations are those of the run's journal.
+
+        Raises: JournalError if the journal cannot be read.
+        """
         self._folder = folder
         self._rule = recipe.eval.best
         self._note = note
@@ -76,6 +81,8 @@ class BestKeeper:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_metric_missed = False
+        for record in _earlier_evals(folder) if self._rule.metric else ():
+            self.see(record)
 
     def see(self, record: EvalRecord) -> None:
         """Takes note of an evaluation."""
@@ -111,6 +118,13 @@ class BestKeeper:
                 f"eval.best.metric = {self._rule.metric!r}: evaluations of {record.eval_set!r} have no "
                 f"metric {figure!r} (they have: {', '.join(names)}); no version is kept"
             )
+
+
+def _earlier_evals(folder: RunFolder) -> list[EvalRecord]:
+    if not (folder.journal / DATABASE).is_file():
+        return []
+    with JournalReader(folder.journal) as reader:
+        return reader.evals()
 
 
 def _is_best(record: EvalRecord, rule: BestConfig) -> bool:
