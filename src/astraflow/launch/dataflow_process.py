@@ -49,8 +49,10 @@ async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
         await _first_of(stop, service.fatal)
         await service.say_farewell()
     finally:
-        await service.stop()
-        await server.stop()
+        try:
+            await service.stop()
+        finally:
+            await server.stop()
     return 1 if service.fatal.is_set() else 0
 
 
