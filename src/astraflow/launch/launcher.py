@@ -65,11 +65,12 @@ async def start_process(launcher: Launcher, spec: ProcessSpec) -> "CheckedHandle
             f"{who}.start({spec.name}) returned {handle!r}, which is no process handle: it has no "
             f"{' and no '.join(missing)}"
         )
+    checked = CheckedHandle(handle, who, spec.name)
     pid = cast("object", handle.pid)
     if not isinstance(pid, int) or pid < 1:
-        handle.kill()
+        checked.kill()
         raise ServiceError(f"{who}: the handle of {spec.name} has pid {pid!r}; a positive number is expected")
-    return CheckedHandle(handle, who, spec.name)
+    return checked
 
 
 class CheckedHandle:
@@ -127,7 +128,7 @@ class CheckedHandle:
         try:
             send()
         except Exception:  # noqa: BLE001 - code of the user's; it is logged
-            _log.exception("%s cannot %s %s (pid %d)", self._launcher, verb, self._name, self.pid)
+            _log.exception("%s cannot %s %s (pid %s)", self._launcher, verb, self._name, self.pid)
 
 
 def _missing(part: object, names: tuple[str, ...]) -> list[str]:

@@ -103,6 +103,21 @@ async def test_a_launcher_that_breaks_the_protocol_ends_the_run_by_name(handle: 
         assert handle.was_killed
 
 
+class Immortal(Handle):
+    """A handle that cannot kill its process."""
+
+    def kill(self) -> None:
+        raise OSError("the node is gone")
+
+
+async def test_a_lying_handle_that_cannot_kill_is_still_named_by_its_lie(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(ServiceError, match="has pid 'job 7'; a positive number"):
+        await start_process(OneHandle(Immortal(pid="job 7")), SPEC)  # type: ignore[arg-type]
+    assert "OneHandle cannot kill trainer-actor (pid job 7)" in caplog.text
+
+
 async def test_an_error_of_ours_passes_as_it_is() -> None:
     with pytest.raises(ConfigError, match="no such node"):
         await start_process(OneHandle(ConfigError("no such node")), SPEC)  # type: ignore[arg-type]
