@@ -3,7 +3,8 @@
 A `Transport` carries one request. `HttpTransport` uses sockets; `MemoryTransport` calls an ASGI app in the
 same process. Retries live in `ServiceClient` only: connection failures, 5xx and 429 are tried again, with
 backoff and no sooner than the answer's Retry-After says, until the client's patience ends. Other refusals are
-not tried again.
+not tried again. Nor is an address that speaks `http` where the URL says `https` or the reverse, or whose
+certificate is not trusted, unless it has answered before.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, overload
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 from starlette.types import ASGIApp, Message, Scope
@@ -30,6 +31,10 @@ _ItemT = TypeVar("_ItemT", bound=Item)
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 _TOO_MANY_REQUESTS = 429
+_PROBE_S = 5.0
+"""Time for a look at whether a service speaks HTTPS."""
+_NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
+"""What OpenSSL calls an answer that is no TLS at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,11 @@ class Reply:
     body: bytes
     retry_after_s: float = 0.0
     """How long the service asks the caller to wait before it tries again."""
+
+
+class _StrangerError(ConnectionError):
+    """Who listens at the address speaks another scheme, or is not trusted: another try would end the same
+    way."""
 
 
 class Transport(Protocol):
@@ -72,6 +82,7 @@ class HttpTransport:
         self._ca_file = ca_file
         self._max_reply_bytes = max_reply_bytes
         self._session: aiohttp.ClientSession | None = None
+        self._has_answered = False
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
@@ -92,8 +103,11 @@ class HttpTransport:
                 allow_redirects=False,  # the token and the body are for this address alone
             ) as answer:
                 body = await self._body_of(answer)
+                self._has_answered = True
                 return Reply(answer.status, answer.content_type, body, _retry_after_s(answer.headers))
         except aiohttp.ClientError as err:
+            if not self._has_answered and (why := await _why_strange(self._base_url, err)):
+                raise _StrangerError(why) from err
             raise ConnectionError(f"{type(err).__name__}: {err}") from err
 
     async def _body_of(self, answer: aiohttp.ClientResponse) -> bytes:
@@ -175,6 +189,42 @@ def _trusting(ca_file: str) -> ssl.SSLContext:
         raise ConfigError(
             f"the certificates in {ca_file} cannot be read: {err.strerror or err}; a PEM file is expected"
         ) from err
+
+
+async def _why_strange(url: str, error: aiohttp.ClientError) -> str:
+    """Why a first request to `url` failed and will fail again; empty if it need not."""
+    address = urlsplit(url)
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return (
+            f"{url} shows a certificate that is not trusted here ({error.certificate_error}); name the file "
+            "with the run's certificate by --ca-file or SSL_CERT_FILE, and call the run by a name that the "
+            "certificate is for"
+        )
+    if isinstance(error, aiohttp.ClientConnectorError):
+        problem = error.os_error
+        is_plain = isinstance(problem, ssl.SSLError) and problem.reason in _NOT_TLS
+        return f"{url} does not speak HTTPS; call it http://{address.netloc}" if is_plain else ""
+    was_cut_off = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+    if address.scheme == "http" and was_cut_off and await _speaks_tls(address.hostname or "", address.port):
+        return (
+            f"{url} speaks HTTPS; call it https://{address.netloc}, with --ca-file if the run made its own "
+            "certificate"
+        )
+    return ""
+
+
+async def _speaks_tls(host: str, port: int | None) -> bool:
+    """Whether a service at the address shakes hands as HTTPS does, with whatever certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            _, writer = await asyncio.open_connection(host, port or 80, ssl=context)
+    except OSError:  # a TimeoutError is one
+        return False
+    writer.close()
+    return True
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
@@ -259,7 +309,8 @@ class ServiceClient:
         """Sends `body` and returns the decoded answer.
 
         Raises: RefusedError, FencedError or WireError as the service answered; UnavailableError if it did not
-        answer within the client's patience.
+        answer within the client's patience; ConfigError if the URL has the wrong scheme, or the certificate
+        is not trusted.
         """
         target = f"{path}?{urlencode(params)}" if params else path
         headers = {**self._headers, "Content-Type": wire.MSGPACK}
@@ -319,6 +370,8 @@ class ServiceClient:
             reply = await self._transport.request(
                 method, target, headers=headers, body=body, timeout_s=timeout_s
             )
+        except _StrangerError as err:
+            raise ConfigError(str(err)) from err
         except OSError as err:  # ConnectionError and TimeoutError are kinds of it
             return _Setback(err)
         if reply.status < 300:

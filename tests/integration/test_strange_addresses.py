@@ -1,0 +1,102 @@
+"""A URL with the wrong scheme, or of a service that is not trusted: an error at once, with what to do."""
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from astraflow.errors import ConfigError, UnavailableError
+from astraflow.service.client import ServiceClient
+from astraflow.service.server import HttpServer
+
+_SOON_S = 30.0
+"""Far less than the patience of the clients below."""
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers every request with an empty object."""
+    assert scope["type"] == "http"
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+    )
+    await send({"type": "http.response.body", "body": json.dumps({}).encode()})
+
+
+def make_certificate(folder: Path, name: str) -> tuple[str, str]:
+    """A certificate of 127.0.0.1 and its key."""
+    folder.mkdir()
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x"
+    names = ["-addext", f"subjectAltName={name}", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*made.split(), *names], check=True, capture_output=True)
+    return str(cert), str(key)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> tuple[str, str]:
+    return make_certificate(tmp_path / "own", "IP:127.0.0.1")
+
+
+@pytest.fixture
+async def https(own: tuple[str, str]) -> AsyncIterator[str]:
+    server = HttpServer(app, host="127.0.0.1", port=0, name="dataflow", tls=own)
+    yield await server.start()
+    await server.stop()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[str]:
+    server = HttpServer(app, host="127.0.0.1", port=0, name="dataflow")
+    yield await server.start()
+    await server.stop()
+
+
+async def ask(url: str, *, ca_file: str = "", patience_s: float = 600.0) -> None:
+    client = ServiceClient(url, ca_file=ca_file, patience_s=patience_s)
+    try:
+        await client.call("GET", "/v1/status", None)
+    finally:
+        await client.close()
+
+
+@pytest.mark.timeout(_SOON_S)
+async def test_http_for_https_is_said_at_once(https: str) -> None:
+    url = https.replace("https://", "http://")
+    with pytest.raises(ConfigError, match=f"{url} speaks HTTPS; call it {https}, with --ca-file"):
+        await ask(url)
+
+
+@pytest.mark.timeout(_SOON_S)
+async def test_https_for_http_is_said_at_once(http: str) -> None:
+    url = http.replace("http://", "https://")
+    with pytest.raises(ConfigError, match=f"{url} does not speak HTTPS; call it {http}"):
+        await ask(url)
+
+
+@pytest.mark.timeout(_SOON_S)
+async def test_a_wrong_ca_is_said_at_once(https: str, own: tuple[str, str], tmp_path: Path) -> None:
+    other, _ = make_certificate(tmp_path / "other", "IP:127.0.0.1")
+    with pytest.raises(ConfigError, match=r"not trusted here .*certificate verify failed.*--ca-file"):
+        await ask(https, ca_file=other)
+    await ask(https, ca_file=own[0])
+
+
+@pytest.mark.timeout(_SOON_S)
+async def test_a_certificate_of_another_name_is_said_at_once(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path / "named", "DNS:elsewhere.example")
+    server = HttpServer(app, host="127.0.0.1", port=0, name="dataflow", tls=(cert, key))
+    url = await server.start()
+    try:
+        with pytest.raises(ConfigError, match=r"IP address mismatch.*by a name that the certificate is for"):
+            await ask(url, ca_file=cert)
+    finally:
+        await server.stop()
+
+
+async def test_a_service_that_is_away_is_not_taken_for_a_stranger(unused_tcp_port: int) -> None:
+    for scheme in ("http", "https"):
+        with pytest.raises(UnavailableError, match="Cannot connect"):
+            await ask(f"{scheme}://127.0.0.1:{unused_tcp_port}", patience_s=0.2)
