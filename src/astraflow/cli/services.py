@@ -30,6 +30,12 @@ _Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0: the re
 _TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the token. Default: $ASTRAFLOW_TOKEN.")
 ]
+_OwnTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", help="File with the token. Default: $ASTRAFLOW_TOKEN, else the run folder's own."
+    ),
+]
 CaFile = Annotated[
     Path | None,
     typer.Option(
@@ -81,7 +87,7 @@ def train(
     url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow.")],
     publisher: Annotated[str, typer.Option("--publisher", help="Base URL of the policy's publisher.")],
     *,
-    token_file: _TokenFile = None,
+    token_file: _OwnTokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
     """Run the trainer of a policy."""
@@ -194,7 +200,7 @@ def trust(ca_file: Path | None) -> None:
 
     Sets the variable of OpenSSL, so that every client in the process uses it.
     """
-    from astraflow.launch.program import CA_VARIABLE
+    from astraflow.launch.access import CA_VARIABLE
 
     if ca_file is not None:
         if not ca_file.is_file():

@@ -2,6 +2,7 @@
 and commands that a rollout service runs for a recipe.
 """
 
+import os
 import shlex
 
 from astraflow.config import Config
@@ -13,7 +14,19 @@ from astraflow.rollout.config import ServerEngineConfig
 from astraflow.service.server import is_loopback
 from astraflow.workflows.config import AgentConfig, ProgramConfig
 
-__all__ = ["check_allowed", "needs_tokens", "network_modules", "tls_files", "tokens_of"]
+__all__ = [
+    "CA_VARIABLE",
+    "check_allowed",
+    "needs_tokens",
+    "network_modules",
+    "own_ca_file",
+    "own_token",
+    "tls_files",
+    "tokens_of",
+]
+
+CA_VARIABLE = "SSL_CERT_FILE"
+"""Environment variable with the certificates by which a process checks others; OpenSSL reads it too."""
 
 _ROLES = ("worker", "trainer", "viewer", "admin")
 
@@ -36,6 +49,17 @@ def tls_files(recipe: Recipe) -> tuple[str, str] | None:
     """Certificate and key of the run's services; None without TLS."""
     tls = recipe.dataflow.tls
     return (tls.cert, tls.key) if tls.is_on else None
+
+
+def own_token(recipe: Recipe, folder: RunFolder, role: str) -> str:
+    """The token of a role for a service that has the run folder; empty if the run needs none."""
+    return folder.token(role) if needs_tokens(recipe) else ""
+
+
+def own_ca_file(recipe: Recipe) -> str:
+    """The certificates by which a service that has the run folder checks the others; empty: those that
+    OpenSSL trusts, as its variable says."""
+    return "" if os.environ.get(CA_VARIABLE) else recipe.dataflow.tls.ca_file
 
 
 def network_modules(recipe: Recipe) -> tuple[str, ...]:

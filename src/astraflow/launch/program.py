@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from astraflow.config import Config, Use
 from astraflow.errors import ConfigError
-from astraflow.launch.access import network_modules, tls_files, tokens_of
+from astraflow.launch.access import CA_VARIABLE, network_modules, tls_files, tokens_of
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.protocols import LAUNCHER, ProcessSpec
@@ -32,7 +32,6 @@ from astraflow.trainer.config import OwnLoopBackendConfig
 from astraflow.weights.addresses import listens_everywhere
 
 __all__ = [
-    "CA_VARIABLE",
     "MODULE_PATH_VARIABLE",
     "PRIVATE_VARIABLE",
     "TOKEN_VARIABLE",
@@ -45,9 +44,6 @@ __all__ = [
 
 TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 """Environment variable with the token of a process's role."""
-
-CA_VARIABLE = "SSL_CERT_FILE"
-"""Environment variable with the certificates by which a process checks others; OpenSSL reads it too."""
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""

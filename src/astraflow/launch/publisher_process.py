@@ -5,7 +5,7 @@ from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
-from astraflow.launch.access import tls_files, tokens_of
+from astraflow.launch.access import own_ca_file, own_token, tls_files, tokens_of
 from astraflow.launch.folder import RunFolder
 from astraflow.service.client import ServiceClient
 from astraflow.types import Publication
@@ -22,6 +22,7 @@ async def run_policy_publisher(
     """Serves the versions of a policy until `stop`. Port 0 means the port of the recipe.
 
     The publisher of a frozen policy publishes the model itself, and announces it to the dataflow at `url`.
+    Without a `token` it takes the trainer's from the run folder, if the run needs one.
     Raises: ConfigError if the policy has no versions in this recipe, or the port is taken.
     """
     folder = RunFolder(run_dir)
@@ -46,7 +47,8 @@ async def run_policy_publisher(
     ]
     if is_frozen:
         model_dir = recipe.policies[policy].model_dir
-        work.append(asyncio.create_task(_announce(policy, model_dir, weights, ready, link=(url, token))))
+        link = (url, token or own_token(recipe, folder, "trainer"), own_ca_file(recipe))
+        work.append(asyncio.create_task(_announce(policy, model_dir, weights, ready, link=link)))
     try:
         await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
     finally:
@@ -60,12 +62,15 @@ async def run_policy_publisher(
 
 
 async def _announce(
-    policy: str, model_dir: Path, weights: Path, ready: asyncio.Future[str], *, link: tuple[str, str]
+    policy: str, model_dir: Path, weights: Path, ready: asyncio.Future[str], *, link: tuple[str, str, str]
 ) -> None:
-    """Publishes the model as version 0. Repeating this after a restart changes nothing."""
-    url, token = link
-    own = ServiceClient(await ready, token=token)
-    dataflow = ServiceClient(url, token=token)
+    """Publishes the model as version 0. Repeating this after a restart changes nothing.
+
+    `link`: the dataflow's URL, the token, and the file of certificates.
+    """
+    url, token, ca_file = link
+    own = ServiceClient(await ready, token=token, ca_file=ca_file)
+    dataflow = ServiceClient(url, token=token, ca_file=ca_file)
     try:
         tensors = await asyncio.to_thread(read_model, model_dir)
         publisher = PublisherClient(own, weights / "incoming")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import ConfigError
+from astraflow.launch.access import own_ca_file, own_token
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import fingerprints
 from astraflow.rollout.engines.factory import make_engine
@@ -26,6 +27,8 @@ async def run_policy_trainer(
     stop: asyncio.Event, run_dir: Path, *, policy: str, url: str, publisher_url: str, token: str
 ) -> int:
     """Trains a policy of a run folder from its latest checkpoint on, until the run is over or `stop`.
+
+    Without a `token` it takes the trainer's from the run folder, if the run needs one.
 
     Raises: ConfigError or DataError if backend or model cannot be built; FencedError if a newer session
     has taken over; UnavailableError if dataflow or publisher do not answer.
@@ -52,8 +55,10 @@ async def run_policy_trainer(
     checkpoints = CheckpointStore(
         folder.checkpoints / policy, policy=policy, keep=config.train.keep_checkpoints
     )
-    dataflow = ServiceClient(url, token=token)
-    publisher = ServiceClient(publisher_url, token=token)
+    token = token or own_token(recipe, folder, "trainer")
+    ca_file = own_ca_file(recipe)
+    dataflow = ServiceClient(url, token=token, ca_file=ca_file)
+    publisher = ServiceClient(publisher_url, token=token, ca_file=ca_file)
     try:
         trainer = Trainer(
             plan,
