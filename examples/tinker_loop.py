@@ -21,7 +21,7 @@ def train(
     tokenizer = client.get_tokenizer()
     prompt = ModelInput.from_ints(tokenizer.encode("Calculate 378 + 937.<assistant>"))
     for batch in client.batches():
-        adam = AdamParams(learning_rate=lr * min(1.0, (batch.step + 1) / warmup_steps), grad_clip_norm=0.5)
+        adam = AdamParams(learning_rate=lr * min(1.0, batch.step / warmup_steps), grad_clip_norm=0.5)
         losses: list[float] = []
         for part in range(num_parts):
             data = batch.data[part::num_parts]
@@ -31,7 +31,7 @@ def train(
             stepped = client.optim_step(adam)  # queued behind it; nothing has to wait in between
             losses.append(passed.result().metrics["loss:sum"])
             stepped.result()
-        if (batch.step + 1) % sample_every:
+        if batch.step % sample_every:
             client.save_weights_for_sampler(f"step-{batch.step}").result()  # the next version of the policy
             continue
         sampler = client.save_weights_and_get_sampling_client()  # that, and an engine that has it

@@ -917,6 +917,7 @@ class StepRecord(Item, frozen=True, kw_only=True):
 
     policy: Label
     step: Count
+    """How many steps of the policy came before."""
     version: Version
     at_s: UnixSeconds
     reward_mean: Figure
@@ -932,6 +933,11 @@ class StepRecord(Item, frozen=True, kw_only=True):
     num_replayed_groups: Count = 0
     """How many of `num_groups` were replayed, having been trained on in an earlier step. `reward_mean` leaves
     them out."""
+
+    @property
+    def number(self) -> int:
+        """The number of the step as people count, from 1. `step` is the number of steps before it."""
+        return self.step + 1
 
 
 class EvalRecord(Item, frozen=True, kw_only=True):

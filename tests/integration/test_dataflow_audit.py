@@ -108,7 +108,7 @@ async def test_a_live_run_can_be_audited(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "problem"),
     [
-        ("UPDATE fates SET fate = 'filtered' WHERE group_id = 3", "group 3 is ('filtered'"),
+        ("UPDATE fates SET fate = 'filtered' WHERE group_id = 3", "group 3 is filtered, step 1, staleness 0"),
         ("DELETE FROM fates WHERE group_id = 3", "the fate of group 3 is not in the table"),
         (
             "INSERT INTO fates VALUES ('actor', 99, 'trained', 0, 0, 0, 0, 0, x'00')",
@@ -174,8 +174,8 @@ def skip_a_commit(event: Event) -> tuple[Event, ...]:
         (lie_about_staleness, "its oldest version is"),
         (age_a_batch, "over 2"),
         (shrink_a_batch, "holds 3 groups, not 4"),
-        (repeat_a_batch, "group 0 is in the batches of 0 and 1"),
-        (skip_a_commit, "step 2 is committed where 1 is next"),
+        (repeat_a_batch, "group 0 is in the batches of steps 1 and 2"),
+        (skip_a_commit, "step 3 is committed where 2 is next"),
     ],
 )
 async def test_a_forged_history_is_found(
@@ -204,9 +204,9 @@ def call_the_dropped_stale(event: Event) -> tuple[Event, ...]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (hide_the_drop, "step 0 gets a second batch"),
-        (drop_a_trained_step, "the batches of steps [1] are dropped; those of"),
-        (call_the_dropped_stale, "group 0 of the dropped batch of step 0 is stale"),
+        (hide_the_drop, "step 1 gets a second batch"),
+        (drop_a_trained_step, "the batches of steps [2] are dropped; those of"),
+        (call_the_dropped_stale, "group 0 of the dropped batch of step 1 is stale"),
     ],
 )
 async def test_a_forged_drop_is_found(

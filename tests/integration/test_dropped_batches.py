@@ -32,7 +32,7 @@ async def test_a_run_goes_on_with_another_batch_and_its_audit_holds(tmp_path: Pa
         trainer = await taken(run)
         done = await asyncio.to_thread(astraflow, "drop-batch", run.url, "actor", "--reason", "too long")
         assert done.returncode == 0, done.stderr
-        assert "the batch of step 0 is dropped (4 groups are evicted)" in done.stdout
+        assert "the batch of step 1 is dropped (4 groups are evicted)" in done.stdout
         error = await refused(trainer.commit(0))
         assert isinstance(error, FencedError)
         before = await run.client.status()
@@ -79,8 +79,8 @@ async def test_the_folder_of_a_run_that_stopped_can_be_mended(tmp_path: Path) ->
         done = await asyncio.to_thread(astraflow, *command, *arguments)
         return done.returncode, done.stdout + done.stderr
 
-    code, said = await asked("--step", "1")
-    assert (code, "only that of the oldest step that is not committed (step 0)" in said) == (1, True), said
+    code, said = await asked("--step", "2")
+    assert (code, "only that of the oldest step that is not committed (step 1)" in said) == (1, True), said
     code, said = await asked()
     assert (code, "`astraflow run` with the same recipe continues the run, with other groups" in said) == (
         0,

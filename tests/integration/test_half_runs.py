@@ -147,21 +147,21 @@ async def test_stopped_collecting_goes_on_with_the_same_batches(model: Path, tmp
     assert 2 <= len(early) < 6
     await collect(recipe, tmp_path / "run")
     late = {path.name: path.read_bytes() for path in (batches / "actor").iterdir()}
-    assert sorted(late) == [f"{step:06d}.msgpack" for step in range(6)]
+    assert sorted(late) == [f"{step:06d}.msgpack" for step in range(1, 7)]
     assert {name: late[name] for name in early} == early
 
 
 async def test_results_are_never_overwritten_and_gaps_are_named(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no batch of step 0"):
+    with pytest.raises(DataError, match="holds no batch of step 1"):
         train(recipe, tmp_path / "one", tmp_path / "none")
     assert not (tmp_path / "one").exists()
     batches = await collect(recipe, tmp_path / "run")
-    (batches / "actor" / "000001.msgpack").unlink()
+    (batches / "actor" / "000002.msgpack").unlink()
     trained, _ = train(recipe, tmp_path / "one", batches)
     assert trained.num_steps == 1
     with pytest.raises(ConfigError, match="already holds results"):
         train(recipe, tmp_path / "one", batches)
-    (batches / "actor" / "000000.msgpack").rename(batches / "actor" / "000001.msgpack")
-    (batches / "actor" / "000002.msgpack").rename(batches / "actor" / "000000.msgpack")
-    with pytest.raises(DataError, match="holds step 2 of 'actor', expected step 0"):
+    (batches / "actor" / "000001.msgpack").rename(batches / "actor" / "000002.msgpack")
+    (batches / "actor" / "000003.msgpack").rename(batches / "actor" / "000001.msgpack")
+    with pytest.raises(DataError, match="holds step 3 of 'actor', expected step 1"):
         train(recipe, tmp_path / "two", batches)

@@ -43,7 +43,7 @@ def test_a_trainer_that_is_stuck_with_its_batch_is_fenced_and_goes_on_with_anoth
     stuck.touch()
     loss = f"{{use: 'stuck_loss:waits_for_a_person', args: {{while_there: '{stuck}'}}}}"
     run = runs.start(runs.recipe(steps=3), f"policies.actor.train.loss={loss}")
-    assert "the batch of step 0" in drop(run)
+    assert "the batch of step 1" in drop(run)
     stuck.unlink()
     run.read_until("trainer-actor ended with code 1; restart 1")
     assert run.finish() == 0, run.report()

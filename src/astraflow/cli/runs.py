@@ -209,11 +209,12 @@ def drop_batch(
         int,
         typer.Option(
             "--step",
-            help="The step whose batch is dropped, if it is the oldest one that is not committed. Default: "
-            "that step, whichever it is.",
-            min=-1,
+            help="Number of the step whose batch is dropped, if it is the oldest one that is not committed. "
+            "Default: that step, whichever it is.",
+            min=0,
+            show_default=False,
         ),
-    ] = -1,
+    ] = 0,
     reason: Annotated[
         str, typer.Option("--reason", help="The reason, which the journal keeps.")
     ] = "it cannot be trained",

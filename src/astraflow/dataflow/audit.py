@@ -21,6 +21,7 @@ from rich.table import Table
 
 from astraflow.dataflow.compaction import carried_ledger
 from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.failure_kinds import FailureKind
 from astraflow.dataflow.journal_check import check_database, check_segments
 from astraflow.dataflow.journal_reader import JournalReader, reader_of_all
 from astraflow.dataflow.ledger import ClosedFates, Ledger, ReplayedGroups
@@ -70,12 +71,16 @@ class AuditReport:
     run_id: str
     policies: tuple[PolicyAudit, ...]
     is_over: bool
+    reason: str
+    """Why the run is over; empty if it is not."""
     num_records: int
     num_results: int
     """Accepted results, evaluation included."""
     num_dropped: int
     """Results that came late or again."""
     num_failed_attempts: int
+    failures: tuple[FailureKind, ...]
+    """The failed attempts by kind, most frequent first."""
     num_evals: int
     num_pushed: int
     """Tasks from outside, or from workflows, that were accepted."""
@@ -166,10 +171,12 @@ def _audited(folder: Path, reader: JournalReader, damage: list[str]) -> AuditRep
         run_id=reader.meta("run_id"),
         policies=tuple(_policy_audit(name, ledger, closed[name]) for name in ledger.policies),
         is_over=books.ended is not None,
+        reason=books.ended.reason if books.ended is not None else "",
         num_records=books.num_records,
         num_results=books.num_results,
         num_dropped=books.num_dropped,
         num_failed_attempts=books.num_failed_attempts,
+        failures=tuple(sorted(books.failures.values(), key=lambda kind: -kind.num)),
         num_evals=books.num_evals,
         num_pushed=len(books.pushed),
         num_pushed_drawn=len(books.pushed) - len(books.pushed_waiting),
@@ -235,14 +242,20 @@ def _fate_rows_differ(reader: JournalReader, ledger: Ledger, closed: dict[str, _
             problems.append(f"{row.policy}: the table says group {row.group_id} is {row.fate}; no event does")
             continue
         missing.discard((row.policy, row.group_id))
-        said = (row.fate, row.step, row.staleness, row.tokens)
-        if said != (event.fate, event.step, event.staleness, event.num_tokens):
+        said = _fate_text(row.fate, row.step, row.staleness, row.tokens)
+        true = _fate_text(event.fate, event.step, event.staleness, event.num_tokens)
+        if said != true:
             problems.append(
-                f"{row.policy}: the table says group {row.group_id} is {said}, the event {event.fate}, step "
-                f"{event.step}, staleness {event.staleness}, {event.num_tokens} tokens"
+                f"{row.policy}: the table says group {row.group_id} is {said}; the event says {true}"
             )
     problems += [f"{name}: the fate of group {group} is not in the table" for name, group in sorted(missing)]
     return problems
+
+
+def _fate_text(fate: str, step: int, staleness: int, num_tokens: int) -> str:
+    """A fate in words. Only trained groups have a step."""
+    at = f"step {step + 1}" if step >= 0 else "no step"
+    return f"{fate}, {at}, staleness {staleness}, {num_tokens} tokens"
 
 
 # --- rules of one policy --------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from astraflow.dataflow.core.commands import (
     TasksPushed,
     VersionPublished,
 )
+from astraflow.dataflow.failure_kinds import FailureKind, count_failure
 from astraflow.dataflow.ingest import lease_kind
 from astraflow.dataflow.records import (
     PlanRow,
@@ -52,7 +53,7 @@ from astraflow.dataflow.records import (
     schedule_of,
 )
 from astraflow.dataflow.tables import FateRow
-from astraflow.types import StepRecord
+from astraflow.types import Failure, StepRecord
 
 __all__ = [
     "Books",
@@ -214,6 +215,8 @@ class Books(msgspec.Struct):
     num_results: int = 0
     num_dropped: int = 0
     num_failed_attempts: int = 0
+    failures: dict[str, FailureKind] = {}
+    """The failed attempts by kind. Those that an older version booked are missing."""
     num_evals: int = 0
     num_records: int = 0
     ended: RunEnded | None = None
@@ -288,6 +291,8 @@ class Ledger:
     def _book(self, command: Command, events: tuple[Event, ...], record: Record) -> None:
         for event in events:
             self._bookings[type(event)](event, record)
+            if isinstance(event, AttemptFailed):
+                self._tell_failure(event, command)
         if isinstance(command, RecordResult) and isinstance(command.outcome, EpisodeFacts):
             is_dropped = any(isinstance(event, ResultDropped) for event in events)
             if not is_dropped:
@@ -378,14 +383,14 @@ class Ledger:
         taken = self.policies[event.policy].batches.get(event.step)
         if event.fate == "trained" and (taken is None or event.group_id not in taken.event.group_ids):
             self._problem(
-                f"{event.policy}: group {event.group_id} is trained in step {event.step}, whose batch does "
-                "not hold it"
+                f"{event.policy}: group {event.group_id} is trained in step {event.step + 1}, whose batch "
+                "does not hold it"
             )
 
     def _take(self, event: BatchTaken, record: Record) -> None:
         books = self._books(event.policy)
         if event.step in books.batches or event.step < books.num_committed:
-            self._problem(f"{event.policy}: step {event.step} gets a second batch")
+            self._problem(f"{event.policy}: step {event.step + 1} gets a second batch")
             return
         books.batches[event.step] = TakenBatch(event, record.seq)
         self._use(event, record)
@@ -400,8 +405,8 @@ class Ledger:
         open_steps = tuple(sorted(step for step in books.batches if step >= books.num_committed))
         if event.steps != open_steps or not open_steps:
             self._problem(
-                f"{name}: the batches of steps {list(event.steps)} are dropped; those of {list(open_steps)} "
-                "are not committed"
+                f"{name}: the batches of steps {_numbers(event.steps)} are dropped; those of "
+                f"{_numbers(open_steps)} are not committed"
             )
         for step in open_steps:
             taken = books.batches.pop(step)
@@ -409,7 +414,7 @@ class Ledger:
                 fate = self.group(idx).fates.get(name)
                 if fate is None or fate.fate != "evicted":
                     said = fate.fate if fate else "undecided"
-                    self._problem(f"{name}: group {idx} of the dropped batch of step {step} is {said}")
+                    self._problem(f"{name}: group {idx} of the dropped batch of step {step + 1} is {said}")
             for idx in taken.all_ids:
                 self.group(idx).contribution(name).num_uses -= 1
         books.num_dropped += len(open_steps)
@@ -418,12 +423,13 @@ class Ledger:
         """Counts the uses of a batch's groups: it is the first batch of a fresh one, and one more of a
         replayed one."""
         name = event.policy
-        at = f"{name}: batch of step {event.step}"
+        at = f"{name}: batch of step {event.step + 1}"
         for idx in event.group_ids:
             contribution = self.group(idx).contribution(name)
             if contribution.num_uses:
                 self._problem(
-                    f"{name}: group {idx} is in the batches of {contribution.first_step} and {event.step}"
+                    f"{name}: group {idx} is in the batches of steps {contribution.first_step + 1} and "
+                    f"{event.step + 1}"
                 )
         if twice := len(event.replayed_ids) - len(set(event.replayed_ids)):
             self._problem(f"{at}: {twice} groups are replayed twice in it")
@@ -454,10 +460,12 @@ class Ledger:
         step = event.record
         books = self._books(step.policy)
         if step.step != books.num_committed:
-            self._problem(f"{step.policy}: step {step.step} is committed where {books.num_committed} is next")
+            self._problem(
+                f"{step.policy}: step {step.number} is committed where {books.num_committed + 1} is next"
+            )
         if step.version > books.newest_version:
             self._problem(
-                f"{step.policy}: step {step.step} is committed as version {step.version}, which was "
+                f"{step.policy}: step {step.number} is committed as version {step.version}, which was "
                 "never published"
             )
         books.num_committed += 1
@@ -500,6 +508,13 @@ class Ledger:
     def _count_failed(self, event: AttemptFailed, _: Record) -> None:
         self.books.num_failed_attempts += 1
 
+    def _tell_failure(self, event: AttemptFailed, command: Command) -> None:
+        """Only the result that says so has a message; an attempt may also be lost."""
+        told = event.error_class
+        if isinstance(command, RecordResult) and isinstance(command.outcome, Failure):
+            told = f"{told}: {command.outcome.message}"
+        count_failure(self.books.failures, told)
+
     def _count_dropped(self, event: ResultDropped, _: Record) -> None:
         self.books.num_dropped += 1
 
@@ -537,6 +552,11 @@ def _contribute(group: GroupBooks, facts: EpisodeFacts) -> None:
         contribution.num_samples += 1
         contribution.num_trained_tokens += meta.num_trained_tokens
         contribution.payloads.append(meta.payload)
+
+
+def _numbers(steps: tuple[int, ...]) -> list[int]:
+    """The numbers of steps, as people count them."""
+    return [step + 1 for step in steps]
 
 
 def _group_of(lease_id: str) -> int:

@@ -75,7 +75,7 @@ class TrainerRoutes:
             return self._dispatcher.apply(TakeBatch(policy=policy, epoch=epoch, step=step)).answer
 
         def wait() -> Wait:
-            return Wait(who=f"trainer {policy}", whom="rollout", what=f"step {step}", since_s=since_s)
+            return Wait(who=f"trainer {policy}", whom="rollout", what=f"step {step + 1}", since_s=since_s)
 
         view = await self._run.polls.poll(f"batch/{policy}", look, wait_s=wait_s, wait=wait, request=request)
         state = self._core.state
@@ -105,8 +105,8 @@ class TrainerRoutes:
             self._run.oversized.pop(policy, None)
             return
         problem = (
-            f"the batch of step {step} of policy {policy!r} has {num_bytes} bytes for each of {world} ranks, "
-            f"and at most {limit} can be sent; it stays that of its step until it is dropped "
+            f"the batch of step {step + 1} of policy {policy!r} has {num_bytes} bytes for each of {world} "
+            f"ranks, and at most {limit} can be sent; it stays that of its step until it is dropped "
             "(`astraflow drop-batch`). Lower "
             f"policies.{policy}.table.groups_per_batch, its group_size or its sampling.max_tokens, or use "
             "more ranks"

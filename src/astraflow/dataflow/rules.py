@@ -22,9 +22,9 @@ def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
     plan = ledger.plan_at(taken.seq)
     facts = plan.policies.get(name) if plan else None
     if facts is None:
-        return [f"{name}: batch of step {step}: no plan of the run covers it"]
+        return [f"{name}: batch of step {step + 1}: no plan of the run covers it"]
     problems: list[str] = []
-    at = f"{name}: batch of step {step}"
+    at = f"{name}: batch of step {step + 1}"
     if step >= facts.num_steps:
         problems.append(f"{at} is beyond the {facts.num_steps} steps of the run")
     if len(batch.group_ids) != facts.groups_per_batch:
@@ -61,7 +61,7 @@ def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
     The step must also be the one in which each group of the batch is trained.
     """
     taken = ledger.policies[name].batches.get(record.step)
-    at = f"{name}: step {record.step}"
+    at = f"{name}: step {record.number}"
     if taken is None:
         return [f"{at} is committed without a batch"]
     problems: list[str] = []
@@ -93,7 +93,7 @@ def record_problems(
     `staleness` has one entry per group, replayed groups included.
     """
     problems: list[str] = []
-    at = f"{record.policy}: step {record.step}"
+    at = f"{record.policy}: step {record.number}"
     mean = sum(staleness) / max(1, len(staleness))
     for what, said, found in (
         ("groups", record.num_groups, len(staleness)),

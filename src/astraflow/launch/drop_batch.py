@@ -32,7 +32,7 @@ async def drop_batch(
 ) -> Dropped:
     """Drops the batch of a policy's oldest step that is not committed. `where` is a run folder or a URL.
 
-    `step` must be that step, or -1 for whichever it is.
+    `step` is the number of that step, counted from 1, or 0 for whichever it is.
     Raises: ConfigError or DataError for the run; RefusedError if the step has no batch that can be dropped.
     """
     if where.startswith(("http://", "https://")):
@@ -64,7 +64,7 @@ async def _drop(client: DataflowClient, policy: str, *, step: int, reason: str, 
     if policy not in policies:
         raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(policies)})")
     status = policies[policy]
-    request = DropRequest(step=status.step if step < 0 else step, epoch=status.epoch, reason=reason)
+    request = DropRequest(step=step - 1 if step else status.step, epoch=status.epoch, reason=reason)
     reply = await client.drop_batch(policy, request)
     return Dropped(steps=reply.steps, num_groups=reply.num_groups, is_live=is_live)
 

@@ -80,7 +80,8 @@ class BatchRecorder:
 
 
 def _batch_path(folder: Path, step: int) -> Path:
-    return folder / f"{step:06d}.msgpack"
+    """The file of the batch that follows `step` steps; files count steps from 1."""
+    return folder / f"{step + 1:06d}.msgpack"
 
 
 def _as_of_version_0(batch: Batch) -> Batch:
@@ -175,7 +176,7 @@ def train_from_batches(
 
 
 def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:
-    """The batch files of the first steps: from step 0 without a gap, at most `num_steps`.
+    """The batch files of the first steps: from step 1 without a gap, at most `num_steps`.
 
     Raises: DataError if there is none.
     """
@@ -184,7 +185,7 @@ def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:
         paths.append(_batch_path(folder, len(paths)))
     if not paths and num_steps:
         raise DataError(
-            f"{folder} holds no batch of step 0; collect some with `astraflow run RECIPE --only rollout "
+            f"{folder} holds no batch of step 1; collect some with `astraflow run RECIPE --only rollout "
             "--run-dir DIR` and pass --batches DIR/batches"
         )
     return tuple(paths)
@@ -207,7 +208,7 @@ def _load(path: Path, policy: str, step: int) -> Batch:
     batch = load_batch(path)
     if (batch.policy, batch.step) != (policy, step):
         raise DataError(
-            f"{path} holds step {batch.step} of {batch.policy!r}, expected step {step} of {policy!r}"
+            f"{path} holds step {batch.step + 1} of {batch.policy!r}, expected step {step + 1} of {policy!r}"
         )
     return batch
 

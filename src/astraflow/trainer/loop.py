@@ -175,7 +175,7 @@ class Trainer:
             self._end_if_run_is_over(err)
             return
         _log.info(
-            "%s: session %d begins at step %d of %d with version %d",
+            "%s: session %d begins after %d of %d steps with version %d",
             self.policy, session.epoch, session.step, session.num_steps, session.next_version,
         )  # fmt: skip
         step = session.step
@@ -214,8 +214,8 @@ class Trainer:
             raise
         if session.step != durable_step:
             raise ServiceError(
-                f"{self.policy}: the dataflow begins session {session.epoch} at step {session.step}, but the "
-                f"checkpoint holds {durable_step} steps; do run folder and checkpoints belong together?"
+                f"{self.policy}: the dataflow begins session {session.epoch} after {session.step} steps, but "
+                f"the checkpoint holds {durable_step} steps; do run folder and checkpoints belong together?"
             )
         self._committed = self._durable = durable_step
         return session

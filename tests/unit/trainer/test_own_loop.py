@@ -89,8 +89,8 @@ def test_a_step_gives_the_loops_weights_and_figures(model_dir: Path, tmp_path: P
     ("loop", "error", "match"),
     [
         ("fail", ZeroDivisionError, "by the user's own code"),
-        ("return_early", TrainingError, r"returned in step 0 of 6: go through client\.batches"),
-        ("save_nothing", ConfigError, "step 0 was not ended: call save_weights_for_sampler"),
+        ("return_early", TrainingError, r"returned in step 1 of 6: go through client\.batches"),
+        ("save_nothing", ConfigError, "step 1 was not ended: call save_weights_for_sampler"),
     ],
 )
 def test_a_loop_that_breaks_its_step_fails_the_trainer(

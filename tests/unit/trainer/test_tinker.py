@@ -220,7 +220,7 @@ def test_a_batch_of_a_run_becomes_data() -> None:
     batch = run_batch(make_batch([sample], step=7))
     (datum,) = batch.data
     columns = {name: value.tolist() for name, value in datum.loss_fn_inputs.items()}
-    assert (batch.step, batch.rewards, datum.model_input.to_ints()) == (7, (0.0,), [2, 3, 4])
+    assert (batch.step, batch.rewards, datum.model_input.to_ints()) == (8, (0.0,), [2, 3, 4])
     assert columns == {
         "target_tokens": [3, 4, 5],
         "logprobs": [0.0, -1.0, -2.0],

@@ -462,7 +462,7 @@ def test_a_sample_without_trained_tokens_changes_nothing(model_dir: Path) -> Non
 
 
 def test_a_batch_of_another_step_is_refused(model_dir: Path) -> None:
-    with pytest.raises(TrainingError, match="step 4 given, step 0 is due"):
+    with pytest.raises(TrainingError, match="step 5 given, step 1 is due"):
         make(model_dir).train_step(make_batch([make_sample()], step=4))
 
 

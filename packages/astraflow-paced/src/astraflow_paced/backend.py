@@ -62,7 +62,9 @@ class PacedBackend:
         """
         began_s = time.perf_counter()
         if batch.step != self.num_steps_done:
-            raise TrainingError(f"batch of step {batch.step} given, step {self.num_steps_done} is due")
+            raise TrainingError(
+                f"batch of step {batch.step + 1} given, step {self.num_steps_done + 1} is due"
+            )
         columns = columns_from_samples(batch.samples, vocab_size=_ANY_TOKEN)
         num_tokens = len(columns.token_ids)
         emulated_s = self._backend.step_s + num_tokens / 1e6 * self._backend.million_tokens_s

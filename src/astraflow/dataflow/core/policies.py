@@ -197,15 +197,15 @@ def _check_commit(policy: PolicyState, session: SessionState, command: CommitSte
     if step != session.done or step >= policy.taken:
         refuse(
             "out_of_order",
-            f"policy {name!r}: step {step} cannot be committed; this session committed the steps below "
-            f"{session.done}, and {policy.taken} have their batch",
+            f"policy {name!r}: step {step + 1} cannot be committed; this session committed the first "
+            f"{session.done} steps, and {policy.taken} have their batch",
         )
     expected = trainer_version(session, step) + 1
     if command.version != expected or expected > policy.newest:
         refuse(
             "unpublished",
-            f"policy {name!r}: step {step} makes version {expected}; version {command.version} was given and "
-            f"{policy.newest} is the newest published",
+            f"policy {name!r}: step {step + 1} makes version {expected}; version {command.version} was given "
+            f"and {policy.newest} is the newest published",
         )
 
 

@@ -89,7 +89,7 @@ def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
         return
     if policy.taken < plan.num_steps and session.done == policy.taken:
         num = plan.table.groups_per_batch
-        what = f"step {policy.taken}: {len(policy.ready)} groups ready, {num} make a batch"
+        what = f"step {policy.taken + 1}: {len(policy.ready)} groups ready, {num} make a batch"
         waited_s = now_s - since_s
         if waited_s >= _LONG_WAIT_S and (lost := outcomes_text(policy)):
             what = f"no batch for {waited_s:.0f} s: {lost}"

@@ -110,16 +110,17 @@ def take_batch(ctx: Context, command: TakeBatch) -> BatchView | None:
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     if step >= plan.num_steps:
-        refuse("finished", f"policy {name!r} takes {plan.num_steps} steps; there is no step {step}")
+        refuse("finished", f"policy {name!r} takes {plan.num_steps} steps; there is no step {step + 1}")
     if step < policy.released:
         refuse(
-            "released", f"policy {name!r}: step {step} was released, steps below {policy.released} are gone"
+            "released",
+            f"policy {name!r}: step {step + 1} was released, the first {policy.released} steps are gone",
         )
     if step < session.base_step or step > policy.taken:
         refuse(
             "out_of_order",
-            f"policy {name!r}: step {step} is not next; the session began at step {session.base_step} and "
-            f"{policy.taken} steps have their batch",
+            f"policy {name!r}: step {step + 1} is not next; the session began after {session.base_step} "
+            f"steps and {policy.taken} steps have their batch",
         )
     if step in policy.batches:
         return _view(name, policy.batches[step], is_redo=step < policy.committed)
@@ -214,9 +215,9 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
         num = ctx.plan.policies[name].table.groups_per_batch
         end_run(
             ctx,
-            f"policy {name!r} will never get its batch of step {policy.taken}: {len(policy.ready)} groups "
-            f"are ready and none is running, {num} make a batch, the {ctx.parts[name].sampler_name} takes "
-            f"none, and no more may be drawn ({reason}); look at table.limiter and table.sampler",
+            f"policy {name!r} will never get its batch of step {policy.taken + 1}: {len(policy.ready)} "
+            f"groups are ready and none is running, {num} make a batch, the {ctx.parts[name].sampler_name} "
+            f"takes none, and no more may be drawn ({reason}); look at table.limiter and table.sampler",
             is_failure=True,
         )
 
@@ -331,11 +332,11 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
             "trainer still fails, then ask again"
         )
     if step != policy.committed or step not in policy.batches:
-        having = f"step {policy.committed}" if policy.committed in policy.batches else "none now"
+        having = f"step {policy.committed + 1}" if policy.committed in policy.batches else "none now"
         refuse(
             "no_batch",
-            f"policy {name!r}: the batch of step {step} cannot be dropped, only that of the oldest step that "
-            f"is not committed ({having})",
+            f"policy {name!r}: the batch of step {step + 1} cannot be dropped, only that of the oldest step "
+            f"that is not committed ({having})",
         )
     steps = tuple(sorted(s for s in policy.batches if s >= policy.committed))
     batches = [policy.batches.pop(s) for s in steps]

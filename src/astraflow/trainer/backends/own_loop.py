@@ -87,7 +87,9 @@ class OwnLoopBackend:
         Raises: TrainingError if the loop returns too early; whatever the loop fails with.
         """
         if batch.step != self._inner.num_steps_done:
-            raise TrainingError(f"batch of step {batch.step} given, step {self._inner.num_steps_done} is due")
+            raise TrainingError(
+                f"batch of step {batch.step + 1} given, step {self._inner.num_steps_done + 1} is due"
+            )
         self._finished = Future()
         self._batches.put(batch)
         if self._end is None:
@@ -98,7 +100,8 @@ class OwnLoopBackend:
         if not self._finished.done():
             self._end.result()  # raises what the loop failed with
             raise TrainingError(
-                f"{_WHERE} returned in step {batch.step} of {self._num_steps}: go through client.batches()"
+                f"{_WHERE} returned in step {batch.step + 1} of {self._num_steps}: go through "
+                "client.batches()"
             )
         self._inner.num_steps_done += 1
         if self._inner.num_steps_done == self._num_steps:

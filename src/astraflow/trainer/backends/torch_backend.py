@@ -98,7 +98,9 @@ class TorchBackend:
         finite, or if the batch is not of the step that is due. The model must then not be used any more.
         """
         if batch.step != self.num_steps_done:
-            raise TrainingError(f"batch of step {batch.step} given, step {self.num_steps_done} is due")
+            raise TrainingError(
+                f"batch of step {batch.step + 1} given, step {self.num_steps_done + 1} is due"
+            )
         columns = columns_from_samples(
             batch.samples, vocab_size=self._vocab_size, needed_streams=self._loss.streams
         )

@@ -106,7 +106,7 @@ _REFUSALS: list[tuple[Callable[[Driver], object], tuple[str, int, str]]] = [
         (
             "out_of_order",
             409,
-            "policy 'actor': step 1 cannot be committed; this session committed the steps below 0, and "
+            "policy 'actor': step 2 cannot be committed; this session committed the first 0 steps, and "
             "0 have their batch",
         ),
     ),
@@ -115,7 +115,7 @@ _REFUSALS: list[tuple[Callable[[Driver], object], tuple[str, int, str]]] = [
         (
             "unpublished",
             409,
-            "policy 'actor': step 0 makes version 1; version 1 was given and 0 is the newest published",
+            "policy 'actor': step 1 makes version 1; version 1 was given and 0 is the newest published",
         ),
     ),
     (
@@ -124,19 +124,20 @@ _REFUSALS: list[tuple[Callable[[Driver], object], tuple[str, int, str]]] = [
     ),
     (
         lambda d: (d.run_step(), d.release(1), d.take(0)),
-        ("released", 409, "policy 'actor': step 0 was released, steps below 1 are gone"),
+        ("released", 409, "policy 'actor': step 1 was released, the first 1 steps are gone"),
     ),
     (
         lambda d: d.take(2),
         (
             "out_of_order",
             409,
-            "policy 'actor': step 2 is not next; the session began at step 0 and 0 steps have their batch",
+            "policy 'actor': step 3 is not next; the session began after 0 steps and 0 steps have their "
+            "batch",
         ),
     ),
     (
         lambda d: d.take(4),
-        ("finished", 409, "policy 'actor' takes 4 steps; there is no step 4"),
+        ("finished", 409, "policy 'actor' takes 4 steps; there is no step 5"),
     ),
 ]
 
@@ -434,7 +435,7 @@ def test_every_wait_says_what_for_and_since_when():
     driver.publish(0)
     driver.finish(driver.lease(4)[0])
     assert driver.core.waits() == (
-        Wait(who="trainer actor", whom="rollout", what="step 0: 0 groups ready, 2 make a batch", since_s=3.0),
+        Wait(who="trainer actor", whom="rollout", what="step 1: 0 groups ready, 2 make a batch", since_s=3.0),
         Wait(who="eval of actor", whom="rollout", what="heldout: 1/4 episodes at actor 0", since_s=3.0),
     )
 
@@ -444,7 +445,7 @@ def test_a_policy_without_a_trainer_is_waited_for_by_the_run_until_its_steps_are
     driver.attach("a")
     driver.publish(0, "a")
     assert driver.core.waits() == (
-        Wait(who="trainer a", whom="rollout", what="step 0: 0 groups ready, 2 make a batch", since_s=2.0),
+        Wait(who="trainer a", whom="rollout", what="step 1: 0 groups ready, 2 make a batch", since_s=2.0),
         Wait(who="run", whom="trainer b", what="has not attached yet", since_s=0.0),
         Wait(
             who="eval of a",

@@ -74,7 +74,7 @@ def test_a_request_that_is_repeated_drops_nothing_more() -> None:
 def test_only_the_oldest_step_that_is_not_committed_can_lose_its_batch(step: int) -> None:
     d = driver_at_step_1()
     before = d.core.snapshot()
-    with pytest.raises(RefusedError, match=r"only that of the oldest step .* \(step 1\)"):
+    with pytest.raises(RefusedError, match=r"only that of the oldest step .* \(step 2\)"):
         d.drop_batch(step=step)
     assert d.core.snapshot() == before
 

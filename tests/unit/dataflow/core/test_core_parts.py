@@ -152,7 +152,7 @@ def test_a_limiter_of_ones_own_bounds_the_groups_in_flight():
     driver = started(make_table(max_staleness=3, **own("limiter", "Limits", num=3)))
     assert len(driver.lease(99)) == 3 * 2
     assert driver.status().max_tickets == 4
-    assert driver.core.waits()[-1].what == "step 0: 0 groups ready, 2 make a batch"
+    assert driver.core.waits()[-1].what == "step 1: 0 groups ready, 2 make a batch"
     assert driver.core.why_no_lease(driver.served()) == "trainer: all 3 tickets of policy 'actor' are charged"
 
 
@@ -325,7 +325,7 @@ def test_a_limiter_that_lets_too_few_groups_for_a_batch_be_drawn_is_an_error_not
     assert driver.core.state == "running"
     assert driver.take(0) is None
     assert driver.core.state == "failed"
-    for part in ("will never get its batch of step 0", "1 groups are ready", "all 1 tickets", "sampler fifo"):
+    for part in ("will never get its batch of step 1", "1 groups are ready", "all 1 tickets", "sampler fifo"):
         assert part in driver.core.reason
 
 

@@ -138,7 +138,8 @@ class TrainingClient:
             self.call(lambda: None).result()  # returns when everything that was called in this step is done
             if self._is_in_step:
                 raise ConfigError(
-                    f"step {batch.step} was not ended: call save_weights_for_sampler before the next batch"
+                    f"step {batch.step + 1} was not ended: call save_weights_for_sampler before the next "
+                    "batch"
                 ) from self._failure
 
     # --- training ---

@@ -118,7 +118,7 @@ class RunBatch:
     """
 
     step: int
-    """Counted from 0."""
+    """Counted from 1."""
     data: tuple[Datum, ...]
     rewards: tuple[float, ...]
     """One entry per datum."""
@@ -303,7 +303,7 @@ def run_batch(batch: Batch) -> RunBatch:
     Raises: DataError if it was sampled at another temperature than 1.
     """
     data = tuple(_datum(sample) for sample in batch.samples)
-    return RunBatch(batch.step, data, tuple(sample.trajectory.reward for sample in batch.samples))
+    return RunBatch(batch.step + 1, data, tuple(sample.trajectory.reward for sample in batch.samples))
 
 
 def _datum(sample: Sample) -> Datum:
