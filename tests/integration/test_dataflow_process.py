@@ -50,7 +50,9 @@ async def test_a_journal_that_cannot_be_closed_leaves_no_open_port(
         await call(url, "GET", "/v1/status")
 
 
-async def call(url: str, method: str, path: str, *, body: Item | None = None, patience_s: float = 0.0) -> None:
+async def call(
+    url: str, method: str, path: str, *, body: Item | None = None, patience_s: float = 0.0
+) -> None:
     """Makes a request of which only the success matters."""
     client = ServiceClient(url, patience_s=patience_s)
     try:

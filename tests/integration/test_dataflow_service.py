@@ -321,7 +321,7 @@ async def test_a_status_before_anybody_joined_says_so_and_counts_from_the_start(
         assert 0.0 <= status.now_s - wait.since_s < 60.0
         await ScriptedTrainer(run.client).attach()
         (wait,) = (await run.client.status()).waits
-        assert wait.what == "step 0: 0 groups ready, 4 make a batch; no rollout service has joined"
+        assert wait.what == "step 1: 0 groups ready, 4 make a batch; no rollout service has joined"
 
 
 async def test_heartbeats_keep_leases_and_revoke_what_is_over(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from rich.console import Console
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, RunRecord
 from astraflow.launch.report import draw_curve, load_summary, summary_table, write_report
-from astraflow.types import EvalRecord
-from dataflow_driver import make_plan, play, running
+from astraflow.launch.summary import FailureShare, Summary
+from astraflow.types import EpisodeResult, EvalRecord, Failure
+from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 
 
 @pytest.fixture
@@ -38,6 +39,12 @@ def make_recipe() -> Recipe:
     return Recipe.model_validate_json(json.dumps(fields))
 
 
+def one_policy() -> Recipe:
+    """A recipe for the runs of this page that have the policy `actor` alone."""
+    recipe = make_recipe()
+    return recipe.model_copy(update={"policies": {"actor": recipe.policies["solver"]}})
+
+
 async def test_the_summary_holds_what_the_journal_says(folder: RunFolder) -> None:
     summary = write_report(folder, make_recipe())
     assert load_summary(folder) == summary
@@ -53,6 +60,49 @@ async def test_the_summary_holds_what_the_journal_says(folder: RunFolder) -> Non
     assert 0 < summary.rl_wall_s < 60
 
 
+async def test_a_stopped_run_has_a_summary_with_the_reason_and_a_curve(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    async with running(folder.journal, make_plan(num_steps=9)) as run:
+        worker = ScriptedWorker(run.client)
+        trainer = ScriptedTrainer(run.client)
+        await trainer.attach()
+        await worker.register()
+        await worker.send(*[await worker.answer(lease) for lease in await worker.lease()])
+        await trainer.train_step(0)
+    folder.save_record(RunRecord(name="demo", state="stopped", reason="it was interrupted"))
+    summary = write_report(folder, one_policy())
+    assert (summary.state, summary.reason) == ("stopped", "it was interrupted")
+    assert [policy.steps for policy in summary.policies] == [1]
+    assert folder.curve.read_bytes().startswith(b"\x89PNG")
+    assert "it was interrupted" in shown(summary)
+
+
+async def test_failed_groups_and_their_cause_are_in_the_table(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    async with running(folder.journal, make_plan(num_steps=9, max_attempts=1)) as run:
+        trainer = ScriptedTrainer(run.client)
+        await trainer.attach()
+        worker = ScriptedWorker(run.client)
+        await worker.register()
+        (lease,) = await worker.lease(1)
+        failure = Failure(
+            error_class="RolloutError",
+            message=f"task {lease.task.id}: the reward returned nan; expected a finite number",
+            is_retryable=False,
+        )
+        await worker.send(EpisodeResult(lease_id=lease.id, outcome=failure))
+    folder.save_record(RunRecord(name="demo", state="stopped", reason="it was interrupted"))
+    summary = write_report(folder, one_policy())
+    assert summary.failures == (
+        FailureShare(what="RolloutError: the reward returned nan; expected a finite number", num=1),
+    )
+    assert summary.warnings == ("actor: 1 of 1 groups failed",)
+    for part in ("1 drawn: 1 failed", "1 times: RolloutError: the reward returned nan"):
+        assert part in shown(summary)
+
+
 async def test_a_run_that_has_just_ended_has_its_summary_before_it_is_written(folder: RunFolder) -> None:
     folder.save_recipe(make_recipe())
     early = load_summary(folder)
@@ -60,12 +110,18 @@ async def test_a_run_that_has_just_ended_has_its_summary_before_it_is_written(fo
     assert early == write_report(folder, make_recipe())
 
 
+def shown(summary: Summary) -> str:
+    """The table as a person sees it."""
+    console = Console(width=200, color_system=None)
+    with console.capture() as captured:
+        console.print(summary_table(summary))
+    return captured.get()
+
+
 async def test_the_table_shows_scores_tokens_and_the_audit(folder: RunFolder) -> None:
-    console = Console(width=120, color_system=None)
-    with console.capture() as shown:
-        console.print(summary_table(write_report(folder, make_recipe())))
+    text = shown(write_report(folder, make_recipe()))
     for part in ("solver: held-out", "verifier: reward", "3 of 3, version 3", "wall time", "audit", "holds"):
-        assert part in shown.get()
+        assert part in text
 
 
 async def test_episodes_before_and_after_are_of_the_same_tasks(folder: RunFolder) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from astraflow.errors import DataError, UnavailableError
+from astraflow.errors import UnavailableError
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.launch.status import run_status, show_status
 from recipe_builders import make_digit_recipe
@@ -47,6 +47,13 @@ def stopped_process() -> Iterator[int]:
             time.sleep(0.01)
         yield process.pid
         process.kill()
+
+
+@pytest.fixture(autouse=True)
+def _launched(tmp_path: Path) -> Iterator[None]:
+    """A launcher holds the folder that `make_folder(tmp_path)` makes."""
+    with RunFolder(tmp_path / "run").locked():
+        yield
 
 
 def make_folder(folder: Path, **record: object) -> Path:
@@ -98,20 +105,24 @@ async def test_a_stopped_launcher_is_named(tmp_path: Path, stopped_process: int)
     assert f"`kill -CONT {stopped_process}` lets it continue" in status.problems[0]
 
 
-async def test_a_launcher_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec("true")
-    await process.wait()
-    async with mute_server() as url:
-        old = {"launcher_pid": process.pid, "at_s": time.time() - 40}
-        status = await run_status(str(make_folder(tmp_path, url=url, **old)), None)
-    assert "it is gone" in status.problems[0]
-    assert "`astraflow run` with the same recipe continues" in status.problems[0]
+async def test_a_launcher_that_is_gone_has_ended_the_run(tmp_path: Path) -> None:
+    where = make_folder(tmp_path / "elsewhere", url="http://127.0.0.1:9", launcher_pid=77)
+    status = await run_status(str(where), None)
+    assert (status.state, status.problems) == ("stopped", ())
+    assert "its launcher (process 77) is gone" in status.reason
 
 
-async def test_a_run_that_was_stopped_is_no_hung_run(tmp_path: Path) -> None:
-    where = make_folder(tmp_path, url="http://127.0.0.1:9", state="stopped", at_s=time.time() - 3600)
-    with pytest.raises(DataError, match="continue it with `astraflow run`"):
-        await run_status(str(where), None)
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_a_run_that_ended_is_no_hung_run(
+    state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "trainer-actor failed for good\nValueError: \x1b[2Jno"
+    where = make_folder(tmp_path, url="http://127.0.0.1:9", state=state, reason=reason)
+    assert show_status(str(where), None) == 0
+    shown = capsys.readouterr().out
+    assert f"{where} is {state}: trainer-actor failed for good\nValueError: \\x1b[2Jno" in shown
+    assert f"demo: {state}" in shown or f"digits: {state}" in shown
+    assert "continue it with `astraflow run` and the same recipe" in shown
 
 
 def test_json_has_all_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,20 @@ def check_finished(run: Started, steps: dict[str, int]) -> None:
     assert wait_gone(run.pids(), timeout_s=5) == []
 
 
+def check_told(run: Started, state: str, reason: str) -> None:
+    """The reason of its end is in run.json, in summary.json and in what it printed, and `status` tells it."""
+    record = json.loads((run.run_dir / "run.json").read_text())
+    summary = run.summary()
+    assert (record["state"], summary["state"]) == (state, state)
+    assert record["reason"].startswith(reason)
+    assert summary["reason"] == record["reason"]
+    status = astraflow("status", str(run.run_dir))
+    assert status.returncode == 0, status.stderr
+    for printed in ("".join(run.lines), status.stdout):
+        assert reason in printed
+        assert f"small: {state}" in printed
+
+
 def test_two_policies_with_a_trainer_each_train_side_by_side(runs: Runs) -> None:
     recipe = runs.recipe(policies=("actor", "verifier"), services=2, workflow=PAIR, eval=EVAL)
     run = runs.start(recipe)
@@ -97,7 +111,9 @@ def test_an_interrupted_run_stops_within_5_seconds_and_resumes(runs: Runs) -> No
     run.read_until("step 1/100")
     status = astraflow("status", str(run.run_dir))
     assert status.returncode == 0, status.stderr
-    assert "actor" in status.stdout
+    row = next(line.split() for line in status.stdout.splitlines() if line.startswith("actor "))
+    assert float(row[2]) >= 0, "the reward of the newest step"
+    assert "  0:00  " not in status.stdout, "the time that the run has taken"
     pids = run.pids()
     began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
@@ -105,6 +121,8 @@ def test_an_interrupted_run_stops_within_5_seconds_and_resumes(runs: Runs) -> No
     assert time.monotonic() - began < 5.0
     assert "run the same command again" in run.lines[-1]
     assert wait_gone(pids, timeout_s=1) == []
+    check_told(run, "stopped", "it was interrupted by Ctrl-C (SIGINT)")
+    assert (run.run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     refused = astraflow("run", str(recipe), "seed=1", "--run-dir", str(run.run_dir))
     assert refused.returncode == 2
     assert "seed was 0 and is 1" in refused.stderr
@@ -120,6 +138,9 @@ def test_nothing_outlives_a_launcher_that_was_killed(runs: Runs) -> None:
     assert len(pids) == 4
     os.kill(run.process.pid, signal.SIGKILL)
     assert wait_gone(pids, timeout_s=15) == []
+    status = astraflow("status", str(run.run_dir))
+    assert f"its launcher (process {run.process.pid}) is gone" in status.stdout, status.stdout + status.stderr
+    assert "of 500, version" in status.stdout
 
 
 def test_a_part_that_cannot_work_names_its_log_and_why(runs: Runs) -> None:
@@ -136,7 +157,7 @@ def test_a_part_that_cannot_work_names_its_log_and_why(runs: Runs) -> None:
     assert "trainer-actor failed for good (exit code 2, 1 in a row)" in printed
     assert str(run.run_dir / "logs" / "trainer-actor.log") in printed
     assert "this loss wants another recipe" in printed
-    assert json.loads((run.run_dir / "run.json").read_text())["state"] == "failed"
+    check_told(run, "failed", "trainer-actor failed for good (exit code 2, 1 in a row)")
 
 
 def test_a_run_that_failed_goes_on_once_the_cause_is_mended(runs: Runs) -> None:

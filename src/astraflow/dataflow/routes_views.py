@@ -219,5 +219,5 @@ class ViewRoutes:
             is_draining=worker.is_draining,
             is_set_aside=self._core.is_set_aside(worker.id),
             failed_in_a_row=conduct.strikes,
-            last_failure=conduct.last_failure if conduct.strikes else "",
+            last_failure=conduct.last_failure,
         )

@@ -1,7 +1,9 @@
 """What the `astraflow` commands about runs do and print."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -10,8 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 from astraflow.dataflow.audit import audit
+from astraflow.errors import DataError
 from astraflow.launch.config import Recipe
 from astraflow.launch.drop_batch import drop_batch
+from astraflow.launch.ending import interruption
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.offline import collect_batches, train_from_batches
 from astraflow.launch.preflight import check_model
@@ -25,6 +29,7 @@ from astraflow.launch.resume import (
 )
 from astraflow.launch.run import Run, launch
 from astraflow.launch.screen import LiveView, PlainView, View
+from astraflow.launch.summary import Summary
 from astraflow.launch.terminal_text import printable
 from astraflow.trainer.columns import reward_mean
 from astraflow.types import Batch, StepRecord
@@ -50,14 +55,23 @@ def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tu
         if is_live
         else PlainView(recipe.name, str(run_dir), sys.stdout)
     )
+    runs: list[Run] = []
     try:
-        is_finished = asyncio.run(_until_end(recipe, run_dir, view, module_path))
+        is_finished = asyncio.run(_until_end(recipe, run_dir, view, module_path, runs))
+    except Exception:
+        view.close()
+        if runs:  # it has started, so there is something to show
+            with contextlib.suppress(DataError):  # which must not hide why the run failed
+                _show_results(folder, console)
+        raise
     finally:
         view.close()
-    if not is_finished:
+    if is_finished:
+        return 0 if _show_results(folder, console).audit_ok else 1
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        _show_results(folder, console)
         console.print(f"stopped; run the same command again to continue {run_dir}", highlight=False)
-        return _INTERRUPTED
-    return _conclude(folder, recipe, console)
+    return _INTERRUPTED
 
 
 def _has_nothing_to_do(folder: RunFolder, recipe: Recipe, run_dir: Path) -> bool:
@@ -88,23 +102,30 @@ def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Co
     return 0 if summary.audit_ok else 1
 
 
-async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tuple[str, ...]) -> bool:
-    """Runs the recipe; returns whether it finished, False if it was interrupted."""
+async def _until_end(
+    recipe: Recipe, run_dir: Path, view: View, module_path: tuple[str, ...], runs: list[Run]
+) -> bool:
+    """Runs the recipe; returns whether it finished, False if it was interrupted. `runs` gets the run once it
+    has started."""
     interrupted = asyncio.Event()
+    reasons: list[str] = []
     loop = asyncio.get_running_loop()
-    runs: list[Run] = []
 
-    def interrupt() -> None:
-        is_second = interrupted.is_set()
+    def interrupt(number: signal.Signals) -> None:
+        reasons.append(interruption(number))
         interrupted.set()
-        if is_second:
-            for run in runs:
-                run.kill()
-        else:
-            view.note("stopping; press Ctrl-C again to end everything at once")
+        match len(reasons):
+            case 1:
+                view.note("stopping; press Ctrl-C again to end everything at once")
+            case 2:
+                for run in runs:
+                    run.kill()
+            case _:  # all processes are killed, and this person does not want to wait for the report
+                view.close()
+                os._exit(_INTERRUPTED)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, interrupt)
+        loop.add_signal_handler(number, interrupt, number)
     async with launch(recipe, run_dir, view=view, module_path=module_path) as run:
         runs.append(run)
         log = _launcher_log(run.folder)
@@ -112,6 +133,8 @@ async def _until_end(recipe: Recipe, run_dir: Path, view: View, module_path: tup
         stopped = asyncio.ensure_future(interrupted.wait())
         try:
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                run.note_stop(reasons[0])
             return ended.done()
         finally:
             ended.cancel()
@@ -130,17 +153,19 @@ def _launcher_log(folder: RunFolder) -> logging.Handler:
     return handler
 
 
-def _conclude(folder: RunFolder, recipe: Recipe, console: Console) -> int:
-    """Writes the report, and prints it and the paths of its files; returns the exit code."""
-    summary = write_report(folder, recipe)
+def _show_results(folder: RunFolder, console: Console) -> Summary:
+    """Prints the results of a run that has ended, and the paths of the files about it."""
+    summary = load_summary(folder)
     console.print(summary_table(summary))
-    console.print(f"summary: {folder.summary}", highlight=False, soft_wrap=True)
-    console.print(
-        f"episodes before and after: {folder.samples / 'episodes.md'}", highlight=False, soft_wrap=True
+    named = (
+        ("summary", folder.summary),
+        ("episodes before and after", folder.samples / "episodes.md"),
+        ("learning curve", folder.curve),
     )
-    if folder.curve.is_file():
-        console.print(f"learning curve: {folder.curve}", highlight=False, soft_wrap=True)
-    return 0 if summary.audit_ok else 1
+    for what, path in named:
+        if path.is_file():
+            console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
+    return summary
 
 
 # --- one half of a run ----------------------------------------------------------------------------
@@ -188,7 +213,7 @@ def run_only_train(recipe: Recipe, run_dir: Path, batches: Path) -> int:
     def show_step(record: StepRecord) -> None:
         values = {item.name: item.value for item in record.metrics}
         console.print(
-            f"{record.policy} step {record.step + 1}/{recipe.policies[record.policy].train.steps}: "
+            f"{record.policy} step {record.number}/{recipe.policies[record.policy].train.steps}: "
             f"reward {record.reward_mean:.3f}, loss {values.get('loss', 0.0):.4g}, "
             f"staleness {record.staleness_max}"
         )
@@ -222,7 +247,7 @@ def drop_and_report(where: str, policy: str, *, step: int, reason: str, token_fi
     """Drops a batch that cannot be trained, and prints the result."""
     token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
     dropped = asyncio.run(drop_batch(where, policy, step=step, reason=reason, token=token))
-    steps = ", ".join(map(str, dropped.steps))
+    steps = ", ".join(str(step + 1) for step in dropped.steps)
     then = (
         "its trainer restarts from its checkpoint"
         if dropped.is_live

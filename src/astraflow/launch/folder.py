@@ -36,6 +36,10 @@ class ServiceRecord(Item, frozen=True, kw_only=True):
     port: int = 0
     restarts: int = 0
     state: str = ""
+    exit_code: int = 0
+    """Exit code of its last end; negative for a signal."""
+    last_line: str = ""
+    """Why it ended last, as the supervisor knows it."""
     age_s: float = 0.0
     """Seconds since it was started."""
     silent_s: float | None = None
@@ -52,6 +56,8 @@ class RunRecord(Item, frozen=True, kw_only=True):
     url: str = ""
     state: str = "new"
     """`new`, `running`, `stopped`, `finished` or `failed`."""
+    reason: str = ""
+    """Why the run ended; empty while it goes on."""
     launcher_pid: int = 0
     at_s: float = 0.0
     """When this was written. While a launcher runs, it writes every few seconds."""
@@ -94,6 +100,7 @@ class RunFolder:
         self.cache = path / "cache"
         self.secrets = path / "secrets"
         self._resume = path / "resume"
+        self._lock = path / "launcher.lock"
 
     def create(self) -> None:
         """Makes the folder and its parts."""
@@ -152,14 +159,26 @@ class RunFolder:
         path = self.secrets / role
         if not path.is_file():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomic(path, secrets.token_urlsafe(24).encode(), mode=0o600)
+            _write_once(path, secrets.token_urlsafe(24).encode(), mode=0o600)
         return path.read_text(encoding="utf-8").strip()
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a launcher has the folder."""
+        try:
+            with self._lock.open("r", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no launcher ever had it
+        return False
 
     @contextmanager
     def locked(self) -> Generator[None]:
         """Holds the folder for one launcher. Raises: ConfigError if another one has it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "launcher.lock").open("w", encoding="utf-8") as file:
+        with self._lock.open("w", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as err:
@@ -184,3 +203,17 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except OSError:
         part.unlink(missing_ok=True)  # it would take room on a full disk
         raise
+
+
+def _write_once(path: Path, data: bytes, *, mode: int) -> None:
+    """Writes a file, unless somebody else has just made it: then that one stays."""
+    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_atomic(own, data, mode=mode)
+    try:
+        path.hardlink_to(own)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)

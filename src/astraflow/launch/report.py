@@ -1,11 +1,13 @@
-"""The report on a finished run: a table, a learning curve, and episodes from before and after training.
+"""The report on a run that has ended, in whatever way: a table, a learning curve, and episodes from before
+and after training.
 
 Reads the journal and the summary; draws with matplotlib if it is installed.
 """
 
 import logging
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +18,62 @@ from rich.text import Text
 from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.tables import TranscriptRow
 from astraflow.dataflow.transcripts import load_transcripts
-from astraflow.errors import DataError
+from astraflow.errors import DataError, JournalError
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, write_atomic
-from astraflow.launch.summary import Summary, summarize
+from astraflow.launch.summary import PolicySummary, Summary, summarize
 from astraflow.launch.terminal_text import printable
-from astraflow.types import EvalRecord, Message, StepRecord
+from astraflow.types import EvalRecord, FateCounts, Message, StepRecord
 
-__all__ = ["draw_curve", "episodes_text", "load_summary", "summary_table", "write_report"]
+__all__ = [
+    "draw_curve",
+    "episodes_text",
+    "load_drawing",
+    "load_summary",
+    "summary_table",
+    "write_report",
+]
 
 _Transcript = tuple[TranscriptRow, tuple[Message, ...]]
 _log = logging.getLogger(__name__)
 _NUM_EPISODES = 3
 _MOST_WAITS = 6
+_MOST_FAILURES = 3
 
 
 def write_report(folder: RunFolder, recipe: Recipe) -> Summary:
     """Writes `summary.json`, `samples/episodes.md` and, with matplotlib, `learning_curve.png`.
 
-    A file that cannot be written (on a full disk) is left out and logged; it can be made again from the
-    journal. Raises: JournalError if the journal cannot be read.
+    A file that cannot be written (on a full disk), or whose data cannot be read, is left out and logged; it
+    can be made again from the journal. Raises: DataError if the folder has no `run.json`.
     """
     summary = summarize(folder, recipe)
-    with JournalReader(folder.journal) as journal:
-        steps = journal.steps()
-        evals = journal.evals()
-    text = episodes_text(folder).encode()
-    with _logged_if_full(folder.samples / "episodes.md") as path:
-        write_atomic(path, text)
-    with _logged_if_full(folder.curve) as path:
-        draw_curve(path, steps, evals)
-    with _logged_if_full(folder.summary) as path:
+    with _logged_if_it_fails(folder.summary) as path:
         write_atomic(path, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+    with _logged_if_it_fails(folder.curve) as path:
+        with JournalReader(folder.journal) as journal:
+            steps = journal.steps()
+            evals = journal.evals()
+        draw_curve(path, steps, evals)
+    with _logged_if_it_fails(folder.samples / "episodes.md") as path:
+        write_atomic(path, episodes_text(folder).encode())
     return summary
 
 
 @contextmanager
-def _logged_if_full(path: Path) -> Generator[Path]:
+def _logged_if_it_fails(path: Path) -> Generator[Path]:
     try:
         yield path
+    except JournalError as err:
+        _log.info("%s is left out: %s", path, err)  # the summary says the same
     except OSError as err:
         _log.warning("%s cannot be written: %s", path, err)
 
 
 def load_summary(folder: RunFolder) -> Summary:
-    """The summary that `write_report` wrote, or will write for a run that has just ended.
+    """The summary that `write_report` wrote, or would write now.
 
-    Raises: DataError if the file is not a summary; JournalError.
+    Raises: DataError if the file is not a summary, or the folder has no `run.json`.
     """
     if not folder.summary.is_file():
         return summarize(folder, folder.load_recipe())
@@ -83,26 +94,13 @@ def summary_table(summary: Summary) -> Table:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="dim")
     table.add_column()
+    if summary.reason:
+        table.add_row("reason", Text(printable(_first_line(summary.reason))))
     if summary.time_scale:
         text = f"models are not real; {summary.time_scale:g} emulated seconds pass per second of the clock"
         table.add_row("[bold]EMULATED[/bold]", text)
     for policy in summary.policies:
-        for eval_set, before in policy.heldout_before.items():
-            after = policy.heldout_after[eval_set]
-            table.add_row(f"{policy.name}: held-out {eval_set}", f"{before:.3f} -> [bold]{after:.3f}[/bold]")
-        if policy.best is not None:
-            text = (
-                f"{policy.best.value:.4g} ({policy.best.by}) at step {policy.best.step}: {policy.best.folder}"
-            )
-            table.add_row(f"{policy.name}: best", Text(printable(text)))
-        table.add_row(f"{policy.name}: reward", f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}")
-        table.add_row(
-            f"{policy.name}: steps", f"{policy.steps} of {policy.num_steps}, version {policy.version}"
-        )
-        table.add_row(
-            f"{policy.name}: staleness",
-            f"mean {policy.staleness_mean:.2f}, max {policy.staleness_max}, bound {policy.staleness_bound}",
-        )
+        _add_policy(table, policy)
     rl_s = max(summary.rl_wall_s, 1e-9)
     table.add_row("wall time", f"{summary.wall_s:.1f} s, of which {summary.rl_wall_s:.1f} s of RL")
     table.add_row("generated", _tokens(summary.generated_tokens, rl_s))
@@ -111,9 +109,42 @@ def summary_table(summary: Summary) -> Table:
     for wait in summary.waits[:_MOST_WAITS]:
         text = printable(f"{wait.who} for {wait.whom}: {wait.total_s:.1f} s ({wait.frac:.0%})")
         table.add_row("waiting", Text(text))
+    for failure in summary.failures[:_MOST_FAILURES]:
+        text = printable(f"{failure.num} times: {_first_line(failure.what)}")
+        table.add_row("failed attempts", Text(text, style="yellow"))
+    for warning in summary.warnings:
+        table.add_row("warning", Text(printable(warning), style="yellow"))
     problems = Text(printable("; ".join(summary.audit_problems)), style="red")
     table.add_row("audit", "holds" if summary.audit_ok else problems)
     return table
+
+
+def _add_policy(table: Table, policy: PolicySummary) -> None:
+    name = printable(policy.name)
+    for eval_set, before in policy.heldout_before.items():
+        after = policy.heldout_after[eval_set]
+        table.add_row(f"{name}: held-out {eval_set}", f"{before:.3f} -> [bold]{after:.3f}[/bold]")
+    if policy.best is not None:
+        text = f"{policy.best.value:.4g} ({policy.best.by}) at step {policy.best.step}: {policy.best.folder}"
+        table.add_row(f"{name}: best", Text(printable(text)))
+    table.add_row(f"{name}: reward", f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}")
+    table.add_row(f"{name}: steps", f"{policy.steps} of {policy.num_steps}, version {policy.version}")
+    table.add_row(f"{name}: groups", _groups(policy.fates))
+    table.add_row(
+        f"{name}: staleness",
+        f"mean {policy.staleness_mean:.2f}, max {policy.staleness_max}, bound {policy.staleness_bound}",
+    )
+
+
+def _groups(fates: FateCounts) -> str:
+    """How the groups of a policy ended. Example: `80 drawn: 64 failed, 16 cancelled`."""
+    ends = {name: num for name, num in msgspec.structs.asdict(fates).items() if name != "drawn" and num}
+    listed = ", ".join(f"{num:,} {name}" for name, num in ends.items())
+    return f"{fates.drawn:,} drawn: {listed}" if listed else f"{fates.drawn:,} drawn"
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _tokens(count: int, seconds: float) -> str:
@@ -163,6 +194,12 @@ def _episodes(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int
 # --- the learning curve ---------------------------------------------------------------------------
 
 
+def load_drawing() -> None:
+    """Imports matplotlib, if it is installed, so that `draw_curve` need not: that takes a second."""
+    with suppress(ImportError):
+        import_module("matplotlib.figure")
+
+
 def draw_curve(path: Path, steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> bool:
     """Held-out score and training reward over steps and over seconds; False without matplotlib or data."""
     try:
@@ -194,7 +231,7 @@ def _draw(
     def x_of(record: StepRecord | EvalRecord) -> float:
         if over == "seconds":
             return record.at_s - start_s
-        return record.step + 1 if isinstance(record, StepRecord) else record.step
+        return record.number if isinstance(record, StepRecord) else record.step
 
     for policy in dict.fromkeys(record.policy for record in steps):
         own = [record for record in steps if record.policy == policy]

@@ -10,15 +10,19 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
     show           twice per second: signs of life, status -> view, run.json (for display; nothing waits for
                    it)
 
+However a run ends, its processes are ended, the reason is written to run.json, and the report is made.
+
 An interrupted run is durable: the same folder continues it later. Nothing here decides about data.
 """
 
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
@@ -26,13 +30,16 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.clock import SteadyClock
 from astraflow.errors import ConfigError, ServiceError, UnavailableError
 from astraflow.launch.access import needs_tokens
+from astraflow.launch.alarms import Alarms
 from astraflow.launch.best import BestKeeper
 from astraflow.launch.config import Recipe
+from astraflow.launch.ending import ABANDONED, reason_of
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.launch.launcher import make_launcher
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.program import Addresses, check_files, choose_addresses, program
+from astraflow.launch.report import load_drawing, write_report
 from astraflow.launch.resume import (
     changes_between,
     has_more_steps,
@@ -49,6 +56,7 @@ from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 __all__ = ["Run", "launch"]
 
 _FeedT = TypeVar("_FeedT")
+_log = logging.getLogger(__name__)
 
 _SHOW_EVERY_S = 0.5
 _LONGEST_POLL_S = 25.0
@@ -104,7 +112,7 @@ class _Feed(Generic[_FeedT]):
 class Run:
     """A run whose services are running or starting; made by `launch`.
 
-    Example: `async for step in run.steps("solver"): print(step.step, step.reward_mean)`.
+    Example: `async for step in run.steps("solver"): print(step.number, step.reward_mean)`.
     """
 
     def __init__(
@@ -132,7 +140,10 @@ class Run:
         self._best = BestKeeper(folder, recipe, view.note)
         self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}
         self._evals = _Feed[EvalRecord]()
+        self._alarms = Alarms()
         self._state: RunState = "running"
+        self._reason = ""
+        """Why the run ended; the first reason that was noted."""
         self._ended = asyncio.Event()
         self._followers: list[asyncio.Task[None]] = []
         self._save_failure: OSError | None = None
@@ -167,6 +178,10 @@ class Run:
         await self._ended.wait()
         return self._state
 
+    def note_stop(self, reason: str) -> None:
+        """Says why the block of `launch` is about to be left, unless the run has ended by then."""
+        self._reason = self._reason or reason
+
     def kill(self) -> None:
         """Ends all processes at once. What was durable stays."""
         if self._supervisor is not None:
@@ -177,6 +192,7 @@ class Run:
     def start(self, group: asyncio.TaskGroup, supervisor: Supervisor) -> None:
         """Starts all loops in `group`."""
         self._supervisor = supervisor
+        self.folder.summary.unlink(missing_ok=True)  # it is of an earlier end of the run
         self._save("running")
         if self.recipe.rollout.services == 0:
             token = f" --token-file {self.folder.secrets / 'worker'}" if needs_tokens(self.recipe) else ""
@@ -186,18 +202,39 @@ class Run:
         for record in self._metrics.earlier_evals:
             self._view.recall(record)
             self._best.see(record)
-        group.create_task(self._supervise(supervisor), name="supervise")
-        feeds = [self._follow_steps(name) for name in self.recipe.trained] + [self._follow_evals()]
-        followers = [group.create_task(feed, name="follow") for feed in feeds]
-        followers.append(group.create_task(self._follow_end(list(followers), supervisor), name="follow end"))
-        followers.append(group.create_task(self._show(supervisor), name="show"))
-        followers.append(group.create_task(self._best.run(), name="keep best"))
+
+        def begin(loop: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
+            return group.create_task(self._blamed(loop), name=name)
+
+        begin(supervisor.run, "supervise")
+        feeds = [partial(self._follow_steps, name) for name in self.recipe.trained]
+        followers = [begin(feed, "follow") for feed in (*feeds, self._follow_evals)]
+        followers.append(begin(partial(self._follow_end, list(followers), supervisor), "follow end"))
+        followers.append(begin(partial(self._show, supervisor), "show"))
+        followers.append(begin(self._best.run, "keep best"))
         self._followers = followers
+
+    async def _blamed(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Runs one of the loops. An error that ends it is why the run failed."""
+        with self.blaming():
+            await loop()
+
+    @contextmanager
+    def blaming(self) -> Generator[None]:
+        """Notes an error that leaves the block as the reason why the run failed."""
+        try:
+            yield
+        except Exception as err:
+            if self._state == "running":
+                self._state = "failed"
+                self._reason = reason_of(err)
+            raise
 
     async def stop(self) -> None:
         """Ends the processes that still run, workers first, and records the state of the run."""
         for task in self._followers:
             task.cancel()
+        drawing = asyncio.create_task(asyncio.to_thread(load_drawing))  # meanwhile, for the report
         if self._supervisor is not None:
             workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
             await self._supervisor.stop(workers, grace_s=_WORKERS_GRACE_S)
@@ -207,6 +244,7 @@ class Run:
         self._try_to_save("stopped" if self._state == "running" else self._state)
         self._metrics.close()
         self._note_failure()
+        await asyncio.wait({drawing})
         await self._http.close()
         await self._quick_http.close()
 
@@ -218,6 +256,7 @@ class Run:
             state=state,
             launcher_pid=os.getpid(),
             at_s=self._clock(),
+            reason="" if state == "running" else self._reason or ABANDONED,
             active=(*self._earlier, (self._begin_s, self._clock())),
             services=tuple(
                 ServiceRecord(
@@ -230,6 +269,8 @@ class Run:
                     silent_s=service.silent_s,
                     is_silent=service.is_silent,
                     trouble=service.trouble,
+                    exit_code=service.exit_code,
+                    last_line=service.last_line,
                 )
                 for service in services
             ),
@@ -266,13 +307,6 @@ class Run:
 
     # --- loops ---
 
-    async def _supervise(self, supervisor: Supervisor) -> None:
-        try:
-            await supervisor.run()
-        except ServiceError:
-            self._state = "failed"
-            raise
-
     async def _follow_steps(self, policy: str) -> None:
         after = self._metrics.last_step(policy)
         is_over = False
@@ -292,6 +326,7 @@ class Run:
         self._note_failure()
         self._steps[record.policy].add(record)
         self._view.step(record)
+        self._warn(self._alarms.after_step(record))
         for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}"):
             self._note_progress(name)
 
@@ -323,6 +358,7 @@ class Run:
     async def _follow_end(self, feeds: list[asyncio.Task[None]], supervisor: Supervisor) -> None:
         await asyncio.wait(feeds)
         status = await self._client.status()
+        self._reason = status.reason
         if status.state == "failed":
             self._state = "failed"
             raise ServiceError(f"the run failed: {status.reason}")
@@ -350,10 +386,15 @@ class Run:
                     self._note_progress(worker.name)
             if status is not None:
                 _note_done(status, supervisor)
+                self._warn(self._alarms.after_status(status))
             self._view.status(status, supervisor.states)
             if turn % _SAVE_EVERY == 0:
                 self.note_change()
             await asyncio.sleep(_SHOW_EVERY_S)
+
+    def _warn(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self._view.note(f"warning: {text}")
 
     def _note_progress(self, name: str) -> None:
         if self._supervisor and name in {state.name for state in self._supervisor.states}:
@@ -379,20 +420,34 @@ async def launch(
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
     check_recipe(recipe)
     with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
-        _prepare(folder, recipe)
         addresses = choose_addresses(recipe, _earlier_ports(folder))
+        _prepare(folder, recipe)
         run = Run(recipe, folder, addresses, view or SilentView(), module_path=module_path)
-        specs = program(recipe, folder, addresses, module_path=module_path)
-        check_files(specs)
         try:
             async with asyncio.TaskGroup() as group:
-                run.start(group, Supervisor(starter, specs, on_change=run.note_change))
                 try:
+                    with run.blaming():
+                        specs = program(recipe, folder, addresses, module_path=module_path)
+                        check_files(specs)
+                        run.start(group, Supervisor(starter, specs, on_change=run.note_change))
                     yield run
+                except BaseException as err:
+                    run.note_stop(reason_of(err))
+                    raise
                 finally:
                     await run.stop()
         except BaseExceptionGroup as err:
             raise _first(err) from None
+        finally:
+            await asyncio.to_thread(_report, folder, recipe)
+
+
+def _report(folder: RunFolder, recipe: Recipe) -> None:
+    """Makes the report of a run that has ended, in whatever way. It must not hide why the run ended."""
+    try:
+        write_report(folder, recipe)
+    except Exception:  # noqa: BLE001 - a broken matplotlib, for example; it is logged
+        _log.exception("there is no report on %s", folder.path)
 
 
 def _note_done(status: StatusReply, supervisor: Supervisor) -> None:

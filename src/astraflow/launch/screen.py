@@ -23,6 +23,7 @@ from astraflow.launch.terminal_text import printable
 from astraflow.types import EvalRecord, PolicyStatus, PushedTasks, StatusReply, StepRecord, WorkerStatus
 
 __all__ = [
+    "RATE_STEPS",
     "LiveView",
     "PlainView",
     "ScreenState",
@@ -35,7 +36,7 @@ __all__ = [
     "services_text",
 ]
 
-_RATE_STEPS = 8
+RATE_STEPS = 8
 """Steps over which the training speed is averaged."""
 
 _PLAIN_EVERY_S = 2.0
@@ -168,7 +169,7 @@ class ScreenState:
 
     def add_step(self, record: StepRecord) -> None:
         """Remembers a step."""
-        self.steps.setdefault(record.policy, deque(maxlen=_RATE_STEPS)).append(record)
+        self.steps.setdefault(record.policy, deque(maxlen=RATE_STEPS)).append(record)
 
     def add_eval(self, record: EvalRecord) -> None:
         """Remembers an evaluation, unless none of its episodes gave a score."""
@@ -378,7 +379,7 @@ def plain_step(state: ScreenState, record: StepRecord, now_s: float) -> str:
     waits = state.status.waits if state.status else ()
     waiting = f"; {waits[0].who} waits for {waits[0].whom}" if waits else ""
     return (
-        f"{_duration(now_s - state.started_s)} {record.policy} step {record.step + 1}{total}: reward "
+        f"{_duration(now_s - state.started_s)} {record.policy} step {record.number}{total}: reward "
         f"{record.reward_mean:.3f}, held-out {state.held_out(record.policy)}, staleness "
         f"{record.staleness_mean:.2f} (max {record.staleness_max}), generated "
         f"{state.generated_tokens_per_s():,.0f} tok/s, trained "

@@ -1,10 +1,12 @@
 """What `astraflow status` finds out about a run, within seconds, whatever hangs.
 
 Three sources, none of which is needed: the dataflow, which knows who waits for whom; `run.json`, in which the
-launcher notes how its processes are; and the system, which knows whether the launcher itself is stopped.
+launcher notes how its processes are; and the system, which knows whether the launcher itself is stopped. Of a
+run that has ended, it says why, and its results.
 """
 
 import asyncio
+import contextlib
 import sys
 import time
 from dataclasses import replace
@@ -15,17 +17,19 @@ from rich.console import Console
 from rich.text import Text
 
 from astraflow.dataflow.client import STATUS_S, DataflowClient
-from astraflow.errors import DataError, UnavailableError
+from astraflow.errors import UnavailableError
+from astraflow.launch.ending import known_end
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.launch.process_state import STOPPED, state_of
+from astraflow.launch.recent import Recent, recent_of
 from astraflow.launch.report import load_summary, summary_table
-from astraflow.launch.screen import ScreenState, render, services_text
+from astraflow.launch.screen import render, services_text
 from astraflow.launch.silence import trouble_lines
 from astraflow.launch.summary import Summary
 from astraflow.launch.supervisor import ServiceState
 from astraflow.launch.terminal_text import printable
 from astraflow.service.client import ServiceClient
-from astraflow.types import Item, StatusReply
+from astraflow.types import EvalRecord, Item, StatusReply, StepRecord
 
 __all__ = ["RunStatus", "run_status", "show_status"]
 
@@ -33,6 +37,8 @@ _PATIENCE_S = 1.0
 """A dataflow that is just starting refuses connections for a moment."""
 _DEADLINE_S = 0.9 * STATUS_S
 """For all tries together. It is shorter than the deadline of one, so that it has the last word."""
+_RECENT_S = 0.9
+"""For the steps and evaluations; a status without them is better than none."""
 _RECORD_OLD_S = 15.0
 """A launcher writes `run.json` every few seconds; an older one means that it is gone, stopped or hangs."""
 
@@ -44,14 +50,22 @@ class RunStatus(Item, frozen=True, kw_only=True):
     name: str
     state: str
     """`running`, `stopped`, `finished` or `failed`."""
+    reason: str = ""
+    """Why the run ended; empty while it goes on."""
+    elapsed_s: float = 0.0
+    """How long this start of the run has been going on. Of a run that was named by its URL, the time since
+    the earliest step or evaluation that the dataflow told."""
     problems: tuple[str, ...] = ()
     """What is wrong with its processes and what to do, in words."""
     services: tuple[ServiceRecord, ...] = ()
     """The processes that the launcher started, as it saw them last; empty if the run was named by its URL."""
     dataflow: StatusReply | None = None
     """The dataflow's own answer; null if it gave none in time."""
+    steps: tuple[StepRecord, ...] = ()
+    """The newest steps of each policy, while the run goes on."""
+    evals: tuple[EvalRecord, ...] = ()
     summary: Summary | None = None
-    """The results of a finished run."""
+    """The results of a run that has ended."""
 
 
 def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -> int:
@@ -68,48 +82,72 @@ def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -
 
 
 async def run_status(where: str, token_file: Path | None) -> RunStatus:
-    """What is known of a run. Waits for at most 2 s.
+    """What is known of a run. Waits for less than 3 s.
 
-    Raises: UnavailableError if a URL does not answer; DataError if `where` is no run folder, or nothing runs.
+    Raises: UnavailableError if a URL does not answer; DataError if `where` is no run folder.
     """
     if where.startswith(("http://", "https://")):
         token = token_file.read_text(encoding="utf-8").strip() if token_file else ""  # noqa: ASYNC240
-        reply = await _ask(where, token)
-        return RunStatus(where=where, name=reply.name, state=reply.state, dataflow=reply)
+        reply, recent = await _ask(where, token)
+        return RunStatus(
+            where=where,
+            name=reply.name,
+            state=reply.state,
+            reason=reply.reason,
+            elapsed_s=reply.now_s - recent.earliest_s(reply.now_s),
+            dataflow=reply,
+            steps=recent.steps,
+            evals=recent.evals,
+        )
     folder = RunFolder(Path(where))
-    record = folder.load_record()
-    if record.state == "finished":
-        summary = load_summary(folder)
-        return RunStatus(where=where, name=record.name, state=record.state, summary=summary)
+    record = known_end(folder)
+    if record.state != "running":
+        return RunStatus(
+            where=where,
+            name=record.name,
+            state=record.state,
+            reason=record.reason,
+            services=record.services,
+            summary=load_summary(folder),
+        )
+    return await _of_running(where, folder, record, token_file)
+
+
+async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_file: Path | None) -> RunStatus:
     token_path = token_file or folder.path / "secrets" / "viewer"
     token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
     reply: StatusReply | None = None
+    recent = Recent()
     failure: UnavailableError | None = None
     try:
-        reply = await _ask(record.url, token, folder.load_recipe().dataflow.tls.ca_file)
+        reply, recent = await _ask(record.url, token, folder.load_recipe().dataflow.tls.ca_file)
     except UnavailableError as err:
         failure = err
-    if failure is not None and record.state != "running":
-        raise DataError(
-            f"{where} is {record.state}, and its dataflow at {record.url} does not answer; continue it with "
-            "`astraflow run` and the same recipe"
-        ) from failure
+    began_s = record.active[-1][0] if record.active else time.time()
     return RunStatus(
         where=where,
         name=record.name,
         state=reply.state if reply else record.state,
+        reason=reply.reason if reply else "",
+        elapsed_s=time.time() - began_s,
         problems=_problems(record, failure),
         services=record.services,
         dataflow=reply,
+        steps=recent.steps,
+        evals=recent.evals,
     )
 
 
-async def _ask(url: str, token: str, ca_file: str = "") -> StatusReply:
-    """The dataflow's answer. Raises: UnavailableError if it gives none in time."""
+async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Recent]:
+    """The dataflow's answers. Raises: UnavailableError if it gives none in time."""
     client = ServiceClient(url, token=token, patience_s=_PATIENCE_S, ca_file=ca_file)
+    recent = Recent()
     try:
         async with asyncio.timeout(_DEADLINE_S):
-            return await DataflowClient(client).status()
+            status = await DataflowClient(client).status()
+        with contextlib.suppress(TimeoutError, UnavailableError):
+            async with asyncio.timeout(_RECENT_S):
+                recent = await recent_of(DataflowClient(client), status)
     except TimeoutError as err:
         raise UnavailableError(
             f"the dataflow at {url} has not answered within {_DEADLINE_S:g} s; it is stopped, hangs, or "
@@ -117,6 +155,7 @@ async def _ask(url: str, token: str, ca_file: str = "") -> StatusReply:
         ) from err
     finally:
         await client.close()
+    return status, recent
 
 
 def _problems(record: RunRecord, failure: UnavailableError | None) -> tuple[str, ...]:
@@ -162,8 +201,7 @@ def _states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
 def _print(status: RunStatus) -> None:
     console = Console()
     if status.summary is not None:
-        console.print(f"{status.where} is finished")
-        console.print(summary_table(status.summary))
+        _print_end(status, status.summary, console)
         return
     for problem in status.problems:
         console.print(Text(printable(problem), style="bold red"), soft_wrap=True)
@@ -176,7 +214,19 @@ def _print(status: RunStatus) -> None:
         console.print(f"{status.where} is {status.state}; its dataflow does not answer", highlight=False)
         console.print(services_text(states))
         return
-    state = ScreenState(status.name, status.where, status.dataflow.now_s)
-    state.status = status.dataflow
+    now_s = status.dataflow.now_s
+    state = Recent(status.steps, status.evals).screen(
+        status.dataflow, name=status.name, where=status.where, started_s=now_s - status.elapsed_s
+    )
     state.services = states
-    console.print(render(state, status.dataflow.now_s))
+    console.print(render(state, now_s))
+
+
+def _print_end(status: RunStatus, summary: Summary, console: Console) -> None:
+    """Why a run ended, its results, and how it is continued."""
+    reason = f": {status.reason}" if status.reason else ""
+    said = printable(f"{status.where} is {status.state}{reason}", keeps_lines=True)
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    console.print(summary_table(summary))
+    if status.state != "finished":
+        console.print("continue it with `astraflow run` and the same recipe", highlight=False)

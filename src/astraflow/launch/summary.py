@@ -1,7 +1,8 @@
 """The results of a run: the numbers of `summary.json`, computed from the journal.
 
-They can be computed again at any time, during the run or long after it. Only the times at which the launcher
-ran come from its record.
+They can be computed again at any time, during the run or long after it, however it ended. Only the reason of
+the end and the times at which the launcher ran come from its record. A run without a readable journal has a
+summary too: it says why there are no numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,27 @@ from collections.abc import Mapping, Sequence
 from astraflow.dataflow.audit import PolicyAudit, audit
 from astraflow.dataflow.figures import run_figures
 from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.errors import JournalError
+from astraflow.launch.alarms import reward_alarm
 from astraflow.launch.best import BestVersion, best_version
 from astraflow.launch.config import Recipe
-from astraflow.launch.folder import RunFolder
+from astraflow.launch.ending import known_end
+from astraflow.launch.folder import RunFolder, RunRecord
 from astraflow.types import EvalRecord, FateCounts, Item, StepRecord
 
-__all__ = ["PolicySummary", "Summary", "WaitShare", "summarize"]
+__all__ = ["FailureShare", "PolicySummary", "Summary", "WaitShare", "summarize"]
+
+_NOTHING = "nothing is recorded: the run ended before its dataflow was ready"
+_NO_FIGURE = 0.0
+"""Stands for the figures of a run whose journal cannot be read."""
+
+
+class FailureShare(Item, frozen=True, kw_only=True):
+    """Failed attempts at episodes that have the same cause."""
+
+    what: str
+    """Error class and message, without the task."""
+    num: int
 
 
 class WaitShare(Item, frozen=True, kw_only=True):
@@ -41,6 +57,9 @@ class PolicySummary(Item, frozen=True, kw_only=True):
     reward_first: float
     """Mean training reward of the first step; 0 without a step."""
     reward_last: float
+    reward_min: float = 0.0
+    """The least mean reward of a step."""
+    reward_max: float = 0.0
     staleness_mean: float
     """Over trained groups."""
     staleness_max: int
@@ -62,6 +81,12 @@ class Summary(Item, frozen=True, kw_only=True):
     run_id: str
     seed: int
     state: str
+    reason: str = ""
+    """Why the run ended."""
+    warnings: tuple[str, ...] = ()
+    """What a person should look at, in words."""
+    failures: tuple[FailureShare, ...] = ()
+    """Failed attempts at episodes by cause, most frequent first; evaluation included."""
     heldout_before: float | None
     """None without an evaluation set."""
     heldout_after: float | None
@@ -87,8 +112,16 @@ class Summary(Item, frozen=True, kw_only=True):
 
 
 def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
-    """The summary of a run folder. Raises: JournalError if its journal cannot be read."""
-    record = folder.load_record()
+    """The summary of a run folder. Raises: DataError if it has no `run.json`."""
+    record = known_end(folder)
+    try:
+        return _summary_of_journal(folder, recipe, record)
+    except JournalError as err:
+        is_empty = not folder.journal.is_dir() or not any(folder.journal.iterdir())
+        return _summary_without_journal(recipe, record, _NOTHING if is_empty else str(err))
+
+
+def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) -> Summary:
     report = audit(folder.journal)
     figures = run_figures(folder.journal, report)
     with JournalReader(folder.journal) as journal:
@@ -100,15 +133,19 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
         name: best_version(folder, recipe, [r for r in evals if r.policy == name]) for name in recipe.trained
     }
     policies = tuple(_policy(p, recipe, steps, evals, best.get(p.name)) for p in report.policies)
-    first = policies[0]
+    before = policies[0].heldout_before if policies else {}
+    after = policies[0].heldout_after if policies else {}
     eval_set = next(iter(recipe.eval.sets), "")
     return Summary(
         name=recipe.name,
         run_id=report.run_id,
         seed=recipe.seed,
         state=record.state,
-        heldout_before=first.heldout_before.get(eval_set),
-        heldout_after=first.heldout_after.get(eval_set),
+        reason=record.reason,
+        warnings=_warnings(policies),
+        failures=tuple(FailureShare(what=kind.example, num=kind.num) for kind in report.failures),
+        heldout_before=before.get(eval_set),
+        heldout_after=after.get(eval_set),
         heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
         wall_s=round(record.wall_s, 3),
         rl_wall_s=round(rl_wall_s, 3),
@@ -124,6 +161,44 @@ def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
         waits=_waits(figures.waits_s, rl_wall_s),
         time_scale=recipe.time_scale,
     )
+
+
+def _summary_without_journal(recipe: Recipe, record: RunRecord, problem: str) -> Summary:
+    """The summary of a run whose journal cannot be read, or that ended before it had one."""
+    eval_set = next(iter(recipe.eval.sets), "")
+    return Summary(
+        name=recipe.name,
+        run_id="",
+        seed=recipe.seed,
+        state=record.state,
+        reason=record.reason,
+        heldout_before=None,
+        heldout_after=None,
+        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
+        wall_s=round(record.wall_s, 3),
+        rl_wall_s=_NO_FIGURE,
+        overlap_frac=_NO_FIGURE,
+        staleness_mean=_NO_FIGURE,
+        staleness_max=0,
+        staleness_bound=0,
+        generated_tokens=0,
+        trained_tokens=0,
+        audit_ok=False,
+        audit_problems=(problem,),
+        policies=(),
+        waits=(),
+        time_scale=recipe.time_scale,
+    )
+
+
+def _warnings(policies: Sequence[PolicySummary]) -> tuple[str, ...]:
+    texts: list[str] = []
+    for policy in policies:
+        if text := reward_alarm(policy.name, policy.reward_min, policy.reward_max, policy.steps):
+            texts.append(text)
+        if policy.fates.failed:
+            texts.append(f"{policy.name}: {policy.fates.failed} of {policy.fates.drawn} groups failed")
+    return tuple(texts)
 
 
 def _policy(
@@ -145,6 +220,8 @@ def _policy(
         heldout_after=dict(scores),
         reward_first=own[0].reward_mean if own else 0.0,
         reward_last=own[-1].reward_mean if own else 0.0,
+        reward_min=min((record.reward_mean for record in own), default=0.0),
+        reward_max=max((record.reward_mean for record in own), default=0.0),
         staleness_mean=audited.staleness_mean,
         staleness_max=audited.staleness_max,
         staleness_bound=audited.staleness_bound,

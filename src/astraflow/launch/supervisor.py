@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ TROUBLE_AFTER_S = 8.0
 
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
+_KILLED = "it was killed, perhaps because the machine ran out of memory"
 _LATE_NEWS_S = 5.0
 """A process may end this long before the launcher learns that its work was done. The launcher asks the
 dataflow twice per second, and the answer may take a while."""
@@ -279,24 +281,27 @@ class Supervisor:
     async def _wait_for_restart(self, spec: ProcessSpec, code: int) -> None:
         delay_s = self._backoffs[spec.name].next_delay_s()
         is_hopeless = code == USER_ERROR_CODE and spec.name not in self._has_worked
-        if delay_s is None or is_hopeless:
-            self._set(spec.name, state="failed", exit_code=code)
-            raise ServiceError(self._obituary(spec, code))
-        restarts = self._states[spec.name].restarts + 1
         line = self._killed_because.pop(spec.name, _last_lines(spec, 1).strip() if code > 0 else "")
+        if delay_s is None or is_hopeless:
+            line = line or (_KILLED if code == -signal.SIGKILL else "")
+            self._set(spec.name, state="failed", exit_code=code, last_line=line)
+            raise ServiceError(self._obituary(spec, code, line))
+        restarts = self._states[spec.name].restarts + 1
         self._set(spec.name, state="restarting", exit_code=code, restarts=restarts, last_line=line)
         _log.info("%s ended with %d; restart %d in %.1f s", spec.name, code, restarts, delay_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stops[spec.name].wait()
 
-    def _obituary(self, spec: ProcessSpec, code: int) -> str:
+    def _obituary(self, spec: ProcessSpec, code: int, line: str) -> str:
+        """Why a process is given up: in the first line all that matters, below it the end of its log."""
         num_crashes = self._backoffs[spec.name].num_crashes
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = _signal_name(-code) if code < 0 else f"exit code {code}"
+        said = f": {line}" if line else ""
         tail = _last_lines(spec, _TAIL_LINES)
         return (
-            f"{spec.name} failed for good ({how}, {num_crashes} in a row); its log is {spec.log_path} and "
-            f"ends with:\n{tail}"
+            f"{spec.name} failed for good ({how}, {num_crashes} in a row){said}; its log is {spec.log_path} "
+            f"and ends with:\n{tail}"
         )
 
     def _set(self, name: str, **changes: object) -> None:
@@ -317,6 +322,14 @@ def trouble_text(service: ServiceState) -> str:
     else:
         since = f"for {service.silent_s:.0f} s"
     return f"{service.name} has shown no sign of life {since}: {service.trouble}"
+
+
+def _signal_name(number: int) -> str:
+    """A signal as people know it."""
+    try:
+        return f"signal {number}, {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
 
 
 def _last_lines(spec: ProcessSpec, num_lines: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_atomic(path, "text")  # type: ignore[arg-type]
     assert path.read_bytes() == b"whole"
+
+
+def test_services_that_make_tokens_at_the_same_time_agree_on_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    roles = [f"role-{number}" for number in range(40)]
+
+    def all_tokens(_: int) -> list[str]:
+        return [folder.token(role) for role in roles]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len({tuple(tokens) for tokens in threads.map(all_tokens, range(4))}) == 1
+    assert sorted(path.name for path in folder.secrets.iterdir()) == sorted(roles)
 
 
 def test_a_token_is_made_once_and_is_for_its_owner_only(tmp_path: Path) -> None:

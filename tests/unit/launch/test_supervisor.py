@@ -195,6 +195,22 @@ async def test_giving_up_names_the_log_and_its_last_lines(tmp_path: Path) -> Non
     assert "ValueError: the reason" in str(caught.value)
 
 
+async def test_giving_up_on_a_killed_process_names_the_signal_and_the_likely_cause(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, limit=0)
+    spec.log_path.write_text("the last line says nothing about a kill\n")
+    supervisor = Supervisor(FakeLauncher({"worker": [-9]}), [spec], first_backoff_s=0.0)
+    with pytest.raises(ServiceError) as caught:
+        await supervisor.run()
+    first_line = str(caught.value).partition("\n")[0]
+    assert first_line.startswith(
+        "worker failed for good (signal 9, SIGKILL, 1 in a row): it was killed, perhaps"
+    )
+    assert str(spec.log_path) in first_line
+    (state,) = supervisor.states
+    assert (state.state, state.exit_code) == ("failed", -9)
+    assert state.last_line.startswith("it was killed")
+
+
 async def test_giving_up_on_one_process_ends_the_others(tmp_path: Path) -> None:
     launcher = FakeLauncher({"bad": [1]})
     specs = [make_spec(tmp_path, "good"), make_spec(tmp_path, "bad", limit=0)]

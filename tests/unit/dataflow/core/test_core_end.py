@@ -311,7 +311,7 @@ def test_a_trainer_that_waits_is_told_how_many_groups_which_filter_dropped():
     waited_s = driver.now_s - wait.since_s
     assert wait.what == f"no batch for {waited_s:.0f} s: 7 of 7 groups filtered by zero_variance"
     (early,) = driver.core.waits(wait.since_s + 5.0)
-    assert early.what == "step 0: 0 groups ready, 2 make a batch"
+    assert early.what == "step 1: 0 groups ready, 2 make a batch"
 
 
 def test_a_trainer_that_waits_while_most_groups_are_good_is_told_how_many_are_ready():
@@ -319,7 +319,7 @@ def test_a_trainer_that_waits_while_most_groups_are_good_is_told_how_many_are_re
     driver.finish_groups(3)
     lose(driver, 2, every_s=10.0)
     (wait,) = driver.core.waits(driver.now_s)
-    assert wait.what == "step 0: 3 groups ready, 8 make a batch"
+    assert wait.what == "step 1: 3 groups ready, 8 make a batch"
 
 
 def test_the_run_ends_when_no_group_was_usable_for_ten_minutes_not_after_passes_over_all_tasks():

@@ -1,0 +1,33 @@
+"""What `astraflow status` shows of a live run from another terminal: its time, rewards and rates."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from astraflow.launch.recent import recent_of
+from astraflow.launch.screen import render
+from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
+
+
+async def test_a_viewer_that_comes_late_sees_time_reward_and_rate(tmp_path: Path) -> None:
+    async with running(tmp_path, make_plan(num_steps=9)) as run:
+        trainer = ScriptedTrainer(run.client)
+        worker = ScriptedWorker(run.client)
+        await trainer.attach()
+        await worker.register()
+        for step in range(3):
+            await worker.send(*[await worker.answer(lease) for lease in await worker.lease()])
+            await trainer.train_step(step)
+        status = await run.client.status()
+        recent = await recent_of(run.client, status)
+    assert [record.number for record in recent.steps] == [1, 2, 3]
+    now_s = status.now_s
+    console = Console(width=200, color_system=None)
+    with console.capture() as captured:
+        state = recent.screen(status, name="n", where="runs/n", started_s=now_s - 75.0)
+        console.print(render(state, now_s))
+    shown = captured.get()
+    assert "running  1:15  runs/n" in shown
+    row = next(line.split() for line in shown.splitlines() if line.startswith("actor "))
+    assert (row[1], row[2]) == ("3/9", "0.500")
+    assert " 0 tok/s" not in next(line for line in shown.splitlines() if line.startswith("actor "))
