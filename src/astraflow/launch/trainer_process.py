@@ -29,7 +29,6 @@ async def run_policy_trainer(
     """Trains a policy of a run folder from its latest checkpoint on, until the run is over or `stop`.
 
     Without a `token` it takes the trainer's from the run folder, if the run needs one.
-
     Raises: ConfigError or DataError if backend or model cannot be built; FencedError if a newer session
     has taken over; UnavailableError if dataflow or publisher do not answer.
     """
@@ -56,9 +55,8 @@ async def run_policy_trainer(
         folder.checkpoints / policy, policy=policy, keep=config.train.keep_checkpoints
     )
     token = token or own_token(recipe, folder, "trainer")
-    ca_file = own_ca_file(recipe)
-    dataflow = ServiceClient(url, token=token, ca_file=ca_file)
-    publisher = ServiceClient(publisher_url, token=token, ca_file=ca_file)
+    dataflow = ServiceClient(url, token=token, ca_file=own_ca_file(recipe))
+    publisher = ServiceClient(publisher_url, token=token, ca_file=own_ca_file(recipe))
     try:
         trainer = Trainer(
             plan,
