@@ -7,7 +7,6 @@ written `{use: "module:attr", args: {...}}` (`Use`), and may stand wherever a bu
 loads it in the process that runs it.
 """
 
-import difflib
 import importlib
 import inspect
 import json
@@ -23,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from astraflow.errors import ConfigError
+from astraflow.mistakes import configs_in, explained, hint, inner_type, tag_of
 from astraflow.own_code import described
 
 __all__ = [
@@ -97,10 +97,6 @@ class Variant(Config):
         raise NotImplementedError
 
 
-_EXTRAS = {"paced": "paced"}
-"""The extra of `astraflow` that installs a variant, by the name of the variant."""
-
-
 def with_installed(choice: Any, group: str) -> Any:
     """The discriminated union of a choice, in which the variants of installed packages replace `Variant`.
 
@@ -112,7 +108,7 @@ def with_installed(choice: Any, group: str) -> Any:
     members: list[type[Config]] = []
     for member in get_args(choice):
         members += _installed(group) if issubclass(member, Variant) else [member]
-    tags = [_tag_of(member) for member in members]
+    tags = [tag_of(member) for member in members]
     if repeated := [tag for tag in tags if tags.count(tag) > 1]:
         raise ConfigError(f"two variants of {group} have the name {repeated[0]!r}; uninstall one's package")
     return Annotated[Union[tuple(members)], Field(discriminator="name")]  # noqa: UP007 - made at run time
@@ -125,7 +121,7 @@ def _installed(group: str) -> list[type[Variant]]:
             variant = entry.load()
         except (ImportError, AttributeError) as err:
             raise ConfigError(f"{_source_of(entry)} does not load: {err}") from err
-        if not _is_variant(variant) or _tag_of(variant) != entry.name:
+        if not _is_variant(variant) or tag_of(variant) != entry.name:
             raise ConfigError(f"{_source_of(entry)} is no Variant whose `name` is {entry.name!r}")
         variants.append(variant)
     return variants
@@ -204,6 +200,10 @@ def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
+        if isinstance(old, str) and isinstance(value, dict) and not {"name", "use"} & value.keys():
+            old = {
+                "use" if _USE_PATTERN.match(old) else "name": old
+            }  # a variant in short, such as `loss: gspo`
         is_merged = value and _both_maps(old, value) and not _changes_variant(cast("JsonMap", old), value)
         merged[key] = _merge(cast("JsonMap", old), cast("JsonMap", value)) if is_merged else value
     return merged
@@ -240,7 +240,8 @@ def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
         if not isinstance(child, dict | list):
             where = ".".join(parents[: depth + 1])
             raise ConfigError(
-                f"override {dotted}: {where} = {child!r} is no section, so it has no key below it"
+                f"override {dotted}: {where} = {child!r} is no section, so it has no key below it; "
+                f"if it names a variant, write {where}.name={child}"
             )
         node = cast("Any", child)
     if isinstance(node, list):
@@ -274,7 +275,7 @@ def _extend_policies(mapping: JsonMap) -> None:
         own = dict(cast("JsonMap", entry))
         base = str(own.pop("extends"))
         if base not in table:
-            raise ConfigError(f"policies.{name}.extends = {base!r} is not a policy{_hint(base, list(table))}")
+            raise ConfigError(f"policies.{name}.extends = {base!r} is not a policy{hint(base, list(table))}")
         if base in (*seen, name):
             raise ConfigError(f"policies.{name} extends itself")
         return _merge(resolve(base, (*seen, name)), own)
@@ -306,13 +307,14 @@ def parse_config(
     Raises: ConfigError with one line per problem: path, value, and the nearest valid choice.
     """
     try:
-        text = json.dumps(_with_default_names(mapping, config_type), allow_nan=False)
+        text = json.dumps(_with_names(mapping, config_type), allow_nan=False)
     except (TypeError, ValueError) as err:
         raise ConfigError(f"{where}: a value is not plain data (text, number, list, mapping): {err}") from err
     try:
         return config_type.model_validate_json(text)
     except ValidationError as err:
-        lines = [_explain(cast("JsonMap", e), config_type) for e in err.errors(include_url=False)]
+        errors = cast("list[JsonMap]", err.errors(include_url=False))
+        lines = [explained(error, config_type, mapping) for error in errors]
         raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
 
 
@@ -327,104 +329,50 @@ def overridden(config: _ConfigT, overrides: Sequence[str], *, where: str = "reci
     return parse_config(cast("JsonMap", _name_uses(mapping)), type(config), where=where)
 
 
-def _with_default_names(mapping: Mapping[str, Any], config_type: type[Config]) -> JsonMap:
-    """The mapping, with the name of the default variant added to sections that have keys but no `name`.
+def _with_names(mapping: Mapping[str, Any], config_type: type[BaseModel]) -> JsonMap:
+    """The mapping, with the `name` of every variant that it leaves out or writes in short.
 
-    For example, `train.backend.device=cuda:0` alone changes a key of the default backend.
+    `train.backend.device=cuda:0` alone changes a key of the default backend, and `loss: gspo` is short for
+    `loss: {name: gspo}`, as `reward: my_rewards:score` is for `reward: {use: my_rewards:score}`.
     """
     named = dict(mapping)
     for key, field in config_type.model_fields.items():
-        if not isinstance(named.get(key), dict):
-            continue
-        value = cast("JsonMap", named[key])
-        choices = _configs_in(field.annotation)
-        if get_origin(field.annotation) is dict and len(choices) == 1:
-            named[key] = {
-                name: _with_default_names(cast("JsonMap", entry), choices[0])
-                if isinstance(entry, dict)
-                else entry
-                for name, entry in value.items()
-            }
-            continue
-        if len(choices) > 1 and isinstance(field.default, Config) and "name" not in value:
-            value = {"name": _tag_of(type(field.default)), **value}
-        chosen = [c for c in choices if len(choices) == 1 or _tag_of(c) == value.get("name")]
-        named[key] = _with_default_names(value, chosen[0]) if len(chosen) == 1 else value
+        if key in named:
+            named[key] = _with_name(named[key], field.annotation, default=field.default)
     return named
 
 
-def _explain(error: JsonMap, config_type: type[Config]) -> str:
-    """One line for an error of pydantic: the path, the value, and what was expected."""
-    loc = tuple(error["loc"])
-    path = _dotted_path(loc, config_type)
-    kind = error["type"]
-    ctx = error.get("ctx", {})
-    if kind == "extra_forbidden":
-        choices = _fields_at(loc[:-1], config_type)
-        return f"{path} is not a key{_hint(str(loc[-1]), choices)}"
-    if kind == "union_tag_invalid":
-        choices = [c.strip(" '") for c in str(ctx["expected_tags"]).split(",")]
-        thing = str(loc[-1]) if loc else "name"
-        article = "an" if thing[:1] in "aeiou" else "a"
-        if (extra := _EXTRAS.get(str(ctx["tag"]))) is not None:
-            return f'{path}.name = "{ctx["tag"]}" needs a package: pip install "astraflow[{extra}]"'
-        return f'{path}.name = "{ctx["tag"]}" is not {article} {thing}{_hint(str(ctx["tag"]), choices)}'
-    if kind == "union_tag_not_found":
-        return f"{path} needs a `name` (a built-in) or a `use` (module:attr); got {error['input']!r}"
-    if kind == "missing":
-        return f"{path} is required and missing"
-    if kind == "literal_error":
-        return f"{path} = {error['input']!r} is not valid; expected {ctx['expected']}"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{path} = {error['input']!r}: {message}" if path else message
+def _with_name(value: Any, annotation: Any, *, default: object = None) -> Any:
+    """The same for one value of a type."""
+    kind = inner_type(annotation)
+    origin = get_origin(kind)
+    if origin is dict and isinstance(value, dict):
+        entries = cast("JsonMap", value).items()
+        return {name: _with_name(entry, get_args(kind)[1]) for name, entry in entries}
+    if origin is tuple and isinstance(value, list):
+        return [_with_name(item, get_args(kind)[0]) for item in cast("list[Any]", value)]
+    choices = configs_in(kind) if origin not in {dict, tuple} else []
+    if isinstance(value, str) and _is_choice(kind):
+        return _chosen(value, choices)
+    if not isinstance(value, dict):
+        return value
+    section = cast("JsonMap", value)
+    if len(choices) > 1 and isinstance(default, Config) and "name" not in section:
+        section = {"name": tag_of(type(default)), **section}
+    fitting = [c for c in choices if len(choices) == 1 or tag_of(c) == section.get("name")]
+    return _with_names(section, fitting[0]) if len(fitting) == 1 else section
 
 
-def _hint(given: str, choices: list[str]) -> str:
-    """The choices, after the nearest one if there is one."""
-    listed = ", ".join(sorted(choices))
-    # A choice with the same letters in another order (`gpro` for `grpo`) is the best guess.
-    swapped = [choice for choice in choices if sorted(choice) == sorted(given)]
-    near = swapped or difflib.get_close_matches(given, choices, n=1)
-    return f'; did you mean "{near[0]}"? (choices: {listed})' if near else f" (choices: {listed})"
+def _is_choice(kind: Any) -> bool:
+    """Whether a type consists of variants alone."""
+    members = get_args(kind) or (kind,)
+    variants = [configs_in(member) for member in members]
+    return all(len(found) == 1 and tag_of(found[0]) is not None for found in variants)
 
 
-def _dotted_path(loc: tuple[Any, ...], config_type: type[Config]) -> str:
-    """The path as the user wrote it, without the variant tags that pydantic adds."""
-    return ".".join(str(part) for part in _walk(loc, config_type)[0])
-
-
-def _walk(loc: tuple[Any, ...], config_type: type[Config]) -> tuple[list[Any], list[type[Config]]]:
-    """The keys and positions of a pydantic location, and the config classes at its end."""
-    parts: list[Any] = []
-    current: list[type[Config]] = [config_type]
-    for part in loc:
-        tagged = [c for c in current if _tag_of(c) == part] if len(current) > 1 else []
-        if tagged:
-            current = tagged
-            continue
-        parts.append(part)
-        fields = [c.model_fields[part] for c in current if isinstance(part, str) and part in c.model_fields]
-        if fields:
-            current = [c for f in fields for c in _configs_in(f.annotation)]
-    return parts, current
-
-
-def _tag_of(config: type[Config]) -> Any:
-    """The name of a variant; None for other config classes."""
-    field = config.model_fields.get("name")
-    return field.default if field is not None else None
-
-
-def _configs_in(annotation: Any) -> list[type[Config]]:
-    """All config classes inside an annotation (unions, tuples, mappings, Annotated)."""
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return [annotation]
-    inner = get_args(annotation)
-    return [c for arg in inner for c in _configs_in(arg)]
-
-
-def _fields_at(loc: tuple[Any, ...], config_type: type[Config]) -> list[str]:
-    return sorted({name for c in _walk(loc, config_type)[1] for name in c.model_fields})
+def _chosen(name: str, choices: Sequence[type[BaseModel]]) -> JsonMap:
+    is_own = _USE_PATTERN.match(name) and any("use" in choice.model_fields for choice in choices)
+    return {"name": "use", "use": name} if is_own else {"name": name}
 
 
 def dump_yaml(config: Config) -> str:
@@ -487,7 +435,7 @@ def load_attr(use: str, *, where: str = "use") -> Any:
         return getattr(module, attr)
     except AttributeError as err:
         names = [n for n in vars(module) if not n.startswith("_")]
-        raise ConfigError(f"{where} = {use!r}: no {attr!r} in {module_name}{_hint(attr, names)}") from err
+        raise ConfigError(f"{where} = {use!r}: no {attr!r} in {module_name}{hint(attr, names)}") from err
 
 
 def _import_problem(module: str, err: Exception) -> str:
@@ -522,4 +470,4 @@ def check_args(target: Callable[..., Any], args: Mapping[str, Any], *, where: st
     allowed = [n for n, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for name in args:
         if name not in allowed:
-            raise ConfigError(f"{where}.{name} is not an argument{_hint(name, allowed)}")
+            raise ConfigError(f"{where}.{name} is not an argument{hint(name, allowed)}")

@@ -11,6 +11,7 @@ import typer
 
 from astraflow.cli.services import CaFile, trust
 from astraflow.errors import ConfigError
+from astraflow.mistakes import hint
 
 if TYPE_CHECKING:
     from astraflow.launch.config import Recipe as LoadedRecipe
@@ -140,7 +141,7 @@ def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | N
         case "rollout" | "":
             raise ConfigError("--batches is read by --only train; --only rollout writes RUN_DIR/batches")
         case _:
-            raise ConfigError(f"--only {only} is not a half of a run (choices: rollout, train)")
+            raise ConfigError(f"--only {only} is not a half of a run{hint(only, ['rollout', 'train'])}")
 
 
 def _module_path(recipe: Path, *earlier: str) -> tuple[str, ...]:

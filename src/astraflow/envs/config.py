@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from astraflow.config import Config, Use
+from astraflow.mistakes import hint
 
 __all__ = [
     "BestConfig",
@@ -158,8 +159,8 @@ class TasksConfig(Config):
             is_only_one = not source.environment and len(self.environments) == 1
             if not is_only_one and source.environment not in self.environments:
                 raise ValueError(
-                    f"sources.{name}.environment = {source.environment!r} is not one of the environments "
-                    f"(choices: {', '.join(self.environments) or 'none'})"
+                    f"sources.{name}.environment = {source.environment!r} is not one "
+                    f"of tasks.environments{hint(source.environment, list(self.environments))}"
                 )
         return self
 

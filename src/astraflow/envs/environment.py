@@ -13,6 +13,7 @@ import msgspec
 from astraflow.config import check_args, load_attr
 from astraflow.envs.config import EnvironmentConfig, EnvironmentSourceConfig, TasksConfig, TaskSourceConfig
 from astraflow.errors import ConfigError
+from astraflow.mistakes import hint
 from astraflow.own_code import described
 from astraflow.protocols import Environment, InteractiveEnvironment
 from astraflow.types import Task
@@ -101,7 +102,7 @@ def chosen_environment(source: EnvironmentSourceConfig, environments: Mapping[st
         return next(iter(environments))
     if name not in environments:
         given = f"environment = {name!r} is not one" if name else "`environment` names none"
-        raise ConfigError(f"{given} of tasks.environments (choices: {', '.join(environments) or 'none'})")
+        raise ConfigError(f"{given} of tasks.environments{hint(name, list(environments))}")
     return name
 
 

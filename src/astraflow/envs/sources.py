@@ -24,6 +24,7 @@ from astraflow.envs.config import (
 from astraflow.envs.environment import chosen_environment, make_environment, with_environment
 from astraflow.envs.reasoning_gym import GymSource, system_context
 from astraflow.errors import ConfigError, DataError
+from astraflow.mistakes import hint
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
 
@@ -194,7 +195,7 @@ def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
     splits = cast("dict[str, Any]", loaded)
     if config.split not in splits:
         raise DataError(
-            f"data set {config.path} has no split {config.split!r} (choices: {', '.join(splits)})"
+            f"data set {config.path} has no split {config.split!r}{hint(config.split, list(splits))}"
         )
     return splits[config.split]
 

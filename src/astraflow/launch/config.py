@@ -13,6 +13,7 @@ from astraflow.algorithms.turn_credit import GaeCredit
 from astraflow.config import Config, Use, load_mapping, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import EvalConfig, TasksConfig
+from astraflow.mistakes import hint
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.service.server import is_loopback
 from astraflow.trainer.config import TrainConfig
@@ -99,8 +100,7 @@ class PolicyConfig(Config):
     def _support_is_full(self) -> "PolicyConfig":
         if self.role == "trained" and (self.sampling.top_p < 1 or self.sampling.top_k > 0):
             raise ValueError(
-                f"a trained policy samples from the full vocabulary: top_p must be 1 and top_k 0, or "
-                f"behavior logprobs would not match the trainer's (got top_p {self.sampling.top_p}, top_k "
+                f"sampling.top_p must be 1 and top_k 0 for a trained policy (got {self.sampling.top_p:g} and "
                 f"{self.sampling.top_k})"
             )
         return self
@@ -138,7 +138,9 @@ class RecipeTasksConfig(TasksConfig):
             raise ValueError(f"curators: {' and '.join(orders)} both propose tasks; name one of them")
         named = [name for c in self.curators if isinstance(c, WeightedConfig) for name in c.weights]
         if unknown := [name for name in named if name not in self.sources]:
-            raise ValueError(f"curators: {unknown[0]!r} is not a source (sources: {', '.join(self.sources)})")
+            raise ValueError(
+                f"curators: {unknown[0]!r} is not a source{hint(unknown[0], list(self.sources))}"
+            )
         return self
 
     @property
@@ -221,9 +223,8 @@ class Recipe(Config):
             _ = self.advertised_host  # raises if there is no host to announce
         followed = [c.policy for c in self.tasks.curators if isinstance(c, TaskGateConfig)]
         if unknown := [name for name in followed if name and name not in self.trained]:
-            raise ValueError(
-                f"tasks.curators: {unknown[0]!r} is not a trained policy (trained: {', '.join(self.trained)})"
-            )
+            known = hint(unknown[0], list(self.trained))
+            raise ValueError(f"tasks.curators: {unknown[0]!r} is not a trained policy{known}")
         for name, policy in self.policies.items():
             self._check_follower(name, policy)
         self._check_emulation()
@@ -257,8 +258,8 @@ class Recipe(Config):
             return
         if policy.follows not in self.trained:
             raise ValueError(
-                f"policies.{name}.follows = {policy.follows!r} is not a trained policy (choices: "
-                f"{', '.join(self.trained)})"
+                f"policies.{name}.follows = {policy.follows!r} is not a trained policy"
+                f"{hint(policy.follows, list(self.trained))}"
             )
         if policy.model != self.policies[policy.follows].model:
             raise ValueError(

@@ -13,6 +13,7 @@ from astraflow.errors import ConfigError, DataError, UnavailableError
 from astraflow.launch.access import needs_tokens
 from astraflow.launch.dataflow_process import make_service
 from astraflow.launch.folder import RunFolder
+from astraflow.mistakes import hint
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import DropReply, DropRequest
 
@@ -62,7 +63,7 @@ async def _ask(url: str, policy: str, *, step: int, reason: str, token: str, ca_
 async def _drop(client: DataflowClient, policy: str, *, step: int, reason: str, is_live: bool) -> Dropped:
     policies = {known.name: known for known in (await client.status()).policies}
     if policy not in policies:
-        raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(policies)})")
+        raise ConfigError(f"policy {policy!r} has no trainer{hint(policy, list(policies))}")
     status = policies[policy]
     request = DropRequest(step=step - 1 if step else status.step, epoch=status.epoch, reason=reason)
     reply = await client.drop_batch(policy, request)

@@ -14,6 +14,7 @@ from astraflow.launch.folder import RunFolder
 from astraflow.launch.hosting import host_models
 from astraflow.launch.plan import policy_info
 from astraflow.launch.preflight import check_model
+from astraflow.mistakes import hint
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.weights.saved_versions import SavedVersions
 from astraflow.weights.snapshot import read_model
@@ -52,7 +53,7 @@ def chosen_policy(recipe: Recipe, policy: str) -> str:
     if not policy:
         return known[0]
     if policy not in recipe.policies:
-        raise ConfigError(f"--policy {policy}: no such policy (choices: {', '.join(recipe.policies)})")
+        raise ConfigError(f"--policy {policy}: no such policy{hint(policy, list(recipe.policies))}")
     return policy
 
 

@@ -23,6 +23,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe
 from astraflow.launch.hosting import open_runner
 from astraflow.metrics import reduce_metrics
+from astraflow.mistakes import hint
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
@@ -122,7 +123,7 @@ def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
         )
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(f"--set {unknown[0]}: no such evaluation set (choices: {', '.join(known)})")
+        raise ConfigError(f"--set {unknown[0]}: no such evaluation set{hint(unknown[0], known)}")
     return tuple(names) or known
 
 

@@ -20,6 +20,7 @@ from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.plan import named_uses
+from astraflow.mistakes import hint
 from astraflow.protocols import TaskSource
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.offline import offline_files
@@ -136,8 +137,8 @@ def _check_workflow(recipe: Recipe) -> None:
     acting = recipe.workflow.acting(tuple(recipe.policies))
     for role, name in acting.items():
         if name not in recipe.policies:
-            names = ", ".join(recipe.policies)
-            raise ConfigError(f"workflow.{role} = {name!r} is not a policy (choices: {names})")
+            known = hint(name, list(recipe.policies))
+            raise ConfigError(f"workflow.{role} = {name!r} is not a policy{known}")
     idle = [name for name in recipe.trained if name not in acting.values()]
     if idle:
         listed = ", ".join(repr(name) for name in dict.fromkeys(acting.values()))

@@ -49,6 +49,7 @@ from astraflow.launch.resume import (
 )
 from astraflow.launch.screen import SilentView, View
 from astraflow.launch.supervisor import Supervisor
+from astraflow.mistakes import hint
 from astraflow.protocols import Launcher
 from astraflow.service.client import ServiceClient
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
@@ -162,7 +163,7 @@ class Run:
         Raises: ConfigError if the recipe does not train the policy.
         """
         if policy not in self._steps:
-            raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(self._steps)})")
+            raise ConfigError(f"policy {policy!r} has no trainer{hint(policy, list(self._steps))}")
         return aiter(self._steps[policy])
 
     def evals(self) -> AsyncIterator[EvalRecord]:

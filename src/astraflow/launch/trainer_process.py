@@ -11,6 +11,7 @@ from astraflow.errors import ConfigError
 from astraflow.launch.access import own_ca_file, own_token
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import fingerprints
+from astraflow.mistakes import hint
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import settle_memory
@@ -35,7 +36,7 @@ async def run_policy_trainer(
     folder = RunFolder(run_dir)
     recipe = folder.load_recipe()
     if policy not in recipe.trained:
-        raise ConfigError(f"policy {policy!r} has no trainer (choices: {', '.join(recipe.trained)})")
+        raise ConfigError(f"policy {policy!r} has no trainer{hint(policy, list(recipe.trained))}")
     config = recipe.policies[policy]
     backend = make_backend(
         config.train,

@@ -10,6 +10,7 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.hosting import host_models, open_runner, starting_weights
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.terminal_text import printable
+from astraflow.mistakes import hint
 from astraflow.protocols import TaskSource
 from astraflow.types import Episode, Task
 
@@ -43,7 +44,7 @@ async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: 
 def _chosen(sources: dict[str, TaskSource], name: str, idx: int) -> Task:
     name = name or next(iter(sources))
     if name not in sources:
-        raise ConfigError(f"{name!r} is not a task source or evaluation set (choices: {', '.join(sources)})")
+        raise ConfigError(f"{name!r} is not a task source or evaluation set{hint(name, list(sources))}")
     size = len(sources[name])
     if idx >= size:
         raise ConfigError(f"task {idx} does not exist: {name} has {size} tasks, 0 to {size - 1}")

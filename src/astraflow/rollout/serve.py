@@ -9,6 +9,7 @@ from pathlib import Path
 from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError
 from astraflow.host_tensors import WeightSnapshot
+from astraflow.mistakes import hint
 from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
@@ -129,5 +130,5 @@ def _hosted(run_info: RunInfo, hosts: tuple[str, ...]) -> tuple[PolicyInfo, ...]
     known = [info.name for info in run_info.policies]
     unknown = [name for name in hosts if name not in known]
     if unknown:
-        raise ConfigError(f"hosts = {', '.join(unknown)}: no such policy (choices: {', '.join(known)})")
+        raise ConfigError(f"hosts = {', '.join(unknown)}: no such policy{hint(unknown[0], known)}")
     return tuple(info for info in run_info.policies if not hosts or info.name in hosts)

@@ -123,7 +123,7 @@ def test_a_policy_that_never_acts_is_refused(folder: Path) -> None:
 
 
 def test_a_workflow_of_an_unknown_policy_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"workflow\.policy = 'akctor' is not a policy \(choices: actor\)"):
+    with pytest.raises(ConfigError, match=r"workflow\.policy = 'akctor' is not a policy; did you mean \"actor\""):
         check_recipe(make_recipe(folder, workflow={"name": "single_turn", "policy": "akctor"}))
 
 
