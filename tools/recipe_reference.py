@@ -1,6 +1,7 @@
 """Writes the recipe reference from the config classes: docs/recipes.md, and a page per section beside it.
 
 Every config class that a recipe can reach has one place: the page of the section that it is found in first.
+The spec of a tiny model, which is a file of its own, has one more page.
 `--check` writes nothing and fails if a page is missing, left over, or not up to date.
 """
 
@@ -20,6 +21,7 @@ from pydantic_core import PydanticUndefined
 from astraflow.config import Config, Use
 from astraflow.launch.config import Recipe
 from astraflow.launch.resume import MAY_CHANGE, MAY_COME_OR_GO
+from astraflow.models.spec import ModelSpec
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INDEX = "recipes.md"
@@ -40,8 +42,11 @@ RULES = """
   by key, but an empty section (`eval.sets={}`) replaces what was there.
 - **Overrides.** On the command line, `a.b.c=value` overrides one key.
 - **Variants.** Where a section has several variants, `name` chooses one. `{use: "module:attr", args: {...}}`
-  puts a component of your own in its place; its arguments are checked against its signature.
-- **Mistakes.** An unknown key is an error that names the nearest valid one.
+  puts a component of your own in its place; its arguments are checked against its signature. A name alone is
+  short for a section without further keys: `loss: gspo` for `loss: {name: gspo}`, and `"module:attr"` for
+  `{use: "module:attr"}`.
+- **Mistakes.** An unknown key is an error that names the nearest valid one. Names that TRL and verl give a
+  setting (`learning_rate`, `num_generations`, `kl_coef`) are answered with the key that it has here.
 - **Resuming.** A run can be resumed with other values of [some keys](recipes/may_change.md) only; with more
   steps, it is [trained longer](longer.md).
 
@@ -57,6 +62,48 @@ holds data that the former value decided.
 
 Sections that may be added or removed as a whole, but not changed:
 {", ".join(f"`{key}`" for key in MAY_COME_OR_GO)}.
+
+"""
+SPEC_HEAD = f"""# The spec of a tiny model
+
+{GENERATED} [Recipe reference](../{INDEX}).
+
+`astraflow model init SPEC.yaml --out FOLDER [a.b=value]...` builds a tiny Qwen3-shaped model with a
+character tokenizer and a chat template, teaches it a partial skill by supervised learning on
+**demonstrations**, and writes it as an ordinary Hugging Face folder. Reinforcement learning then has
+something to find and something to improve. The specs of the example recipes are in `recipes/models/`. A
+spec of your own:
+
+<!-- not run: it is no recipe; tests/unit/models/test_spec_page.py builds it -->
+```yaml
+name: copier
+seed: 0
+architecture: {{hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, mlp_size: 128}}
+tokenizer: {{characters: "abcdefghijklmnopqrstuvwxyz :?", words: ["copy: "]}}
+demonstrations: {{use: "my_demonstrations:copies", args: {{length: 5}}}}
+warm_start: {{steps: 300, batch_size: 64, lr: 0.015}}
+```
+
+A maker of demonstrations is a function. It is called with `num`, `seed` and the `args` of the spec, and
+returns `num` prompts with replies; the same arguments must give the same ones. `my_demonstrations.py`
+has to lie where Python finds it:
+
+```python
+import random
+
+from astraflow.models.demonstrations import Demonstration
+
+
+def copies(num: int, seed: int, length: int = 5) -> list[Demonstration]:
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=length)) for _ in range(num)]
+    # Half of the replies are wrong, so that the model knows the task and seldom does it.
+    return [Demonstration(f"copy: {{word}}?", word if rng.random() < 0.5 else word[::-1]) for word in words]
+```
+
+Every character of prompts and replies must be in `tokenizer.characters`, or in one of its `words`.
+Prompt, reply and two marks must fit into `architecture.max_positions` tokens. To train a model of
+another family, [start from a downloaded folder](../models.md).
 
 """
 
@@ -96,6 +143,7 @@ PAGES = (
     Page("weights", "weights", ("weights",)),
     Page("supervision", "supervision and launcher", ("supervision", "launcher")),
 )
+SPEC = Page("model_spec", "the spec of a tiny model", ("SPEC",))
 
 
 @dataclass(frozen=True)
@@ -112,7 +160,7 @@ class Place:
             return OVERVIEW
         fits = [
             (len(key), page)
-            for page in (OVERVIEW, *PAGES)
+            for page in (OVERVIEW, *PAGES, SPEC)
             for key in page.keys
             if not key or f"{self.key}.".startswith(f"{key}.")
         ]
@@ -179,6 +227,7 @@ def places() -> dict[type[Config], Place]:
             visit(inner, f"{key}.{name}".lstrip("."))
 
     visit(Recipe, "")
+    visit(ModelSpec, "SPEC")
     return found
 
 
@@ -257,7 +306,8 @@ def section(place: Place) -> str:
     config = place.config
     # A mapping from names, such as `policies`, shows in a key as `*`.
     key = re.sub(r"\b(policies|sources|sets)(?=\.|$)", r"\1.*", place.key)
-    where = f"Key `{key}`; in Python `{dotted(config)}`."
+    whole = "The whole file" if config is ModelSpec else f"Key `{key.removeprefix('SPEC.')}`"
+    where = f"{whole}; in Python `{dotted(config)}`."
     lines = [f"## {place.title}", "", inspect.cleandoc(config.__doc__ or ""), "", where, ""]
     return "\n".join([*lines, *table(config, place.page)]) + "\n"
 
@@ -271,6 +321,7 @@ def section_page(page: Page) -> str:
             f"{page.path}: two headings have the anchor {sorted(repeated)[0]!r}; give one a page"
         )
     head = f"# Recipe: {page.title}\n\n{GENERATED} [All sections](../{INDEX}).\n\n"
+    head = SPEC_HEAD if page == SPEC else head
     return head + "\n".join(section(place) for place in mine)
 
 
@@ -287,6 +338,7 @@ def index() -> str:
         keys = ", ".join(f"`{re.sub(r'^policies[.]', 'policies.*.', key)}`" for key in page.keys)
         pages.append(f"| [{page.title}]({page.path}) | {keys} |")
     pages.append("| [keys that may change](recipes/may_change.md) | at a resume |")
+    pages.append(f"| [{SPEC.title}]({SPEC.path}) | the file that `astraflow model init` reads |")
     variants = sorted(
         (p for p in places().values() if p.variant and p.config is not Use), key=lambda p: (p.variant, p.key)
     )
@@ -295,7 +347,8 @@ def index() -> str:
         link = f"[`{place.variant}`]({place.link_from(OVERVIEW)})"
         names.append(f"| {link} | `{place.key.rpartition('.')[2]}` | {summary(place.config)} |")
     use = [f"## {places()[Use].title}", "", inspect.cleandoc(Use.__doc__ or ""), "", *table(Use, OVERVIEW)]
-    tree = ["```{toctree}", ":hidden:", "", *(f"recipes/{page.name}" for page in PAGES), "recipes/may_change"]
+    tree = ["```{toctree}", ":hidden:", "", *(f"recipes/{page.name}" for page in (*PAGES, SPEC))]
+    tree.append("recipes/may_change")
     whole = f"In Python, a recipe is `{dotted(Recipe)}`, and a component of your own is `{dotted(Use)}`."
     parts = [
         *recipe_table(),
@@ -331,7 +384,7 @@ def pages() -> dict[str, str]:
     may_change = MAY_CHANGE_HEAD + "".join(f"- `{key}`\n" for key in MAY_CHANGE)
     return {
         INDEX: index(),
-        **{page.path: section_page(page) for page in PAGES},
+        **{page.path: section_page(page) for page in (*PAGES, SPEC)},
         "recipes/may_change.md": may_change,
     }
 

@@ -148,6 +148,7 @@ class ModelSpec(Config):
     architecture: ArchitectureConfig = ArchitectureConfig()
     tokenizer: TokenizerConfig
     demonstrations: DemonstrationConfig
+    """What the model is taught: one of the built-in kinds, or a maker of your own."""
     warm_start: WarmStartConfig = WarmStartConfig()
 
 
