@@ -7,6 +7,7 @@ written `{use: "module:attr", args: {...}}` (`Use`), and may stand wherever a bu
 loads it in the process that runs it.
 """
 
+import difflib
 import importlib
 import inspect
 import json
@@ -200,12 +201,14 @@ def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
-        if isinstance(old, str) and isinstance(value, dict) and not {"name", "use"} & value.keys():
-            old = {
-                "use" if _USE_PATTERN.match(old) else "name": old
-            }  # a variant in short, such as `loss: gspo`
-        is_merged = value and _both_maps(old, value) and not _changes_variant(cast("JsonMap", old), value)
-        merged[key] = _merge(cast("JsonMap", old), cast("JsonMap", value)) if is_merged else value
+        if isinstance(old, str) and isinstance(value, dict) and not _names_variant(cast("JsonMap", value)):
+            # A variant in short, such as `loss: gspo`.
+            old = {"use" if _USE_PATTERN.match(old) else "name": old}
+        merged[key] = value
+        if value and isinstance(old, dict) and isinstance(value, dict):
+            below = cast("JsonMap", old)
+            above = cast("JsonMap", value)
+            merged[key] = above if _changes_variant(below, above) else _merge(below, above)
     return merged
 
 
@@ -213,8 +216,8 @@ def _changes_variant(old: JsonMap, new: JsonMap) -> bool:
     return any(key in new and new[key] != old.get(key) for key in ("name", "use"))
 
 
-def _both_maps(a: object, b: object) -> bool:
-    return isinstance(a, dict) and isinstance(b, dict)
+def _names_variant(section: JsonMap) -> bool:
+    return "name" in section or "use" in section
 
 
 def _split_override(text: str) -> tuple[str, Any]:
@@ -445,10 +448,10 @@ def _import_problem(module: str, err: Exception) -> str:
         return f"module {module!r} does not import here: {described(err)}"
     names = [file.stem for folder in _own_folders() for file in folder.glob("*.py")]
     near = difflib.get_close_matches(module, names, n=1)
-    hint = f'; did you mean "{near[0]}"?' if near else ""
+    meant = f'; did you mean "{near[0]}"?' if near else ""
     return (
         f"module {module!r} does not import here: no such module is installed, nor in the current folder or "
-        f"the recipe's{hint}"
+        f"the recipe's{meant}"
     )
 
 

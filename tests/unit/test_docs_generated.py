@@ -3,6 +3,7 @@
 import re
 
 from astraflow.launch.config import Recipe
+from astraflow.models.spec import ModelSpec
 from docs_driver import tool
 
 
@@ -30,8 +31,8 @@ def test_every_config_class_and_every_key_stands_once_in_the_recipe_reference() 
     described = re.findall(
         r"(?:in Python|component of your own is|a recipe is) `astraflow[\w.]*\.(\w+)`", text
     )
-    reachable = Recipe.model_json_schema()["$defs"]
-    assert sorted(described) == sorted([*reachable, "Recipe"])
+    reachable = {**Recipe.model_json_schema()["$defs"], **ModelSpec.model_json_schema()["$defs"]}
+    assert sorted(described) == sorted([*reachable, "Recipe", "ModelSpec"])
     for name, schema in reachable.items():
         if name != "Use":
             section = text.split(f".{name}`.\n", 1)[1].split("\n## ", 1)[0]

@@ -21,8 +21,9 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.plan import named_uses
 from astraflow.mistakes import hint
+from astraflow.models.families import engine_refusal, family_of, length_refusal, quantization_of
 from astraflow.protocols import TaskSource
-from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
 from astraflow.trainer.offline import offline_files
 from astraflow.wire import MAX_BODY_BYTES
 from astraflow.workflows.config import AgentConfig, EnvironmentWorkflowConfig
@@ -54,6 +55,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
         raise ConfigError("policies: none has `role: trained`, so nothing would be trained")
     for name, policy in recipe.policies.items():
         check_model(name, policy)
+        _check_family(name, policy, recipe.rollout)
         if (offline := policy.train.auxiliary.offline) is not None:
             offline_files(Path(offline.folder).expanduser())
     for where, use in named_uses(recipe):
@@ -78,17 +80,40 @@ def check_model(name: str, policy: PolicyConfig) -> None:
             _check_folder(f"policies.{name}.train.auxiliary.{key} = {model!r}", model)
 
 
+def _check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig) -> None:
+    """Raises: ConfigError if the model is of a kind that the engine or the trainer cannot run exactly."""
+    config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
+    who = f"policies.{name}.model = {policy.model!r} ({family_of(config)})"
+    if method := quantization_of(config):
+        raise ConfigError(
+            f"{who}: its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
+            "numbers, so use the folder that it was quantized from"
+        )
+    engine = rollout.engine
+    if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
+        return
+    if isinstance(engine, TorchEngineConfig) and (reason := engine_refusal(config)):
+        raise ConfigError(
+            f"{who} cannot generate with rollout.engine `torch`: {reason}. Use rollout.engine `vllm` or "
+            "`sglang` (docs/models.md says what was tried)"
+        )
+    if reason := length_refusal(config, max_context=engine.max_context):
+        raise ConfigError(f"{who}: {reason}")
+
+
 def _check_folder(where: str, model: str) -> None:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         raise DataError(f"{where}: no such folder. {_how_to_get(model)}")
     config = folder / "config.json"
     try:
-        json.loads(config.read_text(encoding="utf-8"))
+        content = json.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise DataError(f"{where}: it has no config.json, so it is not a Hugging Face model folder") from err
     except ValueError as err:
         raise DataError(f"{where}: its config.json is broken: {err}") from err
+    if not isinstance(content, dict):
+        raise DataError(f"{where}: its config.json is broken: it holds no mapping")
     if not any(folder.glob("*.safetensors")):
         raise DataError(f"{where}: it has no *.safetensors; is the folder complete?")
 

@@ -30,6 +30,7 @@ __all__ = [
     "FittedTensors",
     "empty_causal_lm",
     "export_tensors",
+    "file_names",
     "fit_tensors",
     "host_tensor",
     "in_dtype",
@@ -74,6 +75,8 @@ def load_causal_lm(
             f"model {name!r} does not load as a causal language model: {_first_line(err)}; "
             "expected config.json and *.safetensors of a Hugging Face folder, or a hub name"
         ) from err
+    # Else names would be those of the folder that was read, and all parts of a run must use the same ones.
+    model._weight_conversions = None
     return cast("PreTrainedModel", model.to(device).eval())
 
 
@@ -281,16 +284,75 @@ def _by_name(tensors: Iterable[HostTensor]) -> dict[str, HostTensor]:
     return given
 
 
-def _named_weights(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Each distinct weight of the model with all of its names, in the model's order.
+def file_names(model: nn.Module) -> dict[str, str]:
+    """The model's own name of each weight -> its name in a model folder, if one tensor there is all of it."""
+    state = cast("dict[str, Tensor]", model.state_dict())
+    published = {_place(tensor): names[0] for names, tensor in _named_weights(model)}
+    return {name: published[_place(tensor)] for name, tensor in state.items() if _place(tensor) in published}
 
-    A tied weight has several names. `keep_vars` gives the parameters themselves, so that it is one object.
+
+def _named_weights(model: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """Each distinct weight of a model folder with all of its names, as a view of the model's memory.
+
+    A tied weight has several names, and is one place in memory.
     """
     state = cast("dict[str, Tensor]", model.state_dict(keep_vars=True))
-    weights: dict[int, tuple[list[str], Tensor]] = {}
-    for name, tensor in state.items():
-        weights.setdefault(id(tensor), ([], tensor))[0].append(name)
+    weights: dict[tuple[Any, ...], tuple[list[str], Tensor]] = {}
+    for name, tensor in _as_in_files(model, state).items():
+        weights.setdefault(_place(tensor), ([], tensor))[0].append(name)
     return list(weights.values())
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+class _Uncopied(Tensor):
+    """A tensor whose `contiguous` does not copy, so that cutting it gives views of its memory."""
+
+    def contiguous(self, *args: Any, **kwargs: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        del args, kwargs
+        return self
+
+
+def _as_in_files(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the names and in the shapes that Hugging Face folders have.
+
+    Some models of transformers hold their weights otherwise than their folders do: all experts of a layer are
+    one parameter, and some parameters have other names. Servers read the layout of the folders.
+    Raises: DataError if a tensor of the folder is no part of the model's memory.
+    """
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import revert_weight_conversion
+
+    if not isinstance(model, PreTrainedModel) or not _is_converted(model):
+        return state
+    # A tied weight must keep the name that comes first in the model: servers skip it under the other one.
+    first: dict[str, Tensor] = {}
+    aliases: dict[str, Tensor] = {}
+    places: set[tuple[Any, ...]] = set()
+    for name, tensor in state.items():
+        kept = aliases if _place(tensor) in places else first
+        kept[name] = tensor.detach().as_subclass(_Uncopied)
+        places.add(_place(tensor))
+    memory = {tensor.untyped_storage().data_ptr() for tensor in first.values()}
+    found: dict[str, Tensor] = {}
+    for part in (first, aliases):
+        converted = cast("dict[str, Tensor]", revert_weight_conversion(model, part))
+        found |= {name: tensor.as_subclass(Tensor) for name, tensor in converted.items()}
+    for name, tensor in found.items():
+        if tensor.untyped_storage().data_ptr() not in memory:
+            raise DataError(
+                f"{type(model).__name__}: tensor {name} of its folder is made of several weights, so it "
+                "cannot be read and written in place; this family cannot be trained here"
+            )
+    return found
+
+
+def _is_converted(model: "PreTrainedModel") -> bool:
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return bool(get_model_conversion_mapping(model, add_legacy=False))
 
 
 def _listed(names: Sequence[str]) -> str:

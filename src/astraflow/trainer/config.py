@@ -47,11 +47,12 @@ class LoraConfig(Config):
     """Rank of the factors; 0 trains all parameters instead."""
     alpha: float = Field(default=16.0, gt=0)
     """The contribution of the factors is scaled by `alpha / rank`."""
-    targets: tuple[str, ...] = (
+    targets: tuple[str, ...] | Literal["all-linear"] = (
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
     )
-    """Last names of the projections that get factors."""
+    """Last names of the projections that get factors, or `all-linear`: all linear layers but the output head.
+    Families name them differently; the experts of a mixture are no linear layers and stay frozen."""
     publish: Literal["merged", "adapters"] = "merged"
     """`merged`: publish plain weights. `adapters`: publish the frozen weights and, beside them, the factors,
     which the receiver adds up; with `weights.delta`, only the factors then travel."""

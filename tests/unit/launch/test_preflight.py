@@ -123,7 +123,9 @@ def test_a_policy_that_never_acts_is_refused(folder: Path) -> None:
 
 
 def test_a_workflow_of_an_unknown_policy_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"workflow\.policy = 'akctor' is not a policy; did you mean \"actor\""):
+    with pytest.raises(
+        ConfigError, match=r"workflow\.policy = 'akctor' is not a policy; did you mean \"actor\""
+    ):
         check_recipe(make_recipe(folder, workflow={"name": "single_turn", "policy": "akctor"}))
 
 
@@ -251,3 +253,53 @@ def _merged(base: dict[str, object], top: dict[str, object]) -> dict[str, object
         is_section = isinstance(below, dict) and isinstance(value, dict) and "use" not in value
         merged[key] = _merged(below, value) if is_section else value  # type: ignore[arg-type]
     return merged
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (
+            {"model_type": "qwen3_next"},
+            r"\(qwen3_next\) cannot generate .* `torch`: its layers \(gated delta nets\)",
+        ),
+        (
+            {"model_type": "mamba2"},
+            r"\(mamba2\) cannot generate .*recurrent state.*Use rollout.engine `vllm`",
+        ),
+        ({"model_type": "gptj"}, "computes attention itself"),
+        ({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}, r"\(qwen3_5_text\)"),
+        ({"model_type": "new", "layer_types": ["full_attention", "odd"]}, "layers of kind 'odd'"),
+        ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, r"quantized \(mxfp4\)"),
+    ],
+)
+def test_a_model_that_the_engine_cannot_run_is_refused_by_its_name(
+    folder: Path, config: dict[str, object], problem: str
+) -> None:
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=problem):
+        check_recipe(make_recipe(folder))
+
+
+def test_a_family_that_the_torch_engine_refuses_may_be_generated_by_a_server(folder: Path) -> None:
+    (folder / "model" / "config.json").write_text('{"model_type": "mamba2"}')
+    engine = {"name": "vllm", "max_context": 64}
+    check_recipe(make_recipe(folder, rollout={"engine": engine}))
+
+
+def test_contexts_beyond_length_dependent_positions_are_refused_for_every_engine(folder: Path) -> None:
+    config = {
+        "model_type": "phi3",
+        "rope_scaling": {"type": "longrope"},
+        "original_max_position_embeddings": 128,
+    }
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    for name in ("torch", "vllm"):
+        check_recipe(make_recipe(folder, rollout={"engine": {"name": name, "max_context": 128}}))
+        with pytest.raises(ConfigError, match=r"beyond 128 tokens its longrope .*max_context to at most 128"):
+            check_recipe(make_recipe(folder, rollout={"engine": {"name": name, "max_context": 129}}))
+
+
+def test_a_config_that_is_no_mapping_is_told(folder: Path) -> None:
+    (folder / "model" / "config.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"config.json is broken: it holds no mapping"):
+        check_recipe(make_recipe(folder))

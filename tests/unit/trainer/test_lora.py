@@ -24,6 +24,7 @@ from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import Sample
 from astraflow.weights.snapshot import read_model, read_safetensors, snapshot_to_folder
+from model_gallery import save_tiny
 from trainer_builders import logprobs_alone, make_batch, make_sample, make_samples, save_model
 
 
@@ -197,3 +198,20 @@ def test_the_adapter_folder_has_pefts_names_and_settings(model_dir: Path, tmp_pa
     assert "model.layers.1.mlp.down_proj" in config["target_modules"]
     plain = contents(read_safetensors(tmp_path / "out" / "model.safetensors"))
     assert plain == contents(merged(tensors))
+
+
+def test_all_linear_adapts_every_projection_but_the_head(model_dir: Path) -> None:
+    backend = train(make(model_dir, targets="all-linear"))
+    named = {name.split(".")[-2] for name in adapted_names(tensor.name for tensor in backend.export())}
+    assert named == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_a_target_that_the_family_lacks_is_answered_with_those_that_it_has(tmp_path: Path) -> None:
+    folder = save_tiny("gpt_neox", tmp_path / "model")
+    with pytest.raises(
+        ConfigError, match=r'GPTNeoX\w+ has no projection "q_proj" \(choices: .*query_key_value\)'
+    ):
+        make(folder)
+    folder = save_tiny("gpt2", tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"GPT2\w+ has no linear layers .* set rank to 0"):
+        make(folder, targets="all-linear")

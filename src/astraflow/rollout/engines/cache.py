@@ -40,7 +40,9 @@ class CacheShape:
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
+    """Size of a head's values; latent attention (DeepSeek) has other sizes for keys and for values."""
     dtype: torch.dtype
     device: torch.device
 
@@ -55,6 +57,19 @@ class AttentionRule:
     """Number of newest positions that a query sees, its own included; 0: all earlier ones."""
     softcap: float = 0.0
     """Scores become `softcap * tanh(score / softcap)`; 0 leaves them as they are."""
+    chunk: int = 0
+    """A query sees only its own chunk of this many positions, as in Llama 4; 0: no chunks."""
+    sinks: Tensor | None = None
+    """[heads] the score of one more entry per head, which takes weight and adds nothing, as in GPT-OSS."""
+
+    def hides(self, held: Tensor, last: Tensor) -> Tensor:
+        """Whether a query at position `last` does not see the entry at position `held`; both broadcast."""
+        hidden = held > last
+        if self.window:
+            hidden = hidden | (held <= last - self.window)
+        if self.chunk:
+            hidden = hidden | (held < last - last % self.chunk)
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +110,15 @@ class KvCache:
 
     def __init__(self, shape: CacheShape, *, num_slots: int, max_context: int) -> None:
         heads = shape.num_kv_heads
-        dim = shape.head_dim
         self._heads = heads
-        self._dim = dim
+        self._key_dim = shape.key_dim
+        self._value_dim = shape.value_dim
         self._max_context = max_context
         self._device = shape.device
         self._dtype = shape.dtype
-        size = (shape.num_layers, num_slots, heads, max_context, dim)
-        self._all_keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self._all_values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        size = (shape.num_layers, num_slots, heads, max_context)
+        self._all_keys = torch.zeros((*size, shape.key_dim), dtype=shape.dtype, device=shape.device)
+        self._all_values = torch.zeros((*size, shape.value_dim), dtype=shape.dtype, device=shape.device)
         # The layers' views are made once; indexing would make new ones in every layer of every step.
         self._keys = list(self._all_keys)
         self._values = list(self._all_values)
@@ -119,8 +134,8 @@ class KvCache:
         self._positions = self._base
         self._entry_idx = self._base
         self._bounds: list[tuple[int, int, int]] = []
-        self._blocks: dict[int, list[_Block]] = {}
-        """Blocks by the layers' window: layers with the same window share masks."""
+        self._blocks: dict[tuple[int, int], list[_Block]] = {}
+        """Blocks by the layers' window and chunk: layers that hide the same positions share masks."""
 
     # --- one decoding step ------------------------------------------------------------------------
 
@@ -148,7 +163,7 @@ class KvCache:
             return [(0, num_rows, int(lengths.max()))]
         least = min(_MIN_POSITIONS, self._max_context)
         longest = np.maximum.reduceat(lengths, np.arange(0, num_rows, _BLOCK_ROWS)).clip(least).tolist()
-        row_size = self._heads * self._dim
+        row_size = self._heads * self._key_dim
         bounds = [(0, min(_BLOCK_ROWS, num_rows), longest[0])]
         for block in range(1, len(longest)):
             start = block * _BLOCK_ROWS
@@ -166,42 +181,40 @@ class KvCache:
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """Stores the step's keys and values [B, kv heads, dim], then attends with `query` [B, heads, dim].
 
-        Returns: the attention's output [B, heads * dim].
+        Returns: the attention's output [B, heads * value dim].
         """
         num_rows, num_heads, dim = query.shape
         # Query heads that share a key head are the rows of one matrix, so each pair of a row and a key head
         # is one entry of a batched product, and no key is repeated in memory.
         groups = num_rows * self._heads
         self._keys[layer].view(-1, dim).index_copy_(0, self._entry_idx, keys.reshape(groups, dim))
-        self._values[layer].view(-1, dim).index_copy_(0, self._entry_idx, values.reshape(groups, dim))
+        width = self._value_dim
+        self._values[layer].view(-1, width).index_copy_(0, self._entry_idx, values.reshape(groups, width))
         all_keys = self._keys[layer].view(-1, self._max_context, dim)
-        all_values = self._values[layer].view(-1, self._max_context, dim)
+        all_values = self._values[layer].view(-1, self._max_context, width)
         scaled = (query * rule.scale).view(groups, num_heads // self._heads, dim)
         parts: list[Tensor] = []
-        for block in self._masked_blocks(rule.window):
+        for block in self._masked_blocks(rule):
             start = block.start * self._heads
             end = block.end * self._heads
             scores = torch.bmm(scaled[start:end], all_keys[start:end, : block.length].transpose(1, 2))
             if rule.softcap:
                 scores = torch.tanh(scores / rule.softcap) * rule.softcap
-            scores.view(block.end - block.start, num_heads, block.length).add_(block.mask)
-            weights = torch.softmax(scores, -1, dtype=torch.float32).to(self._dtype)
+            by_head = scores.view(block.end - block.start, num_heads, block.length).add_(block.mask)
+            weights = _weights(by_head, rule.sinks).view_as(scores).to(self._dtype)
             parts.append(torch.bmm(weights, all_values[start:end, : block.length]))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out.view(num_rows, num_heads * dim)
+        return out.view(num_rows, num_heads * width)
 
-    def _masked_blocks(self, window: int) -> list[_Block]:
-        """The step's blocks for one window, built when the first layer with this window asks for them."""
-        if window not in self._blocks:
-            self._blocks[window] = [self._block(window, *bound) for bound in self._bounds]
-        return self._blocks[window]
+    def _masked_blocks(self, rule: AttentionRule) -> list[_Block]:
+        """The step's blocks for one rule, built when the first layer that hides these positions asks."""
+        kind = (rule.window, rule.chunk)
+        if kind not in self._blocks:
+            self._blocks[kind] = [self._block(rule, *bound) for bound in self._bounds]
+        return self._blocks[kind]
 
-    def _block(self, window: int, start: int, end: int, length: int) -> _Block:
-        last = self._positions[start:end, None, None]
-        held = self._ascending[:length]
-        hidden = held > last
-        if window:
-            hidden |= held <= last - window
+    def _block(self, rule: AttentionRule, start: int, end: int, length: int) -> _Block:
+        hidden = rule.hides(self._ascending[:length], self._positions[start:end, None, None])
         return _Block(start, end, length, torch.where(hidden, self._closed, self._open))
 
     # --- whole prefixes ---------------------------------------------------------------------------
@@ -232,18 +245,14 @@ class KvCache:
         """Attends from a stretch that `write_stretch` has stored, with `query` [B, heads, T, dim].
 
         Each query sees its row up to its own position.
-        Returns: the attention's output [B, T, heads * dim].
+        Returns: the attention's output [B, T, heads * value dim].
         """
         keys, values = (
             wide[layer][stretch.rows, :, : stretch.reach].view(self._dtype)
             for wide in (self._wide_keys, self._wide_values)
         )
-        held = self._ascending[: stretch.reach]
-        last = stretch.positions[:, None, :, None]
-        seen = held <= last
-        if rule.window:
-            seen &= held > last - rule.window
-        return _attention(query, keys, values, seen, rule)
+        hidden = rule.hides(self._ascending[: stretch.reach], stretch.positions[:, None, :, None])
+        return _attention(query, keys, values, ~hidden, rule)
 
     # --- whole rows -------------------------------------------------------------------------------
 
@@ -311,14 +320,12 @@ def causal_attention(query: Tensor, keys: Tensor, values: Tensor, rule: Attentio
     """Attention of whole sequences: query [B, heads, T, dim], keys and values [B, kv heads, T, dim].
 
     Padding must be on the right, where no real position sees it.
-    Returns: the attention's output [B, T, heads * dim].
+    Returns: the attention's output [B, T, heads * value dim].
     """
-    if rule.window == 0:
+    if rule.window == rule.chunk == 0:
         return _attention(query, keys, values, None, rule)
     position = torch.arange(query.shape[2], device=query.device)
-    last = position[:, None]
-    seen = (position <= last) & (position > last - rule.window)
-    return _attention(query, keys, values, seen, rule)
+    return _attention(query, keys, values, ~rule.hides(position, position[:, None]), rule)
 
 
 def _attention(
@@ -328,19 +335,28 @@ def _attention(
 
     None lets each query see the keys up to its own position, which torch computes without a mask.
     """
-    num_rows, num_heads, length, dim = query.shape
-    repeats = num_heads // keys.shape[1]
-    if rule.softcap == 0:
-        # Torch's fused attention has no softcap, so the formula is written out below.
+    num_rows, _, length, _ = query.shape
+    repeats = query.shape[1] // keys.shape[1]
+    if rule.softcap == 0 and rule.sinks is None:
+        # Torch's fused attention has neither softcap nor sinks, so the formula is written out below.
         out = functional.scaled_dot_product_attention(
             query, keys, values, seen, is_causal=seen is None, scale=rule.scale, enable_gqa=repeats > 1
         )
     else:
         scores = query @ keys.repeat_interleave(repeats, 1).transpose(2, 3) * rule.scale
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+        if rule.softcap:
+            scores = torch.tanh(scores / rule.softcap) * rule.softcap
         if seen is None:
             seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril_()
         scores = scores.masked_fill(~seen, -torch.inf)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-        out = weights @ values.repeat_interleave(repeats, 1)
-    return out.transpose(1, 2).reshape(num_rows, length, num_heads * dim)
+        sinks = None if rule.sinks is None else rule.sinks[:, None]
+        out = _weights(scores, sinks).to(query.dtype) @ values.repeat_interleave(repeats, 1)
+    return out.transpose(1, 2).reshape(num_rows, length, -1)
+
+
+def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores over the last axis, in float32; sinks have the scores' shape without that axis."""
+    if sinks is None:
+        return torch.softmax(scores, -1, dtype=torch.float32)
+    extra = sinks[..., None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+    return torch.softmax(torch.cat((scores, extra), -1), -1, dtype=torch.float32)[..., :-1]

@@ -6,6 +6,7 @@ code's time. `generic` runs any causal language model of transformers whose atte
 """
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astraflow.errors import DataError
+from astraflow.models.families import engine_refusal, family_of, length_refusal
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.generic import GenericForward
 from astraflow.rollout.engines.lean import LeanForward, is_lean
@@ -30,6 +32,9 @@ _PROBE_LENGTHS = (24, 7, 1)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.02}
 """Largest mean difference of logprobs in the comparison, in nats. Rounding stays below it, and a wrong
 formula is far above."""
+
+
+_INSTEAD = "Generate with rollout.engine `vllm` or `sglang` (docs/models.md says what was tried)"
 
 
 class Forward(Protocol):
@@ -70,8 +75,14 @@ class Forward(Protocol):
 def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "model") -> Forward:
     """The fastest forward that agrees with the model's own.
 
-    Raises: DataError if the model's attention cannot be run with slots.
+    Raises: DataError that names the model's family and the reason, if it cannot be run with slots.
     """
+    config = cast("Mapping[str, Any]", cast("Any", model).config.to_dict())
+    who = f"{name} ({family_of(config)}, {type(model).__name__})"
+    if reason := engine_refusal(config):
+        raise DataError(f"{who}: the torch engine cannot generate with it: {reason}. {_INSTEAD}")
+    if reason := length_refusal(config, max_context=max_context):
+        raise DataError(f"{who}: {reason}")
     # Which tokens the probe has does not matter, as long as they differ.
     probe = torch.arange(max(_PROBE_LENGTHS)).mul(7).remainder(int(cast("Any", model).config.vocab_size))
     probe = probe[: max_context - 1].to(model.device)
@@ -83,12 +94,19 @@ def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "mod
         if error <= tolerance:
             return lean
         logger.warning("%s: lean forward differs by %.2g nats; using the module code", name, error)
-    generic = GenericForward(model)
-    error = _probe_error(generic, probe, expected)
+    try:
+        generic = GenericForward(model)
+        error = _probe_error(generic, probe, expected)
+    except (AttributeError, DataError, KeyError, RuntimeError, TypeError, ValueError) as err:
+        # What the code of a family that nobody tried may raise; the reason stands in front of it.
+        raise DataError(
+            f"{who}: the torch engine cannot generate with it, since its code does not run with the engine's "
+            f"cache: {err}. {_INSTEAD}"
+        ) from err
     if not error <= tolerance:  # true for NaN as well
         raise DataError(
-            f"{name}: decoding with slots differs from the model's own forward by {error:.2g} nats (allowed: "
-            f"{tolerance}); its attention is not one that the torch engine can run"
+            f"{who}: decoding with slots differs from the model's own forward by {error:.2g} nats (allowed: "
+            f"{tolerance}); its attention is not one that the torch engine can run. {_INSTEAD}"
         )
     return generic
 

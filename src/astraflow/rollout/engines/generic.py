@@ -5,7 +5,7 @@ layer with the layer's query, keys and values, and the function reads and writes
 call. Positions are passed as `position_ids`; transformers builds no mask and no cache of its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from astraflow.errors import DataError
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
 from astraflow.rollout.engines.sampling import token_logprobs
 
@@ -37,10 +38,19 @@ class _Call:
     rows: Tensor | None = None
     stretch: Stretch | None = None
     is_step: bool = False
+    chunk: int = 0
+    """Size of the chunks in the layers of `chunked`."""
+    chunked: frozenset[int] = frozenset()
+    """Layers that attend within chunks."""
+    heads: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
+    """Layer -> key heads, size of a key, size of a value; filled by each layer that is run."""
 
 
 class GenericForward:
-    """A `Forward` over a model's own modules. The model's attention implementation is replaced for good."""
+    """A `Forward` over a model's own modules. The model's attention implementation is replaced for good.
+
+    Raises: DataError if a layer has no attention that can be replaced, or other heads than the rest.
+    """
 
     def __init__(self, model: "PreTrainedModel") -> None:
         from transformers import AttentionInterface
@@ -49,11 +59,17 @@ class GenericForward:
         self._model = cast("Any", model)
         self._model.set_attn_implementation(_ATTENTION)
         config = self._model.config.get_text_config()
-        num_heads = int(config.num_attention_heads)
-        num_kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
-        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
+        kinds = cast("list[str]", getattr(config, "layer_types", None) or [])  # not every config lists them
+        self._chunked = frozenset(i for i, kind in enumerate(kinds) if kind == "chunked_attention")
+        self._chunk = int(config.attention_chunk_size) if self._chunked else 0
+        num_kv_heads, key_dim, value_dim = self._heads(int(config.num_hidden_layers))
         self._shape = CacheShape(
-            int(config.num_hidden_layers), num_kv_heads, head_dim, model.dtype, model.device
+            num_layers=int(config.num_hidden_layers),
+            num_kv_heads=num_kv_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            dtype=model.dtype,
+            device=model.device,
         )
         self._vocab_size = int(config.vocab_size)
 
@@ -74,22 +90,51 @@ class GenericForward:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         # Nobody reads these logits; 1 is the fewest that can be asked for, since 0 means all.
-        self._run(tokens, positions, _Call(cache, rows), num_logits=1)
+        self._run(tokens, positions, self._call(cache, rows), num_logits=1)
 
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
         """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
-        self._run(tokens, stretch.positions, _Call(cache, stretch=stretch), num_logits=1)
+        self._run(tokens, stretch.positions, self._call(cache, stretch=stretch), num_logits=1)
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
         """One step: logits [B, V]."""
         at = cache.begin_step(positions)
-        return self._run(tokens[:, None], at[:, None], _Call(cache, is_step=True), num_logits=1)[:, 0]
+        return self._run(tokens[:, None], at[:, None], self._call(cache, is_step=True), num_logits=1)[:, 0]
 
     def score(self, tokens: Tensor) -> Tensor:
         """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
         positions = torch.arange(len(tokens), device=tokens.device)
-        logits = self._run(tokens[None], positions[None], _Call(), num_logits=0)
+        logits = self._run(tokens[None], positions[None], self._call(), num_logits=0)
         return token_logprobs(logits[0, :-1], tokens[1:])
+
+    def _heads(self, num_layers: int) -> tuple[int, int, int]:
+        """Key heads, size of a key and of a value in each layer, found by running one token.
+
+        A config does not always say it: latent attention (DeepSeek) makes its heads from other sizes.
+        """
+        call = self._call()
+        first = torch.zeros((1, 1), dtype=torch.long, device=self._model.device)
+        self._run(first, first, call, num_logits=1)
+        missing = sorted(set(range(num_layers)) - call.heads.keys())
+        if missing:
+            raise DataError(
+                f"{len(missing)} of {num_layers} layers (the first is layer {missing[0]}) do not call the "
+                "attention that the engine gave the model"
+            )
+        sizes = set(call.heads.values())
+        if len(sizes) > 1:
+            raise DataError(f"its layers have heads of different sizes: {sorted(sizes)}")
+        return sizes.pop()
+
+    def _call(
+        self,
+        cache: KvCache | None = None,
+        rows: Tensor | None = None,
+        *,
+        stretch: Stretch | None = None,
+        is_step: bool = False,
+    ) -> _Call:
+        return _Call(cache, rows, stretch, is_step, self._chunk, self._chunked)
 
     def _run(self, tokens: Tensor, positions: Tensor, call: _Call, *, num_logits: int) -> Tensor:
         """Logits of the last `num_logits` positions; 0 gives those of all positions."""
@@ -116,14 +161,19 @@ def _attend(  # noqa: PLR0917 transformers passes these by position
 
     `attention_mask` is ignored: the rule and the cache say which positions are seen.
     """
-    call = cast("_Call", kwargs["astraflow_call"])
+    call = cast("_Call | None", kwargs.get("astraflow_call"))
+    if call is None:
+        raise DataError("its code does not pass the engine's arguments on to its attention")
     num_rows, num_heads, length, dim = query.shape
+    layer = int(module.layer_idx)
+    call.heads[layer] = (key.shape[1], key.shape[3], value.shape[3])
     rule = AttentionRule(
         scale=dim**-0.5 if scaling is None else scaling,
         window=kwargs.get("sliding_window") or 0,
         softcap=kwargs.get("softcap") or 0.0,
+        chunk=call.chunk if layer in call.chunked else 0,
+        sinks=kwargs.get("s_aux"),
     )
-    layer = int(module.layer_idx)
     if call.is_step:
         assert call.cache is not None
         out = call.cache.attend(layer, query[:, :, 0], key[:, :, 0], value[:, :, 0], rule)
@@ -135,4 +185,4 @@ def _attend(  # noqa: PLR0917 transformers passes these by position
         out = causal_attention(query, key, value, rule)
         if call.cache is not None and call.rows is not None:
             call.cache.write(layer, key, value, call.rows)
-    return out.view(num_rows, length, num_heads, dim), None
+    return out.view(num_rows, length, num_heads, -1), None

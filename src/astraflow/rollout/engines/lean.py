@@ -89,7 +89,14 @@ class LeanForward:
     def cache_shape(self) -> CacheShape:
         """What a cache for this model must hold."""
         weight = self._embedding
-        return CacheShape(len(self._layers), self._num_kv_heads, self._dim, weight.dtype, weight.device)
+        return CacheShape(
+            num_layers=len(self._layers),
+            num_kv_heads=self._num_kv_heads,
+            key_dim=self._dim,
+            value_dim=self._dim,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -41,7 +41,12 @@ more."""
 _NORM_PROBE_ROWS = 3
 _NORM_TOLERANCE = 1e-5
 
-_HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "output_attentions"})
+_HARMLESS = frozenset(
+    {
+        *("dropout", "is_causal", "position_ids", "use_cache", "output_attentions"),
+        "output_router_logits",  # mixtures of experts pass it through their attention
+    }
+)
 """Arguments that models pass to their attention and that change nothing here, in eval mode."""
 
 
@@ -156,7 +161,7 @@ class Forward:
         try:
             packed = self._packed_logits(self.tensors(make_layout(columns, everything)))
         except _UnknownAttentionError as err:
-            _log.info("attention takes %s, which the packed layout does not know", err)
+            _log.info("no packed layout: %s", err)
             packed = torch.full_like(padded, torch.inf)
         if (packed - padded).abs().max() <= _LOGIT_TOLERANCE * padded.abs().max():
             return True
@@ -188,15 +193,17 @@ def _packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_layout: LayoutTensors,
-    scaling: float,
+    packed_layout: LayoutTensors | None = None,
+    scaling: float | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
     """Attention within causal rows, and of tails to their prefix and themselves; [1, H, N, D] in,
     [1, N, H, D] out. The signature is transformers'."""
+    if packed_layout is None:
+        raise _UnknownAttentionError("the model does not pass the layout on to its attention")
     unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
     if unknown:
-        raise _UnknownAttentionError(", ".join(unknown))
+        raise _UnknownAttentionError(f"the model's attention takes {', '.join(unknown)}")
     packed = packed_layout
     causal = scaled_dot_product_attention(
         _rows(query, packed.causal_idx, packed.causal_shape[0]),

@@ -4,18 +4,19 @@ The factors are parameters of the projection's own module, so that every other w
 Hu et al. 2021 (arXiv:2106.09685): A random, B zero, scale alpha / r.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from astraflow.errors import ConfigError
 from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import merged, peft_names
-from astraflow.models.loading import DtypeName, export_tensors, host_tensor, in_dtype
+from astraflow.models.loading import DtypeName, export_tensors, file_names, host_tensor, in_dtype
 from astraflow.trainer.config import LoraConfig
 
 __all__ = ["Lora"]
@@ -38,7 +39,7 @@ class Lora:
     def add_to(cls, model: nn.Module, config: LoraConfig, *, seed: int) -> "Lora":
         """Freezes the model and gives its target projections factors.
 
-        Raises: ConfigError if the model has none of a target's name.
+        Raises: ConfigError if the model has none of a target's name, or no linear layers at all.
         """
         random = torch.Generator().manual_seed(seed)
         model.requires_grad_(False)
@@ -46,12 +47,7 @@ class Lora:
         by_name: dict[str, list[nn.Linear]] = {}
         for name, linear in _projections(model):
             by_name.setdefault(name.rsplit(".", 1)[-1], []).append(linear)
-        for target in config.targets:
-            if target not in by_name:
-                raise ConfigError(
-                    f'train.backend.lora.targets: the model has no projection "{target}" (choices: '
-                    f"{', '.join(sorted(by_name))})"
-                )
+        for target in _targets(model, config, by_name):
             for linear in by_name[target]:
                 lora._adapt(linear, config.rank, random)
         return lora
@@ -65,9 +61,10 @@ class Lora:
     def _with_adapters(self, dtype: DtypeName) -> tuple[HostTensor, ...]:
         base = [t for t in export_tensors(self.model) if not t.name.endswith(_FACTORS)]
         tensors = [*in_dtype(base, dtype)]
+        published = file_names(self.model)
         for name, linear in _projections(self.model):
             if "lora_A" in dict(linear.named_parameters()):
-                down, up = peft_names(f"{name}.weight")
+                down, up = peft_names(published[f"{name}.weight"])
                 tensors.append(host_tensor(down, _factor(linear, "lora_A")))
                 tensors.append(host_tensor(up, self.scale * _factor(linear, "lora_B")))
         return tuple(tensors)
@@ -85,6 +82,33 @@ class Lora:
     def _add(self, linear: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         low = functional.linear(inputs[0], _factor(linear, "lora_A"))
         return output + self.scale * functional.linear(low, _factor(linear, "lora_B"))
+
+
+def _targets(
+    model: nn.Module, config: LoraConfig, by_name: Mapping[str, Sequence[nn.Linear]]
+) -> Sequence[str]:
+    """The last names of the projections to adapt."""
+    family = type(model).__name__
+    head = _head(model)
+    inner = sorted(name for name, linears in by_name.items() if head not in linears)
+    if not inner:
+        raise ConfigError(
+            f"train.backend.lora: {family} has no linear layers but its output head, so there is nothing "
+            "that LoRA could adapt; set rank to 0, which trains all parameters"
+        )
+    if config.targets == "all-linear":
+        return inner
+    for target in config.targets:
+        if target not in by_name:
+            raise ConfigError(
+                f'train.backend.lora.targets: {family} has no projection "{target}" (choices: '
+                f"{', '.join(sorted(by_name))}); name those that it has, or write `targets: all-linear`"
+            )
+    return config.targets
+
+
+def _head(model: nn.Module) -> object:
+    return cast("Any", model).get_output_embeddings() if isinstance(model, PreTrainedModel) else None
 
 
 def _projections(model: nn.Module) -> list[tuple[str, nn.Linear]]:

@@ -170,6 +170,11 @@ class TorchBackend:
         """Rows of the embedding table."""
         return self._vocab_size
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether all sequences are computed in one row; else each has a row of its own, with padding."""
+        return self._forward.is_packed
+
     def add_gradient(
         self, columns: Columns, loss: LossFunction, *, is_dry: bool = False
     ) -> tuple[float, NDArray[np.float32]]:

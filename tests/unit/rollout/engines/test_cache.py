@@ -7,11 +7,14 @@ import torch
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, causal_attention, row_moves
 
 LAYERS, HEADS, KV_HEADS, DIM, SLOTS, CONTEXT = 2, 4, 2, 8, 40, 64
-SHAPE = CacheShape(LAYERS, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
+VALUE_DIM = 12
+SHAPE = CacheShape(LAYERS, KV_HEADS, DIM, VALUE_DIM, torch.float32, torch.device("cpu"))
 RULES = [
     AttentionRule(scale=0.3),
     AttentionRule(scale=0.3, window=3),
     AttentionRule(scale=0.3, softcap=0.5),
+    AttentionRule(scale=0.3, chunk=5),
+    AttentionRule(scale=0.3, window=4, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
 ]
 
 
@@ -19,21 +22,26 @@ def full_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: AttentionRule
 ) -> torch.Tensor:
     """One sequence [heads, T, dim], written out position by position."""
-    out = torch.zeros(query.shape[1], HEADS, DIM)
+    out = torch.zeros(query.shape[1], HEADS, VALUE_DIM)
     for head in range(HEADS):
         kv = head // (HEADS // KV_HEADS)
         for t in range(query.shape[1]):
             first = max(0, t + 1 - rule.window) if rule.window else 0
+            first = max(first, t - t % rule.chunk) if rule.chunk else first
             scores = keys[kv, first : t + 1] @ query[head, t] * rule.scale
             if rule.softcap:
                 scores = rule.softcap * torch.tanh(scores / rule.softcap)
-            out[t, head] = torch.softmax(scores, -1) @ values[kv, first : t + 1]
-    return out.reshape(query.shape[1], HEADS * DIM)
+            if rule.sinks is not None:
+                scores = torch.cat((scores, rule.sinks[head : head + 1]))
+            weights = torch.softmax(scores, -1)[: t + 1 - first]
+            out[t, head] = weights @ values[kv, first : t + 1]
+    return out.reshape(query.shape[1], HEADS * VALUE_DIM)
 
 
 def sequence(length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(n, length, DIM, generator=generator) for n in (HEADS, KV_HEADS, KV_HEADS))  # type: ignore[return-value]
+    sizes = ((HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, VALUE_DIM))
+    return tuple(torch.randn(n, length, dim, generator=generator) for n, dim in sizes)  # type: ignore[return-value]
 
 
 def decode_last(

@@ -1,0 +1,112 @@
+"""What `config.json` tells of a model's family: can the torch engine generate with it, and if not, why?
+
+This file reads mappings only, so a run can refuse a model before any process starts. A family that is not
+named here is tried: the engine compares its own forward with the model's before it serves.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+__all__ = ["engine_refusal", "family_of", "length_refusal", "quantization_of"]
+
+_ATTENTION_KINDS = {"full_attention", "attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers that remember nothing but keys and values, as `layer_types` names them."""
+_RECURRENT = {
+    "bailing_hybrid": "lightning attention",
+    "bamba": "Mamba2",
+    "falcon_h1": "Mamba2",
+    "falcon_mamba": "Mamba",
+    "jamba": "Mamba",
+    "kimi_linear": "Kimi delta attention",
+    "lfm2": "short convolutions",
+    "lfm2_moe": "short convolutions",
+    "mamba": "Mamba",
+    "mamba2": "Mamba2",
+    "minimax": "lightning attention",
+    "nemotron_h": "Mamba2",
+    "olmo_hybrid": "gated delta nets",
+    "qwen3_5": "gated delta nets",
+    "qwen3_5_moe": "gated delta nets",
+    "qwen3_5_moe_text": "gated delta nets",
+    "qwen3_5_text": "gated delta nets",
+    "qwen3_next": "gated delta nets",
+    "recurrent_gemma": "linear recurrent units",
+    "rwkv": "RWKV",
+    "xlstm": "xLSTM",
+    "zamba": "Mamba",
+    "zamba2": "Mamba2",
+}
+"""Family -> the layers in it that keep a state of fixed size in place of keys and values."""
+_OWN_ATTENTION = {
+    "bloom",
+    "codegen",
+    "diffllama",
+    "falcon",
+    "gpt_neo",
+    "gptj",
+    "mpt",
+    "nemotron",
+    "stablelm",
+}
+"""Families whose code in transformers computes attention without asking its `AttentionInterface`, or without
+passing on what the engine's attention function needs."""
+_UNEVEN = {"gemma3n", "gemma3n_text", "gemma4", "gemma4_text"}
+"""Families whose layers differ in the sizes of their heads, or share their keys."""
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+"""Rotary kinds that turn every position by another angle once a sequence is longer than a limit."""
+
+
+def family_of(config: Mapping[str, Any]) -> str:
+    """The family of the text model, e.g. `qwen3_moe`; empty if the config does not name one."""
+    return str(_text(config).get("model_type", ""))
+
+
+def quantization_of(config: Mapping[str, Any]) -> str:
+    """How the weights are quantized, e.g. `mxfp4`; empty if they are plain numbers."""
+    found = config.get("quantization_config") or _text(config).get("quantization_config")
+    return str(cast("Mapping[str, Any]", found).get("quant_method", "unknown")) if found else ""
+
+
+def engine_refusal(config: Mapping[str, Any]) -> str:
+    """Why the torch engine cannot generate with the model, as a clause; empty if no reason is known."""
+    text = _text(config)
+    family = family_of(config)
+    kinds = cast("list[str]", text.get("layer_types") or text.get("layers_block_type") or [])
+    others = sorted(set(kinds) - _ATTENTION_KINDS)
+    # With all its layers listed, a family of hybrids may have a member of attention alone.
+    if family in _RECURRENT and (others or not kinds):
+        return (
+            f"its layers ({_RECURRENT[family]}) keep a recurrent state, and the torch engine's cache holds "
+            "keys and values only"
+        )
+    if others:
+        return f"it has layers of kind {others[0]!r}, and the torch engine's cache holds keys and values only"
+    if family in _OWN_ATTENTION:
+        return "its code in transformers computes attention itself, so the engine's cache cannot serve it"
+    if family in _UNEVEN:
+        return "its layers differ in their heads or share keys, and the torch engine has one cache for all"
+    return ""
+
+
+def length_refusal(config: Mapping[str, Any], *, max_context: int) -> str:
+    """Why sequences of `max_context` tokens cannot be trained with exact logprobs; empty if they can."""
+    text = _text(config)
+    rope = cast("Mapping[str, Any]", text.get("rope_parameters") or text.get("rope_scaling") or {})
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    limit = int(
+        rope.get("original_max_position_embeddings")
+        or text.get("original_max_position_embeddings")
+        or text.get("max_position_embeddings")
+        or max_context
+    )
+    if kind not in _LENGTH_DEPENDENT_ROPE or max_context <= limit:
+        return ""
+    return (
+        f"beyond {limit} tokens its {kind} positions depend on the longest sequence that is computed beside "
+        f"it, so a token's logprob would, too; set rollout.engine.max_context to at most {limit}"
+    )
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text model, which models of several modalities keep in a section of its own."""
+    return cast("Mapping[str, Any]", config.get("text_config") or config)

@@ -1,0 +1,135 @@
+"""Families of models through engine and trainer, and the page that lists what was tried."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.host_tensors import HostTensor
+from astraflow.losses.policy import LossInputs, LossOutput
+from astraflow.models.families import engine_refusal
+from astraflow.models.loading import empty_causal_lm, export_tensors, install_tensors, load_causal_lm
+from astraflow.rollout.engines.cache import KvCache
+from astraflow.rollout.engines.forward import make_forward
+from astraflow.rollout.engines.lean import LeanForward
+from astraflow.trainer.backends.torch_backend import TorchBackend
+from astraflow.trainer.columns import columns_from_samples
+from astraflow.trainer.config import TrainConfig
+from astraflow.weights.snapshot import read_model
+from model_gallery import FAMILIES, save_tiny
+from trainer_builders import logprobs_alone, make_batch, make_samples
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+TOLERANCE = 1e-4
+"""Nats; float32 with sums in another order stays below 1e-5."""
+PROMPT = 5
+LENGTH = 16
+
+
+def make_backend(folder: Path, **lora: Any) -> TorchBackend:
+    backend = {"name": "torch", "lora": lora}
+    config = json.dumps({"lr": 1e-2, "token_budget": 64, "backend": backend})
+    return TorchBackend(TrainConfig.model_validate_json(config), model_dir=folder)
+
+
+def filled(folder: Path, tensors: Any) -> Any:
+    """A model that got all of its weights from a version."""
+    model = empty_causal_lm(folder)
+    install_tensors(model, tensors)
+    return model
+
+
+def contents(tensors: Any) -> dict[str, bytes]:
+    return {tensor.name: tensor.data.tobytes() for tensor in tensors}
+
+
+def engine_verdict(folder: Path, tensors: Any) -> str:
+    """How the torch engine runs the model, compared token by token with a forward of the whole sequence."""
+    reason = engine_refusal(json.loads((folder / "config.json").read_text()))
+    if reason:
+        with pytest.raises(DataError, match=re.escape(reason)):
+            make_forward(filled(folder, tensors), max_context=32)
+        return "no"
+    model = filled(folder, tensors)
+    tokens = torch.arange(LENGTH).mul(7).remainder(31) + 2
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(input_ids=tokens[None], use_cache=False).logits[0], -1)
+        forward = make_forward(model, max_context=32)
+        cache = KvCache(forward.cache_shape, num_slots=2, max_context=32)
+        forward.prefill(tokens[None, :PROMPT], torch.tensor([0]), cache)
+        steps = [
+            forward.decode(tokens[at : at + 1], np.array([at]), cache)[0] for at in range(PROMPT, LENGTH)
+        ]
+        scored = forward.score(tokens)
+    decoded = torch.log_softmax(torch.stack(steps), -1)
+    assert torch.allclose(decoded, expected[PROMPT:], atol=TOLERANCE)
+    assert torch.allclose(scored, expected[:-1].gather(1, tokens[1:, None])[:, 0], atol=TOLERANCE)
+    return "lean" if isinstance(forward, LeanForward) else "generic"
+
+
+def check_logprobs(backend: TorchBackend, model: Any) -> None:
+    """The trainer's logprobs of all samples together are those of each one alone in a plain forward."""
+    samples = make_samples(3, num_groups=2)
+    batch = make_batch(samples, step=backend.num_steps_done)
+    alone = torch.cat([logprobs_alone(model, sample) for sample in samples])
+    columns = columns_from_samples(batch.samples, vocab_size=backend.vocab_size)
+    _, together = backend.add_gradient(columns, _sum_of_logprobs, is_dry=True)
+    assert np.allclose(together, alone.numpy(), atol=TOLERANCE)
+
+
+def _sum_of_logprobs(inputs: LossInputs) -> LossOutput:
+    return LossOutput(inputs.logprobs)
+
+
+def trained(folder: Path, **lora: Any) -> tuple[TorchBackend, tuple[HostTensor, ...]]:
+    """A backend after one step, and the version that it exports."""
+    backend = make_backend(folder, **lora)
+    backend.train_step(make_batch(make_samples()))
+    return backend, tuple(backend.export())
+
+
+def lora_verdict(folder: Path) -> str:
+    """Which targets give the model adapters; what it then publishes is what it trains."""
+    for targets in ("default", "all-linear"):
+        chosen = {} if targets == "default" else {"targets": targets}
+        try:
+            backend, tensors = trained(folder, rank=2, **chosen)
+        except ConfigError:
+            continue
+        assert contents(tensors) != contents(read_model(folder))
+        check_logprobs(backend, filled(folder, tensors))
+        return targets
+    return "no"
+
+
+@pytest.mark.parametrize("model_type", list(FAMILIES))
+def test_a_family_does_what_its_page_says(model_type: str, tmp_path: Path) -> None:
+    folder = save_tiny(model_type, tmp_path / "model")
+    start = read_model(folder)
+    assert contents(export_tensors(load_causal_lm(folder))) == contents(start)
+    assert contents(export_tensors(filled(folder, start))) == contents(start)
+    engine = engine_verdict(folder, start)
+
+    backend = make_backend(folder)
+    check_logprobs(backend, load_causal_lm(folder))
+    backend, tensors = trained(folder)
+    after = contents(tensors)
+    assert after.keys() == contents(start).keys()
+    changed = {name for name, data in contents(start).items() if after[name] != data}
+    assert changed
+    assert not any("experts." in name for name in after) or any("experts." in name for name in changed)
+    check_logprobs(backend, filled(folder, tensors))
+    layout = "packed" if backend.is_packed else "padded"
+
+    row = f"| `{model_type}` | {engine} | {layout} | {lora_verdict(folder)} |"
+    assert row in PAGE.read_text(), f"docs/models.md needs this row: {row}"
+
+
+def test_the_page_lists_nothing_that_is_not_tried() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert listed == list(FAMILIES)
