@@ -151,6 +151,16 @@ async def test_stopped_collecting_goes_on_with_the_same_batches(model: Path, tmp
     assert {name: late[name] for name in early} == early
 
 
+async def test_collecting_goes_on_for_more_steps_and_undoes_none(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = load(await collect(make_digit_recipe(tmp_path, model, "steps=1"), folder))
+    batches = load(await collect(make_digit_recipe(tmp_path, model, "steps=2"), folder))
+    assert [batch.step for batch in batches] == [0, 1]
+    assert batches[:1] == first
+    with pytest.raises(ConfigError, match="has done 2 steps"):
+        await collect(make_digit_recipe(tmp_path, model, "steps=1"), folder)
+
+
 async def test_results_are_never_overwritten_and_gaps_are_named(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no batch of step 1"):
         train(recipe, tmp_path / "one", tmp_path / "none")

@@ -104,6 +104,20 @@ class Referee:
             if status.num_ready_groups + status.num_running_groups > counts.live:
                 self.problem(f"{status.name}: {status} holds more groups than are live")
 
+        self._watch_best(core)
+
+    def _watch_best(self, core: Core) -> None:
+        """The best version of each policy can be fetched, with all that it is a delta to."""
+        rule = core.schedule.eval.best
+        for status in core.policy_status():
+            marked = [r for r in core.evals() if rule and (r.policy, r.best_by) == (status.name, rule.text)]
+            kept = {manifest.version: manifest for manifest in core.versions(status.name).manifests}
+            version = marked[-1].version if marked else -1
+            while version >= 0:
+                if version not in kept:
+                    self.problem(f"{status.name}: version {version} is of the best one, and is not kept")
+                version = kept[version].base
+
     def check_replay(self, core: Core, records: Sequence[tuple[Command, float, tuple[Event, ...]]]) -> None:
         """Replaying the records gives the same state: nothing that was refused or not recorded changed it."""
         replayed = Core(self._plan)

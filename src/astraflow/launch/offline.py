@@ -32,7 +32,7 @@ from astraflow.launch.folder import RunFolder, write_atomic
 from astraflow.launch.in_process import run_in_process
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
-from astraflow.launch.resume import changes_between, refuse_changes
+from astraflow.launch.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.columns import reward_mean
@@ -126,6 +126,7 @@ def _own_folder(recipe: Recipe, run_dir: Path) -> RunFolder:
         raise ConfigError(f"{run_dir} belongs to a whole run; choose another --run-dir")
     if folder.recipe.exists():
         refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
+        refuse_fewer_steps(recipe, steps_done(folder.journal), run_dir)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.save_recipe(recipe)
     return folder
