@@ -56,7 +56,7 @@ def test_a_run_trains_20_steps_more_and_then_10_more(runs: Runs) -> None:
     run(str(recipe), "--run-dir", str(folder))
     run(str(recipe), "steps=50", "--run-dir", str(folder))
     assert done_steps(folder) == 50
-    run(str(folder), "steps=60", "eval.every=20")
+    printed = run(str(folder), "steps=60", "eval.every=20")
 
     summary = json.loads((folder / "summary.json").read_text())
     (policy,) = summary["policies"]
@@ -68,6 +68,7 @@ def test_a_run_trains_20_steps_more_and_then_10_more(runs: Runs) -> None:
     assert [line["step"] for line in evals] == [0, 10, 20, 30, 40, 50, 60]
     optimizer_goes_on(folder)
     best_is_kept(folder, policy["best"], evals)
+    assert f"best version of actor: {folder / policy['best']['folder']}" in printed
 
     refused = astraflow("run", str(recipe), "--run-dir", str(folder))
     assert refused.returncode == 2

@@ -161,9 +161,14 @@ def _show_results(folder: RunFolder, console: Console) -> Summary:
         ("summary", folder.summary),
         ("episodes before and after", folder.samples / "episodes.md"),
         ("learning curve", folder.curve),
+        *(
+            (f"best version of {policy.name}", folder.path / policy.best.folder)
+            for policy in summary.policies
+            if policy.best is not None and policy.best.folder
+        ),
     )
     for what, path in named:
-        if path.is_file():
+        if path.exists():
             console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
     return summary
 

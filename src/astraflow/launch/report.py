@@ -125,7 +125,7 @@ def _add_policy(table: Table, policy: PolicySummary) -> None:
         after = policy.heldout_after[eval_set]
         table.add_row(f"{name}: held-out {eval_set}", f"{before:.3f} -> [bold]{after:.3f}[/bold]")
     if policy.best is not None:
-        text = f"{policy.best.value:.4g} ({policy.best.by}) at step {policy.best.step}: {policy.best.folder}"
+        text = f"{policy.best.value:.4g} ({policy.best.by}) at step {policy.best.step}"
         table.add_row(f"{name}: best", Text(printable(text)))
     table.add_row(f"{name}: reward", f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}")
     table.add_row(f"{name}: steps", f"{policy.steps} of {policy.num_steps}, version {policy.version}")
