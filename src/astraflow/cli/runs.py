@@ -11,7 +11,6 @@ import typer
 
 from astraflow.cli.services import CaFile, trust
 from astraflow.errors import ConfigError
-from astraflow.mistakes import hint
 
 if TYPE_CHECKING:
     from astraflow.launch.config import Recipe as LoadedRecipe
@@ -141,6 +140,8 @@ def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | N
         case "rollout" | "":
             raise ConfigError("--batches is read by --only train; --only rollout writes RUN_DIR/batches")
         case _:
+            from astraflow.mistakes import hint
+
             raise ConfigError(f"--only {only} is not a half of a run{hint(only, ['rollout', 'train'])}")
 
 
