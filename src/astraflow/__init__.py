@@ -1,5 +1,31 @@
-"""AstraFlow: reinforcement learning of LLM agents as a dataflow between autonomous services."""
+"""AstraFlow: reinforcement learning of LLM agents as a dataflow between autonomous services.
 
-__all__ = ["__version__"]
+    from astraflow import launch, load_recipe, try_episode
+
+What is imported from here loads its module at the first use, so that `import astraflow` stays quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from astraflow.launch.config import load_recipe
+    from astraflow.launch.run import launch
+    from astraflow.launch.trial import try_episode
+
+__all__ = ["__version__", "launch", "load_recipe", "try_episode"]
 
 __version__ = "0.1.0"
+
+_MODULES = {"load_recipe": "astraflow.launch.config", "try_episode": "astraflow.launch.trial"}
+"""Where names are defined. `launch` is the subpackage of this name, which can be called."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
