@@ -178,7 +178,10 @@ def _load_extended(path: Path, seen: tuple[Path, ...]) -> JsonMap:
     if path in seen:
         raise ConfigError(f"{path} extends itself: {' -> '.join(str(p) for p in (*seen, path))}")
     if not path.is_file():
-        raise ConfigError(f"recipe {path} does not exist; pass the path of a YAML file")
+        raise ConfigError(
+            f"recipe {path} does not exist; pass the path of a YAML file (`astraflow recipes list` shows"
+            " those that come with AstraFlow, `astraflow recipes copy NAME` copies one)"
+        )
     try:
         loaded = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as err:

@@ -16,8 +16,10 @@ import astraflow
 from astraflow.cli.doctor import doctor
 from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.models import models
+from astraflow.cli.recipes import recipes
 from astraflow.cli.runs import audit, drop_batch, run, status, try_task
 from astraflow.cli.services import join, publish, serve, train
+from astraflow.cli.start import demo, init_project
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.launch.terminal_text import printable
 
@@ -30,7 +32,6 @@ app = typer.Typer(
     name="astraflow",
     help="Reinforcement learning of LLM agents as a dataflow between autonomous services.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -47,6 +48,9 @@ def _options(
         raise typer.Exit
 
 
+app.command("demo")(demo)
+app.command("init")(init_project)
+app.add_typer(recipes, name="recipes")
 app.command("run")(run)
 app.command("try")(try_task)
 app.command("status")(status)

@@ -33,7 +33,20 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     for command in (
-        *("run", "try", "status", "audit", "drop-batch", "doctor", "eval", "export", "model"),
+        *(
+            "demo",
+            "init",
+            "recipes",
+            "run",
+            "try",
+            "status",
+            "audit",
+            "drop-batch",
+            "doctor",
+            "eval",
+            "export",
+        ),
+        "model",
         *("join", "serve", "publish", "train"),
     ):
         assert f" {command} " in text
@@ -43,7 +56,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     "command",
     [
         *[("run",), ("try",), ("status",), ("audit",), ("drop-batch",), ("doctor",), ("eval",), ("export",)],
-        *[("model", "init"), ("join",), ("serve",)],
+        *[("model", "init"), ("join",), ("serve",), ("demo",), ("init",), ("recipes", "copy")],
     ],
 )
 def test_every_command_explains_itself(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

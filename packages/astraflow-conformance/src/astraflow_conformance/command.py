@@ -26,7 +26,10 @@ conformance = typer.Typer(
 
 _NUM_LOG_LINES = 20
 _Recipe = Annotated[
-    Path, typer.Option("--recipe", help="Recipe whose model and tasks the candidate is given.")
+    Path | None,
+    typer.Option(
+        "--recipe", help="Recipe whose model and tasks the candidate is given. Default: the quickstart's."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")]
 _Patience = Annotated[
@@ -41,7 +44,6 @@ _WorkDir = Annotated[
         "--work-dir", help="Empty folder for the candidate's log and files. Default: a temporary one."
     ),
 ]
-_DEFAULT_RECIPE = Path("recipes/quickstart.yaml")
 
 
 @conformance.command("dataflow")
@@ -50,7 +52,7 @@ def check_dataflow(
         str,
         typer.Argument(help="URL of a fresh run, or a command with {port}, {run_dir}.", metavar="URL|CMD"),
     ],
-    recipe: _Recipe = _DEFAULT_RECIPE,
+    recipe: _Recipe = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the rules for which a lease must expire.")
     ] = False,
@@ -81,7 +83,7 @@ def check_rollout(
             metavar="CMD|URL",
         ),
     ],
-    recipe: _Recipe = _DEFAULT_RECIPE,
+    recipe: _Recipe = None,
     json: _Json = False,
     patience: _Patience = 60,
     *,
@@ -113,7 +115,7 @@ def check_trainer(
             metavar="CMD",
         ),
     ],
-    recipe: _Recipe = _DEFAULT_RECIPE,
+    recipe: _Recipe = None,
     json: _Json = False,
     patience: _Patience = 60,
     *,
@@ -139,7 +141,7 @@ def check_trainer(
 
 def _run(
     judge: "Callable[[Settings], Coroutine[Any, Any, Report]]",
-    recipe: Path,
+    recipe: Path | None,
     patience: int,
     token_file: Path | None,
     *,
@@ -149,6 +151,7 @@ def _run(
     """Runs the check, prints the report, and exits with 1 if a rule is broken."""
     from rich.console import Console
 
+    from astraflow.launch.gallery import find_entry
     from astraflow_conformance.harness import Settings
 
     if work_dir is not None and work_dir.exists() and any(work_dir.iterdir()):
@@ -156,7 +159,12 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="conformance-") as temporary:
         folder = work_dir or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        settings = Settings(folder.resolve(), recipe, patience_s=float(patience), token=token_of(token_file))
+        settings = Settings(
+            folder.resolve(),
+            recipe or find_entry("quickstart").path,
+            patience_s=float(patience),
+            token=token_of(token_file),
+        )
         report = asyncio.run(judge(settings))
         if is_json:
             print(report.json().decode())

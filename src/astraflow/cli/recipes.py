@@ -1,0 +1,107 @@
+"""`astraflow recipes`: the recipes, model specs and examples that come with AstraFlow."""
+
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from astraflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astraflow.launch.gallery import Entry
+
+__all__ = ["copy", "list_recipes", "recipes", "show"]
+
+recipes = typer.Typer(help="Show or copy the recipes that come with AstraFlow.", no_args_is_help=True)
+
+
+def _names(incomplete: str) -> list[str]:
+    """For the completion of the shell."""
+    from astraflow.launch.gallery import entries
+
+    return [entry.name for entry in entries() if entry.name.startswith(incomplete)]
+
+
+_Name = Annotated[
+    str,
+    typer.Argument(help="Name from `astraflow recipes list`.", metavar="NAME", autocompletion=_names),
+]
+_Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Names from `astraflow recipes list`.", metavar="[NAME]...", autocompletion=_names),
+]
+
+
+@recipes.command("list")
+def list_recipes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
+) -> None:
+    """List recipes, examples and model specs, with one line about each."""
+    from astraflow.launch.gallery import entries
+
+    found = entries()
+    if as_json:
+        import json
+
+        rows = [{"name": e.name, "kind": e.kind, "about": e.about, "path": str(e.path)} for e in found]
+        print(json.dumps(rows, indent=2))
+        return
+    width = max(len(entry.name) for entry in found)
+    room = max(shutil.get_terminal_size().columns - width - 2, 20)
+    for entry in found:
+        print(f"{entry.name:<{width}}  {textwrap.shorten(entry.about, room, placeholder=' ...')}")
+
+
+@recipes.command("show")
+def show(name: _Name) -> None:
+    """Print a recipe or a model spec as it is written.
+
+    Example: `astraflow recipes show quickstart`.
+    """
+    from astraflow.launch.gallery import find_entry
+
+    print(find_entry(name).path.read_text(encoding="utf-8"), end="")
+
+
+@recipes.command("copy")
+def copy(
+    names: _Names = None,
+    *,
+    to: Annotated[Path, typer.Option("--to", help="Folder to copy into.")] = Path(),
+    everything: Annotated[bool, typer.Option("--all", help="Copy all recipes, specs and examples.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are different.")] = False,
+) -> None:
+    """Copy recipes with the files that they need: what they extend, their modules, the specs of their models.
+
+    The copies have the same places as in AstraFlow's repository, so the commands of its documentation work in
+    the folder as printed.
+
+    Examples: `astraflow recipes copy quickstart`, `astraflow recipes copy --all --to work`.
+    """
+    from astraflow.launch.gallery import copy_all, copy_entries, find_entry
+
+    if bool(names) == everything:
+        raise ConfigError("name the recipes to copy, or pass --all: astraflow recipes copy quickstart")
+    found = [find_entry(name) for name in names or ()]
+    copied = copy_all(to, force=force) if everything else copy_entries(found, to, force=force)
+    for place in copied:
+        print(to / place)
+    _tell_how_to_run(found, to)
+
+
+def _tell_how_to_run(found: "list[Entry]", to: Path) -> None:
+    """The commands for the copied recipes."""
+    from astraflow.launch.gallery import specs_of
+
+    chosen = [entry for entry in found if entry.kind == "recipe"]
+    if not chosen:
+        return
+    print("\nNow run:")
+    if to != Path():
+        print(f"  cd {to}")
+    for name, place in dict.fromkeys(pair for entry in chosen for pair in specs_of(entry)):
+        print(f"  astraflow model init {place} --out models/{name}")
+    for entry in chosen:
+        print(f"  astraflow run {entry.place}")
