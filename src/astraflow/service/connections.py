@@ -202,13 +202,12 @@ class GuardedConnection(HttpToolsProtocol):
         if now_s - self.since_s <= self._patience_s():
             return
         if self._is_in_head and not self.is_answering:
-            self._refuse(
-                b"408 Request Timeout", "slow_head", "the head of the request took too long to arrive"
-            )
+            problem = "the head of the request took too long to arrive"
+            self._refuse(b"408 Request Timeout", problem, code="slow_head")
         elif self._is_in_body and not self.cycle.response_started:
             took_s = now_s - self.since_s
             problem = f"{self._num_bytes} bytes of the body came within {took_s:.0f} s; send it at once"
-            self._refuse(b"408 Request Timeout", "slow_body", problem)
+            self._refuse(b"408 Request Timeout", problem, code="slow_body")
         self.transport.close()
 
     def _patience_s(self) -> float:
@@ -230,7 +229,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._untaken_since_s = now_s
         return now_s - self._untaken_since_s > self._limits.stall_s
 
-    def _refuse(self, status: bytes, code: str, problem: str) -> None:
+    def _refuse(self, status: bytes, problem: str, *, code: str) -> None:
         """Answers before the request is complete, and closes the connection."""
         body = wire.encode(ErrorReply(code=code, message=problem), wire.JSON)
         self.transport.write(b"HTTP/1.1 %b\r\nconnection: close\r\n" % status)
@@ -244,7 +243,8 @@ class GuardedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         if not self._others.admit(self):
-            self._refuse(b"503 Service Unavailable", "no_room", "all connections of this service are in use")
+            problem = "all connections of this service are in use"
+            self._refuse(b"503 Service Unavailable", problem, code="no_room")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.forget(self)
@@ -255,10 +255,8 @@ class GuardedConnection(HttpToolsProtocol):
         if self._is_in_head:
             self._num_bytes += len(data)
             if self._num_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
-                most = self._limits.max_head_bytes
-                self._refuse(
-                    b"431 Request Header Fields Too Large", "large_head", f"a head of over {most} bytes"
-                )
+                problem = f"a head of over {self._limits.max_head_bytes} bytes"
+                self._refuse(b"431 Request Header Fields Too Large", problem, code="large_head")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
