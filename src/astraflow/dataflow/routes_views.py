@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow.dataflow.core.commands import StopRun
+from astraflow.dataflow.core.status import OVERDUE
 from astraflow.dataflow.liveness import NO_SIGN_OF_LIFE, WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
@@ -195,9 +196,9 @@ class ViewRoutes:
         }
         staying = [worker.id for worker in workers if not worker.is_draining]
         advice = self._dispatcher.shares.advice(now_s, waiting_since_s, staying)
-        silent = [wait.whom for wait in waits if wait.what == NO_SIGN_OF_LIFE]
+        silent = [w.whom for w in waits if w.what == NO_SIGN_OF_LIFE or w.what.startswith(OVERDUE)]
         if silent and advice.text:
-            text = f"no advice while {', '.join(silent[:3])} shows no sign of life"
+            text = f"no advice while nothing is heard of {', '.join(silent[:3])}"
             advice = msgspec.structs.replace(advice, missing_services=0, text=text)
         return advice
 

@@ -5,12 +5,18 @@ from collections.abc import Iterator, Sequence
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.fates import fate_counts, num_live, outcomes_text
-from astraflow.dataflow.core.state import ReadyGroup
+from astraflow.dataflow.core.state import PolicyState, ReadyGroup
 from astraflow.dataflow.core.tables import why_no_room
 from astraflow.types import PolicyStatus, Wait
 
-__all__ = ["groups_for_replay", "policy_status", "retained_payloads", "waits"]
+__all__ = ["OVERDUE", "groups_for_replay", "policy_status", "retained_payloads", "waits"]
 
+OVERDUE = "it is overdue"
+"""How the wait for a trainer begins that takes much longer than its steps took."""
+_TYPICAL_STEPS = 9
+"""Steps whose times are compared with that of the present one."""
+_OVERDUE = 10.0
+"""A step that takes this many times longer than those before is a surprise."""
 _LONG_WAIT_S = 10.0
 """A trainer that has waited this long is told why most groups gave nothing to train on, if they did not."""
 
@@ -95,7 +101,26 @@ def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
             what = f"no batch for {waited_s:.0f} s: {lost}"
         yield Wait(who=trainer, whom="rollout", what=what, since_s=since_s)
     elif policy.committed < plan.num_steps and (reason := why_no_room(ctx, name)):
+        if overdue := _why_overdue(policy, now_s - since_s):
+            reason = f"{overdue}; {reason}"
         yield Wait(who="rollout", whom=trainer, what=reason, since_s=since_s)
+
+
+def _why_overdue(policy: PolicyState, busy_s: float) -> str:
+    """That a trainer has not been heard of for much longer than its steps took; empty if it is no surprise.
+
+    A trainer tells the dataflow nothing while it trains, so nobody knows here whether it still lives.
+    """
+    recent = policy.records[-_TYPICAL_STEPS:]
+    if len(recent) < 2:
+        return ""
+    typical_s = (recent[-1].at_s - recent[0].at_s) / (len(recent) - 1)
+    if busy_s < max(_LONG_WAIT_S, _OVERDUE * typical_s):
+        return ""
+    return (
+        f"{OVERDUE}: nothing was heard of it for {busy_s:.0f} s, and the steps before took {typical_s:.1f} s "
+        "each; is it, or its publisher, stopped?"
+    )
 
 
 def groups_for_replay(ctx: Context) -> frozenset[int]:

@@ -326,6 +326,33 @@ def test_a_trainer_that_waits_while_most_groups_are_good_is_told_how_many_are_re
     assert wait.what == "step 1: 3 groups ready, 8 make a batch"
 
 
+def test_a_trainer_that_is_silent_for_much_longer_than_its_steps_took_is_overdue():
+    driver = started(table=make_table(max_staleness=0), num_steps=20)
+    for _ in range(3):
+        driver.now_s += 2.0
+        driver.run_step()
+    driver.finish_groups(2)
+    driver.take(3)
+    (wait,) = driver.core.waits(driver.now_s + 5.0)
+    assert wait.what == "all 2 tickets of policy 'actor' are charged"
+    (wait,) = driver.core.waits(driver.now_s + 200.0)
+    assert (wait.who, wait.whom) == ("rollout", "trainer actor")
+    assert wait.what.startswith(
+        "it is overdue: nothing was heard of it for 200 s, and the steps before took "
+    )
+    assert wait.what.endswith(
+        "is it, or its publisher, stopped?; all 2 tickets of policy 'actor' are charged"
+    )
+
+
+def test_a_first_step_is_never_overdue():
+    driver = started(table=make_table(max_staleness=0), num_steps=20)
+    driver.finish_groups(2)
+    driver.take(0)
+    (wait,) = driver.core.waits(driver.now_s + 5000.0)
+    assert wait.what == "all 2 tickets of policy 'actor' are charged"
+
+
 def test_the_run_ends_when_no_group_was_usable_for_ten_minutes_not_after_passes_over_all_tasks():
     driver = started(table=_FILTERED, num_tasks=20_000)
     lose(driver, 64, every_s=5.0)
