@@ -313,6 +313,20 @@ async def test_a_service_that_joins_again_is_listed_once_and_its_lost_leases_go_
         assert (lease.group_id, lease.episode_idx, lease.attempt) == (lost.group_id, lost.episode_idx, 1)
 
 
+async def test_a_silent_service_is_named_in_the_log_and_in_the_status_until_it_beats_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = DataflowConfig(lease_timeout_s=30.0, heartbeat_s=0.05)
+    async with running(tmp_path, config=config) as run:
+        _, worker = await ready(run)
+        async with asyncio.timeout(10):
+            while "has shown no sign of life" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert [w.whom for w in (await run.client.status()).waits if w.what == "no sign of life"] == ["w0"]
+        await worker.beat()
+        assert not [w for w in (await run.client.status()).waits if w.what == "no sign of life"]
+
+
 async def test_a_status_before_anybody_joined_says_so_and_counts_from_the_start(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         status = await run.client.status()

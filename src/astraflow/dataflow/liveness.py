@@ -45,6 +45,8 @@ class WorkerLife:
     address: str = ""
     """The network address that it joined from; empty if it is not known."""
     is_draining: bool = False
+    is_noted_silent: bool = False
+    """Its silence was reported by `newly_silent`, and it has not been heard since."""
     was_told_the_end: bool = False
     """An answer to it said that the run is over."""
     newest_ask: object | None = None
@@ -130,6 +132,18 @@ class Liveness:
         """Services that have missed their heartbeats."""
         return tuple(w for w in self._workers.values() if w.last_seen_s + self.silent_after_s <= now_s)
 
+    def newly_silent(self, now_s: float) -> tuple[WorkerLife, ...]:
+        """Services whose silence has not been reported since they were heard last."""
+        found = tuple(worker for worker in self.silent(now_s) if not worker.is_noted_silent)
+        for worker in found:
+            worker.is_noted_silent = True
+        return found
+
+    def next_silence_s(self) -> float:
+        """When `newly_silent` may find something next; infinity if nothing is watched."""
+        heard = [worker.last_seen_s for worker in self._workers.values() if not worker.is_noted_silent]
+        return min(heard, default=float("inf")) + self.silent_after_s
+
     def _grace_s(self, worker: WorkerLife) -> float:
         """How long a service may be silent before it is dropped.
 
@@ -157,11 +171,12 @@ class Liveness:
         """Notes a request of the service."""
         if (worker := self._workers.get(worker_id)) is not None:
             worker.last_seen_s = now_s
+            worker.is_noted_silent = False
 
     def beat(self, worker_id: str, lease_ids: Iterable[str], load: Load, now_s: float) -> None:
         """Notes a heartbeat: the service is working on these leases."""
+        self.seen(worker_id, now_s)
         worker = self._workers[worker_id]
-        worker.last_seen_s = now_s
         worker.load = load
         worker.served = load.versions or worker.served
         self.grant((lease_id for lease_id in lease_ids if lease_id in self._leases), now_s)

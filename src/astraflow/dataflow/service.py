@@ -181,13 +181,26 @@ class DataflowService:
         dispatcher = self._dispatcher
         while True:
             dispatcher.deadline_moved.clear()
-            deadline_s = min(self._liveness.next_deadline_s(), dispatcher.round_deadline_s())
+            deadline_s = min(
+                self._liveness.next_deadline_s(),
+                self._liveness.next_silence_s(),
+                dispatcher.round_deadline_s(),
+            )
             if self._journal.failure is not None:
                 deadline_s = max(deadline_s, loop.time() + _JOURNAL_PAUSE_S)
             dispatcher.watched_until_s = deadline_s
             await waited(dispatcher.deadline_moved, deadline_s)
             if loop.time() >= deadline_s:
+                self._tell_of_silence(loop.time())
                 self._expire(loop.time())
+
+    def _tell_of_silence(self, now_s: float) -> None:
+        for worker in self._liveness.newly_silent(now_s):
+            _log.warning(
+                "rollout service %s (%s) has shown no sign of life for %.0f s: it is stopped, hangs, or "
+                "cannot reach the dataflow; its leases are issued again %.0f s after their last heartbeats",
+                worker.name, worker.id, now_s - worker.last_seen_s, self._liveness.timeout_s,
+            )  # fmt: skip
 
     def _expire(self, now_s: float) -> None:
         """Turns what is overdue into commands. It stays overdue while the journal cannot be written."""

@@ -79,3 +79,14 @@ def test_a_service_of_the_same_name_elsewhere_replaces_nobody() -> None:
     liveness.add(make_worker("gpu.2", last_seen_s=8.0, address="10.0.0.2"))
     assert liveness.overdue_workers(8.0) == ()
     assert [worker.id for worker in liveness.silent(8.0)] == ["gpu.1"]
+
+
+def test_each_silence_is_reported_once() -> None:
+    liveness = Liveness(20.0, heartbeat_s=2.0)
+    liveness.add(make_worker("gpu.1", last_seen_s=0.0))
+    assert (liveness.next_silence_s(), liveness.newly_silent(4.9)) == (5.0, ())
+    assert [worker.id for worker in liveness.newly_silent(5.0)] == ["gpu.1"]
+    assert (liveness.next_silence_s(), liveness.newly_silent(6.0)) == (float("inf"), ())
+    liveness.beat("gpu.1", (), Load(), 7.0)
+    assert (liveness.next_silence_s(), liveness.newly_silent(11.9)) == (12.0, ())
+    assert [worker.id for worker in liveness.newly_silent(12.0)] == ["gpu.1"]
