@@ -136,7 +136,12 @@ class TrainerRoutes:
         body = await read_body(request, Commit)
         check_metrics(body.metrics)
         command = CommitStep(
-            policy=policy, epoch=body.epoch, step=body.step, version=body.version, metrics=body.metrics
+            policy=policy,
+            epoch=body.epoch,
+            step=body.step,
+            version=body.version,
+            metrics=body.metrics,
+            reports_episodes=True,
         )
         self._dispatcher.apply(command)
         self._dispatcher.journal.note_spans(f"trainer {policy}", body.spans)

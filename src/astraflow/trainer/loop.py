@@ -144,6 +144,7 @@ class Trainer:
         self._committed = 0
         self._durable = 0
         self._spans: list[BusySpan] = []
+        self._batch_wait_s = 0.0
 
     @property
     def policy(self) -> str:
@@ -241,6 +242,7 @@ class Trainer:
             self._end_if_run_is_over(err)
             return None
         finally:
+            self._batch_wait_s = time.time() - began_s
             self._note("wait:dataflow", began_s)
             await _discard(waiting, stopping)
 
@@ -257,7 +259,11 @@ class Trainer:
         waited_s = time.time()
         await self._settle()
         self._note("wait:publisher", waited_s)
-        timings = {"train_s": trained_s - began_s, "export_s": exported_s - trained_s}
+        timings = {
+            "batch_wait_s": self._batch_wait_s,
+            "train_s": trained_s - began_s,
+            "export_s": exported_s - trained_s,
+        }
         spans = tuple(self._spans)
         self._spans = []
         done = _TrainedStep(step, tensors, _with_timings(result, timings), spans, staged)

@@ -15,16 +15,10 @@ from astraflow.dataflow.core.commands import EpisodeFacts, EvalFinished, ExpireE
 from astraflow.dataflow.core.conduct import is_left_to_others
 from astraflow.dataflow.core.context import Context, derived_seed
 from astraflow.dataflow.core.fates import check_finished
-from astraflow.dataflow.core.finite import bounded, finite_mean, standard_error
+from astraflow.dataflow.core.finite import finite_mean, standard_error
+from astraflow.dataflow.core.metric_sums import add_metrics, reduced
 from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan
-from astraflow.dataflow.core.state import (
-    BestState,
-    EpisodeState,
-    EvalRound,
-    LeaseState,
-    MetricSum,
-    WorkerState,
-)
+from astraflow.dataflow.core.state import BestState, EpisodeState, EvalRound, LeaseState, WorkerState
 from astraflow.types import EvalRecord, MetricItem, ServedVersions
 
 __all__ = [
@@ -143,7 +137,7 @@ def close_episode(ctx: Context, round_: EvalRound, episode_idx: int, facts: Epis
     else:
         episode.status = "good"
         episode.score = facts.score
-        _add_metrics(round_.metrics, facts.metrics)
+        add_metrics(round_.metrics, facts.metrics, most=_MAX_METRICS)
     if round_.num_open == 0:
         _finish(ctx, round_, is_whole=True)
 
@@ -195,7 +189,7 @@ def _finish(ctx: Context, round_: EvalRound, *, is_whole: bool) -> None:
         score_mean=mean,
         score_stderr=stderr,
         at_s=ctx.now_s,
-        metrics=(*_metrics(round_.metrics), *_passes(round_.episodes, round_.samples)),
+        metrics=(*reduced(round_.metrics), *_passes(round_.episodes, round_.samples)),
     )
     if is_whole:
         record = _judged(ctx, record)
@@ -256,31 +250,3 @@ def _passes(episodes: Sequence[EpisodeState], samples: int) -> tuple[MetricItem,
         for k, estimate in found.items()
         for end, value in (("", estimate.mean), ("_low", estimate.low), ("_high", estimate.high))
     )
-
-
-def _metrics(sums: dict[str, MetricSum]) -> tuple[MetricItem, ...]:
-    """The metrics of a round, reduced over its episodes."""
-    items: list[MetricItem] = []
-    for name, total in sums.items():
-        value = total.value / total.num if total.reduction == "mean" else total.value
-        items.append(MetricItem(name, bounded(value), total.reduction))
-    return tuple(items)
-
-
-def _add_metrics(sums: dict[str, MetricSum], metrics: Sequence[MetricItem]) -> None:
-    for item in metrics:
-        total = sums.get(item.name)
-        if total is None:
-            if len(sums) >= _MAX_METRICS:
-                continue
-            sums[item.name] = MetricSum(value=item.value, num=1, reduction=item.reduction)
-            continue
-        total.num += 1
-        if total.reduction in {"mean", "sum"}:
-            total.value += item.value
-        elif total.reduction == "last":
-            total.value = item.value
-        elif total.reduction == "max":
-            total.value = max(total.value, item.value)
-        else:
-            total.value = min(total.value, item.value)

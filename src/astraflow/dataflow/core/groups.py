@@ -19,7 +19,8 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run, note_outcome
-from astraflow.dataflow.core.state import EpisodeState, GroupState, LeaseState
+from astraflow.dataflow.core.metric_sums import add_metrics
+from astraflow.dataflow.core.state import EpisodeState, EpisodeSums, GroupState, LeaseState
 from astraflow.dataflow.core.tables import has_room
 from astraflow.dataflow.core.valuation import Discarded, outcome_of
 from astraflow.errors import ComponentError
@@ -31,6 +32,9 @@ _LEASE_ID = re.compile(r"(e?)(0|[1-9][0-9]{0,17})\.(0|[1-9][0-9]{0,17})\.(0|[1-9
 """Numbers as the core writes them, none longer than 64 bits hold: one lease has one id."""
 _SHOWN = 100
 """Characters of an unknown lease id that are repeated."""
+_MAX_METRICS = 128
+"""Largest number of names of episodes' metrics per step and policy. The record of each step is kept for ever,
+in the journal and in every snapshot: 128 names of 30 characters take 5 KB."""
 
 
 class _LeaseRef(NamedTuple):
@@ -256,11 +260,21 @@ def _accept(ctx: Context, ref: _LeaseRef, episode: EpisodeState, facts: EpisodeF
         return
     episode.facts = facts
     group = ctx.state.groups[ref.group_id]
+    for name in group.undecided:
+        _count(ctx.state.policies[name].episodes, facts)
     group.num_open -= 1
     if was_pending:
         requeue(ctx, group)
     if group.num_open == 0:
         _complete(ctx, group)
+
+
+def _count(sums: EpisodeSums, facts: EpisodeFacts) -> None:
+    sums.num += 1
+    sums.score_sum += facts.score
+    sums.duration_sum_s += facts.duration_s
+    sums.duration_max_s = max(sums.duration_max_s, facts.duration_s)
+    sums.num_left_out += add_metrics(sums.metrics, facts.metrics, most=_MAX_METRICS)
 
 
 # --- attempts that fail ---------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_finished, decide_fate, end_run
-from astraflow.dataflow.core.finite import finite_sum
-from astraflow.dataflow.core.state import BatchState, PolicyState, ReadyGroup, SessionState
+from astraflow.dataflow.core.finite import bounded, finite_sum
+from astraflow.dataflow.core.metric_sums import reduced
+from astraflow.dataflow.core.state import BatchState, EpisodeSums, PolicyState, ReadyGroup, SessionState
 from astraflow.dataflow.core.tables import checked_session, trainer_version
 from astraflow.errors import ComponentError
 from astraflow.types import MetricItem, PublicationReply, Session, StepRecord, VersionsReply
@@ -182,6 +183,7 @@ def commit(ctx: Context, command: CommitStep) -> None:
     curation, failure = _curation_figures(ctx)
     record = _record(ctx, policy, batch, command, curation)
     policy.num_discarded = 0
+    policy.episodes = EpisodeSums()
     policy.records.append(record)
     ctx.emit(StepCommitted(record=record))
     ctx.wake(f"steps/{name}")
@@ -226,6 +228,7 @@ def _record(
 ) -> StepRecord:
     groups = (*batch.groups, *batch.replayed)
     staleness = (*batch.staleness, *batch.replayed_staleness)
+    episodes = _episode_metrics(policy.episodes) if command.reports_episodes else ()
     return StepRecord(
         policy=command.policy,
         step=command.step,
@@ -239,7 +242,7 @@ def _record(
         num_trained_tokens=sum(group.num_trained_tokens for group in groups),
         num_discarded_groups=policy.num_discarded,
         num_replayed_groups=len(batch.replayed),
-        metrics=(*command.metrics, *_dropped(policy), *curation),
+        metrics=(*command.metrics, *episodes, *_dropped(policy), *curation),
     )
 
 
@@ -249,6 +252,22 @@ def _reward_mean(groups: Sequence[ReadyGroup]) -> float:
     if all(group.num_episodes for group in groups):
         return finite_sum(g.episode_reward_sum for g in groups) / sum(g.num_episodes for g in groups)
     return finite_sum(group.reward_sum for group in groups) / sum(len(group.samples) for group in groups)
+
+
+def _episode_metrics(sums: EpisodeSums) -> tuple[MetricItem, ...]:
+    """What the good episodes since the last commit add up to. The metrics of the workflow have the prefix
+    `episode/`, so that they cannot be mistaken for those of the trainer."""
+    if sums.num == 0:
+        return ()
+    items = [
+        MetricItem("episodes", float(sums.num), "sum"),
+        MetricItem("score_mean", bounded(sums.score_sum / sums.num)),
+        MetricItem("episode_s_mean", bounded(sums.duration_sum_s / sums.num)),
+        MetricItem("episode_s_max", bounded(sums.duration_max_s), "max"),
+    ]
+    if sums.num_left_out:
+        items.append(MetricItem("episode_metrics_left_out", float(sums.num_left_out), "sum"))
+    return (*items, *reduced(sums.metrics, prefix="episode/"))
 
 
 def _dropped(policy: PolicyState) -> list[MetricItem]:

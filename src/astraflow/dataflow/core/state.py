@@ -23,6 +23,7 @@ __all__ = [
     "BestState",
     "Conduct",
     "EpisodeState",
+    "EpisodeSums",
     "EvalRound",
     "GroupState",
     "LeaseState",
@@ -177,6 +178,26 @@ class BestState(msgspec.Struct, gc=False, frozen=True):
     """By the metric of the plan."""
 
 
+class MetricSum(msgspec.Struct, gc=False):
+    """A metric of several episodes so far."""
+
+    value: float
+    num: int
+    reduction: Reduction
+
+
+class EpisodeSums(msgspec.Struct, gc=False):
+    """Sums over the good training episodes since the last commit, whether they will be trained on or not."""
+
+    num: int = 0
+    score_sum: float = 0.0
+    duration_sum_s: float = 0.0
+    duration_max_s: float = 0.0
+    metrics: dict[str, MetricSum] = {}
+    num_left_out: int = 0
+    """Values of metrics whose name had no room in `metrics`."""
+
+
 class PolicyState(msgspec.Struct, gc=False):
     """One trained policy: its table, versions and steps."""
 
@@ -226,16 +247,9 @@ class PolicyState(msgspec.Struct, gc=False):
     best: BestState | None = None
     """The version that is kept for its evaluation, if the plan asks for that and there is one."""
     records: list[StepRecord] = []
+    episodes: EpisodeSums = msgspec.field(default_factory=EpisodeSums)
     changed_s: float = 0.0
     """When its trainer last attached, took a batch, published or committed; 0 before the first time."""
-
-
-class MetricSum(msgspec.Struct, gc=False):
-    """A metric of an evaluation round so far."""
-
-    value: float
-    num: int
-    reduction: Reduction
 
 
 class EvalRound(msgspec.Struct, gc=False):
