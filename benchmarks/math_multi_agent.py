@@ -86,11 +86,16 @@ def curve_of(run_dir: Path, policy: str) -> list[tuple[float, int, Skills]]:
         (
             r["at_s"] - evals[0]["at_s"],
             r["step"],
-            skills_of(r["score_mean"], {name: value for name, value, *_ in r["metrics"]}),
+            skills_of(r["score_mean"], _of_episodes(r)),
         )
         for r in evals
         if r["policy"] == policy and r["score_mean"] is not None
     ]
+
+
+def _of_episodes(record: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that the workflow gave its episodes."""
+    return {name.removeprefix("episode/"): value for name, value in record.items() if "episode/" in name}
 
 
 def draw(runs: Mapping[int, Path]) -> None:

@@ -77,5 +77,5 @@ def logprob_mismatches(run: Started) -> list[float]:
     """Mean difference between the services' logprobs and the trainer's, for each step that had tokens of the
     newest version."""
     lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
-    steps = (dict(item[:2] for item in line["metrics"]) for line in lines if line["kind"] == "step")
+    steps = (line for line in lines if line["kind"] == "step")
     return [step["logprob_mismatch"] for step in steps if "logprob_mismatch" in step]

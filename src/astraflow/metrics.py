@@ -1,33 +1,29 @@
-"""A metric is (name, value, reduction). `reduce_metrics` makes one of several; sinks keep or show them.
+"""A metric is (name, value, reduction). `reduce_metrics` makes one of several; `MetricRow` is a row of them.
 
-Each `write` gives a sink the metrics of one step of one policy. A sink owns its file until `close`, and never
-fetches metrics by itself.
+A row is what `metrics.jsonl` and every tracker get of a committed step or a finished evaluation: one flat
+mapping from names to numbers.
 """
 
-import logging
 import math
-import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Protocol, TextIO, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import msgspec
 
-from astraflow.errors import ConfigError, WireError
-from astraflow.types import MetricItem, Reduction
+from astraflow.errors import WireError
+from astraflow.types import EvalRecord, MetricItem, Reduction, StepRecord
 
 __all__ = [
-    "ConsoleSink",
-    "JsonlSink",
-    "TensorBoardSink",
+    "MetricRow",
     "reduce_metrics",
+    "row_of",
 ]
 
-_log = logging.getLogger(__name__)
-_RESERVED = ("policy", "step", "at_s")
-"""Columns of a `JsonlSink` that no metric may be named after."""
+_COLUMNS = frozenset({"kind", *StepRecord.__struct_fields__, *EvalRecord.__struct_fields__})
+"""Columns that no metric may be written to."""
+_EPISODE = "episode/"
+"""Prefix of the metrics that workflows give their episodes."""
 
 
 # --- several numbers become one -------------------------------------------------------------------
@@ -76,111 +72,82 @@ def _reduced(reduction: Reduction, values: Sequence[float]) -> float:
             return min(values)
 
 
-# --- sinks ----------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
-class JsonlSink:
-    """Appends one JSON object per step, `{"policy", "step", "at_s", ...metrics}`, and flushes it at once.
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """The numbers of one committed step, or of one finished evaluation, of one policy.
 
-    A line that a crash cut short is removed when the file is opened again. JSON has neither NaN nor infinity;
-    both are written as null.
+    Example: `MetricRow("step", "actor", 1, 1, 1700000000.0, {"reward_mean": 0.5, "loss": 0.1})`.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(path)
-        self._file = path.open("ab")
-        self._clock = clock
+    kind: Literal["step", "eval"]
+    policy: str
+    step: int
+    """Steps that the policy has done: 1 after its first step, 0 where its starting weights are evaluated."""
+    version: int
+    """The version that the step made, or that was evaluated."""
+    at_s: float
+    """Unix time of the commit, or of the end of the evaluation."""
+    values: Mapping[str, float | None]
+    """Finite numbers by name; None where there is none, as for a score of an evaluation that failed."""
+    eval_set: str = ""
+    """The evaluation set; empty for a step."""
 
-    def write(self, policy: str, step: int, metrics: Sequence[MetricItem]) -> None:
-        """Appends the line of a step. Raises: WireError for a metric named like another column."""
-        row: dict[str, object] = {"policy": policy, "step": step, "at_s": self._clock()}
-        for item in metrics:
-            if item.name in _RESERVED:
-                raise WireError(
-                    f"metric name {item.name!r} is the name of another column of the file; rename it"
-                )
-            row[item.name] = item.value
-        self._file.write(msgspec.json.encode(row) + b"\n")
-        self._file.flush()
+    @property
+    def flat(self) -> dict[str, Any]:
+        """All columns as one mapping, in the order in which they are written."""
+        columns: dict[str, Any] = {"kind": self.kind, "policy": self.policy}
+        if self.kind == "eval":
+            columns["eval_set"] = self.eval_set
+        return {**columns, "step": self.step, "version": self.version, "at_s": self.at_s, **self.values}
 
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+    @property
+    def named(self) -> dict[str, float]:
+        """The numbers that there are, under names that hold within the whole run.
 
+        Example: `actor/loss` of a step, `actor/eval/heldout/score_mean` of an evaluation.
+        """
+        prefix = f"{self.policy}/eval/{self.eval_set}" if self.kind == "eval" else self.policy
+        return {f"{prefix}/{name}": value for name, value in self.values.items() if value is not None}
 
-class ConsoleSink:
-    """One plain line per step, for logs and pipes: `actor step 3: reward_mean 0.812 ...`."""
-
-    def __init__(self, stream: TextIO = sys.stdout) -> None:
-        self._stream = stream
-
-    def write(self, policy: str, step: int, metrics: Sequence[MetricItem]) -> None:
-        """Writes and flushes the line."""
-        numbers = "  ".join(f"{item.name} {item.value:.4g}" for item in metrics)
-        self._stream.write(f"{policy} step {step}: {numbers}\n")
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Leaves the stream open: it belongs to the caller."""
-
-
-class _EventWriter(Protocol):
-    """The methods of TensorBoard's event writer that are used here."""
-
-    def add_event(self, event: object) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+    @classmethod
+    def from_flat(cls, columns: Mapping[str, Any]) -> "MetricRow":
+        """The row of which `flat` made these columns. Raises: WireError if they are those of no row."""
+        rest = dict(columns)
+        named = {
+            name: rest.pop(name, "") for name in ("kind", "policy", "step", "version", "at_s", "eval_set")
+        }
+        try:
+            return msgspec.convert({**named, "values": rest}, cls)
+        except msgspec.ValidationError as err:
+            raise WireError(f"not a row of metrics: {err}") from err
 
 
-class TensorBoardSink:
-    """Event files for TensorBoard, in one folder per policy. It needs the extra `trackers`, but not torch.
+def row_of(record: StepRecord | EvalRecord) -> MetricRow:
+    """The row of a record.
 
-    Raises: ConfigError if TensorBoard is not installed.
+    Metrics of a workflow have the prefix `episode/` in both kinds of rows. A metric with the name of a column
+    of the record gets the prefix `metric/`.
     """
-
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
-        _load_tensorboard()
-        self._folder = folder
-        self._clock = clock
-        self._writers: dict[str, _EventWriter] = {}
-
-    def write(self, policy: str, step: int, metrics: Sequence[MetricItem]) -> None:
-        """Adds one scalar per metric."""
-        make_writer, make_event = _load_tensorboard()
-        if policy not in self._writers:
-            self._writers[policy] = make_writer(str(self._folder / policy))
-        values = [{"tag": item.name, "simple_value": item.value} for item in metrics]
-        event = make_event(wall_time=self._clock(), step=step, summary={"value": values})
-        self._writers[policy].add_event(event)
-        self._writers[policy].flush()
-
-    def close(self) -> None:
-        """Closes the event files."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
+    is_step = isinstance(record, StepRecord)
+    fields = msgspec.structs.asdict(record)
+    metrics = cast("tuple[MetricItem, ...]", fields.pop("metrics"))
+    eval_set = str(fields.pop("eval_set", ""))
+    policy, step, version, at_s = (fields.pop(name) for name in ("policy", "step", "version", "at_s"))
+    named = {(item.name if is_step else _eval_name(item.name)): item.value for item in metrics}
+    values = {(f"metric/{name}" if name in _COLUMNS else name): value for name, value in named.items()}
+    return MetricRow(
+        kind="step" if is_step else "eval",
+        policy=policy,
+        step=step + 1 if is_step else step,
+        version=version,
+        at_s=at_s,
+        values={**fields, **values},
+        eval_set=eval_set,
+    )
 
 
-def _load_tensorboard() -> tuple[Callable[[str], _EventWriter], Callable[..., object]]:
-    try:
-        from tensorboard.compat.proto import event_pb2
-        from tensorboard.summary.writer import event_file_writer
-    except ImportError as err:
-        raise ConfigError("TensorBoard is not installed; pip install 'astraflow[trackers]'") from err
-    # TensorBoard has no type information for generated messages.
-    make_event = cast("Callable[..., object]", vars(event_pb2)["Event"])
-    return cast("Callable[[str], _EventWriter]", event_file_writer.EventFileWriter), make_event
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Removes what follows the last newline of a file."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        _log.warning("%s: %d bytes of a line cut short by a crash are removed", path, len(data) - whole)
-        os.truncate(path, whole)
+def _eval_name(name: str) -> str:
+    return name if name.startswith("pass@") else f"{_EPISODE}{name}"

@@ -109,7 +109,7 @@ async def test_training_from_batches_is_reproducible_bit_by_bit(recipe: Recipe, 
     assert [(r.step, r.staleness_max) for r in records] == [(0, 0), (1, 1), (2, 2)]
     lines = [json.loads(line) for line in (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["kind"], line["step"], line["version"]) for line in lines] == [
-        ("step", 0, 1), ("step", 1, 2), ("step", 2, 3),
+        ("step", 1, 1), ("step", 2, 2), ("step", 3, 3),
     ]  # fmt: skip
     first = {item.name: item.value for item in records[0].metrics}
     assert first["logprob_mismatch"] < LIMIT

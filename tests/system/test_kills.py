@@ -23,8 +23,7 @@ def check_agreement(outcome: Outcome, model: Path) -> None:
     """The run's last evaluation and that of the exported model lie in each other's 95 % interval."""
     lines = [json.loads(line) for line in (outcome.run_dir / "metrics.jsonl").read_text().splitlines()]
     record = [line for line in lines if line["kind"] == "eval"][-1]
-    of_run = {name: value for name, value, _ in record["metrics"]}
-    assert outcome.summary["heldout_after"] == pytest.approx(of_run["pass@1"], abs=1e-6)
+    assert outcome.summary["heldout_after"] == pytest.approx(record["pass@1"], abs=1e-6)
 
     recipe = str(outcome.run_dir / "recipe.yaml")
     for command in (
@@ -34,5 +33,5 @@ def check_agreement(outcome: Outcome, model: Path) -> None:
         done = astraflow(*command)
         assert done.returncode == 0, done.stdout + done.stderr
     of_model = json.loads(done.stdout)["sets"][0]["pass_at_1"]
-    assert of_model["low"] <= of_run["pass@1"] <= of_model["high"], (of_run, of_model)
-    assert of_run["pass@1_low"] <= of_model["mean"] <= of_run["pass@1_high"], (of_run, of_model)
+    assert of_model["low"] <= record["pass@1"] <= of_model["high"], (record, of_model)
+    assert record["pass@1_low"] <= of_model["mean"] <= record["pass@1_high"], (record, of_model)

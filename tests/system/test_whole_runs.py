@@ -69,7 +69,7 @@ def test_two_policies_with_a_trainer_each_train_side_by_side(runs: Runs) -> None
     check_finished(run, {"actor": 5, "verifier": 5})
     lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [(line["policy"], line["step"]) for line in lines if line["kind"] == "step"]
-    assert sorted(steps) == [(policy, step) for policy in ("actor", "verifier") for step in range(5)]
+    assert sorted(steps) == [(policy, step) for policy in ("actor", "verifier") for step in range(1, 6)]
     evaluated = {(line["policy"], line["version"]) for line in lines if line["kind"] == "eval"}
     assert evaluated == {(policy, version) for policy in ("actor", "verifier") for version in (0, 5)}
     summary = run.summary()

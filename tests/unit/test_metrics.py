@@ -1,14 +1,13 @@
-import io
 import json
 import math
-from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from astraflow.errors import WireError
-from astraflow.metrics import ConsoleSink, JsonlSink, reduce_metrics
-from astraflow.types import MetricItem, Reduction
+from astraflow.metrics import MetricRow, reduce_metrics, row_of
+from astraflow.types import EvalRecord, MetricItem, Reduction, StepRecord
 
 
 def test_each_reduction_does_what_its_name_says() -> None:
@@ -34,44 +33,52 @@ def test_metrics_that_disagree_are_refused() -> None:
     assert reduce_metrics([]) == ()
 
 
-def test_jsonl_has_a_line_per_step_with_null_for_nan(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "metrics.jsonl"
-    sink = JsonlSink(path, clock=lambda: 12.5)
-    sink.write("actor", 3, [MetricItem("reward", 0.5), MetricItem("loss", math.nan)])
-    assert json.loads(path.read_text()) == {
+STEP = StepRecord(
+    policy="actor", step=0, version=1, at_s=12.5, reward_mean=0.5, staleness_mean=0.25, staleness_max=1,
+    num_groups=1, num_samples=2, num_trained_tokens=3, num_discarded_groups=4,
+    metrics=(MetricItem("loss", 0.25), MetricItem("episode/turns", 3.0)),
+)  # fmt: skip
+EVAL = EvalRecord(
+    policy="actor", version=0, step=0, eval_set="heldout", num_tasks=1, num_samples=0, num_failed=1,
+    score_mean=None, score_stderr=0.0, at_s=13.5,
+    metrics=(MetricItem("turns", 3.0), MetricItem("pass@1", 0.5)),
+)  # fmt: skip
+
+
+def test_a_step_is_a_flat_row_and_counts_from_1() -> None:
+    assert row_of(STEP).flat == {
+        "kind": "step",
         "policy": "actor",
-        "step": 3,
+        "step": 1,
+        "version": 1,
         "at_s": 12.5,
-        "reward": 0.5,
-        "loss": None,
+        "reward_mean": 0.5,
+        "staleness_mean": 0.25,
+        "staleness_max": 1,
+        "num_groups": 1,
+        "num_samples": 2,
+        "num_trained_tokens": 3,
+        "num_discarded_groups": 4,
+        "num_replayed_groups": 0,
+        "loss": 0.25,
+        "episode/turns": 3.0,
     }
-    sink.close()
 
 
-def test_a_reopened_file_is_appended_to_without_its_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    sink = JsonlSink(path, clock=lambda: 1.0)
-    sink.write("actor", 1, [])
-    sink.close()
-    with path.open("ab") as file:
-        file.write(b'{"policy": "act')
-    sink = JsonlSink(path, clock=lambda: 2.0)
-    sink.write("actor", 2, [])
-    sink.close()
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows == [{"policy": "actor", "step": step, "at_s": float(step)} for step in (1, 2)]
+def test_an_evaluation_is_a_flat_row_whose_episodes_metrics_are_named_as_those_of_training() -> None:
+    row = row_of(EVAL).flat
+    assert (row["kind"], row["eval_set"], row["step"], row["score_mean"]) == ("eval", "heldout", 0, None)
+    assert (row["episode/turns"], row["pass@1"]) == (3.0, 0.5)
 
 
-def test_a_metric_does_not_overwrite_a_column(tmp_path: Path) -> None:
-    sink = JsonlSink(tmp_path / "metrics.jsonl")
-    with pytest.raises(WireError, match="'step' is the name of another column"):
-        sink.write("actor", 1, [MetricItem("step", 1.0)])
-    sink.close()
+@pytest.mark.parametrize("record", [STEP, EVAL])
+def test_a_row_is_read_back_from_its_columns(record: StepRecord | EvalRecord) -> None:
+    row = row_of(record)
+    assert MetricRow.from_flat(json.loads(json.dumps(row.flat))) == row
 
 
-def test_the_console_gets_a_plain_line_per_step() -> None:
-    stream = io.StringIO()
-    sink = ConsoleSink(stream)
-    sink.write("actor", 3, [MetricItem("reward", 1 / 3), MetricItem("tokens", 1234.0)])
-    sink.close()
-    assert stream.getvalue() == "actor step 3: reward 0.3333  tokens 1234\n"
+@pytest.mark.parametrize("name", ["policy", "step", "kind", "reward_mean", "score_mean", "eval_set"])
+def test_a_metric_does_not_overwrite_a_column(name: str) -> None:
+    row = row_of(msgspec.structs.replace(STEP, metrics=(MetricItem(name, 77.0),)))
+    assert row.flat[f"metric/{name}"] == 77.0
+    assert 77.0 not in [value for column, value in row.flat.items() if column != f"metric/{name}"]

@@ -1,7 +1,10 @@
-"""`metrics.jsonl`: one line per committed step or finished evaluation, each exactly once, across restarts."""
+"""`metrics.jsonl`: one line per committed step or finished evaluation, each exactly once, across restarts.
+
+Each line is one flat JSON object, the columns of a `MetricRow`; `pandas.read_json(path, lines=True)` reads
+them.
+"""
 
 import errno
-import json
 import os
 from collections import Counter, deque
 from pathlib import Path
@@ -11,36 +14,37 @@ import msgspec
 
 from astraflow.errors import DataError
 from astraflow.launch.folder import write_atomic
+from astraflow.metrics import MetricRow, row_of
 from astraflow.types import EvalRecord, StepRecord
 
 __all__ = ["MetricsLog"]
 
 
 class MetricsLog:
-    """Appends records to the run's `metrics.jsonl`; `close` it.
+    """Appends the rows of records to the run's `metrics.jsonl`; `close` it.
 
     Opening reads the file: `last_step` and `num_evals` say where to continue. A last line that a crash cut
     short is dropped, to be written again.
-    Raises: DataError if any other line is not a record.
+    Raises: DataError if any other line is not a row.
     """
 
     def __init__(self, path: Path) -> None:
         self.earlier_evals: list[EvalRecord] = []
-        """The evaluations that the file held when it was opened."""
+        """The evaluations that the file held when it was opened, without their metrics."""
         self.num_evals = 0
         self._path = path
-        self._last_steps: Counter[str] = Counter()
+        self._num_steps: Counter[str] = Counter()
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         whole = [line for line in lines if line.endswith(b"\n")]
         if len(whole) < len(lines):
             write_atomic(path, b"".join(whole))
         for number, line in enumerate(whole, start=1):
             try:
-                self._take(cast("dict[str, Any]", json.loads(line)))
-            except (ValueError, TypeError, LookupError, msgspec.ValidationError) as err:
+                self._take(cast("dict[str, Any]", msgspec.json.decode(line)))
+            except (ValueError, TypeError, msgspec.DecodeError) as err:
                 raise DataError(
-                    f"{path}: line {number} is not a step or evaluation: {err}; delete the file, so that it "
-                    "is written again from the journal"
+                    f"{path}: line {number} is not a step or evaluation of this version of AstraFlow: {err}; "
+                    "delete the file, so that it is written again from the journal"
                 ) from err
         self._file: IO[bytes] = path.open("ab", buffering=0)
         self._end = self._file.tell()
@@ -49,23 +53,24 @@ class MetricsLog:
         self.failure: OSError | None = None
         """Why lines wait for the disk; None if no line waits."""
 
-    def _take(self, fields: dict[str, Any]) -> None:
-        self._note(fields)
-        if fields["kind"] == "eval":
-            record = {key: value for key, value in fields.items() if key != "kind"}
+    def _take(self, columns: dict[str, Any]) -> None:
+        row = MetricRow.from_flat(columns)
+        self._note(row)
+        if row.kind == "eval":
+            record = {name: columns[name] for name in EvalRecord.__struct_fields__ if name in columns}
             self.earlier_evals.append(msgspec.convert(record, EvalRecord))
 
     def last_step(self, policy: str) -> int:
-        """The newest step of a policy in the file; -1 without one."""
-        return self._last_steps.get(policy, -1)
+        """Number of the newest step of a policy in the file, as its record counts them: from 0; -1 without
+        one."""
+        return self._num_steps.get(policy, 0) - 1
 
     def write(self, record: StepRecord | EvalRecord) -> None:
         """Adds a line. While the disk is full, lines wait in memory for the next call, and `failure` is
         set."""
-        kind = "step" if isinstance(record, StepRecord) else "eval"
-        fields = {"kind": kind, **msgspec.to_builtins(record)}
-        self._unwritten.append(msgspec.json.encode(fields) + b"\n")
-        self._note(fields)
+        row = row_of(record)
+        self._unwritten.append(msgspec.json.encode(row.flat) + b"\n")
+        self._note(row)
         self.retry()
 
     def retry(self) -> None:
@@ -94,8 +99,8 @@ class MetricsLog:
         self.retry()
         self._file.close()
 
-    def _note(self, fields: dict[str, Any]) -> None:
-        if fields["kind"] == "step":
-            self._last_steps[str(fields["policy"])] = int(fields["step"])
+    def _note(self, row: MetricRow) -> None:
+        if row.kind == "step":
+            self._num_steps[row.policy] = row.step
         else:
             self.num_evals += 1

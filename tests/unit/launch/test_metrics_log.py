@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+import pandas as pd
 import pytest
 
 from astraflow.errors import DataError
@@ -25,7 +27,7 @@ def make_step(step: int, policy: str = "actor") -> StepRecord:
 def make_eval() -> EvalRecord:
     return EvalRecord(
         policy="actor", version=0, step=0, eval_set="heldout", num_tasks=1, num_samples=1, num_failed=0,
-        score_mean=0.5, score_stderr=0.0, at_s=1.0,
+        score_mean=0.5, score_stderr=0.0, at_s=1.0, metrics=(MetricItem("turns", 2.0),),
     )  # fmt: skip
 
 
@@ -39,7 +41,7 @@ def test_a_reopened_log_knows_where_to_go_on(tmp_path: Path) -> None:
     log.close()
     again = MetricsLog(tmp_path / "metrics.jsonl")
     assert (again.last_step("actor"), again.last_step("verifier"), again.num_evals) == (1, 0, 1)
-    assert again.earlier_evals == [make_eval()]
+    assert again.earlier_evals == [msgspec.structs.replace(make_eval(), metrics=())]
     again.close()
 
 
@@ -54,7 +56,7 @@ def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path) -> None:
     assert again.last_step("actor") == 0
     again.write(make_step(1))
     again.close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
 def test_a_line_says_what_it_is(tmp_path: Path) -> None:
@@ -64,8 +66,21 @@ def test_a_line_says_what_it_is(tmp_path: Path) -> None:
     log.write(make_eval())
     log.close()
     step, evaluated = (json.loads(line) for line in path.read_text().splitlines())
-    assert (step["kind"], step["metrics"]) == ("step", [["loss", 0.25, "mean"]])
-    assert (evaluated["kind"], evaluated["score_mean"]) == ("eval", 0.5)
+    assert (step["kind"], step["step"], step["reward_mean"], step["loss"]) == ("step", 1, 0.5, 0.25)
+    assert (evaluated["kind"], evaluated["step"], evaluated["score_mean"]) == ("eval", 0, 0.5)
+
+
+def test_pandas_opens_the_file_as_one_flat_table(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write(make_eval())
+    for step in range(2):
+        log.write(make_step(step))
+    log.close()
+    table = pd.read_json(path, lines=True)
+    assert table["kind"].tolist() == ["eval", "step", "step"]
+    assert {str(kind) for kind in table.dtypes} <= {"str", "int64", "float64"}
+    assert table.set_index("step")["loss"].dropna().to_dict() == {1: 0.25, 2: 0.25}
 
 
 @contextmanager
@@ -95,11 +110,21 @@ def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
     assert log.failure is None
     log.close()
     kinds = [(fields["kind"], fields["step"]) for fields in map(json.loads, path.read_text().splitlines())]
-    assert kinds == [("step", 0), ("step", 1), ("eval", 0), ("step", 2)]
+    assert kinds == [("step", 1), ("step", 2), ("eval", 0), ("step", 3)]
 
 
 @pytest.mark.parametrize(
-    "line", ["garbage", "[]", "{}", '{"kind": "eval"}', '{"kind": "step", "step": {}}', "\xff"]
+    "line",
+    [
+        "garbage",
+        "[]",
+        "7",
+        "{}",
+        '{"kind": "eval"}',
+        '{"kind": "step", "step": {}}',
+        '{"kind":"step","policy":"actor","step":0,"version":1,"at_s":1.0,"metrics":[["loss",0.5,"mean"]]}',
+        "\xff",
+    ],
 )
 def test_garbage_in_the_log_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
