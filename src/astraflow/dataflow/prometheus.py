@@ -1,11 +1,13 @@
-"""`/metrics`: the status in the Prometheus text format, version 0.0.4.
+"""`/metrics`: the status and the newest metrics in the Prometheus text format, version 0.0.4.
 
-The text is written from one status, like the answer of `/v1/status`. Prometheus's own client would keep its
-own counters in the process, which would have to be fed with the same numbers a second time.
+The text is written from one status, like the answer of `/v1/status`, and from the newest records of each
+policy. Prometheus's own client would keep its own counters in the process, which would have to be fed with
+the same numbers a second time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 
+from astraflow.metrics import MetricRow
 from astraflow.types import PolicyStatus, StatusReply, WorkerStatus
 
 __all__ = ["prometheus_text"]
@@ -40,9 +42,13 @@ _Row = tuple[dict[str, str], float]
 """One sample: its labels and its value."""
 
 
-def prometheus_text(status: StatusReply, *, num_records: int) -> str:
-    """One sample per figure of the run, of each policy and of each rollout service."""
-    return "".join(f"{line}\n" for line in _lines(status, num_records))
+def prometheus_text(status: StatusReply, *, num_records: int, newest: Sequence[MetricRow] = ()) -> str:
+    """One sample per figure of the run, of each policy and of each rollout service.
+
+    `newest` holds the row of the newest step of each policy, and of its newest evaluation of each set.
+    """
+    lines = [*_lines(status, num_records), *_newest_lines(newest)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lines(status: StatusReply, num_records: int) -> Iterator[str]:
@@ -73,6 +79,35 @@ def _lines(status: StatusReply, num_records: int) -> Iterator[str]:
             for worker in status.workers
         ]
         yield from _family(f"worker_{name}", kind, text, rows)
+
+
+def _newest_lines(newest: Sequence[MetricRow]) -> Iterator[str]:
+    """The numbers of rows: those that everybody watches under names of their own, all others under one
+    name."""
+    steps = [({"policy": row.policy}, row) for row in newest if row.kind == "step"]
+    evals = [({"policy": row.policy, "eval_set": row.eval_set}, row) for row in newest if row.kind == "eval"]
+    families = (
+        ("step", "reward_mean", "Mean reward of the newest step.", steps),
+        ("step", "staleness_mean", "Mean staleness of the newest step.", steps),
+        ("eval", "score_mean", "Score of the newest evaluation of the set.", evals),
+    )
+    for kind, value_name, text, rows in families:
+        known = [(labels, value) for labels, row in rows if (value := row.values.get(value_name)) is not None]
+        yield from _family(f"{kind}_{value_name}", "gauge", text, known)
+    versions = [(labels, float(row.version)) for labels, row in evals]
+    yield from _family("eval_version", "gauge", "Version that the newest evaluation evaluated.", versions)
+    for kind, text, rows in (
+        ("step", "Other numbers of the newest step.", steps),
+        ("eval", "Other numbers of the newest evaluation of the set.", evals),
+    ):
+        own = {name for of, name, _, _ in families if of == kind}
+        others = [
+            ({**labels, "metric": name}, value)
+            for labels, row in rows
+            for name, value in row.values.items()
+            if value is not None and name not in own
+        ]
+        yield from _family(f"{kind}_metric", "gauge", text, others)
 
 
 def _family(name: str, kind: str, text: str, rows: Sequence[_Row]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from astraflow.dataflow.liveness import NO_SIGN_OF_LIFE, WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
 from astraflow.dataflow.routes_shared import ServedRun, caller, float_param, int_param, read_body
+from astraflow.metrics import row_of
 from astraflow.service.messages import item_response
 from astraflow.types import (
     EvalRecord,
@@ -131,7 +132,9 @@ class ViewRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`."""
-        text = prometheus_text(self._status(), num_records=self._dispatcher.journal.seq)
+        newest = [row_of(record) for record in self._core.newest_records()]
+        num_records = self._dispatcher.journal.seq
+        text = prometheus_text(self._status(), num_records=num_records, newest=newest)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from astraflow.launch.progress import eta_text, numbers_text
 from astraflow.launch.silence import advice_text, silent_parts, trouble_lines, wait_text
 from astraflow.launch.supervisor import ServiceState, trouble_text
 from astraflow.launch.terminal_text import printable
@@ -217,7 +218,7 @@ def render(state: ScreenState, now_s: float) -> RenderableType:
     )
     troubles = trouble_lines(state.services, unanswered_s=unanswered_s)
     parts: list[RenderableType] = [head, *(Text(printable(line), style="bold red") for line in troubles)]
-    parts += [_policies_table(state), _workers_table(state)]
+    parts += [_policies_table(state), *_numbers_texts(state), _workers_table(state)]
     parts += [_waits_text(state, now_s), services_text(state.services)]
     pushed = state.status.pushed if state.status else PushedTasks()
     if pushed.num_accepted or pushed.num_refused:
@@ -247,6 +248,16 @@ def _policies_table(state: ScreenState) -> Table:
             str(_num_dropped(policy)),
         )
     return table
+
+
+def _numbers_texts(state: ScreenState) -> list[Text]:
+    """One line per policy: what its newest step measured, and when it will be done."""
+    lines: list[Text] = []
+    for policy in state.status.policies if state.status else ():
+        if records := state.steps.get(policy.name):
+            parts = (eta_text(records, policy.num_steps), numbers_text(records[-1]))
+            lines.append(Text(f"{printable(policy.name)}: {'  '.join(filter(None, parts))}"))
+    return lines
 
 
 def _num_dropped(policy: PolicyStatus) -> int:
@@ -375,15 +386,18 @@ class LiveView:
 def plain_step(state: ScreenState, record: StepRecord, now_s: float) -> str:
     """One line for one step."""
     policies = state.status.policies if state.status else ()
-    total = next((f"/{p.num_steps}" for p in policies if p.name == record.policy), "")
+    num_steps = next((p.num_steps for p in policies if p.name == record.policy), 0)
+    total = f"/{num_steps}" if num_steps else ""
+    eta = eta_text(state.steps.get(record.policy, ()), num_steps) if num_steps else ""
     waits = state.status.waits if state.status else ()
     waiting = f"; {waits[0].who} waits for {waits[0].whom}" if waits else ""
+    loss = next((f", loss {item.value:.4g}" for item in record.metrics if item.name == "loss"), "")
     return (
         f"{_duration(now_s - state.started_s)} {record.policy} step {record.number}{total}: reward "
         f"{record.reward_mean:.3f}, held-out {state.held_out(record.policy)}, staleness "
         f"{record.staleness_mean:.2f} (max {record.staleness_max}), generated "
         f"{state.generated_tokens_per_s():,.0f} tok/s, trained "
-        f"{state.trained_tokens_per_s(record.policy):,.0f} tok/s{waiting}"
+        f"{state.trained_tokens_per_s(record.policy):,.0f} tok/s{loss}{f', {eta}' if eta else ''}{waiting}"
     )
 
 

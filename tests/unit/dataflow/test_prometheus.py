@@ -1,6 +1,7 @@
 import re
 
 from astraflow.dataflow.prometheus import prometheus_text
+from astraflow.metrics import MetricRow
 from astraflow.types import FateCounts, Load, PolicyStatus, ScalingAdvice, StatusReply, WorkerStatus
 
 _SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
@@ -75,3 +76,20 @@ def test_the_text_parses_and_holds_the_figures() -> None:
     assert samples["astraflow_missing_services",] == -3
     assert samples["astraflow_run_state", ("state", "running")] == 1
     assert samples["astraflow_run_state", ("state", "failed")] == 0
+
+
+def test_the_newest_step_and_evaluation_are_shown() -> None:
+    status = StatusReply(name="x", state="running", reason="", now_s=100.0, policies=(), workers=(), waits=())
+    step = MetricRow("step", "actor", 3, 3, 99.0, {"reward_mean": 0.5, "loss": -0.25, 'episode/"x\n': 2.0})
+    scored = MetricRow("eval", "actor", 0, 0, 98.0, {"score_mean": 0.75, "pass@1": 0.8}, "heldout")
+    failed = MetricRow("eval", "actor", 0, 0, 98.0, {"score_mean": None}, "other")
+    samples = parse(prometheus_text(status, num_records=7, newest=(step, scored, failed)))
+    actor = ("policy", "actor")
+    heldout = ("eval_set", "heldout")
+    assert samples["astraflow_step_reward_mean", actor] == 0.5
+    assert samples["astraflow_step_metric", ("metric", "loss"), actor] == -0.25
+    assert samples["astraflow_step_metric", ("metric", 'episode/"x\n'), actor] == 2.0
+    assert samples["astraflow_eval_score_mean", heldout, actor] == 0.75
+    assert samples["astraflow_eval_metric", heldout, ("metric", "pass@1"), actor] == 0.8
+    assert samples["astraflow_eval_version", heldout, actor] == 0
+    assert ("astraflow_eval_score_mean", ("eval_set", "other"), actor) not in samples

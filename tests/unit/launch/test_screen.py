@@ -12,6 +12,7 @@ from astraflow.types import (
     EvalRecord,
     FateCounts,
     Load,
+    MetricItem,
     PolicyStatus,
     PushedTasks,
     ScalingAdvice,
@@ -102,6 +103,16 @@ def test_the_screen_shows_steps_scores_queues_and_waits() -> None:
         "dataflow running (2 restarts)",
     ):
         assert part in text, f"{part!r} is not in\n{text}"
+
+
+def test_the_screen_shows_the_loss_and_when_training_will_be_done() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    metrics = (MetricItem("loss", 0.125), MetricItem("episode/turns", 2.5))
+    for step in range(3):
+        state.add_step(make_step(step, metrics=metrics))
+    assert "actor: ETA 0:07  loss 0.125  turns 2.5" in shown(state)
+    assert "loss 0.125, ETA 0:07" in plain_step(state, make_step(2, metrics=metrics), 142.0)
 
 
 def test_the_screen_stands_before_the_dataflow_answers() -> None:

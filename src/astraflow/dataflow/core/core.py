@@ -170,6 +170,13 @@ class Core:
         """Finished evaluation rounds in the order in which they finished, without the first `after`."""
         return tuple(self._ctx.state.eval_records[max(0, after) :])
 
+    def newest_records(self) -> tuple[StepRecord | EvalRecord, ...]:
+        """The newest step of each policy, and its newest evaluation of each set."""
+        state = self._ctx.state
+        steps = [policy.records[-1] for policy in state.policies.values() if policy.records]
+        evals = {(record.policy, record.eval_set): record for record in state.eval_records}
+        return (*steps, *evals.values())
+
     def versions(self, policy: str, after: int = -1) -> VersionsReply:
         """The policy's kept manifests newer than `after`, and the versions that evaluation needs now."""
         return policies.versions_reply(self._ctx, policy, after)
