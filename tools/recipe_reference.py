@@ -141,6 +141,7 @@ PAGES = (
     Page("eval", "evaluation", ("eval",)),
     Page("dataflow", "dataflow", ("dataflow",)),
     Page("weights", "weights", ("weights",)),
+    Page("trackers", "trackers", ("trackers",)),
     Page("supervision", "supervision and launcher", ("supervision", "launcher")),
 )
 SPEC = Page("model_spec", "the spec of a tiny model", ("SPEC",))

@@ -73,6 +73,9 @@ FOLDERS = (
         "Versions of weights on their way from a trainer to engines: publisher, receiver, peers, stores.",
     ),
     Folder("src/astraflow/weights/codec", "The delta encoding of versions."),
+    Folder(
+        "src/astraflow/trackers", "Trackers: where a run's metrics are shown besides, one file per library."
+    ),
     Folder("src/astraflow/launch", "From a recipe to running processes, and everything that commands do."),
     Folder("src/astraflow/cli", "The `astraflow` command: thin shells over `launch`."),
     Folder(

@@ -16,6 +16,7 @@ from astraflow.types import EvalRecord, MetricItem, Reduction, StepRecord
 
 __all__ = [
     "MetricRow",
+    "eval_of",
     "reduce_metrics",
     "row_of",
 ]
@@ -147,6 +148,19 @@ def row_of(record: StepRecord | EvalRecord) -> MetricRow:
         values={**fields, **values},
         eval_set=eval_set,
     )
+
+
+def eval_of(columns: Mapping[str, Any]) -> EvalRecord:
+    """The evaluation of which a row has these columns; reductions of metrics are not in a row.
+
+    Raises: msgspec.ValidationError if they are those of no evaluation.
+    """
+    fields = {name: value for name, value in columns.items() if name in EvalRecord.__struct_fields__}
+    rest = {name: value for name, value in columns.items() if name not in _COLUMNS}
+    metrics = [
+        MetricItem(name.removeprefix("metric/").removeprefix(_EPISODE), value) for name, value in rest.items()
+    ]
+    return msgspec.convert({**fields, "metrics": msgspec.to_builtins(metrics)}, EvalRecord)
 
 
 def _eval_name(name: str) -> str:

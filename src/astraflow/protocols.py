@@ -42,7 +42,6 @@ __all__ = [
     "Launcher",
     "LearnsFromBatches",
     "Limiter",
-    "MetricSink",
     "Observation",
     "ProcessHandle",
     "ProcessLife",
@@ -62,6 +61,7 @@ __all__ = [
     "TaskGate",
     "TaskSource",
     "ToolRenderer",
+    "Tracker",
     "TrainerBackend",
 ]
 
@@ -575,9 +575,17 @@ class Launcher(Protocol):
 # --- metrics --------------------------------------------------------------------------------------
 
 
-class MetricSink(Protocol):
-    """Takes the metrics of a step."""
+class Tracker(Protocol):
+    """Shows the metrics of a run elsewhere. It has a process of its own, so it may block, and may fail.
 
-    def write(self, policy: str, step: int, metrics: Sequence[MetricItem]) -> None: ...
+    Made as `attr(run, **args)` with a `trackers.tracked_run.TrackedRun`.
+    """
 
-    def close(self) -> None: ...
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes further lines of `metrics.jsonl`, in their order. Lines whose `write` did not return come
+        again."""
+        ...
+
+    def close(self) -> None:
+        """Called once after the last row."""
+        ...

@@ -7,6 +7,7 @@ import yaml
 from astraflow.config import Use, check_args, dump_yaml, load_attr, load_mapping, parse_config
 from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe, load_recipe
+from astraflow.trackers.config import TensorBoardConfig
 
 BASE: dict[str, Any] = {
     "name": "base",
@@ -116,6 +117,19 @@ def test_a_missing_file_and_broken_yaml_are_told(tmp_path: Path) -> None:
 def test_use_stands_where_a_built_in_may_stand() -> None:
     mapping = {**BASE, "workflow": {"name": "use", "use": "my.module:fn", "args": {"rounds": 2}}}
     assert parse_config(mapping, Recipe).workflow == Use(use="my.module:fn", args={"rounds": 2})
+
+
+@pytest.mark.parametrize("text", ["[tensorboard]", "[{name: tensorboard}]"])
+def test_in_a_list_of_variants_a_name_stands_for_its_defaults(tmp_path: Path, text: str) -> None:
+    recipe = load_recipe(write(tmp_path, BASE), [f"trackers={text}"])
+    assert recipe.trackers == (TensorBoardConfig(),)
+
+
+def test_an_unknown_name_in_a_list_of_variants_gets_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='did you mean "wandb"'):
+        load_recipe(write(tmp_path, BASE), ["trackers=[wandbb]"])
+    with pytest.raises(ConfigError, match="trackers: wandb is named twice"):
+        load_recipe(write(tmp_path, BASE), ["trackers=[wandb, {name: wandb, project: x}]"])
 
 
 def test_use_must_name_module_and_attribute(tmp_path: Path) -> None:

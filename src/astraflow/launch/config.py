@@ -16,6 +16,7 @@ from astraflow.envs.config import EvalConfig, TasksConfig
 from astraflow.mistakes import hint
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.service.server import is_loopback
+from astraflow.trackers.config import TrackerConfig, tracker_key
 from astraflow.trainer.config import TrainConfig
 from astraflow.weights.addresses import announced_host, listens_everywhere
 from astraflow.weights.config import WeightsConfig
@@ -168,6 +169,9 @@ class Recipe(Config):
     supervision: SupervisionConfig = SupervisionConfig()
     launcher: LauncherConfig = LocalLauncherConfig()
     """Starts the processes of the run: `local`, or a launcher of your own."""
+    trackers: tuple[TrackerConfig, ...] = ()
+    """Where the rows of `metrics.jsonl` are shown besides: names, such as `[tensorboard]`, or sections, such
+    as `[{name: wandb, project: mine, mode: offline}]`."""
 
     @property
     def trained(self) -> dict[str, PolicyConfig]:
@@ -214,6 +218,9 @@ class Recipe(Config):
             raise ValueError(
                 f"policies.*.table.group_size must be equal, since a draw is shared (got {sizes})"
             )
+        keys = [tracker_key(config) for config in self.trackers]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"trackers: {repeated[0]} is named twice; a run has one tracker of a kind")
         if self.weights.peers and self.dataflow.tls.is_on:
             raise ValueError(
                 "weights.peers serve plain HTTP, which would reveal their token; turn off peers, or "

@@ -94,6 +94,7 @@ class RunFolder:
         self.logs = path / "logs"
         self.samples = path / "samples"
         self.metrics = path / "metrics.jsonl"
+        self.trackers = path / "trackers"
         self.summary = path / "summary.json"
         self.record = path / "run.json"
         self.curve = path / "learning_curve.png"

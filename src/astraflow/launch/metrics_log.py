@@ -14,7 +14,7 @@ import msgspec
 
 from astraflow.errors import DataError
 from astraflow.launch.folder import write_atomic
-from astraflow.metrics import MetricRow, row_of
+from astraflow.metrics import MetricRow, eval_of, row_of
 from astraflow.types import EvalRecord, StepRecord
 
 __all__ = ["MetricsLog"]
@@ -30,7 +30,7 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.earlier_evals: list[EvalRecord] = []
-        """The evaluations that the file held when it was opened, without their metrics."""
+        """The evaluations that the file held when it was opened."""
         self.num_evals = 0
         self._path = path
         self._num_steps: Counter[str] = Counter()
@@ -57,8 +57,7 @@ class MetricsLog:
         row = MetricRow.from_flat(columns)
         self._note(row)
         if row.kind == "eval":
-            record = {name: columns[name] for name in EvalRecord.__struct_fields__ if name in columns}
-            self.earlier_evals.append(msgspec.convert(record, EvalRecord))
+            self.earlier_evals.append(eval_of(columns))
 
     def last_step(self, policy: str) -> int:
         """Number of the newest step of a policy in the file, as its record counts them: from 0; -1 without

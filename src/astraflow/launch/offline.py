@@ -14,7 +14,9 @@ bit.
 """
 
 import asyncio
+import logging
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +35,7 @@ from astraflow.launch.in_process import run_in_process
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
+from astraflow.launch.tracking import FINISHED_S, Trackers
 from astraflow.protocols import StepResult, TrainerBackend
 from astraflow.trainer.backends.factory import make_backend
 from astraflow.trainer.columns import reward_mean
@@ -42,6 +45,7 @@ from astraflow.weights.snapshot import model_files, read_model, snapshot_to_fold
 
 __all__ = ["BatchRecorder", "TrainedModel", "collect_batches", "load_batches", "train_from_batches"]
 
+_log = logging.getLogger(__name__)
 BATCHES = "batches"
 _MARK = "collected.json"
 """The only file in a checkpoint of collecting, since the name of its folder states the step."""
@@ -165,15 +169,19 @@ def train_from_batches(
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.save_recipe(recipe)
     log = MetricsLog(folder.metrics)
+    trackers = Trackers(recipe, folder, _log.warning, module_path=sys.path)
+    trackers.start()
 
     def note(record: StepRecord) -> None:
         log.write(record)
+        trackers.wake()
         on_step(record)
 
     try:
         return tuple([_trained(recipe, name, paths[name], models / name, note) for name in recipe.trained])
     finally:
         log.close()
+        trackers.close(FINISHED_S)
 
 
 def load_batches(folder: Path, *, num_steps: int) -> tuple[Path, ...]:

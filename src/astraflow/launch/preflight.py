@@ -24,6 +24,7 @@ from astraflow.mistakes import hint
 from astraflow.models.families import engine_refusal, family_of, length_refusal, quantization_of
 from astraflow.protocols import TaskSource
 from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
+from astraflow.trackers.factory import check_tracker
 from astraflow.trainer.offline import offline_files
 from astraflow.wire import MAX_BODY_BYTES
 from astraflow.workflows.config import AgentConfig, EnvironmentWorkflowConfig
@@ -60,6 +61,8 @@ def check_recipe(recipe: Recipe) -> OpenSources:
             offline_files(Path(offline.folder).expanduser())
     for where, use in named_uses(recipe):
         load_attr(use.use, where=f"{where}.use")
+    for tracker in recipe.trackers:
+        check_tracker(tracker)
     _check_workflow(recipe)
     check_environments(recipe.tasks, played=_played(recipe))
     _check_lengths(recipe)

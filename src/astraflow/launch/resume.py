@@ -45,6 +45,7 @@ MAY_CHANGE = (
     "weights",
     "supervision",
     "launcher",
+    "trackers",
     "tasks.score_timeout_s",
     "policies.*.train.steps",
     "policies.*.train.lr",

@@ -11,6 +11,7 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
                    it)
 
 However a run ends, its processes are ended, the reason is written to run.json, and the report is made.
+Trackers have threads and processes of their own: see `tracking`.
 
 An interrupted run is durable: the same folder continues it later. Nothing here decides about data.
 """
@@ -49,6 +50,7 @@ from astraflow.launch.resume import (
 )
 from astraflow.launch.screen import SilentView, View
 from astraflow.launch.supervisor import Supervisor
+from astraflow.launch.tracking import FINISHED_S, INTERRUPTED_S, Trackers
 from astraflow.mistakes import hint
 from astraflow.protocols import Launcher
 from astraflow.service.client import ServiceClient
@@ -132,12 +134,14 @@ class Run:
         self._ports |= {f"publisher-{name}": port for name, (_, port) in addresses.publishers.items()}
         self._view = view
         self._module_path = module_path
+        self._loop = asyncio.get_running_loop()
         token = folder.token("admin") if needs_tokens(recipe) else ""
         ca_file = recipe.dataflow.tls.ca_file
         self._http = ServiceClient(self.url, token=token, patience_s=60.0, ca_file=ca_file)
         self._quick_http = ServiceClient(self.url, token=token, patience_s=0.0, ca_file=ca_file)
         self._client = DataflowClient(self._http)
         self._metrics = MetricsLog(folder.metrics)
+        self._trackers = Trackers(recipe, folder, self._note_soon, module_path=module_path)
         self._best = BestKeeper(folder, recipe, view.note)
         self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}
         self._evals = _Feed[EvalRecord]()
@@ -185,6 +189,7 @@ class Run:
 
     def kill(self) -> None:
         """Ends all processes at once. What was durable stays."""
+        self._trackers.kill()
         if self._supervisor is not None:
             self._supervisor.kill_all()
 
@@ -203,6 +208,7 @@ class Run:
         for record in self._metrics.earlier_evals:
             self._view.recall(record)
             self._best.see(record)
+        self._trackers.start()
 
         def begin(loop: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
             return group.create_task(self._blamed(loop), name=name)
@@ -235,6 +241,8 @@ class Run:
         """Ends the processes that still run, workers first, and records the state of the run."""
         for task in self._followers:
             task.cancel()
+        deadline_s = FINISHED_S if self._state == "finished" else INTERRUPTED_S
+        trackers = asyncio.create_task(asyncio.to_thread(self._trackers.close, deadline_s))
         drawing = asyncio.create_task(asyncio.to_thread(load_drawing))  # meanwhile, for the report
         if self._supervisor is not None:
             workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
@@ -243,6 +251,7 @@ class Run:
         for feed in (*self._steps.values(), self._evals):
             feed.close()
         self._try_to_save("stopped" if self._state == "running" else self._state)
+        await trackers
         self._metrics.close()
         self._note_failure()
         await asyncio.wait({drawing})
@@ -294,6 +303,10 @@ class Run:
         self._metrics.retry()
         self._note_failure()
 
+    def _note_soon(self, text: str) -> None:
+        """Shows a message, from any thread."""
+        self._loop.call_soon_threadsafe(self._view.note, text)
+
     def _note_failure(self) -> None:
         """Notes once that the run folder cannot be written, and once that it can be written again."""
         failure = self._metrics.failure or self._save_failure
@@ -324,6 +337,7 @@ class Run:
 
     def _take_step(self, record: StepRecord) -> None:
         self._metrics.write(record)
+        self._trackers.wake()
         self._note_failure()
         self._steps[record.policy].add(record)
         self._view.step(record)
@@ -340,6 +354,7 @@ class Run:
                     self._metrics.num_evals, 0.0 if is_over else _LONGEST_POLL_S
                 ):
                     self._metrics.write(record)
+                    self._trackers.wake()
                     self._note_failure()
                     self._evals.add(record)
                     self._best.see(record)
