@@ -101,6 +101,8 @@ async def test_failed_groups_and_their_cause_are_in_the_table(tmp_path: Path) ->
     assert summary.warnings == ("actor: 1 of 1 groups failed",)
     for part in ("1 drawn: 1 failed", "1 times: RolloutError: the reward returned nan"):
         assert part in shown(summary)
+    assert "per second" not in shown(summary), "there is no rate without a second of training"
+    assert "0.000 -> 0.000" not in shown(summary), "there is no reward without a step"
 
 
 async def test_a_run_that_has_just_ended_has_its_summary_before_it_is_written(folder: RunFolder) -> None:

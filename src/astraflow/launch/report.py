@@ -101,7 +101,7 @@ def summary_table(summary: Summary) -> Table:
         table.add_row("[bold]EMULATED[/bold]", text)
     for policy in summary.policies:
         _add_policy(table, policy)
-    rl_s = max(summary.rl_wall_s, 1e-9)
+    rl_s = summary.rl_wall_s
     table.add_row("wall time", f"{summary.wall_s:.1f} s, of which {summary.rl_wall_s:.1f} s of RL")
     table.add_row("generated", _tokens(summary.generated_tokens, rl_s))
     table.add_row("trained", _tokens(summary.trained_tokens, rl_s))
@@ -127,7 +127,8 @@ def _add_policy(table: Table, policy: PolicySummary) -> None:
     if policy.best is not None:
         text = f"{policy.best.value:.4g} ({policy.best.by}) at step {policy.best.step}"
         table.add_row(f"{name}: best", Text(printable(text)))
-    table.add_row(f"{name}: reward", f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}")
+    rewards = f"{policy.reward_first:.3f} -> {policy.reward_last:.3f}" if policy.steps else "-"
+    table.add_row(f"{name}: reward", rewards)
     table.add_row(f"{name}: steps", f"{policy.steps} of {policy.num_steps}, version {policy.version}")
     table.add_row(f"{name}: groups", _groups(policy.fates))
     table.add_row(
@@ -148,7 +149,8 @@ def _first_line(text: str) -> str:
 
 
 def _tokens(count: int, seconds: float) -> str:
-    return f"{count:,} tokens, {count / seconds:,.0f} per second"
+    rate = f", {count / seconds:,.0f} per second" if seconds > 0 else ""
+    return f"{count:,} tokens{rate}"
 
 
 # --- episodes -------------------------------------------------------------------------------------
