@@ -56,7 +56,9 @@ async def test_a_snapshot_that_is_due_and_fails_ends_the_run_which_goes_on_when_
             await worker.lease()
         status = await run.client.status()
         assert (status.state, run.service.fatal.is_set()) == ("failed", False)
-        assert status.reason == f"curator {__name__}:Counting.state() raised SystemExit: out"
+        told, _, where = status.reason.partition(" (")
+        assert told == f"curator {__name__}:Counting.state() raised SystemExit: out"
+        assert "test_failing_curator.py, line " in where
     assert audit(tmp_path).ok
     Counting.broken = ""
     async with running(tmp_path, PLAN, resumes_failed=True) as run:
