@@ -261,7 +261,7 @@ def _episode_metrics(sums: EpisodeSums) -> tuple[MetricItem, ...]:
         return ()
     items = [
         MetricItem("episodes", float(sums.num), "sum"),
-        MetricItem("score_mean", bounded(sums.score_sum / sums.num)),
+        MetricItem("episode_score_mean", bounded(sums.score_sum / sums.num)),
         MetricItem("episode_s_mean", bounded(sums.duration_sum_s / sums.num)),
         MetricItem("episode_s_max", bounded(sums.duration_max_s), "max"),
     ]

@@ -61,7 +61,7 @@ def test_the_record_of_a_step_holds_the_metrics_of_its_episodes_each_by_its_redu
     ]
     assert values(trained(started(), episodes)) == {
         "episodes": 4.0,
-        "score_mean": 5.0,
+        "episode_score_mean": 5.0,
         "episode_s_mean": 5.0,
         "episode_s_max": 8.0,
         "episode/turns": 5.0,
