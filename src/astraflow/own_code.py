@@ -64,24 +64,28 @@ def error_text(error: BaseException) -> str:
 
 def raised_at(error: BaseException) -> str:
     """The user's own line: the innermost one outside of this package, the standard library and installed
-    packages; empty if there is none."""
+    packages. If there is none, that of an installed package; or empty."""
     error = _first_of(error)
     if isinstance(error, SyntaxError) and error.filename is not None:
         place = f"{_shown(Path(error.filename))}, line {error.lineno or 0}"
         source = _one_line(error.text or "")
         return f"{place}: {source}" if source else place
-    frames = own_frames(error)
-    return frames[-1] if frames else ""
+    outside = _outside_frames(error)
+    own = [frame for frame in outside if not _package_of(frame.file)]
+    if not own and outside:
+        # The user's code may be an installed package: that of the first call.
+        own = [frame for frame in outside if _package_of(frame.file) == _package_of(outside[0].file)]
+    return str(own[-1]) if own else ""
 
 
 def own_frames(error: BaseException) -> list[str]:
-    """The calls in the user's own code that led to the exception, outermost first."""
-    frames = [frame for frame in _frames(_first_of(error).__traceback__) if _is_outside(frame.file)]
-    own = [frame for frame in frames if not _package_of(frame.file)]
-    if not own and frames:
-        # The user's code is an installed package: its frames are those of the package that was called first.
-        own = [frame for frame in frames if _package_of(frame.file) == _package_of(frames[0].file)]
-    return [str(frame) for frame in own]
+    """The calls in the user's own code that led to the exception, outermost first; without those in installed
+    packages, which may be libraries of AstraFlow."""
+    return [str(frame) for frame in _outside_frames(_first_of(error)) if not _package_of(frame.file)]
+
+
+def _outside_frames(error: BaseException) -> list[_Frame]:
+    return [frame for frame in _frames(error.__traceback__) if _is_outside(frame.file)]
 
 
 def _first_of(error: BaseException) -> BaseException:

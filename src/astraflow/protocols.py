@@ -11,7 +11,7 @@ What crosses several seams is defined elsewhere: items of the network in `types`
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ __all__ = [
     "Renderer",
     "Reward",
     "Sampler",
+    "Score",
     "ShowsLife",
     "SlotName",
     "Stateful",
@@ -118,6 +119,26 @@ class TaskGate(Protocol):
 
 Reward = Callable[[Task, str], float]
 """Scores a completion. A plain function that runs in a process pool, with a hard deadline."""
+
+
+class Score(float):
+    """The value of a reward, and of the parts that it was made of.
+
+    Example: `Score(0.7, {"correct": 0.5, "brief": 1.0})`, with the weights 1 and 0.2.
+    """
+
+    parts: Mapping[str, float]
+    """Value by metric: of each reward of a sum, without its weight, and of what a reward reports."""
+
+    def __new__(cls, value: float, parts: Mapping[str, float] | None = None) -> Self:
+        """`parts`: none unless they are given."""
+        score = super().__new__(cls, value)
+        score.parts = dict(parts or {})
+        return score
+
+    def __reduce__(self) -> tuple[type[Self], tuple[float, dict[str, float]]]:
+        """A score goes from the process of the reward to that of the service with its parts."""
+        return type(self), (float(self), dict(self.parts))
 
 
 # --- tables: what bounds, picks and evicts the groups of one policy --------------------------------

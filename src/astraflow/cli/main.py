@@ -22,6 +22,7 @@ from astraflow.cli.services import join, publish, serve, train
 from astraflow.cli.start import demo, init_project
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.launch.terminal_text import printable
+from astraflow.own_code import described, own_frames
 
 __all__ = ["app", "main"]
 
@@ -96,6 +97,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "--debug" in arguments:
             raise
         print(f"error: {printable(str(err))}", file=sys.stderr)
+        sys.exit(1)
+    except Exception as err:
+        calls = own_frames(err)
+        if "--debug" in arguments or not calls:  # without code of the user's on the way, the bug is ours
+            raise
+        lines = [described(err), *[f"  called from {call}" for call in reversed(calls[:-1])]]
+        text = "\n".join(lines)
+        print(f"error: {printable(text, keeps_lines=True)}", file=sys.stderr)
         sys.exit(1)
 
 

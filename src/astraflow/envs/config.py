@@ -9,6 +9,7 @@ from astraflow.config import Config, Use
 from astraflow.mistakes import hint
 
 __all__ = [
+    "MAX_COLUMNS",
     "BestConfig",
     "EnvironmentConfig",
     "EnvironmentSourceConfig",
@@ -20,10 +21,23 @@ __all__ = [
     "MathVerifyReward",
     "ReasoningGymConfig",
     "RewardConfig",
+    "RowsConfig",
+    "SingleRewardConfig",
     "SourceReward",
     "TaskSourceConfig",
     "TasksConfig",
+    "TrlReward",
+    "VerlReward",
+    "WeightedReward",
 ]
+
+
+MAX_COLUMNS = 64
+"""Columns that travel with a task, besides prompt and answer."""
+MAX_REWARDS = 64
+"""Parts of a weighted reward; each is a metric of every episode."""
+_PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+_Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class ReasoningGymConfig(Config):
@@ -48,22 +62,31 @@ class ReasoningGymConfig(Config):
     """System message before each prompt; empty: none."""
 
 
-class JsonlSourceConfig(Config):
+class RowsConfig(Config):
+    """Base of the sources whose tasks are rows of data: which column is what."""
+
+    prompt_key: str = Field(default="prompt", min_length=1)
+    """Column of the prompt: a text, or a list of messages (`role`, `content`) that ends with one of the user.
+    `a.b` is the key `b` of the mapping in column `a`."""
+    answer_key: str = "answer"
+    """Column of the reference answer, e.g. `reward_model.ground_truth`; empty: the tasks have no answer."""
+    columns: tuple[str, ...] = Field(default=(), max_length=MAX_COLUMNS)
+    """Further columns that travel with each task; the reward gets them by name."""
+    system: str = ""
+    """System message before each prompt; empty: none."""
+
+
+class JsonlSourceConfig(RowsConfig):
     """A JSONL file with one task per line."""
 
     name: Literal["jsonl"] = "jsonl"
     path: str
     """Path of the file, relative to the folder that the command runs in."""
-    prompt_key: str = "prompt"
-    """Key of the prompt in a line."""
-    answer_key: str = "answer"
-    """Key of the reference answer in a line."""
-    system: str = ""
-    """System message before each prompt; empty: none."""
 
 
-class HubSourceConfig(Config):
-    """A Hugging Face data set: a local folder or file, or a name on the hub."""
+class HubSourceConfig(RowsConfig):
+    """A Hugging Face data set: a local folder or file (parquet, JSON, JSONL, CSV, Arrow), or a name on the
+    hub."""
 
     name: Literal["datasets"] = "datasets"
     path: str
@@ -71,13 +94,7 @@ class HubSourceConfig(Config):
     subset: str = ""
     """Name of the data set's configuration; empty: the default one."""
     split: str = "train"
-    """Name of the data set's split."""
-    prompt_key: str = "prompt"
-    """Key of the prompt in a row."""
-    answer_key: str = "answer"
-    """Key of the reference answer in a row."""
-    system: str = ""
-    """System message before each prompt; empty: none."""
+    """Name of the data set's split; a single file has only one, which is used whatever this says."""
 
 
 class EnvironmentSourceConfig(Config):
@@ -127,7 +144,50 @@ class ExactReward(Config):
     name: Literal["exact"] = "exact"
 
 
-RewardConfig = Annotated[SourceReward | MathVerifyReward | ExactReward | Use, Field(discriminator="name")]
+class TrlReward(Use):
+    """A reward function in the form of TRL: `def reward(completions, **columns)` returns a list of numbers.
+    It gets whole completions."""
+
+    name: Literal["trl"] = "trl"  # pyright: ignore[reportIncompatibleVariableOverride] - another variant
+
+
+class VerlReward(Use):
+    """A reward function in the form of verl: `def compute_score(data_source, solution_str, ground_truth,
+    extra_info)` returns a number, or a mapping with `score`. It gets whole completions."""
+
+    name: Literal["verl"] = "verl"  # pyright: ignore[reportIncompatibleVariableOverride] - another variant
+
+
+SingleRewardConfig = Annotated[
+    SourceReward | MathVerifyReward | ExactReward | TrlReward | VerlReward | Use, Field(discriminator="name")
+]
+
+
+class WeightedReward(Config):
+    """The sum of several rewards, each times its weight. Each one alone is the metric `reward/NAME`."""
+
+    name: Literal["weighted"] = "weighted"
+    rewards: dict[_PartName, SingleRewardConfig] = Field(min_length=1, max_length=MAX_REWARDS)
+    """Named rewards."""
+    weights: dict[str, _Weight] = Field(default_factory=dict)
+    """Weight of each reward by its name; 1 for one that is not named here."""
+
+    @model_validator(mode="after")
+    def _weights_have_rewards(self) -> Self:
+        for name in self.weights:
+            if name not in self.rewards:
+                raise ValueError(f"weights: {name!r} is not a reward (rewards: {', '.join(self.rewards)})")
+        return self
+
+    def weight(self, name: str) -> float:
+        """The weight of a reward."""
+        return self.weights.get(name, 1.0)
+
+
+RewardConfig = Annotated[
+    SourceReward | MathVerifyReward | ExactReward | TrlReward | VerlReward | WeightedReward | Use,
+    Field(discriminator="name"),
+]
 
 
 class TasksConfig(Config):
@@ -143,6 +203,8 @@ class TasksConfig(Config):
     score_timeout_s: float = Field(default=10.0, gt=0)
     """Hard deadline of one scoring call, in seconds; after it, the scoring process is ended and the episode
     fails."""
+    async_calls: int = Field(default=32, ge=1, le=1024)
+    """Largest number of calls that one scoring process runs at a time if the reward is `async`."""
     extract: Literal["whole", "last_line", "after_equals", "answer_tag", "boxed"] = "whole"
     """Which part of the completion is scored as the answer."""
     format: str = ""

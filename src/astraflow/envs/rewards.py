@@ -5,48 +5,62 @@ scoring process can therefore make the same reward without torch. The libraries 
 first call that needs them.
 """
 
+import asyncio
+import inspect
 import json
+import math
 import re
 import signal
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import cast
+from numbers import Real
+from typing import Any, cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.bounds import as_label
+from astraflow.columns import is_of_row, row_of
+from astraflow.config import Use
 from astraflow.envs.config import (
     ExactReward,
-    HubSourceConfig,
-    JsonlSourceConfig,
     MathVerifyReward,
     ReasoningGymConfig,
     RewardConfig,
+    RowsConfig,
+    SingleRewardConfig,
     SourceReward,
     TasksConfig,
     TaskSourceConfig,
+    WeightedReward,
 )
 from astraflow.envs.environment import make_environment, without_environment
 from astraflow.envs.math_answers import is_right, readable_gold
 from astraflow.envs.math_text import boxes, fold
+from astraflow.envs.own_rewards import Call, OwnReward, check_own_reward, make_own_reward
 from astraflow.envs.reasoning_gym import GYM, check_scorer, score_gym
-from astraflow.errors import DataError
-from astraflow.protocols import Environment, Reward, TaskSource
+from astraflow.errors import DataError, Error, RolloutError
+from astraflow.own_code import described
+from astraflow.protocols import Environment, Score, TaskSource
 from astraflow.types import Task
 
 __all__ = [
+    "RecipeReward",
     "check_gradable",
     "extract_answer",
+    "is_waiting",
     "make_reward",
+    "runs_own_code",
 ]
+
+_MAX_REPORTED = 64
+"""Numbers besides the score that one reward may report; each is a metric of every episode."""
 
 _COMPARING_S = 4.0
 """An answer that takes longer to parse and compare counts as wrong, so that it does not reach the deadline of
 the scoring process, which would end the process."""
 
 
-def make_reward(config: TasksConfig) -> Reward:
+def make_reward(config: TasksConfig) -> "RecipeReward":
     """Makes the recipe's reward, which scores the part of a completion that `extract` names.
 
     A completion without that part scores 0, without a call of the scorer. `format_weight` is the share of
@@ -57,56 +71,239 @@ def make_reward(config: TasksConfig) -> Reward:
     for source in config.sources.values():
         _check_source(config.reward, source)
     weight = config.format_weight if config.format else 0.0
-    return _ExtractedReward(_scorer(config), config.extract, config.format, weight)
+    parts = tuple(
+        _Part(_scorer(reward, config, where), config.extract, name, factor)
+        for name, where, reward, factor in _singles(config.reward)
+    )
+    return RecipeReward(parts, config.format, weight)
 
 
 @dataclass(frozen=True, slots=True)
-class _ExtractedReward:
-    """Scores the extracted part of a completion, and adds the share of the format."""
+class RecipeReward:
+    """The reward of a recipe. Implements `Reward`.
 
-    scorer: Reward
-    mode: str
+    Example: `make_reward(tasks)(task, "2+3=5")` is a `Score`. The steps of a call, for callers that run many
+    calls at once: `started = reward.start(task, text)`, then `await reward.waited(task, started)` if it
+    `is_waiting`, and then `reward.total(task, text, started)`.
+    """
+
+    parts: "tuple[_Part, ...]"
     pattern: str
     format_weight: float
 
-    def __call__(self, task: Task, text: str) -> float:
-        answer = extract_answer(text, mode=self.mode)
-        if answer is not None and self._compares_mathematics(task):
+    @property
+    def is_async(self) -> bool:
+        """Whether one of its functions is a coroutine function; many calls can then run at a time."""
+        return any(isinstance(part.scorer, OwnReward) and part.scorer.is_async for part in self.parts)
+
+    def __call__(self, task: Task, text: str) -> Score:
+        """The score of a completion. If a function is `async`, no event loop may run in this thread."""
+        values = self.start(task, text)
+        if is_waiting(values):
+            values = asyncio.run(self.waited(task, values))
+        return self.total(task, text, values)
+
+    def start(self, task: Task, text: str) -> list[object]:
+        """What each part's function returned: its value, or an awaitable of it.
+
+        Raises: RolloutError, if a function of the user's raised, that names the line.
+        """
+        values: list[object] = []
+        try:
+            for part in self.parts:
+                values.append(part.start(task, text))  # noqa: PERF401 - what was started is closed if one fails
+        except BaseException:
+            for value in values:
+                if inspect.iscoroutine(value):
+                    value.close()
+            raise
+        return values
+
+    async def waited(self, task: Task, values: Sequence[object]) -> list[object]:
+        """The same values, once all awaitables are done; they run at the same time.
+
+        Raises: RolloutError if one of them raised, when all have ended.
+        """
+        work = [part.wait(task, value) for part, value in zip(self.parts, values, strict=True)]
+        done = await asyncio.gather(*work, return_exceptions=True)
+        for value in done:
+            if isinstance(value, BaseException):
+                raise value
+        return done
+
+    def total(self, task: Task, text: str, values: Sequence[object]) -> Score:
+        """The score that the values make, with the parts. Raises: RolloutError if one is no finite number."""
+        score = 0.0
+        metrics: dict[str, float] = {}
+        for part, value in zip(self.parts, values, strict=True):
+            number, reported = part.read(task, value)
+            score += part.weight * (number or 0.0)
+            if part.name and number is not None:
+                metrics[f"reward/{part.name}"] = number
+            metrics |= reported
+        if self.format_weight > 0:
+            matches = re.fullmatch(self.pattern, text, re.DOTALL) is not None
+            score = (1 - self.format_weight) * score + self.format_weight * matches
+            metrics["format_match"] = float(matches)
+        return Score(score, metrics)
+
+
+def runs_own_code(config: TasksConfig) -> bool:
+    """Whether scoring runs functions of the user's own: rewards, or environments."""
+    return bool(config.environments) or any(
+        isinstance(part, Use) for _, _, part, _ in _singles(config.reward)
+    )
+
+
+def is_waiting(values: Sequence[object]) -> bool:
+    """Whether one of the values is still to be waited for."""
+    return any(inspect.isawaitable(value) for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One scorer with the part of a completion that it gets, its name and its weight in the sum."""
+
+    scorer: "Callable[[Call], object]"
+    mode: str
+    name: str
+    """Empty for the only one."""
+    weight: float
+
+    def start(self, task: Task, text: str) -> object:
+        """What the scorer returned: a value or an awaitable."""
+        is_whole = isinstance(self.scorer, OwnReward) and self.scorer.gets_all
+        answer = text if is_whole else extract_answer(text, mode=self.mode)
+        if answer is None:
+            return 0.0
+        if self._compares_mathematics(task) and self.mode == "boxed":
             # The comparison gets the box itself, so that it takes all of the content as the answer. Several
             # boxes may together be one answer, so `boxes` looks for them in the whole text.
-            answer = f"\\boxed{{{boxes(text) or answer}}}" if self.mode == "boxed" else answer
-        score = 0.0 if answer is None else float(self.scorer(task, answer))
-        if self.format_weight == 0:
-            return score
-        matches = re.fullmatch(self.pattern, text, re.DOTALL) is not None
-        return (1 - self.format_weight) * score + self.format_weight * matches
+            answer = f"\\boxed{{{boxes(text) or answer}}}"
+        call = Call(task, answer, text)
+        if not isinstance(self.scorer, OwnReward):
+            return self.scorer(call)
+        try:
+            return self.scorer(call)
+        except BaseException as error:
+            raise self._failure(task, error) from error
+
+    async def wait(self, task: Task, value: Any) -> object:
+        """The value itself, or what an awaitable gives."""
+        if not inspect.isawaitable(value):
+            return value
+        try:
+            return await value
+        except asyncio.CancelledError as error:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                raise  # the deadline, and not the user's code
+            raise self._failure(task, error) from error
+        except BaseException as error:
+            raise self._failure(task, error) from error
+
+    def _failure(self, task: Task, error: BaseException) -> RolloutError:
+        """Another attempt may help where a service that the function asks did not answer."""
+        own_word = error.is_retryable if isinstance(error, RolloutError) else False
+        what = f": {error}" if isinstance(error, Error) else f" raised {described(error)}"
+        return RolloutError(
+            f"{self._who(task)}{what}",
+            is_retryable=own_word or isinstance(error, ConnectionError | TimeoutError),
+        )
+
+    def _who(self, task: Task) -> str:
+        return f"task {task.id}: the reward{f' {self.name!r}' if self.name else ''}"
 
     def _compares_mathematics(self, task: Task) -> bool:
         """Whether the task's answer is compared as mathematics, and not by another scorer."""
         return self.scorer is _score_by_math_verify or (
-            isinstance(self.scorer, _SourceScorer) and not task.spec
+            isinstance(self.scorer, _SourceScorer) and is_of_row(task)
         )
+
+    def read(self, task: Task, value: object) -> tuple[float | None, dict[str, float]]:
+        """The number, and the metrics that were reported with it.
+
+        A reward is a number, or a mapping with `score` whose other numbers are metrics. None says that a
+        reward of a sum has nothing to say about the task.
+        """
+        if value is None and self.name:
+            return None, {}
+        if not isinstance(value, Mapping):
+            return self._number(task, value, "returned"), {}
+        fields = cast("Mapping[object, object]", value)
+        if "score" not in fields:
+            raise RolloutError(
+                f"{self._who(task)} returned a mapping without `score`: {_shown(fields)}", is_retryable=False
+            )
+        metrics: dict[str, float] = {}
+        for key, number in fields.items():
+            # Texts and the like, which such functions return for people to read, are no metrics.
+            if key != "score" and isinstance(number, Real):
+                name = "/".join(["reward", *([self.name] if self.name else []), as_label(str(key))])
+                metrics[name] = self._number(task, number, f"returned, under {str(key)[:64]!r},")
+        if len(metrics) > _MAX_REPORTED:
+            raise RolloutError(
+                f"{self._who(task)} reports {len(metrics)} numbers; at most {_MAX_REPORTED} become metrics",
+                is_retryable=False,
+            )
+        return self._number(task, fields["score"], "returned, under 'score',"), metrics
+
+    def _number(self, task: Task, value: object, how: str) -> float:
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise RolloutError(
+                f"{self._who(task)} {how} {_shown(value)}; expected a finite number", is_retryable=False
+            )
+        return float(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _singles(reward: RewardConfig) -> list[tuple[str, str, SingleRewardConfig, float]]:
+    """The rewards of a sum, or the only one: name, place in the recipe, config and weight."""
+    if not isinstance(reward, WeightedReward):
+        return [("", "tasks.reward", reward, 1.0)]
+    return [
+        (name, f"tasks.reward.rewards.{name}", part, reward.weight(name))
+        for name, part in reward.rewards.items()
+    ]
+
+
+# --- checks before a run --------------------------------------------------------------------------
 
 
 def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> None:
-    """Checks that a built-in reward can score each task of a file, and may score those of a generator.
+    """Checks that the rewards can score each task of a file, and may score those of a generator.
 
     Raises: DataError for a task without an answer; ConfigError for a scorer that would run completions as
-    Python and is not allowed.
+    Python and is not allowed, or a function of the user's that asks for what the tasks do not bring.
     """
     _check_source(reward, config)
-    if isinstance(reward, Use) or not isinstance(config, JsonlSourceConfig | HubSourceConfig):
-        return
-    for idx in range(len(source)):
-        _check_answer(source.task(idx), reward)
+    is_of_rows = isinstance(config, RowsConfig)
+    # What a source or an environment of the user's own puts into its tasks is known only to it.
+    columns = config.columns if is_of_rows else () if isinstance(config, ReasoningGymConfig) else None
+    for _, where, part, _ in _singles(reward):
+        if isinstance(part, Use):
+            check_own_reward(part, columns, where=where)
+        elif is_of_rows:
+            for idx in range(len(source)):
+                _check_answer(source.task(idx), part)
 
 
 def _check_source(reward: RewardConfig, config: TaskSourceConfig) -> None:
-    if isinstance(reward, SourceReward) and isinstance(config, ReasoningGymConfig):
-        check_scorer(config.dataset, reward.allow)
+    for _, _, part, _ in _singles(reward):
+        if isinstance(part, SourceReward) and isinstance(config, ReasoningGymConfig):
+            check_scorer(config.dataset, part.allow)
 
 
-def _check_answer(task: Task, reward: RewardConfig) -> None:
+def _check_answer(task: Task, reward: SingleRewardConfig) -> None:
+    if row_of(task).answer is not None:
+        raise DataError(
+            f"the answer of task {task.id} is no text or number but {task.answer[:60]}, which only a reward "
+            "of your own can compare; name one in tasks.reward"
+        )
     is_text = isinstance(reward, ExactReward)
     if not (task.answer.strip() if is_text else fold(readable_gold(task.answer))):
         raise DataError(
@@ -115,17 +312,17 @@ def _check_answer(task: Task, reward: RewardConfig) -> None:
         )
 
 
-def _scorer(config: TasksConfig) -> Reward:
-    match config.reward:
+def _scorer(reward: SingleRewardConfig, config: TasksConfig, where: str) -> "Callable[[Call], object]":
+    match reward:
         case SourceReward():
             made = {name: make_environment(name, env) for name, env in config.environments.items()}
-            return _SourceScorer(config.reward.allow, made)
+            return _SourceScorer(reward.allow, made)
         case MathVerifyReward():
             return _score_by_math_verify
         case ExactReward():
             return _score_exact
         case Use():
-            return _user_scorer(config.reward)
+            return make_own_reward(reward, where=where)
 
 
 # --- extraction -----------------------------------------------------------------------------------
@@ -183,9 +380,9 @@ _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 # --- scorers --------------------------------------------------------------------------------------
 
 
-def _score_exact(task: Task, text: str) -> float:
-    _check_answer(task, ExactReward())
-    return float(text.strip() == task.answer.strip())
+def _score_exact(call: Call) -> float:
+    _check_answer(call.task, ExactReward())
+    return float(call.text.strip() == call.task.answer.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +396,20 @@ class _SourceScorer:
     allowed: tuple[str, ...]
     environments: Mapping[str, Environment]
 
-    def __call__(self, task: Task, text: str) -> float:
-        if not task.spec:
-            return _score_by_math_verify(task, text)
+    def __call__(self, call: Call) -> object:
+        task = call.task
+        if is_of_row(task):
+            return _score_by_math_verify(call)
         name, own = without_environment(task)
         if name:
-            return self._environment(name, task).score(own, text)
+            return self._environment(name, task).score(own, call.text)
         spec = json.loads(task.spec)
         if spec.get("kind") != GYM:
             raise DataError(
                 f"task {task.id}: its spec is of kind {spec.get('kind')!r}, which has no scorer here; name "
                 "one in tasks.reward"
             )
-        return score_gym(task, text, spec, allowed=self.allowed)
+        return score_gym(task, call.text, spec, allowed=self.allowed)
 
     def _environment(self, name: str, task: Task) -> Environment:
         if name not in self.environments:
@@ -222,11 +420,11 @@ class _SourceScorer:
         return self.environments[name]
 
 
-def _score_by_math_verify(task: Task, text: str) -> float:
-    _check_answer(task, MathVerifyReward())
+def _score_by_math_verify(call: Call) -> float:
+    _check_answer(call.task, MathVerifyReward())
     try:
         with _time_limit(_COMPARING_S):
-            return float(is_right(task.answer, text))
+            return float(is_right(call.task.answer, call.text))
     except _OutOfTime:
         return 0.0
 
@@ -255,9 +453,3 @@ def _time_limit(seconds: float) -> Generator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _user_scorer(config: Use) -> Reward:
-    scorer = cast("Callable[..., float]", load_attr(config.use, where="tasks.reward.use"))
-    check_args(scorer, config.args, where="tasks.reward.args")
-    return partial(scorer, **config.args)

@@ -22,13 +22,17 @@ from astraflow.envs.config import (
     TaskSourceConfig,
 )
 from astraflow.envs.environment import chosen_environment, make_environment, with_environment
-from astraflow.envs.reasoning_gym import GymSource, system_context
-from astraflow.errors import ConfigError, DataError
+from astraflow.envs.reasoning_gym import GymSource
+from astraflow.envs.rows import shortened, task_from_row
+from astraflow.errors import ConfigError, DataError, Error
 from astraflow.mistakes import hint
+from astraflow.own_code import described
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
 
 __all__ = ["ListSource", "make_source"]
+
+_OTHER_FILES = "; {name: datasets} reads files of other kinds (one JSON array, CSV, parquet)"
 
 
 def make_source(
@@ -101,6 +105,12 @@ class _EnvironmentSource:
             raise DataError(
                 f"tasks.environments.{self._environment}: tasks({config.split!r}) called exit({err})"
             ) from err
+        except Error:
+            raise
+        except Exception as err:  # code of the user's, which may raise anything
+            raise DataError(
+                f"tasks.environments.{self._environment}: tasks({config.split!r}) raised {described(err)}"
+            ) from err
         if isinstance(found, Sequence):  # an environment may return a plain list of tasks
             found = ListSource(found)
         where = f"tasks.environments.{self._environment}: tasks({config.split!r})"
@@ -129,23 +139,26 @@ def _jsonl_source(config: JsonlSourceConfig, name: str) -> ListSource:
         ) from err
     except (OSError, UnicodeDecodeError) as err:
         raise DataError(f"{path} cannot be read as UTF-8 text: {err}") from err
-    tasks = [
-        _task(_jsonl_row(line, where=f"{path}, line {number}"), config, name=name, number=number)
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    ]
+    tasks: list[Task] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            task = Task(id=f"{name or path.stem}/{number - 1}", source=name, prompt="")
+            tasks.append(task_from_row(_jsonl_row(line, where), config, task=task, where=where))
     if not tasks:
         raise DataError(f"{path} holds no tasks; expected one JSON object per line")
     return ListSource(tasks)
 
 
-def _jsonl_row(line: str, *, where: str) -> Mapping[str, Any]:
+def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as err:
-        raise DataError(f"{where} is not valid JSON: {err}; it reads {_shortened(line)}") from err
+        raise DataError(
+            f"{where} is not valid JSON: {err}; it reads {shortened(line)}{_OTHER_FILES}"
+        ) from err
     if not isinstance(row, dict):
-        raise DataError(f"{where} holds {_shortened(line)}; expected a JSON object")
+        raise DataError(f"{where} holds {shortened(line)}; expected a JSON object{_OTHER_FILES}")
     return cast("dict[str, Any]", row)
 
 
@@ -154,7 +167,11 @@ def _jsonl_row(line: str, *, where: str) -> Mapping[str, Any]:
 
 def _hub_source(config: HubSourceConfig, name: str) -> ListSource:
     rows = _load_rows(config)
-    tasks = [_task(row, config, name=name, number=number) for number, row in enumerate(rows, start=1)]
+    tasks: list[Task] = []
+    for number, row in enumerate(rows, start=1):
+        task = Task(id=f"{name or Path(config.path).stem}/{number - 1}", source=name, prompt="")
+        where = f"{config.path}, split {config.split!r}, row {number}"
+        tasks.append(task_from_row(row, config, task=task, where=where))
     if not tasks:
         raise DataError(f"data set {config.path}, split {config.split!r}, holds no rows")
     return ListSource(tasks)
@@ -208,47 +225,7 @@ def _file_kind(path: Path) -> str:
     return kinds[path.suffix]
 
 
-# --- rows to tasks --------------------------------------------------------------------------------
-
-
-def _task(
-    row: Mapping[str, Any], config: JsonlSourceConfig | HubSourceConfig, *, name: str, number: int
-) -> Task:
-    """Makes a task of a row with a prompt and an answer. `number` counts from 1, the task's id from 0."""
-    place = "line" if isinstance(config, JsonlSourceConfig) else f"split {config.split!r}, row"
-    where = f"{config.path}, {place} {number}"
-    prompt = _text(row, config.prompt_key, where)
-    if not prompt:
-        raise DataError(f"{where}: {config.prompt_key!r} is empty")
-    return Task(
-        id=f"{name or Path(config.path).stem}/{number - 1}",
-        source=name,
-        prompt=prompt,
-        answer=_text(row, config.answer_key, where),
-        context=system_context(config.system),
-    )
-
-
-def _text(row: Mapping[str, Any], key: str, where: str) -> str:
-    """The text or number of a row under a key, as text.
-
-    Raises: DataError if the row does not have the key, or another kind of value.
-    """
-    if key not in row:
-        raise DataError(
-            f"{where} has no key {key!r} (keys: {', '.join(sorted(row))}); name the right one in the "
-            "recipe's prompt_key or answer_key"
-        )
-    value = row[key]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise DataError(f"{where}: {key!r} is {_shortened(repr(value))}; expected a text or a number")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+# --- components of the user's own -----------------------------------------------------------------
 
 
 def _user_source(config: Use) -> TaskSource:
@@ -258,6 +235,10 @@ def _user_source(config: Use) -> TaskSource:
         source = maker(**config.args)
     except SystemExit as err:
         raise DataError(f"source.use = {config.use!r} called exit({err}) instead of making a source") from err
+    except Error:
+        raise
+    except Exception as err:  # code of the user's, which may raise anything
+        raise DataError(f"source.use = {config.use!r} could not be made: it raised {described(err)}") from err
     return _checked_source(source, f"source.use = {config.use!r}")
 
 

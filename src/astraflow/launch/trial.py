@@ -60,6 +60,9 @@ def episode_text(trial: Trial) -> str:
         name = f" ({printable(message.name)})" if message.name else ""
         lines += [f"--- {printable(message.role)}{name}", printable(message.content, keeps_lines=True)]
     lines.append(f"=== score {episode.score:g} in {episode.duration_s:.2f} s")
+    parts = [item for item in episode.metrics if item.name.startswith("reward/")]
+    if parts:
+        lines.append(", ".join(f"{printable(item.name)} {item.value:g}" for item in parts))
     for trajectory in episode.trajectories:
         num_sampled = sum(span.length for span in trajectory.versions)
         num_tokens = len(trajectory.token_ids) // 4  # ids are 4 bytes each

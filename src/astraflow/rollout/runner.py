@@ -25,6 +25,7 @@ from astraflow.envs.environment import with_environment, without_environment
 from astraflow.errors import DeadlineError, Error, RolloutError
 from astraflow.facts import episode_weights
 from astraflow.own_code import error_text, own_frames, raised_at
+from astraflow.protocols import Score
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.gateway import Gateway
@@ -276,16 +277,24 @@ class EpisodeRunner:
 
 
 class _TimedTask(ScoredTask):
-    """A task that knows how long its scoring took."""
+    """A task that knows how long its scoring took, and what the parts of its scores were."""
 
     score_s = 0.0
 
-    async def score(self, text: str) -> float:
+    async def score(self, text: str) -> Score:
         started = time.perf_counter()
         try:
             return await super().score(text)
         finally:
             self.score_s += time.perf_counter() - started
+
+    def part_metrics(self) -> tuple[MetricItem, ...]:
+        """The mean of each part over all scores of the episode."""
+        values: dict[str, list[float]] = {}
+        for score in self.scores:
+            for name, value in score.parts.items():
+                values.setdefault(name, []).append(value)
+        return tuple([MetricItem(name, sum(parts) / len(parts)) for name, parts in values.items()])
 
 
 def _is_cancelled() -> bool:
@@ -318,7 +327,7 @@ def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Traje
     if rewards.score is not None:
         return rewards.score
     if task.scores:
-        return task.scores[-1]
+        return float(task.scores[-1])
     return _mean_reward(trajectories)
 
 
@@ -348,6 +357,7 @@ def _metrics(
         MetricItem("overflows", float(dialogue.recorder.num_overflows)),
         MetricItem("generate_s", dialogue.generate_s),
         MetricItem("score_s", task.score_s),
+        *task.part_metrics(),
     )
 
 

@@ -23,7 +23,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -31,8 +31,9 @@ from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from astraflow.bounds import Label, Reward, Text
+from astraflow.columns import row_of
 from astraflow.errors import RolloutError
-from astraflow.protocols import Observation
+from astraflow.protocols import Observation, Score
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
 from astraflow.wire import ColumnType, column
 from astraflow.workflows.calls import CallParser, tagged_calls
@@ -256,7 +257,7 @@ class ScoredTask:
         self._scorer = scorer
         self._proposer = proposer
         self._play = play
-        self._scores: list[float] = []
+        self._scores: list[Score] = []
 
     @property
     def id(self) -> str:
@@ -289,7 +290,12 @@ class ScoredTask:
         return self.task.spec
 
     @property
-    def scores(self) -> tuple[float, ...]:
+    def columns(self) -> Mapping[str, Any]:
+        """The columns of the task's row that the recipe's source names."""
+        return row_of(self.task).columns
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
         """All results of `score` so far."""
         return tuple(self._scores)
 
@@ -298,7 +304,8 @@ class ScoredTask:
     ) -> bool:
         """Proposes a new task to the run.
 
-        The run draws it before the tasks of its sources, and scores it as this task is scored. Returns False
+        The run draws it before the tasks of its sources, and scores it as this task is scored; with
+        `spec=task.spec` it has the same columns. Returns False
         if the run does not take it: because it already has it, because a limit is reached, or because this
         is an evaluation.
         """
@@ -325,12 +332,13 @@ class ScoredTask:
             raise RolloutError(f"task {self.id} belongs to no environment", is_retryable=False)
         return self._play()
 
-    async def score(self, text: str) -> float:
-        """Scores a text with the recipe's reward.
+    async def score(self, text: str) -> Score:
+        """Scores a text with the recipe's reward: a number, whose `parts` say what it was made of.
 
         Raises: RolloutError if scoring fails; a failure is never a score of 0.
         """
-        score = await self._scorer(self.task, text)
+        given = await self._scorer(self.task, text)
+        score = given if isinstance(given, Score) else Score(given)
         self._scores.append(score)
         return score
 

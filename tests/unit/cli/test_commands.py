@@ -132,6 +132,32 @@ def test_a_peer_of_a_run_over_https_is_refused(capsys: pytest.CaptureFixture[str
     assert "--peer serves plain HTTP" in capsys.readouterr().err
 
 
+def test_a_bug_in_the_users_code_is_told_by_its_own_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    (tmp_path / "odd_source.py").write_text(
+        "class Odd:\n"
+        "    def __len__(self):\n        return self.size({})\n"
+        "    def size(self, row):\n        return row['size']\n"
+        "    def task(self, idx):\n        return None\n"
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "name: demo\n"
+        'tasks: {sources: {train: {use: "odd_source:Odd"}}}\n'
+        f"policies: {{actor: {{model: {model}}}}}\n"
+    )
+    assert run("try", str(path)) == 1
+    assert capsys.readouterr().err == (
+        f"error: KeyError: 'size' ({tmp_path}/odd_source.py, line 5, in size: return row['size'])\n"
+        f"  called from {tmp_path}/odd_source.py, line 3, in __len__: return self.size({{}})\n"
+    )
+
+
 def test_debug_shows_the_traceback(recipe: Path) -> None:
     argv = [sys.executable, "-m", "astraflow.cli.main", "--debug", "run", str(recipe)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=recipe.parent)

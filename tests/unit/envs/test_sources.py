@@ -121,7 +121,10 @@ def test_jsonl_tasks_keep_their_order_and_numbers_become_texts(
     [
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a"', r"tasks.jsonl, line 2 is not valid JSON: .*reads"),
         ('["prompt"]', r"line 1 holds \[\"prompt\"\]; expected a JSON object"),
-        ('{"prompt": "a", "solution": "b"}', r"line 1 has no key 'answer' \(keys: prompt, solution\)"),
+        (
+            '{"prompt": "a", "solution": "b"}',
+            r"line 1 has no key 'answer'; did you mean \"solution\"\? \(keys: prompt, solution\)",
+        ),
         ('{"prompt": "a", "answer": null}', r"line 1: 'answer' is None; expected a text or a number"),
         ('{"prompt": "", "answer": "b"}', r"line 1: 'prompt' is empty"),
         ("\n", "holds no tasks"),
@@ -166,7 +169,9 @@ def test_local_hugging_face_data_is_read_in_each_layout(tmp_path: Path) -> None:
         assert make_source(config, name="own").task(0) == expected
     with pytest.raises(DataError, match=r"has no split 'train' \(choices: test\)"):
         make_source(HubSourceConfig(path=str(tmp_path / "splits"), prompt_key="question"))
-    with pytest.raises(DataError, match=r"row 1 has no key 'prompt' \(keys: answer, question\)"):
+    with pytest.raises(
+        DataError, match=r"row 1 has no key 'prompt'; did you mean \"question\"\? \(keys: answer, question\)"
+    ):
         make_source(HubSourceConfig(path=str(tmp_path / "saved")))
     with pytest.raises(DataError, match=r"files ending in '\.bin' are not read"):
         make_source(HubSourceConfig(path=str(tmp_path / "rows.bin")))

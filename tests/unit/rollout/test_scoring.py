@@ -204,3 +204,94 @@ async def test_a_format_that_backtracks_for_ever_blocks_nobody_and_fails_its_epi
     assert longest_s < 0.5
     assert await pool.score(make_task(), "5") == 0.5
     await pool.close()
+
+
+# --- async rewards --------------------------------------------------------------------------------
+
+JUDGES = """
+import asyncio
+
+meeting = asyncio.Barrier(8)
+client = []  # what belongs to the event loop of the first call
+
+async def judged(task, text):
+    if not client:
+        client.append(asyncio.get_running_loop())
+    if text == "meet":
+        await meeting.wait()
+    if text == "late":
+        await asyncio.Event().wait()
+    if text == "hang":
+        while True:
+            pass
+    if text == "leave":
+        raise SystemExit(3)
+    if text == "cancel":
+        raise asyncio.CancelledError
+    if text == "bug":
+        return client["score"]
+    return float(client[0] is asyncio.get_running_loop())
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judges(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ScoringPool]:
+    folder = tmp_path_factory.mktemp("judges")
+    (folder / "judges.py").write_text(JUDGES)
+    sys.path.insert(0, str(folder))
+    pool = ScoringPool(make_tasks(Use(use="judges:judged"), timeout_s=2.0), num_workers=1)
+    await pool.start()
+    yield pool
+    await pool.close()
+    sys.path.remove(str(folder))
+
+
+async def test_calls_of_an_async_reward_run_at_the_same_time_in_one_process(judges: ScoringPool) -> None:
+    calls = [judges.score(make_task(idx=idx), "meet") for idx in range(8)]
+    assert await asyncio.gather(*calls) == [1.0] * 8
+    assert await judges.score(make_task(), "again") == 1.0  # on the same event loop
+
+
+async def test_an_async_call_over_its_deadline_fails_alone(judges: ScoringPool) -> None:
+    late, well = await asyncio.gather(
+        judges.score(make_task(idx=3), "late"), judges.score(make_task(), "5"), return_exceptions=True
+    )
+    assert isinstance(late, RolloutError)
+    assert "sums/3: the reward took longer than tasks.score_timeout_s = 2.0" in str(late)
+    assert not late.is_retryable
+    assert well == 1.0
+
+
+async def test_an_async_reward_that_blocks_ends_its_process_and_the_others_are_scored_again(
+    judges: ScoringPool,
+) -> None:
+    texts = ["5", "hang", "6"]
+    scores = await asyncio.gather(
+        *[judges.score(make_task(idx=idx), text) for idx, text in enumerate(texts)], return_exceptions=True
+    )
+    assert isinstance(scores[1], RolloutError)
+    assert "sums/1: the reward took longer" in str(scores[1])
+    assert (scores[0], scores[2]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("leave", "the reward raised SystemExit: 3"),
+        ("cancel", "the reward raised CancelledError"),
+        ("bug", r"raised TypeError: .*judges\.py, line \d+, in judged: return client\[\"score\"\]"),
+    ],
+)
+async def test_an_async_reward_that_raises_is_told_by_the_users_own_line(
+    judges: ScoringPool, text: str, message: str
+) -> None:
+    with pytest.raises(RolloutError, match=message):
+        await judges.score(make_task(), text)
+
+
+async def test_an_episode_that_is_cancelled_leaves_the_other_async_calls_alone(judges: ScoringPool) -> None:
+    leaving = asyncio.create_task(judges.score(make_task(), "5"))
+    staying = asyncio.create_task(judges.score(make_task(), "5"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await staying == 1.0

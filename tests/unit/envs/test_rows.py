@@ -1,0 +1,199 @@
+"""Rows of data: chats as prompts, nested answers, columns for the reward, and how they refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astraflow.columns import Row, row_of, with_row
+from astraflow.envs.config import HubSourceConfig, JsonlSourceConfig
+from astraflow.envs.sources import make_source
+from astraflow.errors import DataError
+from astraflow.types import Message, Task
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2 + 3?"},
+]
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "2 + 3?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "5"},
+    "extra_info": {"split": "train", "index": 7},
+}
+
+
+def first_task(tmp_path: Path, *rows: dict[str, Any], **settings: Any) -> Task:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return make_source(JsonlSourceConfig(path=str(path), **settings), name="own").task(0)
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def test_a_list_of_messages_is_a_prompt_with_what_was_said_before(tmp_path: Path) -> None:
+    task = first_task(tmp_path, {"prompt": CHAT, "answer": 5})
+    assert task.prompt == "2 + 3?"
+    assert task.context == (
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="1 + 1?"),
+        Message(role="assistant", content="2"),
+    )
+    assert task.answer == "5"
+    assert row_of(task).is_chat
+
+
+def test_a_system_message_of_the_recipe_stands_before_a_chat_that_has_none(tmp_path: Path) -> None:
+    task = first_task(tmp_path, {"prompt": CHAT[1:], "answer": ""}, system="Add.")
+    assert task.context[0] == Message(role="system", content="Add.")
+    assert len(task.context) == 3
+
+
+def test_the_content_of_a_message_may_be_parts_of_text_and_keys_without_a_value_are_ignored(
+    tmp_path: Path,
+) -> None:
+    parts = [{"type": "text", "text": "2 + "}, {"type": "text", "text": "3?"}]
+    row = {"prompt": [{"role": "user", "content": parts, "tool_calls": None, "name": None}], "answer": "5"}
+    assert first_task(tmp_path, row).prompt == "2 + 3?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], r"line 1: 'prompt' is empty"),
+        (CHAT[:3], r"message 3 has the role 'assistant'; the last message of a prompt is the user's"),
+        (["hi"], r"message 1 is 'hi'; expected a mapping with `role` and `content`"),
+        ([{"from": "human", "value": "x"}], r"message 1 has no 'role' \(keys: from, value\)"),
+        ([{"role": "user"}], r"message 1 has no 'content' \(keys: role\)"),
+        ([{"role": "human", "content": "x"}], r"message 1 has the role 'human' \(choices: system, user, "),
+        ([{"role": "user", "content": "x", "tool_calls": [1]}], r"message 1 has the key 'tool_calls'"),
+        ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], r"expected a text, or parts of"),
+        ([{"role": "user", "content": ""}], r"'prompt' is empty"),
+        ([{"role": "user", "content": "x"}] * 5000, r"line 1: .*4096"),
+        ({"role": "user", "content": "x"}, r"'prompt' is .*; expected a text or a number"),
+    ],
+)
+def test_a_chat_that_cannot_be_asked_names_row_column_and_message(
+    tmp_path: Path, prompt: object, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        first_task(tmp_path, {"prompt": prompt, "answer": "5"})
+
+
+def test_two_system_messages_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the prompt has a system message already"):
+        first_task(tmp_path, {"prompt": CHAT, "answer": ""}, system="Add.")
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def test_an_answer_may_lie_deep_in_a_row(tmp_path: Path) -> None:
+    assert first_task(tmp_path, VERL, answer_key="reward_model.ground_truth").answer == "5"
+    row = {"prompt": "x", "answers": {"text": ["five", "5"]}, "a.b": "flat"}
+    assert first_task(tmp_path, row, answer_key="answers.text.1").answer == "5"
+    assert first_task(tmp_path, row, answer_key="a.b").answer == "flat"
+
+
+def test_a_task_may_have_no_answer(tmp_path: Path) -> None:
+    assert first_task(tmp_path, {"prompt": "x"}, answer_key="").answer == ""
+
+
+@pytest.mark.parametrize("answer", [["5", "five"], {"target": ["5"]}, True])
+def test_an_answer_that_is_no_text_keeps_its_value(tmp_path: Path, answer: object) -> None:
+    task = first_task(tmp_path, {"prompt": "x", "answer": answer})
+    assert json.loads(task.answer) == row_of(task).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("reward_mode.ground_truth", r"line 1 has no key 'reward_mode'; did you mean \"reward_model\"\?"),
+        (
+            "reward_model.groundtruth",
+            r"'reward_model' has no key 'groundtruth'; did you mean \"ground_truth\"\?",
+        ),
+        ("reward_model.style.x", r"'reward_model.style' is 'rule', which has no key 'x'"),
+        (
+            "answer",
+            r"no key 'answer'; did you mean \"reward_model.ground_truth\"\? .*in the recipe's answer_key",
+        ),
+        ("extra_info.list.9", r"'extra_info.list' is a list of 2, in which '9' is no position"),
+    ],
+)
+def test_a_misspelt_key_is_answered_with_the_nearest_one(tmp_path: Path, key: str, message: str) -> None:
+    row = {**VERL, "extra_info": {"list": [1, 2]}}
+    with pytest.raises(DataError, match=message):
+        first_task(tmp_path, row, answer_key=key)
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+def test_named_columns_go_along_with_the_task(tmp_path: Path) -> None:
+    settings = {"answer_key": "reward_model.ground_truth", "columns": ("data_source", "extra_info")}
+    task = first_task(tmp_path, VERL, **settings)
+    expected = {"data_source": "openai/gsm8k", "extra_info": {"split": "train", "index": 7}}
+    assert row_of(task).columns == expected
+
+
+def test_a_missing_or_huge_column_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 1 has no key 'extrainfo'; did you mean \"extra_info\"\?"):
+        first_task(tmp_path, {**VERL, "answer": ""}, columns=("extrainfo",))
+    row = {"prompt": "x", "answer": "5", "level": 1, "page": "x" * 2**20}
+    with pytest.raises(
+        DataError, match=r"line 1: its columns have .* \(the largest: page\); at most 1048576"
+    ):
+        first_task(tmp_path, row, columns=("level", "page"))
+
+
+@pytest.mark.parametrize("value", [b"bytes", float("nan"), {1, 2}])
+def test_a_column_that_json_cannot_hold_is_an_error(value: object) -> None:
+    with pytest.raises(DataError, match=r"'odd' holds a .* that JSON cannot hold"):
+        with_row(Task(id="a", source="s", prompt="x"), Row(columns={"odd": value}))
+
+
+def test_a_task_of_another_source_has_no_columns() -> None:
+    task = Task(id="a", source="s", prompt="x", spec='{"kind": "reasoning_gym", "idx": 1}')
+    assert row_of(task) == Row()
+    assert with_row(task, Row()) == task
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+def test_rows_of_verl_are_read_from_parquet_json_and_csv(tmp_path: Path) -> None:
+    import datasets
+
+    further = {**VERL, "prompt": [{"role": "system", "content": "Add."}, *VERL["prompt"]]}
+    rows = datasets.Dataset.from_list([VERL, further])
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    (tmp_path / "rows.json").write_text(json.dumps([VERL, further]), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "answer_key": "reward_model.ground_truth",
+        "columns": ("extra_info", "ability"),
+    }
+    for name in ("rows.parquet", "rows.json"):
+        source = make_source(HubSourceConfig(path=str(tmp_path / name), **settings), name="own")
+        assert [source.task(idx).prompt for idx in range(2)] == ["2 + 3?", "2 + 3?"]
+        assert source.task(1).context == (Message(role="system", content="Add."),)
+        assert source.task(0).answer == "5"
+        expected = {"extra_info": {"split": "train", "index": 7}, "ability": "math"}
+        assert row_of(source.task(0)).columns == expected
+    (tmp_path / "rows.csv").write_text("question,answer,level\n2 + 3?,5,1\n", encoding="utf-8")
+    config = HubSourceConfig(path=str(tmp_path / "rows.csv"), prompt_key="question", columns=("level",))
+    task = make_source(config, name="own").task(0)
+    assert (task.prompt, task.answer, row_of(task).columns) == ("2 + 3?", "5", {"level": 1})
+
+
+def test_a_file_of_another_kind_names_the_source_that_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([VERL]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"line 1 holds .*; \{name: datasets\} reads files of other kinds"):
+        make_source(JsonlSourceConfig(path=str(path)))
