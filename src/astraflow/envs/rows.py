@@ -180,16 +180,15 @@ def _content(content: Any, where: str) -> str:
     """The text of a message, which may be given in parts: `[{"type": "text", "text": ...}]`."""
     if isinstance(content, str):
         return content
-    parts = cast("Sequence[Any]", content if isinstance(content, list | tuple) else ())
+    shown = shortened(repr(content))
+    parts = cast("Sequence[Any]", content) if isinstance(content, list | tuple) else ()
     texts = [_part(part) for part in parts]
     if not texts or None in texts:
-        raise DataError(
-            f"{where} has the content {shortened(repr(content))}; expected a text, or parts of type `text`"
-        )
+        raise DataError(f"{where} has the content {shown}; expected a text, or parts of type `text`")
     return "".join(cast("list[str]", texts))
 
 
-def _part(part: object) -> str | None:
+def _part(part: Any) -> str | None:
     fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
     text = fields.get("text")
     return text if fields.get("type") == "text" and isinstance(text, str) else None
