@@ -122,22 +122,18 @@ Reward = Callable[[Task, str], float]
 
 
 class Score(float):
-    """The value of a reward, and of the parts that it was made of.
-
-    Example: `Score(0.7, {"correct": 0.5, "brief": 1.0})`, with the weights 1 and 0.2.
-    """
+    """The value of a reward, and its parts. Example: `Score(0.7, {"reward/right": 0.5, "reward/brief": 1})`."""
 
     parts: Mapping[str, float]
     """Value by metric: of each reward of a sum, without its weight, and of what a reward reports."""
 
     def __new__(cls, value: float, parts: Mapping[str, float] | None = None) -> Self:
-        """`parts`: none unless they are given."""
         score = super().__new__(cls, value)
         score.parts = dict(parts or {})
         return score
 
     def __reduce__(self) -> tuple[type[Self], tuple[float, dict[str, float]]]:
-        """A score goes from the process of the reward to that of the service with its parts."""
+        # with its parts from the process of the reward to that of the service
         return type(self), (float(self), dict(self.parts))
 
 
