@@ -122,7 +122,7 @@ Reward = Callable[[Task, str], float]
 
 
 class Score(float):
-    """The value of a reward and its parts. Example: `Score(0.7, {"reward/right": 0.5, "reward/brief": 1})`."""
+    """The value of a reward and its parts: `Score(0.7, {"reward/right": 0.5, "reward/brief": 1})`."""
 
     parts: Mapping[str, float]
     """Value by metric: of each reward of a sum, without its weight, and of what a reward reports."""
