@@ -137,7 +137,7 @@ def test_a_bug_in_the_users_code_is_told_by_its_own_lines(
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
     (model / "model.safetensors").touch()
     (tmp_path / "odd_source.py").write_text(
         "class Odd:\n"

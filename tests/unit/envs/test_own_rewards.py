@@ -177,8 +177,8 @@ def test_the_format_is_weighed_against_the_sum_and_reported() -> None:
 
 
 def test_a_weight_without_its_reward_is_a_config_error() -> None:
-    section = {"name": "weighted", "rewards": {"right": {"name": "exact"}}, "weights": {"rigth": 1.0}}
-    with pytest.raises(ConfigError, match=r"'rigth' is not a reward \(rewards: right\)"):
+    section = {"name": "weighted", "rewards": {"right": {"name": "exact"}}, "weights": {"judgee": 1.0}}
+    with pytest.raises(ConfigError, match=r"'judgee' is not a reward \(rewards: right\)"):
         reward(section)
 
 
