@@ -7,6 +7,7 @@ methods; nothing is inherited or registered.
 What crosses several seams is defined elsewhere: items of the network in `types`, facts about groups in
 `facts`, weights in `host_tensors`.
 """
+# size: the one page of all seams; splitting it would hide some of them
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

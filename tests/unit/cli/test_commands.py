@@ -149,7 +149,7 @@ def test_a_bug_in_the_users_code_is_told_by_its_own_lines(
     path.write_text(
         "name: demo\n"
         'tasks: {sources: {train: {use: "odd_source:Odd"}}}\n'
-        f"policies: {{actor: {{model: {model}}}}}\n"
+        f"policies: {{actor: {{model: {model}, sampling: {{max_tokens: 16}}}}}}\n"
     )
     assert run("try", str(path)) == 1
     assert capsys.readouterr().err == (
