@@ -129,7 +129,9 @@ class LocalProcess:
             hint = (
                 f"`kill -{STACKS_SIGNAL.name[3:]} {self.pid}` writes the stacks of its threads into its log"
             )
-            return ProcessLife(silent_s, works=False, condition=f"its event loop hangs; {hint}")
+            # The launcher cannot tell a process that hangs from one that the machine leaves no CPU time.
+            condition = f"its event loop stands still: it hangs, or gets no CPU time; {hint}"
+            return ProcessLife(silent_s, works=False, condition=condition)
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_EVERY_S
