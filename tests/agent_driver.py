@@ -104,7 +104,7 @@ def reply_to(prompt: str) -> str:
     if "[final_answer " in prompt:
         return _call("final_answer", answer=answer)
     if "[bash " in prompt:
-        return _call("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo '{answer}'")
+        return _call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 'It is 5, I added.'")
     return '{"sum": 5}' if '"sum"' in prompt else answer
 
 
