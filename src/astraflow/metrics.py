@@ -95,13 +95,15 @@ class MetricRow:
     """Finite numbers by name; None where there is none, as for a score of an evaluation that failed."""
     eval_set: str = ""
     """The evaluation set; empty for a step."""
+    best_by: str = ""
+    """The rule by which the evaluated version was the best so far; empty if it was not, and for a step."""
 
     @property
     def flat(self) -> dict[str, Any]:
         """All columns as one mapping, in the order in which they are written."""
         columns: dict[str, Any] = {"kind": self.kind, "policy": self.policy}
         if self.kind == "eval":
-            columns["eval_set"] = self.eval_set
+            columns |= {"eval_set": self.eval_set, "best_by": self.best_by}
         return {**columns, "step": self.step, "version": self.version, "at_s": self.at_s, **self.values}
 
     @property
@@ -117,9 +119,7 @@ class MetricRow:
     def from_flat(cls, columns: Mapping[str, Any]) -> "MetricRow":
         """The row of which `flat` made these columns. Raises: WireError if they are those of no row."""
         rest = dict(columns)
-        named = {
-            name: rest.pop(name, "") for name in ("kind", "policy", "step", "version", "at_s", "eval_set")
-        }
+        named = {name: rest.pop(name, "") for name in cls.__dataclass_fields__ if name != "values"}
         try:
             return msgspec.convert({**named, "values": rest}, cls)
         except msgspec.ValidationError as err:
@@ -136,6 +136,7 @@ def row_of(record: StepRecord | EvalRecord) -> MetricRow:
     fields = msgspec.structs.asdict(record)
     metrics = cast("tuple[MetricItem, ...]", fields.pop("metrics"))
     eval_set = str(fields.pop("eval_set", ""))
+    best_by = str(fields.pop("best_by", ""))
     policy, step, version, at_s = (fields.pop(name) for name in ("policy", "step", "version", "at_s"))
     named = {(item.name if is_step else _eval_name(item.name)): item.value for item in metrics}
     values = {(f"metric/{name}" if name in _COLUMNS else name): value for name, value in named.items()}
@@ -147,6 +148,7 @@ def row_of(record: StepRecord | EvalRecord) -> MetricRow:
         at_s=at_s,
         values={**fields, **values},
         eval_set=eval_set,
+        best_by=best_by,
     )
 
 

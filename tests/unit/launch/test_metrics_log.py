@@ -27,6 +27,7 @@ def make_eval() -> EvalRecord:
     return EvalRecord(
         policy="actor", version=0, step=0, eval_set="heldout", num_tasks=1, num_samples=1, num_failed=0,
         score_mean=0.5, score_stderr=0.0, at_s=1.0, metrics=(MetricItem("turns", 2.0),),
+        best_by="max heldout",
     )  # fmt: skip
 
 
