@@ -177,8 +177,8 @@ VARIANTS = [
     for path, name, member in variants_in(Recipe)
     if not path.startswith(("tasks", "eval"))
     and not any(field.is_required() for field in member.model_fields.values())
-    and path.rpartition(".")[2] not in {"filters", "shaping"}
 ]
+_LISTS = {"filters", "shaping", "trackers"}
 
 
 @pytest.mark.parametrize(("path", "name"), VARIANTS)
@@ -187,7 +187,10 @@ def test_a_name_alone_is_short_for_a_section_without_further_keys(
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(BASE))
-    short, whole = ({**load_mapping(recipe, [f"{path}{end}"])} for end in (f"={name}", f"={{name: {name}}}"))
+    values = (name, f"{{name: {name}}}")
+    if path.rpartition(".")[2] in _LISTS:
+        values = tuple(f"[{value}]" for value in values)
+    short, whole = ({**load_mapping(recipe, [f"{path}={value}"])} for value in values)
     outcomes: list[object] = []
     for mapping in (short, whole):
         try:
