@@ -59,6 +59,11 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pypro
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(PACKAGES:%=-e %)
 	@touch $@ $(VENV)/.quickstart
 
+# scikit-learn and scipy come with it, which transformers then imports in every process: half a second each.
+$(VENV)/.dense: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dense]'
+	@touch $@
+
 # A server of the S3 protocol for tests/system/test_weights_stores.py, in an environment of its own: its
 # dependencies and ours exclude each other (python-dateutil).
 .venv-s3:
@@ -114,7 +119,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev .venv-agents .venv-s3 .venv-trackers .venv-vllm
+test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-s3 .venv-trackers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

@@ -141,7 +141,7 @@ def _embedded(encoder: Any, prefix: str, texts: Sequence[str]) -> NDArray[np.flo
 
 def _faiss() -> Any:
     try:
-        import faiss
+        import faiss  # pyright: ignore[reportMissingImports]  # an extra that the checks do without
     except ImportError as err:
         raise ConfigError(f"dense retrieval needs faiss: {install_command('dense')}") from err
     return cast("Any", faiss)
@@ -156,7 +156,9 @@ def _encoder(settings: EncoderSettings) -> Any:
             "models/e5-base-v2` gets one, and nothing is downloaded by itself"
         )
     try:
-        from sentence_transformers import SentenceTransformer
+        from sentence_transformers import (  # pyright: ignore[reportMissingImports]
+            SentenceTransformer,  # pyright: ignore[reportUnknownVariableType]
+        )
     except ImportError as err:
         raise ConfigError(f"dense retrieval needs sentence-transformers: {install_command('dense')}") from err
     return cast("Any", SentenceTransformer)(str(folder), local_files_only=True)

@@ -12,6 +12,10 @@ from astraflow.retrieval.config import FolderIndexConfig
 from astraflow.retrieval.dense import EncoderSettings
 from astraflow.retrieval.index import build_index, check_index, open_index
 
+pytest.importorskip("faiss", reason="needs the extra `dense`: `make test-all` installs it")
+
+pytestmark = pytest.mark.long
+
 TEXTS = ["robeka lives in dage", "dage lies in tifa", "nobody knows", "the end"]
 
 
