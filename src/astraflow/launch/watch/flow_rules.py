@@ -53,11 +53,12 @@ _FIRST_STEP_S = 300.0
 
 
 def _transfers(sight: Sight) -> Iterable[tuple[WorkerStatus, WeightTransfer]]:
-    """Transfers that still lack bytes, of services that are heard of."""
+    """Transfers that still lack bytes, of services that are heard of and from publishers that work."""
     for worker in sight.workers:
         for transfer in worker.load.transfers:
             is_whole = 0 < transfer.num_bytes <= transfer.arrived_bytes
-            if not is_whole and sight.silence_s(worker) < _QUIET_S:
+            is_explained = sight.is_in_trouble(worker.name, f"publisher-{transfer.policy}")
+            if not (is_whole or is_explained) and sight.silence_s(worker) < _QUIET_S:
                 yield worker, transfer
 
 
@@ -113,6 +114,8 @@ def _scoring(sight: Sight) -> Iterable[Finding]:
     for worker in sight.workers:
         load = worker.load
         if 2 * load.num_scoring <= load.num_running or load.scoring_s < limit_s:
+            continue
+        if sight.is_in_trouble(worker.name):
             continue
         usual = "" if usual_s is None else f"; usually it takes {usual_s:.2g} s"
         yield Finding(
@@ -258,7 +261,9 @@ def _held_back_by(sight: Sight, policy: PolicyStatus) -> Wait | None:
 
 def _overdue(sight: Sight) -> Iterable[Finding]:
     for wait in sight.waits:
-        if wait.what.startswith((OVERDUE, NOT_ASKING)):
+        policy = wait.whom.removeprefix("trainer ")
+        is_explained = sight.is_in_trouble(f"trainer-{policy}", f"publisher-{policy}")
+        if wait.what.startswith((OVERDUE, NOT_ASKING)) and not is_explained:
             yield Finding(wait.whom, f"{wait.who} waits for {wait.whom}: {wait.what}", wait.since_s)
 
 
@@ -325,6 +330,8 @@ FLOW_RULES = (
         "A trainer takes 10 times longer than for its last steps (and 10 s), or does not ask for its batch.",
         "see its log; one that writes a large checkpoint asks again by itself",
         _overdue,
+        # A trainer that was stopped and goes on makes its next request at the end of its step.
+        holds_s=2.0,
     ),
     Rule(
         "slow_service",

@@ -20,6 +20,10 @@ _NEWEST = 8
 """Steps that say what is usual."""
 _KEPT_FIRST = 5
 _KEPT = 32
+_SILENT_S = 2.0
+"""A process that works gives a sign of life every second."""
+_ANEW_S = 30.0
+"""A process that was restarted imports libraries and loads a checkpoint before it works again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,14 @@ class Sight:
         """Seconds since a rollout service was heard of."""
         return max(0.0, self.now_s - worker.last_seen_s)
 
+    def is_in_trouble(self, *names: str) -> bool:
+        """Whether one of these processes is stopped, hangs or has crashed, or seems to.
+
+        Rules about processes say so, now or soon. What waits for such a process is no second thing that is
+        wrong.
+        """
+        return any(_is_in_trouble(service) for service in self.services if service.name in names)
+
     def usual(self, policy: str, metric: str) -> float | None:
         """Median of a number over the newest steps; None if fewer than three tell it."""
         values = newest_values(self.steps.get(policy, ()), metric, _NEWEST)
@@ -101,6 +113,12 @@ class Sight:
         if len(times) < 4:
             return None
         return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+def _is_in_trouble(service: ServiceState) -> bool:
+    is_silent = service.silent_s is not None and service.silent_s >= _SILENT_S
+    is_new = service.restarts > 0 and service.age_s < _ANEW_S
+    return bool(service.trouble) or is_silent or is_new or service.state == "restarting"
 
 
 class StepMemory:

@@ -7,6 +7,7 @@ import pytest
 
 from astraflow.dataflow.core.status import OVERDUE
 from astraflow.dataflow.liveness import NO_SIGN_OF_LIFE
+from astraflow.dataflow.trainer_contacts import NOT_ASKING
 from astraflow.launch.supervisor import ServiceState
 from astraflow.launch.watch.sight import Disk, LauncherLife, Sight, StepMemory
 from astraflow.launch.watch.watchdog import RULES
@@ -239,6 +240,34 @@ def test_a_trainer_much_slower_than_the_pool_is_named_with_its_times() -> None:
 def test_a_trainer_that_is_overdue_is_named() -> None:
     wait = make_wait(20.0, who="rollout", whom="trainer actor", what=f"{OVERDUE}: nothing was heard of it")
     assert "it is overdue: nothing was heard" in only(make_sight(waits=(wait,)), "overdue_trainer")
+
+
+@pytest.mark.parametrize("process", ["trainer-actor", "publisher-actor"])
+@pytest.mark.parametrize("what", [OVERDUE, NOT_ASKING])
+def test_a_trainer_whose_process_is_stopped_is_not_also_overdue(process: str, what: str) -> None:
+    wait = make_wait(20.0, who="rollout", whom="trainer actor", what=f"{what}: nothing was heard of it")
+    stopped = ServiceState(process, state="running", silent_s=9.0, is_silent=True, trouble="it is stopped")
+    only(make_sight(waits=(wait,), services=(stopped,)), "stopped_process")
+    other = dataclasses.replace(stopped, name="trainer-verifier")
+    assert set(found_in(make_sight(waits=(wait,), services=(other,)))) == {
+        "stopped_process",
+        "overdue_trainer",
+    }
+    anew = ServiceState(process, state="running", restarts=1, age_s=5.0)
+    assert found_in(make_sight(waits=(wait,), services=(anew,))) == {}
+    soon_named = ServiceState(process, state="running", silent_s=3.0, age_s=90.0)
+    assert found_in(make_sight(waits=(wait,), services=(soon_named,))) == {}
+
+
+def test_what_waits_for_a_stopped_process_is_not_named_beside_it() -> None:
+    publisher = ServiceState("publisher-actor", state="running", is_silent=True, trouble="it is stopped")
+    stuck = make_worker(transfers=(coming(quiet_s=9.0),))
+    only(make_sight(workers=(stuck,), services=(publisher,)), "stopped_process")
+    slow = make_worker(transfers=(coming(arrived_bytes=1_000_000),))
+    only(make_sight(workers=(slow,), services=(publisher,)), "stopped_process")
+    scorer = ServiceState("rollout-0", state="running", trouble="a process that it started is stopped")
+    hangs = make_worker(num_scoring=12, scoring_s=6.0)
+    only(make_sight(workers=(hangs,), services=(scorer,)), "stopped_process")
 
 
 def test_a_service_much_slower_than_its_peers_is_named() -> None:
