@@ -15,7 +15,7 @@ __all__ = ["NAMED_WITHIN_S", "Scene", "healthy_tasks"]
 NAMED_WITHIN_S = 15.0
 _HEALTHY_STEPS = 4
 _SIGN = "warning ("
-_BUSY = "gets no CPU time"
+_BUSY = "warning (starved_process)"
 """What is said of a healthy service too, on a machine that starves it: that is no fault of the watchdog."""
 
 

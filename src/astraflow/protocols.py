@@ -693,6 +693,8 @@ class ProcessLife:
     condition: str = ""
     """What is wrong with it, or with a process that it started, and what a person can do, in words. Empty if
     nothing is known to be wrong."""
+    is_starved: bool = False
+    """It would work if its machine gave it processor time."""
 
 
 @runtime_checkable

@@ -53,6 +53,8 @@ class ServiceRecord(Item, frozen=True, kw_only=True):
     is_silent: bool = False
     trouble: str = ""
     """What is wrong with it and what to do, in words; empty if nothing is known to be wrong."""
+    is_starved: bool = False
+    """Whether that is only that its machine gives it no processor time."""
 
 
 class RunRecord(Item, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ import time
 from types import TracebackType
 
 from astraflow.errors import ConfigError
-from astraflow.launch.process_state import STOPPED, state_of, stopped_children
+from astraflow.launch.process_state import STOPPED, Starvation, cpu_use, state_of, stopped_children
 from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec
 from astraflow.service.process import LIFE_FD_VARIABLE, LIFE_SIGN_EVERY_S, PARENT_FD_VARIABLE, STACKS_SIGNAL
 
@@ -31,7 +31,7 @@ __all__ = ["LocalLauncher", "LocalProcess"]
 _STACKS_GRACE_S = 1.0
 """Time for a process to write its stacks."""
 _HANGS_AFTER_S = 3 * LIFE_SIGN_EVERY_S
-"""A process that is not stopped and has missed this many signs of life hangs, or gets no processor time."""
+"""A process that is not stopped and has missed this many signs of life hangs, or gets no CPU time."""
 _LOOK_EVERY_S = 3.0
 """Time between two looks at the processes that a process started."""
 
@@ -94,6 +94,8 @@ class LocalProcess:
         self._next_look_s = 0.0
         self._stopped: dict[int, str] = {}
         """Stopped processes that it started: id -> command."""
+        self._starvation = Starvation()
+        """Of the present silence."""
 
     @property
     def pid(self) -> int:
@@ -125,18 +127,24 @@ class LocalProcess:
             return ProcessLife(
                 silent_s, works=False, condition=f"it is {STOPPED}; `kill -CONT {self.pid}` lets it continue"
             )
-        if silent_s is not None and silent_s > _HANGS_AFTER_S:
-            hint = (
-                f"`kill -{STACKS_SIGNAL.name[3:]} {self.pid}` writes the stacks of its threads into its log"
-            )
-            # The launcher cannot tell a process that hangs from one that the machine leaves no CPU time.
-            condition = f"its event loop stands still: it hangs, or gets no CPU time; {hint}"
-            return ProcessLife(silent_s, works=False, condition=condition)
         now_s = time.monotonic()
+        if silent_s is not None and silent_s > _HANGS_AFTER_S:
+            return self._silent_life(silent_s, now_s)
+        self._starvation = Starvation()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_EVERY_S
             self._stopped = stopped_children(self.pid)
         return ProcessLife(silent_s, condition=_about_children(self._stopped))
+
+    def _silent_life(self, silent_s: float, now_s: float) -> ProcessLife:
+        """Of a process that is not stopped and shows no sign of life."""
+        self._starvation.look(now_s, cpu_use(self.pid))
+        if self._starvation.text:
+            advice = "end other programs on this machine, or give the run fewer services and threads"
+            condition = f"it gets no CPU time ({self._starvation.text}); {advice}"
+            return ProcessLife(silent_s, works=False, condition=condition, is_starved=True)
+        hint = f"`kill -{STACKS_SIGNAL.name[3:]} {self.pid}` writes the stacks of its threads into its log"
+        return ProcessLife(silent_s, works=False, condition=f"its event loop stands still: it hangs; {hint}")
 
     def terminate(self) -> None:
         """Asks it to stop (SIGTERM). Does nothing if it has ended."""

@@ -299,6 +299,7 @@ class Run:
                     silent_s=service.silent_s,
                     is_silent=service.is_silent,
                     trouble=service.trouble,
+                    is_starved=service.is_starved,
                     exit_code=service.exit_code,
                     last_line=service.last_line,
                 )

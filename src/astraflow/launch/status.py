@@ -209,6 +209,7 @@ def _states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
             silent_s=None if service.silent_s is None else service.silent_s + old_s,
             is_silent=service.is_silent,
             trouble=service.trouble,
+            is_starved=service.is_starved,
         )
         for service in record.services
     )

@@ -68,6 +68,8 @@ class ServiceState:
     trouble: str = ""
     """What is wrong with it, or with a process that it started, and what to do; empty if nothing is known to
     be."""
+    is_starved: bool = False
+    """Whether that is only that its machine gives it no processor time."""
 
 
 class Backoff:
@@ -156,6 +158,7 @@ class Supervisor:
                 silent_s=life.silent_s,
                 is_silent=is_troubled and not life.works,
                 trouble=self._trouble(name, life) if is_troubled else "",
+                is_starved=is_troubled and life.is_starved,
             )
             self._states[name] = after
             if bool(before.trouble) != bool(after.trouble):
@@ -305,7 +308,9 @@ class Supervisor:
 
     def _set(self, name: str, **changes: object) -> None:
         """Enters another state, in which nothing is known yet of the life of the process."""
-        unknown = replace(self._states[name], age_s=0.0, silent_s=None, is_silent=False, trouble="")
+        unknown = replace(
+            self._states[name], age_s=0.0, silent_s=None, is_silent=False, trouble="", is_starved=False
+        )
         self._states[name] = replace(unknown, **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
         self._on_change()
 

@@ -28,8 +28,16 @@ _LOW_BYTES = 1024**3
 
 
 def _stopped(sight: Sight) -> Iterable[Finding]:
+    yield from _troubles(sight, is_starved=False)
+
+
+def _starved(sight: Sight) -> Iterable[Finding]:
+    yield from _troubles(sight, is_starved=True)
+
+
+def _troubles(sight: Sight, *, is_starved: bool) -> Iterable[Finding]:
     for service in sight.services:
-        if service.trouble:
+        if service.trouble and service.is_starved == is_starved:
             since_s = sight.now_s - (service.silent_s or 0.0)
             yield Finding(service.name, trouble_text(service), since_s, advice="")
 
@@ -165,6 +173,13 @@ PROCESS_RULES = (
         "A process of the run, or one that it started, has been stopped or has hung for 8 s.",
         "the line says what to do",
         _stopped,
+    ),
+    Rule(
+        "starved_process",
+        "A process of the run has shown no sign of life for 8 s, was ready to run, and got less than a fifth "
+        "of a core.",
+        "the line says what to do",
+        _starved,
     ),
     Rule(
         "crashing_process",

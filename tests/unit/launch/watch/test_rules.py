@@ -61,6 +61,15 @@ def test_a_process_in_trouble_is_named_with_its_remedy() -> None:
     assert text == "rollout-0 has shown no sign of life for 9 s: it is stopped; `kill -CONT 7`"
 
 
+def test_a_process_that_gets_no_processor_is_not_called_stopped() -> None:
+    trouble = "it gets no CPU time (it is ready to run, and got 2% of a core); end other programs"
+    starved = ServiceState(
+        "rollout-0", state="running", silent_s=9.0, is_silent=True, trouble=trouble, is_starved=True
+    )
+    text = only(make_sight(services=(starved,)), "starved_process")
+    assert text == f"rollout-0 has shown no sign of life for 9 s: {trouble}"
+
+
 def test_a_process_that_crashes_again_and_again_is_named_with_its_last_words() -> None:
     state = ServiceState(
         "trainer-actor", state="restarting", restarts=2, exit_code=1, last_line="ValueError: no"
