@@ -49,6 +49,7 @@ from astraflow.envs.math_text import boxes, fold
 from astraflow.envs.own_rewards import Call, OwnReward, check_own_reward, make_own_reward
 from astraflow.envs.question_answers import exact_match, word_f1
 from astraflow.envs.reasoning_gym import GYM, runs_answers, score_gym
+from astraflow.envs.selection import looked_at
 from astraflow.errors import ConfigError, DataError, Error, RolloutError
 from astraflow.own_code import described
 from astraflow.protocols import Environment, Score, TaskSource
@@ -341,7 +342,7 @@ def _singles(reward: RewardConfig) -> list[tuple[str, str, SingleRewardConfig, f
 
 
 def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> None:
-    """Checks that the rewards can score each task of a file.
+    """Checks that the rewards can score the tasks of a file (of a large prepared data set: some of them).
 
     Raises: DataError for a task without an answer; ConfigError for a function of the user's that asks for
     what the tasks do not bring.
@@ -352,11 +353,11 @@ def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceC
         if isinstance(part, Use):
             check_own_reward(part, columns, where=where)
         elif isinstance(part, CodeTestsReward):
-            for idx in range(len(source)):
-                cases_of(source.task(idx), part)
+            for task in looked_at(source, config):
+                cases_of(task, part)
         elif is_of_rows and not isinstance(part, FormatReward | JudgeReward):
-            for idx in range(len(source)):
-                _check_answer(source.task(idx), part)
+            for task in looked_at(source, config):
+                _check_answer(task, part)
 
 
 def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:

@@ -1,4 +1,5 @@
-"""Chooses the rows of a source that become tasks: those whose prompt is short enough, up to a number.
+"""Chooses the rows of a source that become tasks: those whose prompt is short enough, up to a number; and the
+tasks that are looked at before a run.
 
 How many rows are left out is said in one warning. Tokens are counted by the tokenizer's own file, without
 torch, since the dataflow counts them as well.
@@ -10,15 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from astraflow.envs.config import PromptsConfig
+from astraflow.envs.config import PreparedSourceConfig, PromptsConfig, TaskSourceConfig
 from astraflow.errors import ConfigError, DataError
+from astraflow.protocols import TaskSource
 from astraflow.types import Task
 
-__all__ = ["fitting", "prompt_counter"]
+__all__ = ["fitting", "looked_at", "prompt_counter"]
 
 _log = logging.getLogger(__name__)
 _BATCH = 256
 """Prompts that the tokenizer gets at a time; it encodes them in parallel."""
+_LOOKED_AT = 256
+"""Tasks of a prepared data set. Each is read from disk, and may have half a megabyte of test cases."""
 _EntryT = TypeVar("_EntryT")
 
 
@@ -63,6 +67,20 @@ def fitting(
             most,
         )
     return kept
+
+
+def looked_at(source: TaskSource, config: TaskSourceConfig) -> Iterator[Task]:
+    """The tasks of a source that are checked before a run.
+
+    These are all of them, but for a prepared data set, whose rows were checked when it was prepared: of more
+    than 256, 256 that are spread evenly from its first to its last.
+    """
+    num_tasks = len(source)
+    if not isinstance(config, PreparedSourceConfig) or num_tasks <= _LOOKED_AT:
+        chosen = range(num_tasks)
+    else:
+        chosen = [number * (num_tasks - 1) // (_LOOKED_AT - 1) for number in range(_LOOKED_AT)]
+    return map(source.task, chosen)
 
 
 def prompt_counter(folder: Path | None) -> Callable[[list[str]], list[int]]:

@@ -8,7 +8,7 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from astraflow.envs.code_config import CodeTestsReward
 from astraflow.envs.config import RewardConfig, TasksConfig, TaskSourceConfig, WeightedReward
 from astraflow.envs.environment import check_environments
 from astraflow.envs.rewards import check_gradable
+from astraflow.envs.selection import looked_at
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
@@ -30,6 +31,7 @@ from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEng
 from astraflow.rollout.judging import judges_of
 from astraflow.trackers.factory import check_tracker
 from astraflow.trainer.offline import offline_files
+from astraflow.types import Task
 from astraflow.wire import MAX_BODY_BYTES
 from astraflow.workflows.code_and_test import reference_of
 from astraflow.workflows.config import (
@@ -326,15 +328,16 @@ def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config
 
 
 def _check_test_writers(recipe: Recipe, sources: OpenSources) -> None:
-    """Where a policy writes test cases, the reward must run them, and each task must have a right program."""
+    """Where a policy writes test cases, the reward must run them, and the tasks must have right programs."""
     if isinstance(recipe.workflow, CodeAndTestConfig):
         _check_runs_cases(recipe.tasks)
         for name, source in sources.train.items():
-            _check_references(f"tasks.sources.{name}", source, recipe.workflow)
+            tasks = looked_at(source, recipe.tasks.sources[name])
+            _check_references(f"tasks.sources.{name}", tasks, recipe.workflow)
     for name, config in recipe.eval.sets.items():
         workflow = _workflow_of(config, recipe)
         if isinstance(workflow, CodeAndTestConfig):
-            _check_references(f"eval.sets.{name}", sources.eval[name], workflow)
+            _check_references(f"eval.sets.{name}", looked_at(sources.eval[name], config.source), workflow)
 
 
 def _check_runs_cases(tasks: TasksConfig) -> None:
@@ -352,10 +355,10 @@ def _check_runs_cases(tasks: TasksConfig) -> None:
         )
 
 
-def _check_references(where: str, source: TaskSource, workflow: CodeAndTestConfig) -> None:
-    for idx in range(len(source)):
+def _check_references(where: str, tasks: Iterable[Task], workflow: CodeAndTestConfig) -> None:
+    for task in tasks:
         try:
-            reference_of(source.task(idx), workflow.reference)
+            reference_of(task, workflow.reference)
         except DataError as err:
             raise DataError(f"{where}: {err}") from err
 

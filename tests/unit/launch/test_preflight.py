@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.envs.data_sets.manifest import CONVERSION, DataManifest, PreparedSplit, write_manifest
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.preflight import check_recipe
@@ -331,3 +332,33 @@ def test_a_test_writer_needs_a_right_program_for_each_task(folder: Path) -> None
         DataError, match=r"tasks\.sources\.train: task train/0 has no right program.*reference"
     ):
         check_recipe(coding(folder, answer=""))
+
+
+def prepared_code(folder: Path, *, without_solution: range) -> Recipe:
+    """The same with 1,000 rows of a prepared data set, of which some have no right program."""
+    data = folder / "deepcoder"
+    data.mkdir(exist_ok=True)
+    case = {"input": "", "output": "1"}
+    rows = [
+        {"id": str(n), "prompt": f"{n}?", "answer": "" if n in without_solution else "print(1)",
+         "function": "", "tests": [case], "tests_left_out": 0}
+        for n in range(1000)
+    ]  # fmt: skip
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (data / "train.jsonl").write_text(text)
+    split = PreparedSplit(
+        file="train.jsonl", num_rows=1000, num_bytes=len(text), sha256="", left_out={}, published=()
+    )
+    manifest = DataManifest(
+        dataset="deepcoder", conversion=CONVERSION, holds="tasks", splits={"train": split}
+    )
+    write_manifest(manifest, data)
+    source = {"name": "prepared", "dataset": "deepcoder", "folder": str(data), "split": "train"}
+    return coding(folder, sources={"train": source})
+
+
+def test_of_a_large_prepared_data_set_tasks_are_looked_at_from_its_first_to_its_last(folder: Path) -> None:
+    check_recipe(prepared_code(folder, without_solution=range(1, 3)))  # it is not read as a whole
+    for row in (0, 999):
+        with pytest.raises(DataError, match=f"task train/{row} has no right program"):
+            check_recipe(prepared_code(folder, without_solution=range(row, row + 1)))
