@@ -14,6 +14,7 @@
     +-- JournalError (OSError)            the journal cannot be written or read back
     +-- WeightsError (ValueError)         a version failed verification or does not fit the model
     +-- RolloutError                      one episode failed; `is_retryable` says whether another try may help
+    |   +-- LateScoreError                the reward took too long for one completion
     +-- QueryError (ValueError)           a query cannot be searched for; whoever asked is told, e.g. a model
     +-- SandboxError                      a box for a program of a model did not start, or broke
     +-- HistoryRewrittenError             a chat template does not extend what was sampled; the episode forks
@@ -34,6 +35,7 @@ __all__ = [
     "FencedError",
     "HistoryRewrittenError",
     "JournalError",
+    "LateScoreError",
     "QueryError",
     "RefusedError",
     "RolloutError",
@@ -114,6 +116,13 @@ class RolloutError(Error):
     def __init__(self, message: str, *, is_retryable: bool = True) -> None:
         super().__init__(message)
         self.is_retryable = is_retryable
+
+
+class LateScoreError(RolloutError):
+    """The reward took longer than `tasks.score_timeout_s` for one completion."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, is_retryable=False)
 
 
 class QueryError(Error, ValueError):

@@ -20,7 +20,7 @@ _SHOWN = (
 """(metric, its name on the screen, format)."""
 _BUILT_IN = (
     *("turns", "sampled_tokens", "truncated_frac", "forks", "overflows"),
-    *("generate_s", "score_s", "score_call_s_p50", "score_call_s_p95"),
+    *("generate_s", "score_s", "score_call_s_p50", "score_call_s_p95", "score_timeouts"),
 )
 """Metrics that every episode has."""
 _MOST_OWN = 4

@@ -22,7 +22,7 @@ import msgspec
 
 from astraflow import wire
 from astraflow.envs.environment import with_environment, without_environment
-from astraflow.errors import DeadlineError, Error, RolloutError
+from astraflow.errors import DeadlineError, Error, LateScoreError, RolloutError
 from astraflow.facts import episode_weights
 from astraflow.own_code import error_text, own_frames, raised_at
 from astraflow.protocols import Score
@@ -162,6 +162,8 @@ class EpisodeRunner:
         self._policies = policies
         self._workflow = workflow
         self._score = score
+        self._num_late_scores = 0
+        """Calls of the reward that took too long since the last training episode that succeeded."""
         self._timeout_s = timeout_s
         self._evaluation = evaluation or {}
         self._gateway = Gateway()
@@ -189,7 +191,7 @@ class EpisodeRunner:
                 seed=lease.seed,
                 pinned=pinned,
                 conduct=conduct if lease.kind == "eval" else _AS_IN_TRAINING,
-                may_propose=lease.kind == "train",
+                is_training=lease.kind == "train",
             )
         except GeneratorExit:
             raise
@@ -221,12 +223,12 @@ class EpisodeRunner:
         seed: int,
         pinned: Mapping[str, int] | None = None,
         conduct: Conduct = _AS_IN_TRAINING,
-        may_propose: bool = False,
+        is_training: bool = False,
     ) -> Episode:
         """One run of the workflow, in this process.
 
-        `pinned`: exact versions by policy; `conduct`: what differs from training; `may_propose`: tasks that
-        the workflow proposes go into the run.
+        `pinned`: exact versions by policy; `conduct`: what differs from training; `is_training`: tasks that
+        the workflow proposes go into the run, and the metrics count scores that came too late.
         Raises: DeadlineError over the timeout; BoundError naming a reward, score or metric that is too large
         or no number; RolloutError and whatever the workflow raises.
         """
@@ -239,14 +241,17 @@ class EpisodeRunner:
             pinned=pinned,
             sampling=conduct.sampling,
         )
-        proposals = Proposals(self._proposing if may_propose else None)
-        scored = self._scored(task, proposals, seed, conduct.score or self._score)
+        proposals = Proposals(self._proposing if is_training else None)
+        scored = self._scored(task, proposals, seed, conduct.score or self._counted_score)
         rewards = await self._rewards(conduct.workflow or self._workflow, scored, dialogue)
         trajectories = _trajectories(rewards, dialogue)
+        metrics = _metrics(dialogue, scored, trajectories)
+        if is_training:
+            metrics += (MetricItem("score_timeouts", float(self._taken_late_scores()), "sum"),)
         episode = Episode(
             trajectories=tuple([t for t in trajectories if self._policies[t.policy].info.is_trained]),
             score=_episode_score(rewards, scored, trajectories),
-            metrics=(*_metrics(dialogue, scored, trajectories), *proposals.metrics(), *rewards.metrics),
+            metrics=(*metrics, *proposals.metrics(), *rewards.metrics),
             messages=dialogue.messages,
             started_s=started_s,
             duration_s=time.perf_counter() - start,
@@ -271,6 +276,20 @@ class EpisodeRunner:
             ) from err
         _check_rewards(rewards, dialogue)
         return rewards
+
+    async def _counted_score(self, task: Task, text: str) -> float:
+        try:
+            return await self._score(task, text)
+        except LateScoreError:
+            self._num_late_scores += 1
+            raise
+
+    def _taken_late_scores(self) -> int:
+        """How many scores came too late. A late score fails its episode, whose metrics nobody gets, so the
+        next one that succeeds tells of it."""
+        num = self._num_late_scores
+        self._num_late_scores = 0
+        return num
 
     def _scored(self, task: Task, proposals: Proposals, seed: int, scores: Scores) -> "_TimedTask":
         """What the workflow gets of a task. A task of an environment is shown as the environment made it."""

@@ -24,7 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 from astraflow.envs.code_config import CodeTestsReward
 from astraflow.envs.config import ExactReward, JudgeReward, TasksConfig
 from astraflow.envs.rewards import RecipeReward, make_reward
-from astraflow.errors import ConfigError, DeadlineError, RolloutError
+from astraflow.errors import ConfigError, DeadlineError, LateScoreError, RolloutError
 from astraflow.protocols import Score
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring_process import (
@@ -104,8 +104,8 @@ class ScoringPool:
     async def score(self, task: Task, text: str) -> Score:
         """The reward of `text`, with its parts.
 
-        Raises: RolloutError; not retryable if the reward ran over its deadline, raised, or returned no
-        finite number.
+        Raises: LateScoreError if the reward ran over its deadline; RolloutError, not retryable if the reward
+        raised or returned no finite number.
         """
         with self._calls.one():
             return await self._score(task, text)
@@ -168,7 +168,7 @@ class ScoringPool:
         try:
             (outcome,) = await self._scored([call])
         except TimeoutError:
-            return Problem(late(task, text, self._deadline_s))
+            return late(task, text, self._deadline_s)
         except ProcessExpired as err:
             return Problem(
                 f"task {task.id}: the scoring process died (exit code {err.exitcode}) on a completion of "
@@ -226,6 +226,8 @@ class ScoringPool:
 
 
 def _score_of(outcome: Outcome) -> Score:
+    if isinstance(outcome, Problem) and outcome.is_late:
+        raise LateScoreError(outcome.text)
     if isinstance(outcome, Problem):
         raise RolloutError(outcome.text, is_retryable=outcome.is_retryable)
     return outcome

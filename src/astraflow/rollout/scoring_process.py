@@ -56,6 +56,8 @@ class Problem:
 
     text: str
     is_retryable: bool = False
+    is_late: bool = False
+    """The reward took too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ async def _waited(
             async with timeout:
                 return await reward.waited(task, values)
         except BaseException as error:  # noqa: BLE001 - code of the user's
-            return Problem(late(task, text, deadline_s)) if timeout.expired() else _problem(task, error)
+            return late(task, text, deadline_s) if timeout.expired() else _problem(task, error)
 
     work = [one(task, text, values) for (task, text), values in zip(calls, started, strict=True)]
     return await asyncio.gather(*work)
@@ -280,12 +282,13 @@ def _problem(task: Task, error: BaseException) -> Problem:
     return Problem(str(failure), failure.is_retryable)
 
 
-def late(task: Task, text: str, deadline_s: float) -> str:
-    """The message for a call over its deadline."""
-    return (
+def late(task: Task, text: str, deadline_s: float) -> Problem:
+    """Of a call over its deadline."""
+    message = (
         f"task {task.id}: the reward took longer than tasks.score_timeout_s = {deadline_s} for a completion "
         f"of {len(text)} characters"
     )
+    return Problem(message, is_late=True)
 
 
 def _forget_secrets(endings: Collection[str]) -> None:

@@ -1,10 +1,12 @@
-"""The times of scoring among an episode's metrics."""
+"""The times of scoring among an episode's metrics, and how many calls took too long."""
 
 from collections.abc import Awaitable, Callable
 
+from astraflow.errors import LateScoreError, RolloutError
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.types import Episode, Failure, Task
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
+from rollout_fakes import ScriptedEngine, exact, make_hosted, make_lease, make_task
 
 
 def scoring(num_calls: int) -> Callable[[ScoredTask, Policies], Awaitable[Rewards]]:
@@ -50,3 +52,29 @@ async def test_an_episode_that_scores_nothing_has_no_times() -> None:
 
 async def test_the_times_of_an_episode_are_bounded() -> None:
     assert len((await times(200))["score_call_s_p95"]) == 64
+
+
+# --- calls that took too long -----------------------------------------------------------------------
+
+
+def timeouts(episode: object) -> list[tuple[float, str]]:
+    assert isinstance(episode, Episode)
+    return [(item.value, item.reduction) for item in episode.metrics if item.name == "score_timeouts"]
+
+
+async def test_the_next_good_episode_tells_how_many_scores_came_too_late() -> None:
+    errors: list[RolloutError] = [LateScoreError("late"), LateScoreError("late"), RolloutError("it raised")]
+
+    async def score(task: Task, text: str) -> float:
+        if errors:
+            raise errors.pop()
+        return await exact(task, text)
+
+    engine = ScriptedEngine()
+    engine.slots = {"live": 0}
+    runner = EpisodeRunner({"actor": make_hosted("actor", engine)}, scoring(1), score)
+    for lease_id in ("a", "b", "c"):
+        assert isinstance((await runner.run(make_lease(lease_id))).outcome, Failure)
+    assert timeouts((await runner.run(make_lease("d", pinned={"actor": 0}))).outcome) == []
+    assert timeouts((await runner.run(make_lease("e"))).outcome) == [(2.0, "sum")]
+    assert timeouts((await runner.run(make_lease("f"))).outcome) == [(0.0, "sum")]

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from astraflow.config import Use
 from astraflow.envs.config import ExactReward, JsonlSourceConfig, RewardConfig, TasksConfig
-from astraflow.errors import ConfigError, RolloutError
+from astraflow.errors import ConfigError, LateScoreError, RolloutError
 from astraflow.rollout.scoring import ScoringPool
 from rollout_fakes import make_task
 
@@ -97,7 +97,7 @@ async def test_a_reward_that_loops_for_ever_is_ended_and_the_pool_works_on(pool:
     hanging, waiting = await asyncio.gather(
         pool.score(make_task(idx=3), "hang"), pool.score(make_task(), "5"), return_exceptions=True
     )
-    assert isinstance(hanging, RolloutError)
+    assert isinstance(hanging, LateScoreError)
     assert not hanging.is_retryable
     assert "sums/3" in str(hanging)
     assert "score_timeout_s" in str(hanging)
@@ -205,7 +205,7 @@ async def test_a_format_that_backtracks_for_ever_blocks_nobody_and_fails_its_epi
     while not call.done():
         await asyncio.sleep(0.01)
         longest_s, last_s = max(longest_s, loop.time() - last_s), loop.time()
-    with pytest.raises(RolloutError, match=r"took longer than tasks.score_timeout_s = 0.5"):
+    with pytest.raises(LateScoreError, match=r"took longer than tasks.score_timeout_s = 0.5"):
         await call
     assert longest_s < 0.5
     assert await pool.score(make_task(), "5") == 0.5
@@ -262,7 +262,7 @@ async def test_an_async_call_over_its_deadline_fails_alone(judges: ScoringPool) 
     late, well = await asyncio.gather(
         judges.score(make_task(idx=3), "late"), judges.score(make_task(), "5"), return_exceptions=True
     )
-    assert isinstance(late, RolloutError)
+    assert isinstance(late, LateScoreError)
     assert "sums/3: the reward took longer than tasks.score_timeout_s = 2.0" in str(late)
     assert not late.is_retryable
     assert well == 1.0
@@ -275,7 +275,7 @@ async def test_an_async_reward_that_blocks_ends_its_process_and_the_others_are_s
     scores = await asyncio.gather(
         *[judges.score(make_task(idx=idx), text) for idx, text in enumerate(texts)], return_exceptions=True
     )
-    assert isinstance(scores[1], RolloutError)
+    assert isinstance(scores[1], LateScoreError)
     assert "sums/1: the reward took longer" in str(scores[1])
     assert (scores[0], scores[2]) == (1.0, 1.0)
 
