@@ -1,5 +1,6 @@
 """The page that `make gallery` writes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ EPISODES = """# Before
 def shown(name: str = "search/tiny", **changes: object) -> gallery.Shown:
     (entry,) = [entry for entry in gallery.entries() if entry.name == name]
     fields: dict[str, object] = {
-        "entry": entry, "before": 0.3, "after": 0.95, "rl_s": 60.0, "wall_s": 100.0, "audit_ok": True,
+        "entry": entry, "evals": {"score_mean": (0.3, 0.95)}, "rl_s": 60.0, "wall_s": 100.0, "audit_ok": True,
         "episodes": EPISODES, "curve": None,
     }  # fmt: skip
     return gallery.Shown(**(fields | changes))  # type: ignore[arg-type]
@@ -41,8 +42,9 @@ def shown(name: str = "search/tiny", **changes: object) -> gallery.Shown:
     ("changes", "missed"),
     [
         ({}, []),
-        ({"after": 0.89}, ["after 0.890 < 0.9"]),
-        ({"after": None}, ["after none < 0.9"]),
+        ({"evals": {"score_mean": (0.3, 0.89)}}, ["score after 0.890 < 0.9"]),
+        ({"evals": {"score_mean": (0.41, 0.95)}}, ["score before 0.410 > 0.4"]),
+        ({"evals": {}}, ["no score was measured"]),
         ({"rl_s": 151.0}, ["RL took 151 s > 150 s"]),
         ({"wall_s": 301.0, "audit_ok": False}, ["all took 301 s > 300 s", "its audit does not hold"]),
     ],
@@ -63,9 +65,9 @@ def test_the_first_episodes_are_shown_as_text() -> None:
 
 
 def test_the_page_has_a_row_and_a_section_per_recipe() -> None:
-    text = gallery.page_text([shown(), shown("math/tiny", after=None, episodes="")])
+    text = gallery.page_text([shown(), shown("math/tiny", evals={}, episodes="")])
     assert "| [`search/tiny`](#search-tiny) | 0.300 | 0.950 | 60 s | 100 s |" in text
-    assert "| [`math/tiny`](#math-tiny) | 0.300 | none | 60 s | 100 s |" in text
+    assert "| [`math/tiny`](#math-tiny) | none | none | 60 s | 100 s |" in text
     assert "```bash\nastraflow run search/tiny\n```" in text
     # What a model wrote cannot end the block that it stands in.
     assert "````text\nuser: land a?\nassistant: ```find b```\n````" in text
@@ -73,3 +75,24 @@ def test_the_page_has_a_row_and_a_section_per_recipe() -> None:
 
 def test_the_page_shows_the_curve(tmp_path: Path) -> None:
     assert "](images/gallery/search-tiny.png)" in gallery.page_text([shown(curve=tmp_path / "curve.png")])
+
+
+def test_a_pair_must_also_reach_the_valid_share_of_its_test_writer_and_the_page_says_it() -> None:
+    good = {"score_mean": (0.3, 0.9), "episode/valid_cases": (0.5, 0.9)}
+    assert shown("code-multi-agent/tiny", evals=good).missed == []
+    poor = good | {"episode/valid_cases": (0.5, 0.6)}
+    assert shown("code-multi-agent/tiny", evals=poor).missed == ["valid cases after 0.600 < 0.85"]
+    text = gallery.page_text([shown("code-multi-agent/tiny", evals=good)])
+    assert "Held out, valid cases: 0.500 before, 0.900 after." in text
+
+
+def test_numbers_are_those_of_the_first_and_the_last_evaluation_of_the_first_policy() -> None:
+    rows = [
+        {"kind": "eval", "policy": "coder", "score_mean": 0.2, "score_stderr": None, "episode/caught": 1.0},
+        {"kind": "step", "policy": "coder", "reward_mean": 0.3},
+        {"kind": "eval", "policy": "tester", "score_mean": 0.6},
+        {"kind": "eval", "policy": "coder", "score_mean": 0.8, "score_stderr": 0.1},
+    ]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    assert gallery.first_and_last(text) == {"score_mean": (0.2, 0.8)}
+    assert gallery.first_and_last("") == {}
