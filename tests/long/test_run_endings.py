@@ -73,7 +73,8 @@ def test_a_third_ctrl_c_ends_the_launcher_too_and_the_reason_is_kept(runs: Runs)
     while run.process.poll() is None:
         run.process.send_signal(signal.SIGINT)
         time.sleep(0.2)
-    assert run.finish() == 130, run.report()
+    # The last one may meet an interpreter that is ending and has no handler left; a shell shows 130 for both.
+    assert run.finish() in {130, -signal.SIGINT}, run.report()
     assert wait_gone(pids, timeout_s=15) == []
     record = json.loads((run.run_dir / "run.json").read_text())
     assert (record["state"], record["reason"]) == ("stopped", CTRL_C)
