@@ -8,8 +8,8 @@ restart they start from zero. Nothing acts on the advice.
   `n` services makes only `1 - w` of what the trainer could train. So `n * w / (1 - w)` more services would
   keep it busy.
 - The pool's wait share is the share of its slots (`rollout.max_episodes` of each service) that are empty
-  because no group may begin before a trainer takes a batch. If a share `r` is empty, `n * r` services are
-  too many.
+  because no group may begin before a trainer takes a batch; while a service loads its first version, it has
+  none. If a share `r` is empty, `n * r` services are too many.
 
 If both wait, they take turns, because the staleness bound forces them to. More services change little then.
 """
@@ -89,8 +89,10 @@ class WaitShares:
         """Records a heartbeat of a rollout service.
 
         `free_frac` is the share of its slots that are free; `is_held_back` says that they are free because no
-        group may begin.
+        group may begin. The time before its first episode does not count as its time, unless it is held back.
         """
+        if service not in self._services and free_frac >= 1.0 and not is_held_back:
+            return  # it loads its first version
         length_s = now_s - self._last_beat_s.get(service, now_s)
         self._last_beat_s[service] = now_s
         share = self._services.setdefault(service, _Share())

@@ -62,6 +62,16 @@ def test_free_slots_that_no_trainer_keeps_empty_are_no_wait() -> None:
     assert advice.missing_services == 0
 
 
+def test_the_time_in_which_a_service_loads_its_first_version_is_not_its_time() -> None:
+    shares = WaitShares()
+    for beat in range(40):
+        shares.beat("rollout-0", free_frac=1.0, is_held_back=beat >= 30, now_s=0.5 * beat)
+    assert shares.advice(20.0, {}, SERVICES[:1]).rollout_wait_frac == 0.0  # too little was seen
+    for beat in range(40, 50):
+        shares.beat("rollout-0", free_frac=1.0, is_held_back=True, now_s=0.5 * beat)
+    assert shares.advice(25.0, {}, SERVICES[:1]).rollout_wait_frac == 1.0
+
+
 def test_where_both_wait_the_schedule_is_named_instead() -> None:
     shares = WaitShares()
     now_s = train(shares, wait_frac=0.5)
