@@ -7,9 +7,10 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,51 @@ async def test_nothing_that_a_program_leaves_outlives_its_episode(box: str) -> N
     assert of_marker(marker) == []
 
 
+CONNECTS = """
+import pathlib, socket
+found = {}
+def tried(name, act):
+    try:
+        found[name] = repr(act())
+    except OSError as err:
+        found[name] = ""
+port = int(os.environ["OPENAI_BASE_URL"].split(":")[2].split("/")[0])
+tried("the gateway", lambda: socket.create_connection(("127.0.0.1", port), 5).getpeername())
+tried("a port of the machine", lambda: socket.create_connection(("127.0.0.1", other), 5).getpeername())
+tried("an abstract socket", lambda: socket.socket(socket.AF_UNIX).connect("\\0" + name) or "connected")
+tried("services' sockets", lambda: os.listdir("/run"))
+tried("networks", lambda: [name for _, name in socket.if_nameindex()])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def listeners() -> Iterator[dict[str, Any]]:
+    """A port and an abstract socket of this machine on which somebody listens."""
+    name = f"astraflow-test-{secrets.token_hex(8)}"
+    with socket.create_server(("127.0.0.1", 0)) as port, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind("\0" + name)
+        abstract.listen()
+        yield {"other": port.getsockname()[1], "name": name}
+
+
+async def test_a_program_without_a_network_reaches_the_gateway_and_nothing_else(
+    listeners: dict[str, Any],
+) -> None:
+    episode = await play(CONNECTS, names=listeners, network="gateway")
+    found = json.loads(said[-1])
+    assert found.pop("the gateway").startswith("('127.0.0.1', ")
+    assert found.pop("networks") == "['lo']"
+    assert found.pop("services' sockets") == "[]"
+    assert found == {"a port of the machine": "", "an abstract socket": ""}
+    assert len(episode.trajectories) == 1  # its request was answered
+
+
+async def test_a_program_with_the_machines_network_reaches_its_ports(listeners: dict[str, Any]) -> None:
+    await play(CONNECTS, names=listeners)
+    assert json.loads(said[-1])["a port of the machine"]
+
+
 WAITS = """
 import subprocess, time
 code = "import time; time.sleep(300)"
@@ -217,28 +263,33 @@ async def test_a_machine_without_boxes_is_refused_or_warned_of(tmp_path: Path) -
 logging.basicConfig(format="%(message)s")
 episode = asyncio.run(play("print(5)", names={}))
 print({metric.name: metric.value for metric in episode.metrics}["unboxed"])
-try:
-    asyncio.run(play("print(5)", names={}, box="required"))
-except ConfigError as err:
-    print(err)
+for needs in ({"box": "required"}, {"network": "gateway"}):
+    try:
+        asyncio.run(play("print(5)", names={}, **needs))
+    except ConfigError as err:
+        print(err)
 """
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", NO_BOX, *script(tmp_path, body)]
     run = partial(subprocess.run, command, capture_output=True, text=True, check=True)
     done = await asyncio.to_thread(run)
     assert "AGENT PROGRAMS RUN WITHOUT A BOX (user and mount namespaces: No space left" in done.stderr
-    unboxed, refused = done.stdout.splitlines()
+    unboxed, boxless, open_network = done.stdout.splitlines()
     assert unboxed == "1.0"
-    assert "workflow.run.box = required, but this machine cannot make a box: user and mount" in refused
+    assert "workflow.run.box = required, but this machine cannot make a box: user and mount" in boxless
+    assert "workflow.run.network = gateway, but this machine cannot make a box: user, mount" in open_network
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 async def test_an_ordinary_user_gets_a_box_too() -> None:
     control, status = os.pipe(), os.pipe()
-    code = f"import os; print(os.getuid(), os.listdir({'/home'!r})); open('/proc/1/environ')"
+    code = (
+        "import os, socket; print(os.getuid(), os.listdir('/home'), socket.if_nameindex(), "
+        "socket.create_connection(('127.0.0.1', 50000)).getpeername()); open('/proc/1/environ')"
+    )
     specification = json.dumps(
         {
             "argv": ["/usr/bin/python3", "-c", code], "is_boxed": True, "hidden": ["/home"],
-            "own": [], "read_only": [],
+            "own": [], "read_only": [], "gateway": 50_000,
         }
     )  # fmt: skip
     keeper = inspect.getsource(agent_box)  # by standard input: its folder may be root's own
@@ -249,7 +300,7 @@ async def test_an_ordinary_user_gets_a_box_too() -> None:
     )  # fmt: skip
     done = await asyncio.to_thread(run)
     assert json.loads(os.read(status[0], 4096)) == {"code": 1}
-    assert done.stdout == "65534 []\n"
+    assert done.stdout == "65534 [] [(1, 'lo')] ('127.0.0.1', 50000)\n"
     assert "PermissionError" in done.stderr
     for fd in (*control, *status):
         os.close(fd)

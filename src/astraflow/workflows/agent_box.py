@@ -6,7 +6,11 @@ The rollout service runs this file as a script, so it uses only the standard lib
 
 The box consists of user and mount namespaces of its own. In it, the program has no capability, the folders
 that the specification names are empty or read-only, and the program cannot look into any process outside.
-From Linux 6.12 on, it cannot send a signal to one either. Process ids and the network stay the machine's.
+From Linux 6.12 on, it cannot send a signal to one either. Process ids stay the machine's, and so does the
+network, unless the specification names the gateway's port. Then the program has a network of its own, in
+which only that port of loopback is open, and this process passes on what is sent to it:
+
+    program --(its loopback)--> keeper --(the machine's loopback)--> gateway
 
 When the program ends, or when the other end of CONTROL_FD closes, everything that the program started is
 killed. This includes orphans in other sessions, because orphans become children of this process. The keeper
@@ -16,9 +20,12 @@ says why the program could not be started; both are absent if all went well.
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -38,6 +45,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWNS = 0x20000
 _CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 _MS_NOSUID = 2
 _MS_NODEV = 4
 _MS_BIND = 4096
@@ -58,6 +68,11 @@ _NUM_CAPABILITIES = 64
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "dri", "kfd")
 """Devices that root's programs see in /dev, besides NVIDIA's GPUs. Disks and memory are not among them."""
 
+_MAX_CONNECTIONS = 128
+"""Connections to the gateway at the same time; further ones wait."""
+_CHUNK = 65_536
+_LOOPBACK = "127.0.0.1"
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,14 +80,23 @@ class _Specification:
     """The rollout service's request, decoded from SPECIFICATION."""
 
     def __init__(
-        self, *, argv: list[str], is_boxed: bool, hidden: list[str], own: list[str], read_only: list[str]
+        self,
+        *,
+        argv: list[str],
+        is_boxed: bool,
+        hidden: list[str],
+        own: list[str],
+        read_only: list[str],
+        gateway: int = 0,
     ) -> None:
-        """`hidden`: paths that are empty in the box. `own`: folders below them that the program may see."""
+        """`hidden`: paths that are empty in the box. `own`: folders below them that the program may see.
+        `gateway`: the only port that the program can reach; 0: it has the machine's network."""
         self.argv = argv
         self.is_boxed = is_boxed
         self.hidden = hidden
         self.own = own
         self.read_only = read_only
+        self.gateway = gateway
 
 
 def _main() -> None:
@@ -87,13 +111,16 @@ def _main() -> None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     is_walled = _keep_signals_in()
     problem_read, problem_write = os.pipe()
+    from_box, to_keeper = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         os.close(problem_read)
-        _become(spec, problem_write)
+        _become(spec, problem_write, to_keeper)
     os.close(problem_write)
+    to_keeper.close()
     # Ends without a problem once the program has started, because `exec` closes the pipe's other end.
     problem = _read_all(problem_read)
+    threading.Thread(target=_serve_gateway, args=(from_box, spec.gateway), daemon=True).start()
     threading.Thread(target=_kill_when_let_go, args=(control, pid, is_walled), daemon=True).start()
     code = _wait_for(pid)
     _kill_all(pid, is_walled=is_walled)
@@ -173,10 +200,46 @@ def _read_all(fd: int) -> bytes:
     return b"".join(parts)
 
 
+# --- the way to the gateway -------------------------------------------------------------------------
+
+
+def _serve_gateway(from_box: socket.socket, port: int) -> None:
+    """Passes on what the program sends to the listening socket that came out of the box, if one did."""
+    _, fds, _, _ = socket.recv_fds(from_box, 1, 1)
+    if not fds:
+        return  # the program has the machine's network, or there is no box
+    free = threading.Semaphore(_MAX_CONNECTIONS)
+    with socket.socket(fileno=fds[0]) as listener:
+        while True:
+            free.acquire()
+            connection, _ = listener.accept()
+            threading.Thread(target=_pass_on, args=(connection, port, free), daemon=True).start()
+
+
+def _pass_on(inside: socket.socket, port: int, free: threading.Semaphore) -> None:
+    """Joins a connection of the program with one to the gateway until both are over."""
+    with contextlib.suppress(OSError), inside, socket.create_connection((_LOOPBACK, port)) as outside:
+        back = threading.Thread(target=_copy, args=(outside, inside), daemon=True)
+        back.start()
+        _copy(inside, outside)
+        back.join()
+    free.release()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    """Copies until the source ends or the sink is gone. Then neither is used in this direction any more."""
+    with contextlib.suppress(OSError):
+        while chunk := source.recv(_CHUNK):
+            sink.sendall(chunk)
+    for connection, direction in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
+        with contextlib.suppress(OSError):
+            connection.shutdown(direction)
+
+
 # --- in the child process, before it becomes the program --------------------------------------------
 
 
-def _become(spec: _Specification, problem_write: int) -> None:
+def _become(spec: _Specification, problem_write: int, to_keeper: socket.socket) -> None:
     """Enters the box and becomes the program. A problem is written to the pipe and ends the process."""
     kind = "box"
     try:
@@ -184,7 +247,7 @@ def _become(spec: _Specification, problem_write: int) -> None:
         if sys.platform == "linux":
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if spec.is_boxed:
-            _enter_box(spec)
+            _enter_box(spec, to_keeper)
         _keep_signals_in()
         kind = "start"
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, which the program would inherit
@@ -195,14 +258,16 @@ def _become(spec: _Specification, problem_write: int) -> None:
         os._exit(127)
 
 
-def _enter_box(spec: _Specification) -> None:
+def _enter_box(spec: _Specification, to_keeper: socket.socket) -> None:
     """Puts this process into the box.
 
     Raises: OSError that names what this machine does not allow.
     """
     if sys.platform != "linux":
         raise OSError(f"{sys.platform} has no namespaces")
-    _enter_namespaces()
+    _enter_namespaces(_CLONE_NEWNET if spec.gateway else 0)
+    if spec.gateway:
+        _open_gateway(spec.gateway, to_keeper)
     # Opened now, because a file opened before would belong to the mounts outside, and one opened later would
     # be hidden.
     own = [os.open(path, os.O_PATH) for path in spec.own]
@@ -223,18 +288,28 @@ def _enter_box(spec: _Specification) -> None:
     _give_up_rights()
 
 
-def _enter_namespaces() -> None:
+def _enter_namespaces(others: int) -> None:
+    """Enters new user and mount namespaces, and `others`."""
     uid = os.geteuid()
     gid = os.getegid()
     if uid == 0:
         with contextlib.suppress(PermissionError):  # root in a namespace may not be allowed to drop groups
             os.setgroups([])
-    _checked(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "user and mount namespaces")
+    kinds = "user, mount and network namespaces" if others else "user and mount namespaces"
+    _checked(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | others), kinds)
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{uid} {uid} 1")
     _write("/proc/self/gid_map", f"{gid} {gid} 1")
     _write("/proc/sys/user/max_user_namespaces", "0")  # in a further namespace it would have rights again
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
+
+
+def _open_gateway(port: int, to_keeper: socket.socket) -> None:
+    """Opens the only port of the new network, and hands its socket to the keeper, which stays outside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+    with socket.create_server((_LOOPBACK, port), backlog=_MAX_CONNECTIONS) as listener:
+        socket.send_fds(to_keeper, [b"."], [listener.fileno()])
 
 
 def _mount_devices() -> None:

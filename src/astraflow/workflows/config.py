@@ -8,7 +8,7 @@ fewer policies. A single policy therefore plays all roles.
 import re
 import string
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -405,6 +405,9 @@ class ProgramConfig(Config):
     """Whether the program runs in a box that hides the run's secrets and the keys of other episodes. On a
     machine that cannot make a box, `preferred` runs without one, with a warning and the metric `unboxed`, and
     `required` refuses to run."""
+    network: Literal["machine", "gateway"] = "machine"
+    """What the program can connect to: whatever the machine can, or nothing but the policies and the result's
+    address (`gateway`), which needs a box."""
     keeps_env: tuple[str, ...] = ()
     """Further environment variables of the service that the program gets, e.g. the key of a search tool."""
 
@@ -414,6 +417,17 @@ class ProgramConfig(Config):
         if own := [name for name in names if name.startswith("ASTRAFLOW_")]:
             raise ValueError(f"{own[0]} belongs to the service and is given to no program; leave it out")
         return names
+
+    @model_validator(mode="after")
+    def _has_a_box_for_its_network(self) -> Self:
+        if self.network == "gateway" and self.box == "none":
+            raise ValueError("network = gateway needs a box, and box = none; leave one of them out")
+        return self
+
+    @property
+    def needs_box(self) -> bool:
+        """Whether the program must not run without a box."""
+        return self.box == "required" or self.network == "gateway"
 
 
 class AgentConfig(PolicyRoles):

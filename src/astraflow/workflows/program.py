@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -72,6 +73,11 @@ _HIDDEN_PATTERNS = ("astraflow-agents-*", "astraflow-vllm-*", "astraflow-sglang-
 """Temporary folders that a program must not see: those of other programs, and those of engine servers, which
 hold sockets and weights."""
 
+_SOCKET_FOLDERS = (Path("/run"), Path("/var/run"))
+"""Where the machine's services have their sockets, such as that of a container engine."""
+_NO_GATEWAY = "http://127.0.0.1:50000"
+"""The address with which a box is tried before there is an episode."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
@@ -109,10 +115,12 @@ class ProgramRuns:
         async with self._probing:
             if self._problem is None:
                 self._problem = await self._probed()
-        if self._problem and self._config.box == "required":
+        if self._problem and self._config.needs_box:
+            key = "box = required" if self._config.box == "required" else "network = gateway"
             raise ConfigError(
-                f"workflow.run.box = required, but this machine cannot make a box: {self._problem}; allow "
-                "user namespaces here, or set it to preferred and trust the program with the run's secrets"
+                f"workflow.run.{key}, but this machine cannot make a box: {self._problem}; allow "
+                "user namespaces here, or set box to preferred and network to machine, and trust the program "
+                "with the run's secrets"
             )
         return not self._problem
 
@@ -154,11 +162,12 @@ class ProgramRuns:
             command = (sys.executable, "-I", "-S", "-c", "")
             (Path(name) / "task.json").touch()
             try:
-                ended = await self._ended(command, Path(name), dict(os.environ), is_boxed=True)
+                env = {**os.environ, "OPENAI_BASE_URL": _NO_GATEWAY}
+                ended = await self._ended(command, Path(name), env, is_boxed=True)
             except TimeoutError:
                 return f"its first program took longer than {self._config.timeout_s:g} s"
         problem = ended.box_problem or ended.start_problem
-        if problem:
+        if problem and not self._config.needs_box:
             _log.warning(
                 "AGENT PROGRAMS RUN WITHOUT A BOX (%s): they can read the tokens of this run and the keys of "
                 "other episodes; each episode counts this as the metric `unboxed`",
@@ -180,6 +189,7 @@ class ProgramRuns:
                 "hidden": [str(path) for path in self._hidden()],
                 "own": [str(folder)],
                 "read_only": sorted({sys.prefix, str(Path(astraflow.__file__).parent)}),
+                "gateway": self._gateway_port(env) if is_boxed else 0,
             }
         )
         control_read, control = os.pipe()
@@ -203,11 +213,20 @@ class ProgramRuns:
             os.close(status)
         return _status(reported, process.returncode or 0)
 
+    def _gateway_port(self, env: Mapping[str, str]) -> int:
+        """The only port that a program may reach; 0 if it has the machine's network."""
+        if self._config.network == "machine":
+            return 0
+        return urlsplit(env["OPENAI_BASE_URL"]).port or 0
+
     def _hidden(self) -> list[Path]:
-        """Paths that no program may see: the run's secrets, other programs' folders, and engines' sockets."""
+        """Paths that no program may see: the run's secrets, other programs' folders, and engines' sockets;
+        without the machine's network, those of its services too."""
         temporary = Path(tempfile.gettempdir())
         found = [path for pattern in _HIDDEN_PATTERNS for path in temporary.glob(pattern)]
         found += [path for path in self._private if path.exists()]
+        if self._config.network == "gateway":
+            found += [path for path in _SOCKET_FOLDERS if path.is_dir()]
         return sorted({path.resolve() for path in found})
 
 
