@@ -5,6 +5,7 @@ the time includes building its models. The page shows each recipe's curve, one e
 from after training, the times and the command.
 
     python benchmarks/gallery.py [--only search/tiny code/tiny] [--seed 0] [--out FOLDER] [--no-page]
+    python benchmarks/gallery.py --read --out FOLDER     # writes the page about runs that are there
 """
 
 import argparse
@@ -21,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.launch.gallery import Entry, entries
-from harness import report, show_table
+from harness import MOST_LOAD, OthersLoad, report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "gallery.md"
 IMAGES = ROOT / "docs" / "images" / "gallery"
 
 _SCORE = "score_mean"
+MEASURED = "measured.json"
+"""In a run's folder: how long the command took, and how busy the machine was."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Shown:
     """Number of the held-out evaluations -> its first and its last value; empty without an evaluation."""
     rl_s: float
     wall_s: float
+    others_load: float
+    """Cores that other programs used meanwhile."""
     audit_ok: bool
     episodes: str
     """The content of `samples/episodes.md`."""
@@ -126,40 +131,49 @@ def tiny_recipes() -> list[Entry]:
     return [e for e in entries() if e.kind == "recipe" and e.name.rpartition("/")[2].startswith("tiny")]
 
 
-def run_recipe(entry: Entry, work: Path, seed: int) -> Shown:
-    """Runs one from nothing in a folder of its own. A run that fails is shown as such."""
+def run_recipe(entry: Entry, work: Path, seed: int) -> None:
+    """Runs one from nothing in a folder of its own, where it also leaves how long that took."""
     work.mkdir(parents=True)
     run_dir = work / "run"
     arguments = ("run", entry.name, "--run-dir", str(run_dir), "--plain", f"seed={seed}")
     print("+ astraflow", *arguments, file=sys.stderr, flush=True)
+    load = OthersLoad()
     began_s = time.monotonic()
     argv = [sys.executable, "-P", "-m", "astraflow.cli.main", *arguments]
     subprocess.run(argv, cwd=work, check=False, stdout=sys.stderr)
-    wall_s = time.monotonic() - began_s
+    measured = {"wall_s": time.monotonic() - began_s, "others_load": load.lap()}
+    (work / MEASURED).write_text(json.dumps(measured))
+
+
+def read_run(entry: Entry, work: Path) -> Shown:
+    """What became of a run. One that failed is shown as such."""
+    run_dir = work / "run"
+    measured: dict[str, float] = json.loads((work / MEASURED).read_text())
     evals = run_dir / "metrics.jsonl"
     path = run_dir / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    policy = next((str(one["name"]) for one in summary.get("policies", ())), "")
     episodes = run_dir / "samples" / "episodes.md"
     curve = run_dir / "learning_curve.png"
     return Shown(
         entry=entry,
-        evals=first_and_last(evals.read_text(encoding="utf-8")) if evals.is_file() else {},
+        evals=first_and_last(evals.read_text(encoding="utf-8"), policy) if evals.is_file() else {},
         rl_s=summary.get("rl_wall_s", 0.0),
-        wall_s=wall_s,
+        wall_s=measured["wall_s"],
+        others_load=measured["others_load"],
         audit_ok=summary.get("audit_ok", False),
         episodes=episodes.read_text(encoding="utf-8") if episodes.is_file() else "",
         curve=curve if curve.is_file() else None,
     )
 
 
-def first_and_last(metrics: str) -> dict[str, tuple[float, float]]:
-    """The numbers of the first and the last evaluation of the first policy in a `metrics.jsonl`.
+def first_and_last(metrics: str, policy: str) -> dict[str, tuple[float, float]]:
+    """The numbers of the first and the last evaluation of a policy in a `metrics.jsonl`.
 
     A number that only one of the two has is left out.
     """
     rows: list[dict[str, Any]] = [json.loads(line) for line in metrics.splitlines()]
-    evals = [row for row in rows if row["kind"] == "eval"]
-    own = [row for row in evals if row["policy"] == evals[0]["policy"]]
+    own = [row for row in rows if row["kind"] == "eval" and row["policy"] == policy]
     if not own:
         return {}
     first, last = own[0], own[-1]
@@ -183,6 +197,7 @@ def page_text(shown: Sequence[Shown]) -> str:
         "Every recipe here starts from nothing: the command builds its tiny models, trains them, and",
         "evaluates them on tasks that were never trained on. It needs",
         "`pip install 'astraflow[quickstart,search]'`.",
+        *busy_lines(shown),
         "",
         "| recipe | held-out before | after | RL | in all |",
         "|---|---|---|---|---|",
@@ -195,6 +210,17 @@ def page_text(shown: Sequence[Shown]) -> str:
     for one in shown:
         lines += ["", *section(one)]
     return "\n".join(lines) + "\n"
+
+
+def busy_lines(shown: Sequence[Shown]) -> list[str]:
+    """That the times are those of a machine with other work, if they are."""
+    load = max((one.others_load for one in shown), default=0.0)
+    if load <= MOST_LOAD:
+        return []
+    return [
+        "",
+        f"Other programs used up to {load:.1f} cores meanwhile: on an idle machine it takes less time.",
+    ]
 
 
 def section(one: Shown) -> list[str]:
@@ -246,9 +272,9 @@ def write_page(shown: Sequence[Shown]) -> None:
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def main(chosen: Sequence[Entry], out: Path, *, seed: int, writes_page: bool) -> None:
-    """Runs, prints and writes."""
-    shown = [run_recipe(entry, out / anchor(entry.name), seed) for entry in chosen]
+def main(chosen: Sequence[Entry], out: Path, *, writes_page: bool) -> None:
+    """Prints and writes what became of the runs."""
+    shown = [read_run(entry, out / anchor(entry.name)) for entry in chosen]
     header = ("recipe", "before", "after", "RL s", "in all s", "missed")
     rows = [
         (one.entry.name, figure(one.before), figure(one.after), one.rl_s, one.wall_s, "; ".join(one.missed))
@@ -278,11 +304,13 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for models and runs; a temporary one if not given")
     parser.add_argument("--no-page", action="store_true", help="leave docs/gallery.md as it is")
+    parser.add_argument("--read", action="store_true", help="run nothing: read the runs in --out")
     given = parser.parse_args()
+    if given.read and not given.out:
+        parser.error("--read needs --out FOLDER, where the runs are")
+    chosen = [known[name] for name in given.only]
     with tempfile.TemporaryDirectory(prefix="astraflow-gallery-") as scratch:
-        main(
-            [known[name] for name in given.only],
-            (given.out or Path(scratch)).resolve(),
-            seed=given.seed,
-            writes_page=not given.no_page,
-        )
+        out = (given.out or Path(scratch)).resolve()
+        for entry in () if given.read else chosen:
+            run_recipe(entry, out / anchor(entry.name), given.seed)
+        main(chosen, out, writes_page=not given.no_page)

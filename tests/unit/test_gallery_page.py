@@ -32,8 +32,8 @@ EPISODES = """# Before
 def shown(name: str = "search/tiny", **changes: object) -> gallery.Shown:
     (entry,) = [entry for entry in gallery.entries() if entry.name == name]
     fields: dict[str, object] = {
-        "entry": entry, "evals": {"score_mean": (0.3, 0.95)}, "rl_s": 60.0, "wall_s": 100.0, "audit_ok": True,
-        "episodes": EPISODES, "curve": None,
+        "entry": entry, "evals": {"score_mean": (0.3, 0.95)}, "rl_s": 60.0, "wall_s": 100.0,
+        "others_load": 0.1, "audit_ok": True, "episodes": EPISODES, "curve": None,
     }  # fmt: skip
     return gallery.Shown(**(fields | changes))  # type: ignore[arg-type]
 
@@ -73,6 +73,26 @@ def test_the_page_has_a_row_and_a_section_per_recipe() -> None:
     assert "````text\nuser: land a?\nassistant: ```find b```\n````" in text
 
 
+def test_times_of_a_busy_machine_are_said_to_be_such() -> None:
+    assert "Other programs" not in gallery.page_text([shown()])
+    text = gallery.page_text([shown(others_load=1.62), shown(others_load=0.2)])
+    assert "Other programs used up to 1.6 cores meanwhile" in text
+
+
+def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
+    (entry,) = [entry for entry in gallery.entries() if entry.name == "search/tiny"]
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / gallery.MEASURED).write_text('{"wall_s": 100.0, "others_load": 0.1}')
+    assert gallery.read_run(entry, tmp_path).missed == ["no score was measured", "its audit does not hold"]
+    rows = [{"kind": "eval", "policy": "actor", "score_mean": score} for score in (0.3, 0.95)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run / "summary.json").write_text(
+        json.dumps({"policies": [{"name": "actor"}], "rl_wall_s": 60.0, "audit_ok": True})
+    )
+    assert gallery.read_run(entry, tmp_path).missed == []
+
+
 def test_the_page_shows_the_curve(tmp_path: Path) -> None:
     assert "](images/gallery/search-tiny.png)" in gallery.page_text([shown(curve=tmp_path / "curve.png")])
 
@@ -86,7 +106,7 @@ def test_a_pair_must_also_reach_the_valid_share_of_its_test_writer_and_the_page_
     assert "Held out, valid cases: 0.500 before, 0.900 after." in text
 
 
-def test_numbers_are_those_of_the_first_and_the_last_evaluation_of_the_first_policy() -> None:
+def test_numbers_are_those_of_the_first_and_the_last_evaluation_of_a_policy() -> None:
     rows = [
         {"kind": "eval", "policy": "coder", "score_mean": 0.2, "score_stderr": None, "episode/caught": 1.0},
         {"kind": "step", "policy": "coder", "reward_mean": 0.3},
@@ -94,5 +114,6 @@ def test_numbers_are_those_of_the_first_and_the_last_evaluation_of_the_first_pol
         {"kind": "eval", "policy": "coder", "score_mean": 0.8, "score_stderr": 0.1},
     ]
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    assert gallery.first_and_last(text) == {"score_mean": (0.2, 0.8)}
-    assert gallery.first_and_last("") == {}
+    assert gallery.first_and_last(text, "coder") == {"score_mean": (0.2, 0.8)}
+    assert gallery.first_and_last(text, "tester") == {"score_mean": (0.6, 0.6)}
+    assert gallery.first_and_last("", "coder") == {}
