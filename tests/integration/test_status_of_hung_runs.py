@@ -19,7 +19,7 @@ from astraflow.launch.status import run_status, show_status
 from astraflow.launch.watch.alarm import Alarm
 from recipe_builders import make_digit_recipe
 
-LONGEST_S = 3.0
+LONGEST_S = 2.0
 
 
 @asynccontextmanager
@@ -88,13 +88,13 @@ async def test_a_dataflow_that_does_not_answer_for_an_unknown_reason_is_said_not
         status = await run_status(str(make_folder(tmp_path, url=url)), None)
     (alarm,) = status.alarms
     assert (alarm.rule, alarm.subject) == ("dataflow_silent", "dataflow")
-    assert "has not answered within 1.8 s" in alarm.evidence
+    assert "has not answered within 1.4 s" in alarm.evidence
 
 
 async def test_a_url_that_does_not_answer_is_an_error_in_time() -> None:
     async with mute_server() as url:
         began_s = time.monotonic()
-        with pytest.raises(UnavailableError, match=r"has not answered within 1\.8 s"):
+        with pytest.raises(UnavailableError, match=r"has not answered within 1\.4 s"):
             await run_status(url, None)
         assert time.monotonic() - began_s < LONGEST_S
 

@@ -38,10 +38,12 @@ __all__ = ["RunStatus", "run_status", "show_status"]
 
 _PATIENCE_S = 1.0
 """A dataflow that is just starting refuses connections for a moment."""
-_DEADLINE_S = 0.9 * STATUS_S
-"""For all tries together. It is shorter than the deadline of one, so that it has the last word."""
-_RECENT_S = 0.9
-"""For the steps and evaluations; a status without them is better than none."""
+_DEADLINE_S = 0.7 * STATUS_S
+"""For all tries together. It is shorter than the deadline of one, so that it has the last word, and leaves
+room for the second in which the command itself starts on a busy machine."""
+_RECENT_S = 0.9 * STATUS_S
+"""The same with the steps and evaluations, which are asked for next; a status without them is better than
+none."""
 _RECORD_FRESH_S = 15.0
 """The alarms of an older `run.json` are not repeated: nobody has looked since."""
 
@@ -85,7 +87,7 @@ def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -
 
 
 async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") -> RunStatus:
-    """What is known of a run. Waits for less than 3 s. `ca_file`: checks the certificate behind a URL.
+    """What is known of a run. Waits for less than 2 s. `ca_file`: checks the certificate behind a URL.
 
     Raises: UnavailableError if a URL does not answer; DataError if `where` is no run folder.
     """
@@ -147,11 +149,12 @@ async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Re
     """The dataflow's answers. Raises: UnavailableError if it gives none in time."""
     client = ServiceClient(url, token=token, patience_s=_PATIENCE_S, ca_file=ca_file)
     recent = Recent()
+    began_s = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout_at(began_s + _DEADLINE_S):
             status = await DataflowClient(client).status()
         with contextlib.suppress(TimeoutError, UnavailableError):
-            async with asyncio.timeout(_RECENT_S):
+            async with asyncio.timeout_at(began_s + _RECENT_S):
                 recent = await recent_of(DataflowClient(client), status)
     except TimeoutError as err:
         raise UnavailableError(
