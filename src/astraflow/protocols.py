@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # seams are read without loading torch
 
 __all__ = [
     "LAUNCHER",
+    "MACHINE_LOST",
     "AdamStep",
     "Capacity",
     "Completed",
@@ -51,6 +52,7 @@ __all__ = [
     "LearnsFromBatches",
     "Limiter",
     "ModelRole",
+    "Needs",
     "Objective",
     "Observation",
     "ProcessHandle",
@@ -65,6 +67,7 @@ __all__ = [
     "ShowsEpisodes",
     "ShowsLife",
     "SlotName",
+    "SpansMachines",
     "Stateful",
     "StepResult",
     "TableSizes",
@@ -621,6 +624,22 @@ class Publishes(Protocol):
 LAUNCHER = "launcher"
 """What `ProcessSpec.near` calls the process that runs the launcher."""
 
+MACHINE_LOST = -1_000
+"""What `ProcessHandle.wait` returns for a process whose machine went away. It is no crash of the process, so
+it is started again as often as that happens. No exit code and no signal has this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a process reserves on the machine that it runs on. A launcher of one machine reserves nothing."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    """0 reserves none."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Labels of the machine, in the words of the cluster's scheduler."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
@@ -641,9 +660,12 @@ class ProcessSpec:
     """Files and folders that must be at these paths when it starts. They do not change during the run."""
     writes: tuple[Path, ...] = ()
     """Folders that it must find again as it left them when it is restarted."""
+    scratch: tuple[Path, ...] = ()
+    """Folders that it may fill. They need not outlive it, so on another machine an empty folder does."""
     near: str = ""
     """Name of the process that it shares a machine with, because they exchange files or speak over loopback.
     `launcher` is the launcher itself. Empty: it can run on any machine."""
+    needs: Needs = Needs()
     max_restarts: int = 5
     ends_with_run: bool = False
     """True if exit code 0 is its normal end. Otherwise every end that nobody asked for is a crash."""
@@ -661,8 +683,8 @@ class ProcessHandle(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Waits for the end of the process. Returns its exit code, which is negative for a signal. Several
-        callers may wait."""
+        """Waits for the end of the process. Returns its exit code, which is negative for a signal, or
+        `MACHINE_LOST`. Several callers may wait."""
         ...
 
     def terminate(self) -> None:
@@ -713,11 +735,24 @@ class Launcher(Protocol):
     """Starts the processes of one run; there is one implementation per kind of cluster."""
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Starts a process. Called again for a restart, after the earlier process has ended."""
+        """Starts a process. Called again for a restart, after the earlier process has ended.
+
+        It may wait for a machine with room. If it is cancelled meanwhile, nothing is left behind.
+        """
         ...
 
     def close(self) -> None:
         """Called once all processes have ended."""
+        ...
+
+
+@runtime_checkable
+class SpansMachines(Protocol):
+    """What a `Launcher` may be besides: one that starts processes on several machines."""
+
+    @property
+    def host(self) -> str:
+        """Address of the launcher's machine at which the other machines reach it."""
         ...
 
 

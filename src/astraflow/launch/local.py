@@ -211,6 +211,9 @@ class LocalLauncher:
             except OSError as err:
                 os.close(life_read_fd)
                 raise ConfigError(f"{spec.name}: cannot start {spec.argv[0]!r}: {err.strerror}") from err
+            except asyncio.CancelledError:
+                os.close(life_read_fd)
+                raise
             finally:
                 os.close(life_write_fd)
         return LocalProcess(process, life_read_fd)

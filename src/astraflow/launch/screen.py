@@ -140,9 +140,7 @@ class ScreenState:
             if service.restarts > self.restarts.get(service.name, 0):
                 self.restarts[service.name] = service.restarts
                 reason = f": {service.last_line}" if service.last_line else ""
-                notes.append(
-                    f"{service.name} ended with code {service.exit_code}; restart {service.restarts}{reason}"
-                )
+                notes.append(f"{service.name} ended{service.code_text}; restart {service.restarts}{reason}")
         return notes
 
     def add_step(self, record: StepRecord) -> None:

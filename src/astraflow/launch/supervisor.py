@@ -9,9 +9,9 @@
     `look`, which the owner calls now and then, notes how all processes are: for people, it restarts nothing
 
 A process that crashed is restarted after an exponential backoff. `note_progress`, which says that it does its
-work again, forgets its earlier crashes. A process that keeps crashing, or that finds its settings wrong
-before it ever worked, fails the run: `run` ends with a ServiceError that names its log. Whatever ends `run`,
-no process is left behind.
+work again, forgets its earlier crashes; so does the loss of its machine, which is no crash. A process that
+keeps crashing, or that finds its settings wrong before it ever worked, fails the run: `run` ends with a
+ServiceError that names its log. Whatever ends `run`, no process is left behind.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from typing import Literal
 
 from astraflow.errors import ServiceError
 from astraflow.launch.launcher import CheckedHandle, start_process
-from astraflow.protocols import Launcher, ProcessLife, ProcessSpec
+from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
 
 __all__ = ["TROUBLE_AFTER_S", "USER_ERROR_CODE", "Backoff", "ServiceState", "Supervisor", "trouble_text"]
 
@@ -41,6 +41,7 @@ TROUBLE_AFTER_S = 8.0
 _TERMINATE_GRACE_S = 5.0
 _TAIL_LINES = 12
 _KILLED = "it was killed, perhaps because the machine ran out of memory"
+_LOST = "its machine was lost"
 _LATE_NEWS_S = 5.0
 """A process may end this long before the launcher learns that its work was done. The launcher asks the
 dataflow twice per second, and the answer may take a while."""
@@ -56,7 +57,7 @@ class ServiceState:
     restarts: int = 0
     """Number since the launcher started."""
     exit_code: int = 0
-    """Exit code of its last end; negative for a signal."""
+    """Exit code of its last end; negative for a signal, `MACHINE_LOST` if it has none."""
     last_line: str = ""
     """Why it ended last: the last line of its log, if it ended with an error, or that it was silent."""
     age_s: float = 0.0
@@ -70,6 +71,11 @@ class ServiceState:
     be."""
     is_starved: bool = False
     """Whether that is only that its machine gives it no processor time."""
+
+    @property
+    def code_text(self) -> str:
+        """The exit code of its last end, to follow the word `ended`; empty if it has none."""
+        return "" if self.exit_code == MACHINE_LOST else f" with code {self.exit_code}"
 
 
 class Backoff:
@@ -122,6 +128,8 @@ class Supervisor:
         self._states = {spec.name: ServiceState(spec.name) for spec in specs}
         self._handles: dict[str, CheckedHandle] = {}
         self._killed_because: dict[str, str] = {}
+        self._starting: dict[str, asyncio.Timeout] = {}
+        """Processes whose launcher may still look for a machine with room; a stop ends that."""
         self._started_s: dict[str, float] = {}
         self._troubled_s: dict[str, float] = {}
         """Process -> since when something is wrong with it."""
@@ -201,7 +209,7 @@ class Supervisor:
         """Asks these processes (by default all) to stop, and kills those that did not after `grace_s`."""
         chosen = [name for name in self._specs if names is None or name in names]
         for name in chosen:
-            self._stops[name].set()
+            self._stop(name)
         handles = [self._handles[name] for name in chosen if name in self._handles]
         for handle in handles:
             handle.terminate()
@@ -216,9 +224,16 @@ class Supervisor:
 
     def kill_all(self) -> None:
         """Ends every process at once."""
-        for name, handle in self._handles.items():
-            self._stops[name].set()
+        for name in self._specs:
+            self._stop(name)
+        for handle in self._handles.values():
             handle.kill()
+
+    def _stop(self, name: str) -> None:
+        """The process is not started again, and not at all if it is still being started."""
+        self._stops[name].set()
+        if name in self._starting:
+            self._starting[name].reschedule(asyncio.get_running_loop().time())
 
     async def _watch(self, spec: ProcessSpec) -> None:
         stop = self._stops[spec.name]
@@ -250,7 +265,9 @@ class Supervisor:
         return self._done[spec.name].is_set() or self._stops[spec.name].is_set()
 
     async def _run_once(self, spec: ProcessSpec) -> int:
-        handle = await start_process(self._launcher, spec)
+        handle = await self._start(spec)
+        if handle is None:
+            return 0
         self._handles[spec.name] = handle
         self._started_s[spec.name] = asyncio.get_running_loop().time()
         self._troubled_s.pop(spec.name, None)
@@ -264,6 +281,18 @@ class Supervisor:
             silence.cancel()
         del self._handles[spec.name]
         return code
+
+    async def _start(self, spec: ProcessSpec) -> CheckedHandle | None:
+        """Starts a process; None if it was stopped before its launcher had a machine for it."""
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._starting[spec.name] = patience
+                try:
+                    return await start_process(self._launcher, spec)
+                finally:
+                    del self._starting[spec.name]
+        except TimeoutError:
+            return None
 
     async def _end_silence(self, spec: ProcessSpec, handle: CheckedHandle) -> None:
         """Kills a process that shows no sign of life, so that it is restarted."""
@@ -281,9 +310,12 @@ class Supervisor:
         handle.kill()
 
     async def _wait_for_restart(self, spec: ProcessSpec, code: int) -> None:
+        if code == MACHINE_LOST:
+            self._backoffs[spec.name].reset()
         delay_s = self._backoffs[spec.name].next_delay_s()
         is_hopeless = code == USER_ERROR_CODE and spec.name not in self._has_worked
         line = self._killed_because.pop(spec.name, _last_lines(spec, 1).strip() if code > 0 else "")
+        line = _LOST if code == MACHINE_LOST else line
         if delay_s is None or is_hopeless:
             line = line or (_KILLED if code == -signal.SIGKILL else "")
             self._set(spec.name, state="failed", exit_code=code, last_line=line)

@@ -9,7 +9,7 @@ import pytest
 
 from astraflow.errors import ServiceError
 from astraflow.launch.supervisor import USER_ERROR_CODE, Backoff, Supervisor
-from astraflow.protocols import ProcessLife, ProcessSpec
+from astraflow.protocols import MACHINE_LOST, ProcessLife, ProcessSpec
 
 
 class FakeProcess:
@@ -284,3 +284,53 @@ def test_progress_forgets_earlier_crashes() -> None:
     assert backoff.next_delay_s() == 1.0
     backoff.reset()
     assert backoff.next_delay_s() == 1.0
+
+
+async def test_a_lost_machine_is_no_crash_however_often_it_happens(tmp_path: Path) -> None:
+    launcher = FakeLauncher({"worker": [*[MACHINE_LOST] * 5, 0]})
+    lines: list[str] = []
+    supervisor = Supervisor(
+        launcher,
+        [make_spec(tmp_path, limit=1)],
+        on_change=lambda: lines.extend(s.last_line for s in supervisor.states if s.state == "restarting"),
+        first_backoff_s=0.0,
+    )
+    supervisor.note_done("worker")
+    await supervisor.run()
+    (state,) = supervisor.states
+    assert (state.state, state.restarts) == ("ended", 5)
+    assert lines == ["its machine was lost"] * 5
+
+
+class FullCluster(FakeLauncher):
+    """No machine ever has room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = asyncio.Event()
+        self.was_cancelled = False
+
+    async def start(self, spec: ProcessSpec) -> FakeProcess:
+        self.waits.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_start_that_waits_for_a_machine_ends_with_a_stop(tmp_path: Path, *, is_killed: bool) -> None:
+    launcher = FullCluster()
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)])
+    running = asyncio.create_task(supervisor.run())
+    await launcher.waits.wait()
+    if is_killed:
+        supervisor.kill_all()
+    else:
+        await supervisor.stop()
+    async with asyncio.timeout(5):
+        await running
+    assert launcher.was_cancelled
+    (state,) = supervisor.states
+    assert state.state == "stopped"

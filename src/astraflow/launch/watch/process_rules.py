@@ -49,8 +49,8 @@ def _crashing(sight: Sight) -> Iterable[Finding]:
             said = f": {service.last_line}" if service.last_line else ""
             yield Finding(
                 service.name,
-                f"{service.name} was restarted {service.restarts} times, and ended last with code "
-                f"{service.exit_code}{said}",
+                f"{service.name} was restarted {service.restarts} times, and ended last"
+                f"{service.code_text}{said}",
                 advice=f"read logs/{service.name}.log; the run fails if it keeps ending",
             )
 
