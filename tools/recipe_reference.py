@@ -142,7 +142,7 @@ PAGES = (
     Page("dataflow", "dataflow", ("dataflow",)),
     Page("weights", "weights", ("weights",)),
     Page("trackers", "trackers", ("trackers",)),
-    Page("supervision", "supervision and launcher", ("supervision", "launcher")),
+    Page("supervision", "supervision, launcher and cluster", ("supervision", "launcher", "cluster")),
 )
 SPEC = Page("model_spec", "the spec of a tiny model", ("SPEC",))
 

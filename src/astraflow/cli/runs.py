@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,6 +52,12 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and start nothing.")
     ] = False,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", help="Where the processes run: `local` or `ray`. Default: the recipe's launcher."
+        ),
+    ] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live screen.")] = False,
     only: Annotated[
         str,
@@ -77,7 +83,7 @@ def run(
     from astraflow.launch.config import load_recipe
 
     source = _source_of(recipe, overrides or [], run_dir)
-    loaded = load_recipe(source.recipe, source.overrides)
+    loaded = load_recipe(source.recipe, _placed(source.recipe, source.overrides, on))
     if dry_run:
         from astraflow.config import dump_yaml
 
@@ -150,6 +156,27 @@ def _build_missing(recipe: "LoadedRecipe") -> None:
 def _names_model(overrides: Sequence[str]) -> bool:
     """Whether `model=NAME` gives all policies a model."""
     return any(text.startswith("model=") for text in overrides)
+
+
+def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
+    """The overrides, with the launcher that `--on` names. If it is the recipe's, that keeps its settings.
+
+    Raises: ConfigError for another name.
+    """
+    from astraflow.config import load_mapping
+    from astraflow.launch.cluster_config import BUILT_IN_LAUNCHERS
+
+    if not on:
+        return list(overrides)
+    if on not in BUILT_IN_LAUNCHERS:
+        from astraflow.mistakes import hint
+
+        raise ConfigError(f"--on {on} is not a launcher{hint(on, BUILT_IN_LAUNCHERS)}")
+    section = load_mapping(file).get("launcher", "local")
+    name = section.get("name") if isinstance(section, Mapping) else section
+    if name == on:
+        return list(overrides)
+    return ["launcher={}", f"launcher.name={on}", *overrides]
 
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:

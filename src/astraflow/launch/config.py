@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -10,9 +10,10 @@ from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.task_gates import TaskGateConfig
 from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
-from astraflow.config import Config, Use, load_mapping, overridden, override_pairs, parse_config
+from astraflow.config import Config, load_mapping, overridden, override_pairs, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import TasksConfig
+from astraflow.launch.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
 from astraflow.launch.eval_config import EvalConfig
 from astraflow.launch.gallery import model_folder
 from astraflow.mistakes import hint
@@ -25,8 +26,6 @@ from astraflow.weights.config import WeightsConfig
 from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
 
 __all__ = [
-    "LauncherConfig",
-    "LocalLauncherConfig",
     "PolicyConfig",
     "Recipe",
     "RecipeTasksConfig",
@@ -138,15 +137,6 @@ class SupervisionConfig(Config):
     is stopped for so long, all end, and start again from the last checkpoint."""
 
 
-class LocalLauncherConfig(Config):
-    """Start all processes of the run on this machine."""
-
-    name: Literal["local"] = "local"
-
-
-LauncherConfig = Annotated[LocalLauncherConfig | Use, Field(discriminator="name")]
-
-
 class RecipeTasksConfig(TasksConfig):
     """The tasks that are trained on, how they are scored, and in which order they are drawn."""
 
@@ -191,7 +181,8 @@ class Recipe(Config):
     weights: WeightsConfig = WeightsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     launcher: LauncherConfig = LocalLauncherConfig()
-    """Starts the processes of the run: `local`, or a launcher of your own."""
+    """Starts the processes of the run: `local`, `ray`, or a launcher of your own; `--on` chooses, too."""
+    cluster: ClusterConfig = ClusterConfig()
     trackers: tuple[TrackerConfig, ...] = ()
     """Where the rows of `metrics.jsonl` are shown besides: names, such as `[tensorboard]`, or sections, such
     as `[{name: wandb, project: mine, mode: offline}]`."""

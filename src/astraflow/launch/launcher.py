@@ -10,14 +10,16 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, Error, ServiceError
-from astraflow.launch.config import LauncherConfig
+from astraflow.launch.cluster_config import LauncherConfig, RayLauncherConfig
+from astraflow.launch.config import Recipe
 from astraflow.launch.local import LocalLauncher
 from astraflow.own_code import described
-from astraflow.protocols import Launcher, ProcessHandle, ProcessLife, ProcessSpec, ShowsLife
+from astraflow.protocols import Launcher, ProcessHandle, ProcessLife, ProcessSpec, ShowsLife, SpansMachines
+from astraflow.service.server import is_loopback
 
-__all__ = ["CheckedHandle", "make_launcher", "start_process"]
+__all__ = ["CheckedHandle", "make_launcher", "reachable", "start_process"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +27,13 @@ _log = logging.getLogger(__name__)
 def make_launcher(config: LauncherConfig) -> Launcher:
     """The recipe's launcher; a class of the user's own is called as `attr(**args)`.
 
-    Raises: ConfigError if it cannot be imported, does not take the arguments, or has no `start` and `close`.
+    Raises: ConfigError if it cannot be imported, does not take the arguments, or has no `start` and `close`;
+    or if there is no Ray cluster.
     """
+    if isinstance(config, RayLauncherConfig):
+        from astraflow.launch.ray_launcher import RayLauncher
+
+        return RayLauncher(config)
     if not isinstance(config, Use):
         return LocalLauncher()
     attr = load_attr(config.use, where="launcher.use")
@@ -44,6 +51,31 @@ def make_launcher(config: LauncherConfig) -> Launcher:
             f"{' and no '.join(missing)}"
         )
     return launcher
+
+
+def reachable(recipe: Recipe, launcher: Launcher) -> Recipe:
+    """The recipe with addresses that the launcher's machines reach, instead of loopback.
+
+    Raises: ConfigError if the recipe asks for something that works on one machine only.
+    """
+    if not isinstance(launcher, SpansMachines):
+        return recipe
+    who = type(launcher).__name__
+    if recipe.rollout.gpus:
+        raise ConfigError(
+            f"rollout.gpus = {list(recipe.rollout.gpus)} names GPUs of one machine, but {who} starts "
+            "services on several; leave it out, and set cluster.rollout.gpus to the number per service"
+        )
+    if recipe.weights.peers:
+        raise ConfigError(
+            f"weights.peers needs an address per service, which {who} does not know; leave it off"
+        )
+    changes: dict[str, Config] = {}
+    if is_loopback(recipe.dataflow.host):
+        changes["dataflow"] = recipe.dataflow.model_copy(update={"host": launcher.host})
+    if is_loopback(recipe.weights.host):
+        changes["weights"] = recipe.weights.model_copy(update={"host": launcher.host})
+    return recipe.model_copy(update=changes)
 
 
 async def start_process(launcher: Launcher, spec: ProcessSpec) -> "CheckedHandle":

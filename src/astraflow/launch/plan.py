@@ -12,7 +12,8 @@ from astraflow.config import Config, Use, module_file
 from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError, DataError
-from astraflow.launch.config import LocalLauncherConfig, PolicyConfig, Recipe
+from astraflow.launch.cluster_config import LocalLauncherConfig
+from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.rollout.evaluation import EvalRules
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling

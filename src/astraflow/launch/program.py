@@ -25,7 +25,7 @@ from astraflow.errors import ConfigError
 from astraflow.launch.access import CA_VARIABLE, network_modules, tls_files, tokens_of
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.folder import RunFolder
-from astraflow.protocols import LAUNCHER, ProcessSpec
+from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_process import OWN_ENV_PREFIX
 from astraflow.service.server import is_loopback
@@ -235,16 +235,24 @@ class _Nodes:
     def rollout(self, idx: int) -> ProcessSpec:
         """Generates episodes. Everything but URL and token comes over the network."""
         name = f"rollout-{idx}"
-        cache = ("--cache", str(self._folder.cache / name))
+        cache = self._folder.cache / name
         peer = ("--peer", self._recipe.peer_host) if self._recipe.weights.peers else ()
         return self._spec(
             name,
-            ("join", self._addresses.url, "--name", name, *cache, *peer, *_allowed(self._recipe)),
+            (
+                "join",
+                self._addresses.url,
+                *("--name", name, "--cache", str(cache)),
+                *peer,
+                *_allowed(self._recipe),
+            ),
             role="worker",
             threads=num_threads(self._recipe.rollout.engine),
             devices=_gpus(self._recipe.rollout.gpus, idx),
             reads=self._ca,
+            scratch=[cache],
             near=self._rollout_machine,
+            needs=self._recipe.cluster.rollout.needs,
             is_finite=True,
         )
 
@@ -259,7 +267,9 @@ class _Nodes:
         address: tuple[str, int] | None = None,
         reads: Sequence[Path] = (),
         writes: Sequence[Path] = (),
+        scratch: Sequence[Path] = (),
         near: str,
+        needs: Needs | None = None,
         is_finite: bool = False,
     ) -> ProcessSpec:
         """One process. With a `role`, it calls the dataflow in that role, and gets the role's token if there
@@ -276,7 +286,9 @@ class _Nodes:
             address=address,
             reads=tuple(path.absolute() for path in reads),
             writes=tuple(writes),
+            scratch=tuple(scratch),
             near=near,
+            needs=needs or Needs(),
             ends_with_run=is_finite,
             longest_silence_s=self._recipe.supervision.longest_silence_s,
         )

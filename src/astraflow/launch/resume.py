@@ -45,6 +45,7 @@ MAY_CHANGE = (
     "weights",
     "supervision",
     "launcher",
+    "cluster",
     "trackers",
     "view",
     "tasks.score_timeout_s",

@@ -36,7 +36,7 @@ from astraflow.launch.best import BestKeeper
 from astraflow.launch.config import Recipe
 from astraflow.launch.ending import ABANDONED, reason_of
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
-from astraflow.launch.launcher import make_launcher
+from astraflow.launch.launcher import make_launcher, reachable
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.program import Addresses, check_files, choose_addresses, program
@@ -479,6 +479,7 @@ async def launch(
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
     check_recipe(recipe)
     with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
+        recipe = reachable(recipe, starter)
         addresses = choose_addresses(recipe, _earlier_ports(folder))
         _prepare(folder, recipe)
         folder.reserve()

@@ -1,6 +1,7 @@
 """A launcher of the user's own: how a recipe names it, and what happens when it breaks the protocol."""
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 
@@ -8,11 +9,22 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError, ServiceError
-from astraflow.launch.config import LocalLauncherConfig
-from astraflow.launch.launcher import make_launcher, start_process
+from astraflow.launch.cluster_config import LocalLauncherConfig, RayLauncherConfig
+from astraflow.launch.config import Recipe
+from astraflow.launch.launcher import make_launcher, reachable, start_process
 from astraflow.launch.local import LocalLauncher
 from astraflow.launch.supervisor import Supervisor
 from astraflow.protocols import ProcessSpec
+
+
+def make_recipe(**sections: object) -> Recipe:
+    mapping = {
+        "name": "small",
+        "tasks": {"sources": {"sums": {"name": "jsonl", "path": "tasks.jsonl"}}},
+        "policies": {"actor": {"model": "models/actor"}},
+    }
+    return Recipe.model_validate_json(json.dumps(mapping | sections))
+
 
 SPEC = ProcessSpec("trainer-actor", ("x",), {}, Path("trainer-actor.log"))
 
@@ -139,3 +151,46 @@ async def test_a_process_whose_silence_is_unknown_is_not_restarted(caplog: pytes
     assert not waiting.done()
     waiting.cancel()
     assert "cannot tell whether trainer-actor is silent" in caplog.text
+
+
+# --- launchers of several machines ------------------------------------------------------------------
+
+
+class Spanning(OneHandle):
+    """A launcher that starts processes on other machines, too."""
+
+    host = "10.0.0.5"
+
+
+def test_a_recipe_on_loopback_listens_where_the_other_machines_reach_it() -> None:
+    recipe = reachable(make_recipe(), Spanning(None))  # type: ignore[arg-type]
+    assert (recipe.dataflow.host, recipe.weights.host) == ("10.0.0.5", "10.0.0.5")
+
+
+def test_an_address_that_the_recipe_chose_stays() -> None:
+    recipe = reachable(make_recipe(dataflow={"host": "10.0.0.9"}), Spanning(None))  # type: ignore[arg-type]
+    assert (recipe.dataflow.host, recipe.weights.host) == ("10.0.0.9", "10.0.0.5")
+
+
+def test_a_launcher_of_one_machine_leaves_a_recipe_on_loopback() -> None:
+    recipe = make_recipe()
+    assert reachable(recipe, OneHandle(None)) is recipe  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"rollout": {"gpus": ["0", "1"]}}, r"rollout.gpus = \['0', '1'\].*cluster.rollout.gpus"),
+        ({"weights": {"peers": True}}, "weights.peers"),
+    ],
+)
+def test_what_works_on_one_machine_only_is_refused_on_several(
+    sections: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        reachable(make_recipe(**sections), Spanning(None))  # type: ignore[arg-type]
+
+
+def test_the_address_of_a_ray_client_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"ray://head:10001.*ray job submit"):
+        make_launcher(RayLauncherConfig(address="ray://head:10001"))

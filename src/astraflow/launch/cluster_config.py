@@ -1,0 +1,68 @@
+"""The sections `launcher` and `cluster` of a recipe: what starts the processes, and what each reserves."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from astraflow.config import Config, Use
+from astraflow.protocols import Needs
+
+__all__ = [
+    "BUILT_IN_LAUNCHERS",
+    "ClusterConfig",
+    "LauncherConfig",
+    "LocalLauncherConfig",
+    "NeedsConfig",
+    "RayLauncherConfig",
+]
+
+
+class LocalLauncherConfig(Config):
+    """Start all processes of the run on this machine."""
+
+    name: Literal["local"] = "local"
+
+
+class RayLauncherConfig(Config):
+    """Start the rollout services on the nodes of a Ray cluster, and everything else on this one. Needs
+    `astraflow[ray]` on all nodes."""
+
+    name: Literal["ray"] = "ray"
+    address: str = "auto"
+    """`HOST:PORT` of the cluster that this machine is a node of; `auto` finds it, or takes `RAY_ADDRESS`."""
+    autoscales: bool = False
+    """The cluster adds nodes when they are needed. Otherwise, a service that no node has room for, however
+    idle, is an error."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray's runtime environment of the services, e.g. `{working_dir: .}` with modules of your own."""
+
+
+LauncherConfig = Annotated[LocalLauncherConfig | RayLauncherConfig | Use, Field(discriminator="name")]
+
+BUILT_IN_LAUNCHERS = ("local", "ray")
+"""What `--on` may name."""
+
+
+class NeedsConfig(Config):
+    """What one process reserves on its node."""
+
+    cpus: float = Field(default=1.0, ge=0)
+    """CPU cores."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs; the process sees only those that it got."""
+    memory_gb: float = Field(default=0.0, ge=0)
+    """Memory, in 10^9 bytes; 0 reserves none."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels that the node must have, as Ray's label selectors, e.g. `{ray.io/accelerator-type: H200}`."""
+
+    @property
+    def needs(self) -> Needs:
+        """The same, for a launcher."""
+        return Needs(self.cpus, self.gpus, round(self.memory_gb * 1e9), self.labels)
+
+
+class ClusterConfig(Config):
+    """What processes reserve on the nodes of a cluster. The launcher `local` reserves nothing."""
+
+    rollout: NeedsConfig = NeedsConfig()
+    """Each rollout service."""

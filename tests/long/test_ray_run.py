@@ -1,0 +1,125 @@
+"""Runs whose rollout services are on the nodes of a real Ray cluster: three raylets on this machine."""
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ray_driver import BIN, RayCluster, interrupt, service_of, wait_until
+from system_driver import ROOT, Runs, Started, astraflow, wait_gone
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.system,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not BIN.exists(), reason="no .venv-ray: `make .venv-ray` installs Ray into it"),
+]
+
+FAST_S = 5.0
+"""Within this time a run that is interrupted must end."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    made = RayCluster()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the model `actor`, which knows nothing."""
+    folder = tmp_path_factory.mktemp("models")
+    spec = "recipes/models/quickstart.yaml"
+    done = astraflow("model", "init", spec, "warm_start.steps=0", "--out", str(folder / "actor"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
+    made = Runs(models, tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(
+    cluster: RayCluster, runs: Runs, tmp_path: Path
+) -> None:
+    nodes = [cluster.add_node(), cluster.add_node()]
+    recipe = runs.recipe(steps=100_000, services=2)
+    run = cluster.run(recipe, tmp_path / "run")
+    runs.started.append(run)
+    services = ("rollout-0", "rollout-1")
+    wait_until(run, lambda: _num_steps(run) >= 3 and all(_node_of(run, s) for s in services), timeout_s=120)
+    homes = {name: _node_of(run, name) for name in services}
+    assert sorted(homes.values()) == sorted(nodes)  # spread over the nodes
+
+    lost = "rollout-0"
+    cluster.kill_node(homes[lost])
+    wait_until(run, lambda: service_of(run, lost)["state"] == "restarting", timeout_s=120)
+    assert service_of(run, lost)["last_line"] == "its machine was lost"
+    before = _num_steps(run)
+    wait_until(run, lambda: _num_steps(run) > before + 20, timeout_s=120)  # the other service goes on
+    assert service_of(run, "rollout-1")["restarts"] == 0
+
+    home = cluster.add_node()
+    wait_until(run, lambda: service_of(run, lost)["state"] == "running", timeout_s=120)
+    assert _node_of(run, lost) == home
+
+    pids = run.pids()
+    begin = time.monotonic()
+    assert interrupt(run) == 130, run.report()
+    assert time.monotonic() - begin < FAST_S + 5.0  # the report, and Ray's own goodbye
+    assert wait_gone(pids, timeout_s=5.0) == []
+
+    steps = _num_steps(run) + 20
+    resumed = cluster.run(recipe, tmp_path / "run", f"steps={steps}")
+    runs.started.append(resumed)
+    assert resumed.finish() == 0, resumed.report()
+    summary = resumed.summary()
+    assert summary["audit_ok"], resumed.report()
+    assert "registered as rollout-0" in (resumed.run_dir / "logs" / "rollout-0.log").read_text()
+
+
+def test_needs_that_no_node_can_meet_are_named_before_anything_runs(
+    cluster: RayCluster, runs: Runs, tmp_path: Path
+) -> None:
+    recipe = runs.recipe(cluster={"rollout": {"gpus": 1}})
+    run = cluster.run(recipe, tmp_path / "run")
+    runs.started.append(run)
+    assert run.finish() != 0
+    text = "".join(run.lines)
+    assert "no node of the Ray cluster has 1 CPUs, 1 GPUs" in text, text
+    assert wait_gone(run.pids(), timeout_s=5.0) == []
+
+
+def test_without_a_cluster_the_error_names_the_address_and_the_remedy(runs: Runs, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [BIN / "astraflow", "run", runs.recipe(), "--on", "ray", "launcher.address=127.0.0.1:9"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "launcher.address = '127.0.0.1:9': cannot join the Ray cluster" in done.stderr + done.stdout
+    assert "ray start --head" in done.stderr + done.stdout
+
+
+def _node_of(run: Started, service: str) -> str:
+    """The node that a service was started on last, as its gathered log says."""
+    path = run.run_dir / "logs" / f"{service}.log"
+    found = re.findall(r"^--- on node (\S+)$", path.read_text() if path.exists() else "", re.MULTILINE)
+    return found[-1] if found else ""
+
+
+def _num_steps(run: Started) -> int:
+    """Committed steps, as the run's own file says; the lines that are printed leave some out."""
+    path = run.run_dir / "metrics.jsonl"
+    return path.read_text().count('"kind":"step"') if path.exists() else 0

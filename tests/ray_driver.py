@@ -1,0 +1,134 @@
+"""A Ray cluster of several nodes on this machine, and runs on it, from the environment of `make .venv-ray`.
+
+Each node has an address of its own, and its processes can be killed together, as if the machine had lost
+power. The cluster has a token of its own: Ray would otherwise take that of the user's other clusters.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from system_driver import ROOT, Started, environment
+
+BIN = ROOT / ".venv-ray" / "bin"
+_LONGEST_START_S = 120.0
+_NODE_MEMORY = ("--object-store-memory", "100000000")
+
+
+class RayCluster:
+    """The first node has no CPUs to give away, so that services run on the others."""
+
+    def __init__(self) -> None:
+        # Ray's sockets lie here, and the system allows their paths about 100 characters.
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        token = self._folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        self.env = {
+            **environment(),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_TMPDIR": str(self._folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self._nodes: list[subprocess.Popen[bytes]] = []
+        ports = ("--port", "0", "--ray-client-server-port", str(_free_port()))
+        text = self._start("--head", "--num-cpus", "0", "--include-dashboard=false", *ports)
+        found = re.search(r"--address='([^']+)'", text)
+        assert found, text
+        self.address = found[1]
+
+    def add_node(self) -> str:
+        """Starts a node with room for one service; returns its address."""
+        address = f"127.0.0.{len(self._nodes) + 1}"
+        self._start("--address", self.address, "--node-ip-address", address, "--num-cpus", "1")
+        return address
+
+    def kill_node(self, address: str) -> None:
+        """Kills everything that runs on a node, at once."""
+        first = self._nodes[int(address.rpartition(".")[2]) - 1]
+        victims = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
+        for victim in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        first.wait()
+
+    def run(self, recipe: Path, run_dir: Path, *overrides: str) -> Started:
+        """Starts `astraflow run --on ray` with plain lines."""
+        argv = [str(BIN / "astraflow"), "run", str(recipe), f"launcher.address={self.address}", *overrides]
+        process = subprocess.Popen(
+            [*argv, "--on", "ray", "--run-dir", str(run_dir), "--plain"],
+            cwd=ROOT,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        return Started(process, run_dir)
+
+    def close(self) -> None:
+        for node in reversed(self._nodes):
+            if node.poll() is None:
+                self.kill_node(f"127.0.0.{self._nodes.index(node) + 1}")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, *arguments: str) -> str:
+        """Starts a node and returns what it has printed once it is ready."""
+        log = self._folder / f"node-{len(self._nodes) + 1}.log"
+        workers = ("--min-worker-port", "0", "--max-worker-port", "0")
+        with log.open("wb") as out:
+            node = subprocess.Popen(
+                [str(BIN / "ray"), "start", "--block", *_NODE_MEMORY, *workers, *arguments],
+                env=self.env,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._nodes.append(node)
+        deadline = time.monotonic() + _LONGEST_START_S
+        while "Ray runtime started" not in log.read_text():
+            assert node.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        return log.read_text()
+
+
+def service_of(run: Started, name: str) -> dict[str, Any]:
+    """A process of the run, as `run.json` says."""
+    record = json.loads((run.run_dir / "run.json").read_text())
+    return next(service for service in record["services"] if service["name"] == name)
+
+
+def wait_until(run: Started, is_so: Callable[[], bool], *, timeout_s: float) -> None:
+    """Waits for something that no line of the run tells."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert run.process.poll() is None, run.report()
+        assert time.monotonic() < deadline, run.report()
+        time.sleep(0.2)
+
+
+def interrupt(run: Started) -> int:
+    """Ctrl-C; returns the exit code."""
+    os.kill(run.process.pid, signal.SIGINT)
+    return run.finish()
+
+
+def _free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
