@@ -1,7 +1,8 @@
 """A Ray cluster of several nodes on this machine, and runs on it, from the environment of `make .venv-ray`.
 
 Each node has an address of its own, and its processes can be killed together, as if the machine had lost
-power. The cluster has a token of its own: Ray would otherwise take that of the user's other clusters.
+power. The cluster has a token and a home of its own: Ray would otherwise use, and write, that of the user's
+other clusters.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ class RayCluster:
         token.write_text(secrets.token_hex(32))
         self.env = {
             **environment(),
+            "HOME": str(self._folder),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_TMPDIR": str(self._folder),
@@ -65,6 +67,16 @@ class RayCluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
         first.wait()
+
+    def left_over(self) -> list[str]:
+        """Command lines of the processes that still have this cluster's environment."""
+        marker = str(self._folder)
+        found: list[str] = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("RAY_TMPDIR") == marker:
+                    found.append(" ".join(process.cmdline()))
+        return found
 
     def run(self, recipe: Path, run_dir: Path, *overrides: str) -> Started:
         """Starts `astraflow run --on ray` with plain lines."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ray_driver import BIN, RayCluster, interrupt, service_of, wait_until
-from system_driver import ROOT, Runs, Started, astraflow, wait_gone
+from system_driver import ROOT, Runs, Started, astraflow, environment, wait_gone
 
 pytestmark = [
     pytest.mark.long,
@@ -29,6 +29,7 @@ def cluster() -> Iterator[RayCluster]:
         yield made
     finally:
         made.close()
+    assert made.left_over() == []
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +101,11 @@ def test_needs_that_no_node_can_meet_are_named_before_anything_runs(
 
 
 def test_without_a_cluster_the_error_names_the_address_and_the_remedy(runs: Runs, tmp_path: Path) -> None:
+    arguments = ("--run-dir", tmp_path / "run", "--on", "ray", "launcher.address=127.0.0.1:9")
     done = subprocess.run(
-        [BIN / "astraflow", "run", runs.recipe(), "--on", "ray", "launcher.address=127.0.0.1:9"],
+        [BIN / "astraflow", "run", runs.recipe(), *arguments],
         cwd=ROOT,
+        env={**environment(), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

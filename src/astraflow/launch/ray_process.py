@@ -140,9 +140,8 @@ class RayProcess:
         if self._code.done():
             return
         self._code.set_result(code)
-        if (
-            self._ray.is_initialized()
-        ):  # otherwise, the actor has ended with the connection, and Ray would start
+        # Without a connection the actor has ended with it, and `kill` would start a cluster.
+        if self._ray.is_initialized():
             self._ray.kill(self._actor)
         self._follower.cancel()
 
