@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,10 +21,11 @@ from typing import Any
 
 import psutil
 
-from system_driver import ROOT, Started, environment
+from system_driver import ROOT, Started, environment, free_ports
 
 BIN = ROOT / ".venv-ray" / "bin"
 _LONGEST_START_S = 120.0
+_AGENTS = ("metrics-export", "dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent")
 _NODE_MEMORY = ("--object-store-memory", "100000000")
 
 
@@ -47,11 +47,21 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self._nodes: list[subprocess.Popen[bytes]] = []
-        ports = ("--port", "0", "--ray-client-server-port", str(_free_port()))
-        text = self._start("--head", "--num-cpus", "0", "--include-dashboard=false", *ports)
+        self.address = ""
+
+    def __enter__(self) -> "RayCluster":
+        try:
+            text = self._start("--head", "--num-cpus", "0", "--include-dashboard=false", "--port", "0")
+        except BaseException:
+            self.close()
+            raise
         found = re.search(r"--address='([^']+)'", text)
         assert found, text
         self.address = found[1]
+        return self
+
+    def __exit__(self, *of_error: object) -> None:
+        self.close()
 
     def add_node(self) -> str:
         """Starts a node with room for one service; returns its address."""
@@ -101,7 +111,11 @@ class RayCluster:
     def _start(self, *arguments: str) -> str:
         """Starts a node and returns what it has printed once it is ready."""
         log = self._folder / f"node-{len(self._nodes) + 1}.log"
-        workers = ("--min-worker-port", "0", "--max-worker-port", "0")
+        # A raylet waits 30 s for agents that choose their ports themselves; a busy machine takes longer.
+        agents = [
+            f"--{name}-port={port}" for name, port in zip(_AGENTS, free_ports(len(_AGENTS)), strict=True)
+        ]
+        workers = ("--min-worker-port", "0", "--max-worker-port", "0", *agents)
         with log.open("wb") as out:
             node = subprocess.Popen(
                 [str(BIN / "ray"), "start", "--block", *_NODE_MEMORY, *workers, *arguments],
@@ -138,9 +152,3 @@ def interrupt(run: Started) -> int:
     """Ctrl-C; returns the exit code."""
     os.kill(run.process.pid, signal.SIGINT)
     return run.finish()
-
-
-def _free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -201,3 +202,12 @@ def wait_gone(pids: list[int], *, timeout_s: float) -> list[int]:
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     return [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for taken in sockets:
+            taken.bind(("127.0.0.1", 0))
+        return [int(taken.getsockname()[1]) for taken in sockets]

@@ -24,11 +24,8 @@ FAST_S = 5.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    made = RayCluster()
-    try:
+    with RayCluster() as made:
         yield made
-    finally:
-        made.close()
     assert made.left_over() == []
 
 

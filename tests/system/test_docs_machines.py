@@ -2,16 +2,14 @@
 
 import shlex
 import signal
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
 from docs_driver import DOCS, blocks
-from system_driver import Runs, Terminals, astraflow, url_of
+from system_driver import Runs, Terminals, astraflow, free_ports, url_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -20,14 +18,6 @@ def own_address() -> str:
     """An address of this machine that is not loopback."""
     found = [a.address for addresses in psutil.net_if_addrs().values() for a in addresses if a.family == 2]
     return next((address for address in found if not address.startswith("127.")), "")
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for taken in sockets:
-            taken.bind(("127.0.0.1", 0))
-        return [int(taken.getsockname()[1]) for taken in sockets]
 
 
 @pytest.fixture

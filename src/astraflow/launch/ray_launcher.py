@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import os
 import signal
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +38,7 @@ _NAMED_AFTER_S = 20.0
 """An actor that still has no node after this time is named in the log; on a busy node, it starts in 10 s."""
 _MAX_FILE_BYTES = 1024 * 1024
 """Largest file that travels with a process: certificates are smaller."""
+_ANSWER_S = 5.0
 _MAX_LOST_STARTS = 5
 
 
@@ -198,18 +201,34 @@ def _contents(spec: ProcessSpec) -> dict[Path, bytes]:
 
 def _connect(ray: Any, address: str) -> None:
     """Connects to the cluster. Raises: ConfigError."""
+    remedy = "start one with `ray start --head`, and the launcher on one of its nodes"
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    # Ray itself would try for minutes.
+    if problem := _silence_of(named):
+        raise ConfigError(f"launcher.address = {named!r}: cannot join the Ray cluster: {problem}; {remedy}")
     # Ray replaces the handler of SIGTERM by one that exits at once, without an end of the run.
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as err:
         raise ConfigError(
-            f"launcher.address = {address!r}: cannot join the Ray cluster: {_last_line(err)}; start one with "
-            "`ray start --head`, and the launcher on one of its nodes"
+            f"launcher.address = {address!r}: cannot join the Ray cluster: {_last_line(err)}; {remedy}"
         ) from err
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+def _silence_of(address: str) -> str:
+    """Why nobody answers at `HOST:PORT`; empty if somebody does, or it is no such address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return ""
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as err:
+        return str(err)
+    return ""
 
 
 def _last_line(err: BaseException) -> str:
