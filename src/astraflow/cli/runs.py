@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -172,8 +172,8 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
         from astraflow.mistakes import hint
 
         raise ConfigError(f"--on {on} is not a launcher{hint(on, BUILT_IN_LAUNCHERS)}")
-    section = load_mapping(file).get("launcher", "local")
-    name = section.get("name") if isinstance(section, Mapping) else section
+    section: object = load_mapping(file).get("launcher", "local")
+    name = cast("Mapping[str, object]", section).get("name") if isinstance(section, Mapping) else section
     if name == on:
         return list(overrides)
     return ["launcher={}", f"launcher.name={on}", *overrides]
