@@ -42,6 +42,13 @@ RecipeOrRun = Annotated[
 ]
 
 
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and start nothing.")]
+_On = Annotated[
+    str,
+    typer.Option("--on", help="Where the processes run: `local` or `ray`. Default: the recipe's launcher."),
+]
+
+
 def run(
     recipe: RecipeOrRun = "",
     overrides: Overrides = None,
@@ -49,15 +56,8 @@ def run(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Run folder. Default: runs/NAME with the recipe's name.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and start nothing.")
-    ] = False,
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on", help="Where the processes run: `local` or `ray`. Default: the recipe's launcher."
-        ),
-    ] = "",
+    dry_run: _DryRun = False,
+    on: _On = "",
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live screen.")] = False,
     only: Annotated[
         str,
