@@ -609,8 +609,11 @@ class BatchReply(Item, frozen=True, kw_only=True):
     again."""
 
     batch: Batch | None
+    """With `page` in the request, the samples of that page alone; all else is of the whole slice."""
     state: RunState
     waits_for: Reason = ""
+    num_pages: Annotated[int, Meta(ge=1, le=2**20)] = 1
+    """How many pages the slice has, if the request names one."""
 
 
 # --- versions and their weights -------------------------------------------------------------------

@@ -649,20 +649,33 @@ async def test_a_request_after_the_stop_is_told_to_come_back(tmp_path: Path) -> 
         await ScriptedTrainer(DataflowClient(calls)).attach()
 
 
-async def test_a_batch_that_is_too_large_to_be_sent_is_named_and_waits_for_a_person(tmp_path: Path) -> None:
+async def test_a_batch_larger_than_a_body_goes_in_pages_and_whole_it_waits_for_a_person(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as run:
         trainer, worker = ScriptedTrainer(run.client), ScriptedWorker(run.client)
         await trainer.attach()
         await worker.register()
         await worker.send(*[await worker.answer(lease) for lease in await worker.lease(num_free=64)])
         served = run.service._run
-        served.max_batch_bytes = 100
+        served.max_batch_bytes, served.page_bytes = 2000, 3000
+        epoch = trainer.session.epoch
+        whole = {"epoch": str(epoch)}
         for _ in range(2):
-            with pytest.raises(WireError, match=r"at most 100 can be sent.*groups_per_batch"):
-                await run.client.batch("actor", 0, epoch=trainer.session.epoch)
+            with pytest.raises(
+                WireError, match=r"at most 2000 can be sent at once.*page=0.*groups_per_batch"
+            ):
+                await run.calls.call("GET", "/v1/policies/actor/batches/0", BatchReply, params=whole)
         (wait, *_) = (await run.client.status()).waits
         assert (wait.who, wait.whom) == ("trainer actor", "a person")
-        assert "at most 100 can be sent" in wait.what
-        served.max_batch_bytes = 10**6
-        assert await run.client.batch("actor", 0, epoch=trainer.session.epoch) is not None
+        assert "at most 2000 can be sent" in wait.what
+        in_pages = await run.client.batch("actor", 0, epoch=epoch)
         assert "a person" not in {wait.whom for wait in (await run.client.status()).waits}
+        served.max_batch_bytes = 10**6
+        reply = await run.calls.call("GET", "/v1/policies/actor/batches/0", BatchReply, params=whole)
+        assert in_pages == reply.batch
+        assert reply.num_pages == 1
+        first = await run.calls.call(
+            "GET", "/v1/policies/actor/batches/0", BatchReply, params={**whole, "page": "0"}
+        )
+        assert first.num_pages > 1

@@ -35,7 +35,10 @@ from astraflow.types import (
     VersionsReply,
 )
 
-__all__ = ["MAX_WAIT_S", "ROUTES", "Param", "Role", "Route"]
+__all__ = ["MAX_WAIT_S", "ROUTES", "WHOLE_SLICE", "Param", "Role", "Route"]
+
+WHOLE_SLICE = -1
+"""In place of the number of a page of a slice: all samples at once."""
 
 MAX_WAIT_S = 25.0
 """Longest long-poll: less than the 30 s after which common proxies cut an idle connection."""
@@ -166,6 +169,7 @@ ROUTES: tuple[Route, ...] = (
             "epoch": Param("integer", "Of the caller's session."),
             "rank": Param("integer", "Which slice.", 0),
             "world": Param("integer", "Number of slices.", 1),
+            "page": Param("integer", "Which page of the slice, from 0; -1: all of it at once.", WHOLE_SLICE),
             "wait_s": _WAIT,
         },
     ),

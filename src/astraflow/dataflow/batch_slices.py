@@ -1,20 +1,37 @@
-"""Cuts a batch into slices, one per rank, and encodes one of them.
+"""Cuts a batch into slices, one per rank, and a slice into pages, and encodes one of them.
 
-Slices are balanced by what they cost to compute, and hold whole groups. Token columns are copied as they were
-stored.
+Slices are balanced by what they cost to compute, and hold whole groups. A page holds as many samples of a
+slice as fit into the body of one answer. Token columns are copied as they were stored.
 """
 
 import heapq
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 
 from astraflow import wire
-from astraflow.dataflow.core.commands import BatchView, PayloadRef
+from astraflow.dataflow.api import WHOLE_SLICE
+from astraflow.dataflow.core.commands import BatchView, PayloadRef, SampleView
+from astraflow.errors import WireError
 from astraflow.types import AdvantageSpan, Batch, BatchReply, RunState, Sample, Trajectory
 
-__all__ = ["encode_slice", "sample_cost", "slice_indices"]
+__all__ = [
+    "PAGE_BYTES",
+    "SliceRequest",
+    "encode_slice",
+    "page_ranges",
+    "sample_cost",
+    "slice_indices",
+]
+
+PAGE_BYTES = 64 * 1024 * 1024
+"""Bytes of a page's samples as they are stored. In JSON they are a third more, and a body may be 256 MiB; a
+sample that is longer has a page of its own."""
+_SAMPLE_BYTES = 1024
+"""More than the fields of a sample beside its trajectory and its advantages."""
+_ADVANTAGE_BYTES = 32
 
 _EVEN_TOKENS = 24_576
 """Length at which attention costs as much as all else in a layer: 12 times the width of a model of 1.7
@@ -50,28 +67,63 @@ def slice_indices(
     return [sorted(indices) for indices in ranks]
 
 
+def page_ranges(sizes: Sequence[int], limit: int) -> list[range]:
+    """The samples of each page, by position: as many as have at most `limit` bytes together, or one that has
+    more. There is one page at least. The same input gives the same pages."""
+    pages: list[range] = []
+    start = 0
+    num_bytes = 0
+    for idx, size in enumerate(sizes):
+        if idx > start and num_bytes + size > limit:
+            pages.append(range(start, idx))
+            start = idx
+            num_bytes = 0
+        num_bytes += size
+    return [*pages, range(start, len(sizes))]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRequest:
+    """What of a batch is asked for, and how it is to be encoded."""
+
+    rank: int
+    world: int
+    media_type: str
+    page: int = WHOLE_SLICE
+    """From 0, or `WHOLE_SLICE`."""
+    page_bytes: int = PAGE_BYTES
+
+
 def encode_slice(
     view: BatchView,
     read: Callable[[Sequence[PayloadRef]], Sequence[bytes | memoryview]],
+    request: SliceRequest,
     *,
-    rank: int,
-    world: int,
     state: RunState,
-    media_type: str,
 ) -> bytes:
-    """A `BatchReply` with one rank's slice, encoded: the same bytes for the same view.
+    """A `BatchReply` with one rank's slice, or a page of it, encoded: the same bytes for the same view.
 
     In msgpack the stored trajectories are copied without decoding them. Reads files: run it in a thread.
+    Raises: WireError if the slice has no such page.
     """
+    world = request.world
+    media_type = request.media_type
     groups = [sample.group_id for sample in view.samples]
-    indices = slice_indices([sample_cost(sample.num_tokens) for sample in view.samples], world, groups)[rank]
-    chosen = [view.samples[idx] for idx in indices]
+    slices = slice_indices([sample_cost(sample.num_tokens) for sample in view.samples], world, groups)
+    chosen = [view.samples[idx] for idx in slices[request.rank]]
+    num_pages = 1
+    if request.page != WHOLE_SLICE:
+        pages = page_ranges([_stored_bytes(sample) for sample in chosen], request.page_bytes)
+        num_pages = len(pages)
+        if not 0 <= request.page < num_pages:
+            raise WireError(f"page {request.page} of a slice of {num_pages} pages; they count from 0")
+        chosen = [chosen[idx] for idx in pages[request.page]]
     payloads = read([sample.payload for sample in chosen])
     trajectory = _spliced if media_type == wire.MSGPACK else _decoded
     batch = Batch(
         policy=view.policy,
         step=view.step,
-        rank=rank,
+        rank=request.rank,
         world=world,
         trainer_version=view.trainer_version,
         samples=tuple(
@@ -91,7 +143,12 @@ def encode_slice(
         staleness_max=view.staleness_max,
         is_redo=view.is_redo,
     )
-    return wire.encode(BatchReply(batch=batch, state=state), media_type)
+    return wire.encode(BatchReply(batch=batch, state=state, num_pages=num_pages), media_type)
+
+
+def _stored_bytes(sample: SampleView) -> int:
+    """What a sample takes in an answer, or a little more."""
+    return sample.payload.length + _SAMPLE_BYTES + _ADVANTAGE_BYTES * len(sample.advantages)
 
 
 def _spliced(payload: bytes | memoryview) -> Trajectory:

@@ -1,5 +1,9 @@
 """The dataflow's client: `WorkerLink` and `TrainerLink` over HTTP or in memory, and what viewers read."""
 
+from collections.abc import Mapping
+
+import msgspec
+
 from astraflow.dataflow.api import MAX_WAIT_S
 from astraflow.service.client import ServiceClient
 from astraflow.types import (
@@ -25,6 +29,7 @@ from astraflow.types import (
     Registration,
     Release,
     RunInfo,
+    Sample,
     Session,
     SessionRequest,
     StatusReply,
@@ -110,7 +115,24 @@ class DataflowClient:
         self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
     ) -> Batch | None:
         """The slice of a step, waiting for it; None if the run ended first. Raises: FencedError."""
-        params = {"epoch": str(epoch), "rank": str(rank), "world": str(world), "wait_s": str(MAX_WAIT_S)}
+        slice_params = {"epoch": str(epoch), "rank": str(rank), "world": str(world)}
+        samples: list[Sample] = []
+        page = 0
+        num_pages = 1
+        batch: Batch | None = None
+        while page < num_pages:
+            reply = await self._page(policy, step, {**slice_params, "page": str(page)})
+            if reply.batch is None:
+                return None
+            batch = reply.batch
+            samples += batch.samples
+            num_pages = reply.num_pages
+            page += 1
+        return None if batch is None else msgspec.structs.replace(batch, samples=tuple(samples))
+
+    async def _page(self, policy: str, step: int, params: Mapping[str, str]) -> BatchReply:
+        """A page of a slice, waiting for it; no batch if the run ended first."""
+        params = {**params, "wait_s": str(MAX_WAIT_S)}
         while True:
             reply = await self._client.call(
                 "GET",
@@ -120,7 +142,7 @@ class DataflowClient:
                 timeout_s=MAX_WAIT_S + _BATCH_ANSWER_S,
             )
             if reply.batch is not None or reply.state in {"finished", "failed"}:
-                return reply.batch
+                return reply
 
     async def publish(self, policy: str, publication: Publication) -> PublicationReply:
         """Announces a version; the answer lists the versions that someone still needs."""

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES
+from astraflow.dataflow.batch_slices import PAGE_BYTES
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.dispatcher import Dispatcher
 from astraflow.dataflow.long_poll import LongPolls
@@ -63,7 +64,9 @@ class ServedRun:
     """Trained policy -> length of its longest trajectory, 0 if that is not known."""
     peer_rules: PeerRules = field(default_factory=PeerRules)
     max_batch_bytes: int = wire.MAX_BODY_BYTES
-    """A slice of a batch is one body."""
+    """A slice of a batch that is asked for whole is one body."""
+    page_bytes: int = PAGE_BYTES
+    """Of a slice that is asked for in pages."""
     oversized: dict[str, Wait] = field(default_factory=dict[str, Wait])
     """Policy -> its batch that is too large to be sent, as the status shows it: a person has to act."""
 

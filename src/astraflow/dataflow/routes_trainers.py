@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow import wire
-from astraflow.dataflow.batch_slices import encode_slice
+from astraflow.dataflow.api import WHOLE_SLICE
+from astraflow.dataflow.batch_slices import SliceRequest, encode_slice
 from astraflow.dataflow.core.commands import (
     AttachTrainer,
     BatchView,
@@ -77,6 +78,7 @@ class TrainerRoutes:
         epoch = int_param(request, "epoch", None)
         rank = int_param(request, "rank", 0)
         world = int_param(request, "world", 1)
+        page = int_param(request, "page", WHOLE_SLICE)
         wait_s = float_param(request, "wait_s", 0.0)
         since_s = self._dispatcher.clock()
         if not 0 <= rank < world <= _MAX_WORLD:
@@ -103,26 +105,25 @@ class TrainerRoutes:
             encode_slice,
             view,
             self._dispatcher.journal.read_all,
-            rank=rank,
-            world=world,
+            SliceRequest(rank, world, media_type, page, self._run.page_bytes),
             state=state,
-            media_type=media_type,
         )
         self._check_size(policy, step, len(content), world)
         return Response(content, media_type=media_type)
 
     def _check_size(self, policy: str, step: int, num_bytes: int, world: int) -> None:
-        """Raises: RefusedError if a slice is too large for one body. The status then says so as well."""
+        """Raises: RefusedError if a slice is too large for one body, and was not asked for in pages. The
+        status then says so as well."""
         limit = self._run.max_batch_bytes
         if num_bytes <= limit:
             self._run.oversized.pop(policy, None)
             return
         problem = (
             f"the batch of step {step + 1} of policy {policy!r} has {num_bytes} bytes for each of {world} "
-            f"ranks, and at most {limit} can be sent; it stays that of its step until it is dropped "
-            "(`astraflow drop-batch`). Lower "
-            f"policies.{policy}.table.groups_per_batch, its group_size or its sampling.max_tokens, or use "
-            "more ranks"
+            f"ranks, and at most {limit} can be sent at once; it stays that of its step until it is dropped "
+            "(`astraflow drop-batch`). The trainer must ask for it in pages (`page=0`, docs/protocol.md). "
+            f"Else lower policies.{policy}.table.groups_per_batch, its group_size or its "
+            "sampling.max_tokens, or use more ranks"
         )
         since_s = self._dispatcher.clock()
         wait = Wait(who=f"trainer {policy}", whom="a person", what=problem, since_s=since_s)

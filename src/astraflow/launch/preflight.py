@@ -4,10 +4,8 @@ It reads and checks; it writes, downloads and starts nothing.
 """
 
 import json
-import logging
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,6 @@ from astraflow.rollout.judging import judges_of
 from astraflow.trackers.factory import check_tracker
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
-from astraflow.wire import MAX_BODY_BYTES
 from astraflow.workflows.code_and_test import reference_of
 from astraflow.workflows.config import (
     AgentConfig,
@@ -44,11 +41,8 @@ from astraflow.workflows.factory import make_workflow
 
 __all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
 
-_log = logging.getLogger(__name__)
 _HUB_NAME = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]+")
 """A name on the Hugging Face Hub, `OWNER/NAME`; `./model` is none."""
-_BYTES_PER_TOKEN = 9
-"""Bytes per token of a trajectory: id, mask and logprob. Streams of a teacher or of routing do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,6 @@ def check_recipe(recipe: Recipe) -> OpenSources:
     _check_judges(recipe)
     check_environments(recipe.tasks, played=_played(recipe))
     _check_lengths(recipe)
-    _check_batches(recipe)
     _check_attached(recipe)
     sources = open_sources(recipe)
     _check_sizes(recipe, sources)
@@ -257,35 +250,6 @@ def _check_lengths(recipe: Recipe) -> None:
                 f"policies.{name}.sampling.max_tokens = {policy.sampling.max_tokens} leaves no room for a "
                 f"prompt in rollout.engine.max_context = {engine.max_context}"
             )
-
-
-def _check_batches(recipe: Recipe) -> None:
-    """A batch is sent as the body of one request, whose size is limited.
-
-    Where the workflow limits the length of an episode, the largest batch must fit. Elsewhere, a batch that
-    may not fit is only logged.
-    """
-    engine = recipe.rollout.engine
-    max_context = (
-        engine.max_context if isinstance(engine, TorchEngineConfig | ServerEngineConfig) else sys.maxsize
-    )
-    turns = 0 if isinstance(recipe.workflow, Use) else recipe.workflow.most_turns
-    for name, policy in recipe.trained.items():
-        table = policy.table
-        num_episodes = table.group_size * (table.groups_per_batch + table.max_replayed)
-        longest = min(policy.sampling.max_tokens * max(turns, 1), max_context)
-        num_bytes = num_episodes * longest * _BYTES_PER_TOKEN
-        if num_bytes <= MAX_BODY_BYTES:
-            continue
-        problem = (
-            f"policies.{name}.table: a batch of {num_episodes} episodes (group_size * groups_per_batch, and "
-            f"what is replayed) of up to {longest} tokens has {num_bytes / 2**20:.0f} MiB, and at most "
-            f"{MAX_BODY_BYTES / 2**20:.0f} MiB can be sent; lower groups_per_batch, group_size or "
-            "sampling.max_tokens"
-        )
-        if turns:
-            raise ConfigError(problem)
-        _log.warning("%s, unless most episodes are shorter", problem)
 
 
 def _check_attached(recipe: Recipe) -> None:

@@ -79,11 +79,6 @@ class SingleTurnConfig(PolicyRoles):
     policy: str = ""
     """Policy that answers; empty: the recipe's first policy."""
 
-    @property
-    def most_turns(self) -> int:
-        """One."""
-        return 1
-
 
 class MultiTurnConfig(PolicyRoles):
     """A wrong answer gets feedback and another try in the same conversation."""
@@ -98,11 +93,6 @@ class MultiTurnConfig(PolicyRoles):
     rewards_each_turn: bool = False
     """Reward each turn with its own score, instead of the whole conversation with the last score."""
 
-    @property
-    def most_turns(self) -> int:
-        """`turns`."""
-        return self.turns
-
 
 class EnvironmentWorkflowConfig(PolicyRoles):
     """The policy replies to the environment of the task until it is done; each turn has its own reward."""
@@ -112,11 +102,6 @@ class EnvironmentWorkflowConfig(PolicyRoles):
     """Policy that replies; empty: the recipe's first policy."""
     max_turns: int = Field(default=16, ge=1)
     """Largest number of replies per episode."""
-
-    @property
-    def most_turns(self) -> int:
-        """`max_turns`."""
-        return self.max_turns
 
 
 class ToolConfig(Use):
@@ -147,11 +132,6 @@ class ToolUseConfig(PolicyRoles):
     """Largest number of characters of a result that the model is shown."""
     error_cost: float = Field(default=0.0, ge=0)
     """Subtracted from the reward per call that failed."""
-
-    @property
-    def most_turns(self) -> int:
-        """One turn per call, and one for the answer."""
-        return self.max_calls + 1
 
 
 def _has_one_group(pattern: str) -> str:
@@ -190,11 +170,6 @@ class SearchConfig(PolicyRoles):
     """Characters of a document's text that are shown."""
     search_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which a search fails its episode."""
-
-    @property
-    def most_turns(self) -> int:
-        """`max_searches` queries, and the answer."""
-        return self.max_searches + 1
 
 
 class SolveAndVerifyConfig(PolicyRoles):

@@ -42,11 +42,6 @@ class PolicyRoles(Config):
         """Maps each role to a policy, where the recipe's policies are `names`."""
         return {role: name_at(names, getattr(self, role), place) for place, role in enumerate(self.roles)}
 
-    @property
-    def most_turns(self) -> int:
-        """Largest number of completions per policy and episode; 0 if the config does not say."""
-        return 0
-
 
 class WorkflowVariant(PolicyRoles, Variant):
     """Base of a workflow's config that an installed package adds; `make` returns the workflow."""

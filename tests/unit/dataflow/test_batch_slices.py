@@ -4,9 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astraflow.dataflow.batch_slices import encode_slice, sample_cost, slice_indices
+from astraflow.dataflow.batch_slices import (
+    SliceRequest,
+    encode_slice,
+    page_ranges,
+    sample_cost,
+    slice_indices,
+)
 from astraflow.dataflow.core.commands import BatchView, PayloadRef, SampleView
-from astraflow.types import BatchReply, BatchTotals
+from astraflow.errors import WireError
+from astraflow.types import Batch, BatchReply, BatchTotals
 from astraflow.wire import JSON, MSGPACK, decode, encode
 from dataflow_driver import make_trajectory
 
@@ -76,7 +83,7 @@ def test_a_group_is_never_cut_between_ranks(samples: list[tuple[int, int]], worl
 
 @pytest.mark.parametrize("media_type", [MSGPACK, JSON])
 def test_a_slice_decodes_to_the_stored_trajectories(media_type: str) -> None:
-    body = encode_slice(make_view(), read, rank=0, world=1, state="running", media_type=media_type)
+    body = encode_slice(make_view(), read, SliceRequest(0, 1, media_type), state="running")
     batch = decode(body, BatchReply, media_type).batch
     assert batch is not None
     assert [encode(sample.trajectory) for sample in batch.samples] == PAYLOADS
@@ -86,8 +93,7 @@ def test_a_slice_decodes_to_the_stored_trajectories(media_type: str) -> None:
 
 def test_ranks_share_the_batch_and_its_totals_and_the_bytes_stay_the_same() -> None:
     bodies = [
-        encode_slice(make_view(), read, rank=rank, world=2, state="running", media_type=MSGPACK)
-        for rank in (0, 1, 0)
+        encode_slice(make_view(), read, SliceRequest(rank, 2, MSGPACK), state="running") for rank in (0, 1, 0)
     ]
     assert bodies[0] == bodies[2]
     first, second = (decode(body, BatchReply).batch for body in bodies[:2])
@@ -96,6 +102,36 @@ def test_ranks_share_the_batch_and_its_totals_and_the_bytes_stay_the_same() -> N
     assert len(first.samples) + len(second.samples) == 5
     assert not {s.group_id for s in first.samples} & {s.group_id for s in second.samples}
     assert first.totals == second.totals
+
+
+@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 1500))
+def test_pages_partition_a_slice_in_order_and_are_as_long_as_they_may_be(
+    sizes: list[int], limit: int
+) -> None:
+    pages = page_ranges(sizes, limit)
+    assert [idx for page in pages for idx in page] == list(range(len(sizes)))
+    loads = [sum(sizes[idx] for idx in page) for page in pages]
+    assert all(load <= limit or len(page) == 1 for load, page in zip(loads, pages, strict=True))
+    assert all(load + sizes[page.stop] > limit for load, page in zip(loads, pages[:-1], strict=False))
+
+
+def page_of(page: int, *, page_bytes: int) -> tuple[Batch, int]:
+    request = SliceRequest(0, 1, MSGPACK, page, page_bytes)
+    reply = decode(encode_slice(make_view(), read, request, state="running"), BatchReply)
+    assert reply.batch is not None
+    return reply.batch, reply.num_pages
+
+
+def test_the_pages_of_a_slice_make_the_whole_slice() -> None:
+    two_samples = 2 * (max(map(len, PAYLOADS)) + 1100)
+    pages = [page_of(page, page_bytes=two_samples) for page in range(3)]
+    assert [num_pages for _, num_pages in pages] == [3, 3, 3]
+    assert [len(batch.samples) for batch, _ in pages] == [2, 2, 1]
+    assert [encode(s.trajectory) for batch, _ in pages for s in batch.samples] == PAYLOADS
+    assert all(batch.totals.num_samples == 5 for batch, _ in pages)
+    assert page_of(0, page_bytes=10**6)[1] == 1
+    with pytest.raises(WireError, match="page 3 of a slice of 3 pages"):
+        page_of(3, page_bytes=two_samples)
 
 
 def test_a_long_sample_weighs_more_than_its_tokens_in_short_ones() -> None:

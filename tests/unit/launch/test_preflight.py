@@ -172,43 +172,6 @@ def test_an_answer_that_fills_a_servers_context_is_refused(folder: Path) -> None
         check_recipe(make_recipe(folder, rollout={"engine": engine}))
 
 
-@pytest.mark.parametrize(
-    ("workflow", "max_tokens", "is_refused"),
-    [
-        ({"name": "single_turn"}, 16_384, False),
-        ({"name": "single_turn"}, 32_000, True),
-        ({"name": "multi_turn", "turns": 3}, 4096, False),
-        ({"name": "multi_turn", "turns": 3}, 10_000, True),
-    ],
-)
-def test_a_batch_that_could_not_be_sent_is_refused(
-    folder: Path, workflow: dict[str, object], max_tokens: int, is_refused: bool
-) -> None:
-    (folder / "train.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"train {n}", "answer": str(n)}) + "\n" for n in range(64))
-    )
-    table = {"group_size": 16, "groups_per_batch": 64}
-    policy = make_policy(folder, table=table, sampling={"max_tokens": max_tokens})
-    rollout = {"engine": {"name": "torch", "max_context": 40_000}}
-    recipe = make_recipe(folder, policies={"actor": policy}, workflow=workflow, rollout=rollout)
-    if not is_refused:
-        check_recipe(recipe)
-        return
-    with pytest.raises(ConfigError, match=r"policies\.actor\.table: a batch of 1024 episodes"):
-        check_recipe(recipe)
-
-
-def test_a_batch_whose_size_only_the_workflow_knows_is_warned_of(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    table = {"group_size": 1000, "groups_per_batch": 10}
-    policy = make_policy(folder, table=table, sampling={"max_tokens": 16_384})
-    rollout = {"engine": {"name": "torch", "max_context": 32_768}}
-    workflow = {"name": "use", "use": "astraflow.workflows.single_turn:single_turn", "args": {}}
-    check_recipe(make_recipe(folder, policies={"actor": policy}, rollout=rollout, workflow=workflow))
-    assert "unless most episodes are shorter" in caplog.text
-
-
 LOST = {"use": "no_such_module_here:part"}
 
 

@@ -42,4 +42,3 @@ def test_the_workflow_gets_the_fields_of_its_config() -> None:
 def test_the_workflow_lets_every_policy_act_as_often_as_it_has_turns() -> None:
     config = PacedWorkflowConfig(turns=3)
     assert config.acting(("a", "b")) == {"speaker a": "a", "speaker b": "b"}
-    assert config.most_turns == 3

@@ -91,11 +91,6 @@ class PacedWorkflowConfig(WorkflowVariant):
     time_scale: float = Field(default=1.0, gt=0)
     """Emulated seconds per second of the wall clock; the same everywhere in a recipe."""
 
-    @property
-    def most_turns(self) -> int:
-        """`turns`."""
-        return self.turns
-
     def acting(self, names: Sequence[str]) -> dict[str, str]:
         """All policies."""
         return {f"speaker {name}": name for name in names}
