@@ -61,6 +61,7 @@ __all__ = [
     "Publishes",
     "Remover",
     "Renderer",
+    "ReportsSteps",
     "Reward",
     "Sampler",
     "Score",
@@ -600,6 +601,15 @@ class TrainerBackend(Protocol):
 
     def load(self, folder: Path) -> int:
         """Restores what `save` wrote. Returns: `num_steps_done`."""
+        ...
+
+
+@runtime_checkable
+class ReportsSteps(Protocol):
+    """What a `TrainerBackend` may have besides: numbers of its own about each step."""
+
+    def step_metrics(self) -> Mapping[str, float]:
+        """Name -> value, since the last call. Every rank of a trainer calls it at the end of a step."""
         ...
 
 

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Columns"]
+__all__ = ["EXPERTS_STREAM", "Columns"]
+
+EXPERTS_STREAM = "experts"
+"""Name of the trajectories' stream of the experts that a mixture of experts chose where it predicted a token:
+for each layer in turn, the chosen ones in the engine's order."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -49,7 +53,8 @@ class Columns:
     versions: Ints
     """[P] version of the policy that sampled the token."""
     streams: Mapping[str, NDArray[Any]]
-    """Name -> [P], in the dtype that the trajectories carry; every trajectory has all of them."""
+    """Name -> [P], or [P, W] if tokens have W values each, in the dtype that the trajectories carry; every
+    trajectory has all of them."""
 
     def sample_of(self, trained: Ints) -> Ints:
         """The sample of each of some trained tokens."""

@@ -234,7 +234,9 @@ class Stream(Item, frozen=True, kw_only=True):
     name: Label
     dtype: Literal["int32", "float32", "uint8"]
     data: Blob
-    """One entry per token of the item that carries the stream; floats are finite."""
+    """One entry per token of the item that carries the stream, of `width` values each; floats are finite."""
+    width: Annotated[int, Meta(ge=1, le=8192)] = 1
+    """Values per token: more than one for the experts that all layers chose, for instance."""
 
 
 class Generation(Item, frozen=True, kw_only=True):

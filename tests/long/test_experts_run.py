@@ -34,7 +34,8 @@ def test_a_mixture_of_experts_trains_and_its_rollouts_are_of_what_was_published(
             tasks={"sources": {"sums": SUMS}, "reward": {"use": "own_reward:length"}},
         )
         on_policy = ("policies.actor.table.max_staleness=0", "policies.actor.table.engine_lag=0")
-        run = runs.start(recipe, *on_policy, "policies.actor.train.lr=1e-3")
+        settings = ("policies.actor.train.lr=1e-3", "rollout.engine.record_experts=true")
+        run = runs.start(recipe, *on_policy, *settings)
         assert run.finish() == 0, run.report()
     finally:
         runs.close()
@@ -43,6 +44,8 @@ def test_a_mixture_of_experts_trains_and_its_rollouts_are_of_what_was_published(
     # Every token of a step is of the version before it, so the engine had loaded versions 1 and 2.
     assert [row["staleness_max"] for row in rows] == [0.0] * NUM_STEPS
     assert all(row["logprob_mismatch"] < 1e-4 for row in rows), [row["logprob_mismatch"] for row in rows]
+    assert [row["experts_replayed_frac"] for row in rows] == [1.0] * NUM_STEPS
+    assert all(row["behavior_gap_max"] < 1e-5 for row in rows), [row["behavior_gap_max"] for row in rows]
     exported = tmp_path / "exported"
     done = astraflow("export", str(run.run_dir), str(exported))
     assert done.returncode == 0, done.stderr

@@ -314,11 +314,13 @@ def _check_streams(streams: tuple[Stream, ...], num_tokens: int) -> None:
             raise WireError(f"{what} comes twice")
         names.add(stream.name)
         num_entries = _length(stream.data, stream.dtype, what)
-        if num_entries != num_tokens:
-            raise WireError(f"{what} has {num_entries} entries for {num_tokens} tokens")
+        if num_entries != num_tokens * stream.width:
+            per_token = f" of {stream.width} values each" if stream.width > 1 else ""
+            raise WireError(f"{what} has {num_entries} entries for {num_tokens} tokens{per_token}")
         is_bad = ~np.isfinite(wire.array(stream.data, stream.dtype))
         if is_bad.any():
-            raise WireError(f"{what} holds an entry that is not finite, at token {int(is_bad.argmax())}")
+            token = int(is_bad.argmax()) // stream.width
+            raise WireError(f"{what} holds an entry that is not finite, at token {token}")
 
 
 def _num_in_spans(spans: tuple[VersionSpan, ...], mask: bytes) -> int:

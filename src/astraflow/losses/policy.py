@@ -74,7 +74,8 @@ class LossInputs:
     teacher_logprobs: Tensor | None = None
     """Logprobs of a teacher; only if the trajectories or the recipe have one."""
     streams: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Columns that workflow or engine recorded with the tokens, by name, in the dtype that they came in."""
+    """Columns that workflow or engine recorded with the tokens, by name, in the dtype that they came in;
+    [T, W] if a token has W values."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Scalars of the loss's statistics function over the whole minibatch."""
 
@@ -86,7 +87,7 @@ class LossInputs:
             self.entropies,
             self.reference_logprobs,
             self.teacher_logprobs,
-            *self.streams.values(),
+            *(column[:, 0] if column.ndim > 1 else column for column in self.streams.values()),
         )
         shapes = [tuple(column.shape) for column in (*always, *optional) if column is not None]
         if self.logprobs.ndim != 1 or len(set(shapes)) > 1:

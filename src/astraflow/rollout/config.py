@@ -33,6 +33,9 @@ class TorchEngineConfig(Config):
     """Device, e.g. `cpu` or `cuda:0`."""
     num_threads: int = Field(default=1, ge=1)
     """Number of CPU threads of the service; keep the sum over all processes within the machine's cores."""
+    record_experts: bool = False
+    """Record which experts a mixture of experts chose where it sampled a token. The trainer then sends the
+    token to the same ones (router replay)."""
 
 
 class AttachConfig(Config):

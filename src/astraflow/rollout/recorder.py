@@ -119,9 +119,10 @@ class EpisodeRecorder:
         _, start, end = self._turn(completion_idx)
         what = f"stream {stream.name!r} of completion {completion_idx}"
         num_entries = len(array(stream.data, stream.dtype))
-        if num_entries != end - start:
+        if num_entries != (end - start) * stream.width:
+            per_token = f" of {stream.width} values each" if stream.width > 1 else ""
             raise RolloutError(
-                f"{what} has {num_entries} entries for {end - start} tokens", is_retryable=False
+                f"{what} has {num_entries} entries for {end - start} tokens{per_token}", is_retryable=False
             )
         streams = self._streams.setdefault(completion_idx, {})
         if stream.name in streams:
@@ -258,19 +259,25 @@ def _streams(
     named = {stream.name: stream for streams in own.values() for stream in streams.values()}
     found: list[Stream] = []
     for stream_name, like in sorted(named.items()):
-        entries = np.zeros(len(sequence.token_ids), like.dtype)
+        entries = np.zeros((len(sequence.token_ids), like.width), like.dtype)
         for start, end, idx in sequence.turns:
             stream = own[idx].get(stream_name)
-            if stream is None or stream.dtype != like.dtype:
-                has = "no entries" if stream is None else f"{stream.dtype} entries, not {like.dtype}"
+            if stream is None or (stream.dtype, stream.width) != (like.dtype, like.width):
+                has = "no entries" if stream is None else f"{_entries(stream)}, not {_entries(like)},"
                 raise RolloutError(
                     f"policy {sequence.speaker.policy}, {name}: completion {idx} has {has} in stream "
                     f"{stream_name!r}; record it for each completion of a trajectory, or for none",
                     is_retryable=False,
                 )
-            entries[start:end] = array(stream.data, stream.dtype)
-        found.append(Stream(name=stream_name, dtype=like.dtype, data=column(entries, like.dtype)))
+            entries[start:end] = array(stream.data, stream.dtype).reshape(-1, like.width)
+        data = column(entries.ravel(), like.dtype)
+        found.append(Stream(name=stream_name, dtype=like.dtype, data=data, width=like.width))
     return tuple(found)
+
+
+def _entries(stream: Stream) -> str:
+    each = f" of {stream.width} values" if stream.width > 1 else ""
+    return f"{stream.dtype} entries{each}"
 
 
 def _trajectory(

@@ -100,13 +100,16 @@ def _episode_tokens(samples: Sequence[Sample], num_trained: Ints) -> Ints:
 
 
 def _streams(samples: Sequence[Sample], needed: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Name -> [N], of every stream that a sample carries. Raises: WireError if another sample lacks it."""
-    types: dict[str, wire.ColumnType] = {}
+    """Name -> [N], or [N, W] with W values per token, of every stream that a sample carries.
+
+    Raises: WireError if another sample lacks it.
+    """
+    types: dict[str, tuple[wire.ColumnType, int]] = {}
     for sample in samples:
         for stream in sample.trajectory.streams:
-            types.setdefault(stream.name, stream.dtype)
+            types.setdefault(stream.name, (stream.dtype, stream.width))
     if TEACHER_STREAM in types:
-        types[TEACHER_STREAM] = "float32"
+        types[TEACHER_STREAM] = ("float32", 1)
     for name in needed:
         if name not in types:
             raise WireError(
@@ -114,16 +117,17 @@ def _streams(samples: Sequence[Sample], needed: Sequence[str]) -> dict[str, NDAr
                 "of the batch carries it; record it in the workflow (Rewards.add_stream) or in the engine "
                 "(Generation.streams)"
             )
-    return {name: _stream(samples, name, dtype) for name, dtype in sorted(types.items())}
+    return {name: _stream(samples, name, *kind) for name, kind in sorted(types.items())}
 
 
-def _stream(samples: Sequence[Sample], name: str, dtype: wire.ColumnType) -> NDArray[Any]:
+def _stream(samples: Sequence[Sample], name: str, dtype: wire.ColumnType, width: int) -> NDArray[Any]:
     parts: list[bytes] = []
     for idx, sample in enumerate(samples):
         trajectory = sample.trajectory
         stream = next((s for s in trajectory.streams if s.name == name), None)
-        num_wanted = len(trajectory.mask)
-        if stream is None or stream.dtype != dtype or len(wire.array(stream.data, dtype)) != num_wanted:
+        num_wanted = len(trajectory.mask) * width
+        is_same = stream is not None and (stream.dtype, stream.width) == (dtype, width)
+        if stream is None or not is_same or len(wire.array(stream.data, dtype)) != num_wanted:
             has = "no entries" if stream is None else f"{len(stream.data)} bytes of {stream.dtype}"
             raise WireError(
                 f"policy {trajectory.policy}, {_trajectory_name(samples, idx)}: stream {name!r} has {has}; "
@@ -131,7 +135,8 @@ def _stream(samples: Sequence[Sample], name: str, dtype: wire.ColumnType) -> NDA
                 "train.loss reads them"
             )
         parts.append(stream.data)
-    return wire.array(b"".join(parts), dtype)
+    entries = wire.array(b"".join(parts), dtype)
+    return entries if width == 1 else entries.reshape(-1, width)
 
 
 def _trajectory_name(samples: Sequence[Sample], idx: int) -> str:
@@ -199,7 +204,8 @@ def _check(columns: Columns, vocab_size: int) -> None:
         (columns.versions < 0, "trained tokens without a version"),
     )
     for name, entries in columns.streams.items():
-        problems += ((~np.isfinite(entries), f"entries of stream {name!r} that are not finite"),)
+        is_bad = ~np.isfinite(entries.reshape(len(entries), -1)).all(1)
+        problems += ((is_bad, f"entries of stream {name!r} that are not finite"),)
     for is_bad, what in problems:
         _refuse(columns, columns.trained_idx[is_bad], what)
     cold = ~(np.isfinite(columns.temperatures) & (columns.temperatures > 0))

@@ -20,7 +20,15 @@ from astraflow.errors import TrainingError, WireError
 from astraflow.host_tensors import HostTensor
 from astraflow.losses.config import ValueModelConfig
 from astraflow.losses.factory import make_loss
-from astraflow.protocols import AdamStep, EntropyUse, ModelRole, StepResult, TrainerBackend, Write
+from astraflow.protocols import (
+    AdamStep,
+    EntropyUse,
+    ModelRole,
+    ReportsSteps,
+    StepResult,
+    TrainerBackend,
+    Write,
+)
 from astraflow.token_columns import Columns
 from astraflow.trainer.columns import TEACHER_STREAM, columns_from_samples
 from astraflow.trainer.config import TrainConfig
@@ -100,7 +108,10 @@ class LossLearner:
             with run.timed("optim_s"):
                 self._optim_step(run, minibatch, batch.step * self._config.minibatches + idx)
         self.num_steps_done += 1
-        return StepResult(metrics=run.metrics(len(minibatches)))
+        further: Mapping[str, float] = {}
+        if isinstance(self.backend, ReportsSteps):
+            further = self.backend.step_metrics()
+        return StepResult(metrics=run.metrics(len(minibatches), further))
 
     def export(self) -> Iterable[HostTensor]:
         """The backend's."""

@@ -37,7 +37,7 @@ class Ranks(Protocol):
         ...
 
     def whole(self, column: NDArray[Any]) -> NDArray[Any]:
-        """The columns of all ranks, one after the other. They may differ in length."""
+        """The columns [T] or [T, W] of all ranks, one after the other. They may differ in length."""
         ...
 
 
@@ -78,11 +78,12 @@ class ProcessRanks:
         return [json.loads(part.tobytes()) for part in self._parts(text)]
 
     def whole(self, column: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate([part.view(column.dtype) for part in self._parts(column)])
+        parts = [part.view(column.dtype).reshape(-1, *column.shape[1:]) for part in self._parts(column)]
+        return np.concatenate(parts)
 
     def _parts(self, column: NDArray[Any]) -> Sequence[NDArray[np.uint8]]:
         """The bytes of a column of every rank."""
-        data = torch.from_numpy(np.ascontiguousarray(column).view(np.uint8).copy())
+        data = torch.from_numpy(np.ascontiguousarray(column).reshape(-1).view(np.uint8).copy())
         sizes = [int(size) for size in self._gathered(torch.tensor([len(data)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(data)] = data

@@ -4,7 +4,7 @@ Legend: P trained tokens of the batch.
 """
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from astraflow.losses.auxiliary import KL_ESTIMATORS
 from astraflow.losses.config import KlConfig, ValueModelConfig
 from astraflow.losses.policy import LossInputs, LossOutput
-from astraflow.token_columns import Columns
+from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.config import Denominator
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import (
@@ -154,7 +154,11 @@ class StepRun:
             staleness=column(self.staleness[trained]),
             reference_logprobs=None if self.reference is None else column(self.reference[trained]),
             teacher_logprobs=None if self.teacher is None else column(self.teacher[trained]),
-            streams={name: column(entries[trained]) for name, entries in self.columns.streams.items()},
+            streams={
+                name: column(entries[trained])
+                for name, entries in self.columns.streams.items()
+                if name != EXPERTS_STREAM  # the backend's, and large
+            },
         )
 
     def total(self, trained: NDArray[np.int64], per_token: Tensor, denominator: Denominator) -> Tensor:
@@ -181,8 +185,11 @@ class StepRun:
         self.losses = self.losses + loss.detach()
 
     # size: one line per number
-    def metrics(self, num_minibatches: int) -> tuple[MetricItem, ...]:
-        """All numbers of the step, over the batches of all ranks; those of a phase end in `_s`."""
+    def metrics(self, num_minibatches: int, further: Mapping[str, float]) -> tuple[MetricItem, ...]:
+        """All numbers of the step, over the batches of all ranks; those of a phase end in `_s`.
+
+        `further`: the backend's own.
+        """
         columns = self.columns
         whole = self.ranks.whole
         is_at_start = whole(self.is_at_start)
@@ -211,6 +218,7 @@ class StepRun:
             "num_gradient_tokens": float(num_gradient_tokens),
             "computed_frac": num_computed / num_tokens,
             **self.seconds,
+            **further,
         }
         if self.values is not None and self.returns is not None:
             critic_values = whole(self.values)

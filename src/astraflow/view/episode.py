@@ -164,7 +164,7 @@ def _tokens(trajectory: Trajectory, texts: TokenText, spans: Sequence[tuple[int,
         versions=versions[:num].tolist(),
         streams={
             stream.name: wire.array(stream.data, stream.dtype)[:num].tolist()
-            for stream in trajectory.streams[:_MAX_STREAMS]
+            for stream in [stream for stream in trajectory.streams if stream.width == 1][:_MAX_STREAMS]
         },
         turns=tuple(TurnView(start=t.start, end=t.end, reward=t.reward) for t in trajectory.turns),
         temperature=trajectory.temperature,

@@ -62,7 +62,7 @@ def _flaws(
         mask = wire.array(item.mask, "uint8")
         logprobs = wire.array(item.behavior_logprobs, "float32")
         lengths = {len(ids), len(mask), len(logprobs)}
-        lengths |= {len(wire.array(stream.data, stream.dtype)) for stream in item.streams}
+        lengths |= {len(wire.array(stream.data, stream.dtype)) / stream.width for stream in item.streams}
     except WireError as err:
         yield "C1", str(err)
         return

@@ -9,11 +9,13 @@ needs no call of its own.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.requests import StopText
 from astraflow.rollout.engines.sampling import Restriction, SamplingRows, uniforms
 from astraflow.types import FinishReason, Generation, Sampling
@@ -54,7 +56,9 @@ class Job:
 class Rows:
     """Columns of up to `num_slots` running requests."""
 
-    def __init__(self, num_slots: int, max_context: int, vocab_size: int) -> None:
+    def __init__(
+        self, num_slots: int, max_context: int, vocab_size: int, recorder: ExpertRecorder | None = None
+    ) -> None:
         self.jobs: list[Job] = []
         self.tokens = np.zeros((num_slots, max_context), np.int64)
         """The tokens of prompt and completion."""
@@ -72,7 +76,13 @@ class Rows:
         self._top_p = np.ones(num_slots, np.float64)
         self._top_k = np.zeros(num_slots, np.int64)
         self._vocab_size = vocab_size
+        self._recorder = recorder if recorder is not None and recorder.width else None
+        self._experts = np.zeros((num_slots, max_context, 0), np.uint8)
+        """The experts that predicted each token, where a recorder tells."""
+        if self._recorder is not None:
+            self._experts = np.zeros((num_slots, max_context, self._recorder.width), self._recorder.dtype)
         self._columns = (
+            self._experts,
             self.tokens,
             self.positions,
             self.newest,
@@ -180,8 +190,18 @@ class Rows:
             restriction=restriction,
         )
 
-    def extend(self, picked: NDArray[np.int64], logprobs: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Appends one token to every live row.
+    @property
+    def num_experts(self) -> int:
+        """Values per token that `extend` needs as `experts`."""
+        return self._experts.shape[-1]
+
+    def extend(
+        self,
+        picked: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        experts: NDArray[Any] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Appends one token to every live row. `experts` [B, W]: those that predicted it.
 
         Returns: True [B] for the rows that have now reached their last token.
         """
@@ -190,6 +210,8 @@ class Rows:
         positions += 1  # a view: this moves the rows' own positions
         self.tokens[self._order[:n], positions] = picked
         self.logprobs[self._order[:n], positions] = logprobs
+        if experts is not None:
+            self._experts[self._order[:n], positions] = experts
         self.newest[:n] = picked
         return positions >= self._last[:n]
 
@@ -207,6 +229,7 @@ class Rows:
             logprobs=tuple(self.logprobs[row, start:end].tolist()),
             versions=_versions(job.marks, end - start),
             finish_reason=reason,
+            streams=() if self._recorder is None else (self._recorder.stream(self._experts[row, start:end]),),
         )
 
     def mark_version(self, version: int) -> None:

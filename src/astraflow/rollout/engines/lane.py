@@ -29,6 +29,7 @@ from astraflow.models.loading import FittedTensors, empty_causal_lm, install_ten
 from astraflow.protocols import SlotName
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.cache import KvCache
+from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.requests import stop_ids
@@ -65,8 +66,16 @@ class Lane:
     """
 
     def __init__(
-        self, forward: Forward, *, num_slots: int, max_context: int, stop_ids: frozenset[int], version: int
+        self,
+        forward: Forward,
+        *,
+        num_slots: int,
+        max_context: int,
+        stop_ids: frozenset[int],
+        version: int,
+        recorder: ExpertRecorder | None = None,
     ) -> None:
+        """`recorder`: listens to the model of `forward`, if the experts that it chooses are wanted."""
         self.version = version
         self.generated_tokens = 0
         """Tokens generated since the lane was made; never falls."""
@@ -75,7 +84,8 @@ class Lane:
         self._forward = forward
         self._device = shape.device
         self._cache = KvCache(shape, num_slots=num_slots, max_context=max_context)
-        self._rows = Rows(num_slots, max_context, vocab_size)
+        self._recorder = recorder
+        self._rows = Rows(num_slots, max_context, vocab_size, recorder)
         self._waiting: deque[Job] = deque()
         self._num_delays = 0
         """Number of steps for which admission has been put off since the last one."""
@@ -155,27 +165,30 @@ class Lane:
         num_computed = num_rows - len(self._twins_of)
         newest = torch.from_numpy(rows.newest[:num_computed]).to(self._device)
         logits = self._forward.decode(newest, rows.positions[:num_computed], self._cache)
+        experts = self._recorder.last() if self._recorder is not None and rows.num_experts else None
         if self._twins_of:
-            logits = self._with_twins(logits)
+            computed_by = self._fill_twins(num_computed)
+            logits = logits[torch.from_numpy(computed_by).to(self._device)]
+            experts = None if experts is None else experts[computed_by]
         picked, logprobs = pick_tokens(logits, rows.sampling_rows(self._device))
         host_picked = picked.cpu().numpy()
         host_logprobs = logprobs.cpu().numpy()
-        is_last = rows.extend(host_picked, host_logprobs)
+        is_last = rows.extend(host_picked, host_logprobs, experts)
         self.generated_tokens += num_rows
         # A row without finite logprobs has a meaningless token too; `_finish` turns it into an error.
         self._finish(self._is_stop[host_picked], is_last, np.isfinite(host_logprobs))
 
-    def _with_twins(self, logits: torch.Tensor) -> torch.Tensor:
-        """Adds the twins to a step that computed all other rows: copies their cache, and returns all logits.
+    def _fill_twins(self, first_twin: int) -> NDArray[np.int64]:
+        """Copies the cache of the twins, after a step that computed all other rows.
 
         The copy comes after the step, so that it includes the prompt's last token.
+        Returns: for each row, the one that was computed for it.
         """
-        first_twin = len(logits)
         logits_of = np.concatenate([np.arange(first_twin), self._twins_of])
         longest = int(self._rows.prompt_lengths[self._twins_of].max())
         self._cache.move(logits_of[first_twin:], np.arange(first_twin, len(logits_of)), longest)
         self._twins_of.clear()
-        return logits[torch.from_numpy(logits_of).to(self._device)]
+        return logits_of
 
     def _finish(
         self, is_stop: NDArray[np.bool_], is_last: NDArray[np.bool_], is_finite: NDArray[np.bool_]
@@ -382,6 +395,7 @@ class Lanes:
             max_context=config.max_context,
             stop_ids=stop_ids(model, snapshot.model_dir),
             version=snapshot.version,
+            recorder=ExpertRecorder(model) if config.record_experts else None,
         )
         return LoadedModel(model, lane)
 

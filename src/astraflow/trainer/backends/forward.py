@@ -28,8 +28,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from astraflow import wire
 from astraflow.models.loading import DTYPES
 from astraflow.protocols import EntropyUse
-from astraflow.token_columns import Columns
+from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.backends.head import chunked_logprobs, num_chunk_tokens
+from astraflow.trainer.backends.replay import RouterReplay
 from astraflow.trainer.backends.varlen import VarlenRows, find_varlen
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TorchBackendConfig
@@ -103,6 +104,10 @@ class Forward:
         self.entry = Entry(model)
         self._device = config.device
         self._dtype = config.dtype
+        self.replay: RouterReplay | None = None
+        """Sends tokens to the experts that the engine chose, if set."""
+        self._is_idle = False
+        """Whether the next pass is for nothing."""
         replace_norms(model)
         self.is_packed = False
         self._varlen = find_varlen(config.device) if config.dtype != "float32" else None
@@ -120,8 +125,10 @@ class Forward:
 
     def layout(self, columns: Columns, samples: NDArray[np.int64]) -> LayoutTensors:
         """Some samples, laid out for one pass."""
-        # A kernel for sequences that stand one after the other has no place for a prefix of several tails.
+        # A kernel for sequences that stand one after the other has no place for a prefix of several tails;
+        # and samples of a group may have been sent to different experts at the end of their prompt.
         share = self.is_packed and self._shares and self._varlen is None
+        share = share and not (self.replay is not None and EXPERTS_STREAM in columns.streams)
         return self.tensors(make_layout(columns, samples, share=share))
 
     def cut(self, columns: Columns, samples: NDArray[np.int64], token_budget: int) -> list[NDArray[np.int64]]:
@@ -173,6 +180,7 @@ class Forward:
     def idle(self) -> tuple[Columns, LayoutTensors]:
         """A sample of a few tokens and its layout, for a pass whose result nobody wants."""
         columns = columns_from_samples(_probe_samples(self._vocab_size)[-1:], vocab_size=self._vocab_size)
+        self._is_idle = True
         return columns, self.layout(columns, np.arange(1))
 
     def logprobs(
@@ -181,6 +189,11 @@ class Forward:
         """[P] each: logprobs of the trained tokens at their sampling temperature; the entropies of the
         distributions that predict them, or None."""
         temperatures = columns.temperatures[columns.sample_of(packed.trained)]
+        if self.replay is not None:
+            positions = packed.predict_idx if self.is_packed else _padded_rows(packed)
+            counts = torch.is_grad_enabled() and not self._is_idle
+            self.replay.begin(columns, packed.trained, positions, counts=counts)
+            self._is_idle = False
         return self.entry(partial(self._logprobs, packed, temperatures, entropy))
 
     def _outputs(self, packed: LayoutTensors) -> Tensor:

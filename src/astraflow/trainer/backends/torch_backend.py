@@ -6,7 +6,7 @@ come from an engine without any. Not thread-safe: one caller at a time.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,17 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.config import Config
-from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.errors import ConfigError, DataError, TrainingError, WireError
 from astraflow.host_tensors import HostTensor
 from astraflow.models.export import begin_export
 from astraflow.models.loading import DTYPES, load_causal_lm
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
-from astraflow.token_columns import Columns
+from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.backends.forward import Forward
 from astraflow.trainer.backends.lora import Lora
 from astraflow.trainer.backends.memory import check_memory, free_bytes, memory_need
 from astraflow.trainer.backends.recompute import recompute_layers
+from astraflow.trainer.backends.replay import RouterReplay
 from astraflow.trainer.backends.sharding import ModelWeights, rank_device
 from astraflow.trainer.backends.side_models import load_critic, load_frozen, vocab_size_of
 from astraflow.trainer.backends.torch_files import (
@@ -75,6 +76,7 @@ class TorchBackend:
             recompute_layers(self._model)
         self._weights = ModelWeights(self._model, ranks)
         forward = Forward(self._model, vocab_size=self._vocab_size, config=backend)
+        self._replay = forward.replay = RouterReplay.of(self._model)
         self._policy = TrainedModel(self._model, forward, config, weights=self._weights, ranks=ranks)
         self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, ranks=ranks)
         self._critic = load_critic(config, model_dir=model_dir, vocab_size=self._vocab_size, ranks=ranks)
@@ -108,8 +110,15 @@ class TorchBackend:
     ) -> int:
         """Adds the gradient of an objective. Returns: how many tokens were computed, padding included.
 
-        Raises: TrainingError if the device runs out of memory.
+        Raises: TrainingError if the device runs out of memory; WireError if the engine recorded experts, and
+        they cannot be replayed.
         """
+        if self._replay is None and EXPERTS_STREAM in columns.streams:
+            raise WireError(
+                f"the batch has a stream {EXPERTS_STREAM!r}, and no router of {type(self._model).__name__} "
+                "is known; does the engine serve another model? If not, set "
+                "rollout.engine.record_experts: false"
+            )
         try:
             return self._trained(model).forward_backward(columns, parts, objective)
         except torch.OutOfMemoryError as err:
@@ -137,6 +146,10 @@ class TorchBackend:
     def values(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
         """[P]: the critic's values; NaN for tokens that are not of `parts`."""
         return self._trained("critic").predictions(columns, parts)
+
+    def step_metrics(self) -> Mapping[str, float]:
+        """What the routers of a mixture of experts did since the last call; empty for other models."""
+        return {} if self._replay is None else self._replay.metrics(self._ranks)
 
     def export(self) -> Iterable[HostTensor]:
         """The weights as they are now, in the dtype that is published. Iterate once, in any thread.
