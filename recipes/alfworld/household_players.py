@@ -114,8 +114,8 @@ def _game(room: Room, is_careful: bool) -> list[Message]:
     for command in expert(room, is_careful=is_careful):
         messages.append(Message(role="assistant", content=command))
         told = room.do(command)
-        # The world ends an episode when a command is given three times in a row.
-        has_given_up = [said.content for said in messages[-5::2]] == ["inventory"] * 3
+        # Asking twice in a row is enough to be learned; the world ends an episode at the third time.
+        has_given_up = [said.content for said in messages[-3::2]] == ["inventory"] * 2
         if room.is_solved or has_given_up:
             return messages
         messages.append(Message(role="user", content=told))

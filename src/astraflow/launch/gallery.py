@@ -236,7 +236,10 @@ def _named_in(path: Path, root: Path) -> Iterator[Path]:
     for bases in re.findall(r"^extends: (.+)$", text, re.M):
         for base in re.findall(r"[\w./-]+\.yaml", bases):
             yield (path.parent / base).resolve()
-    for module in re.findall(r'use: "([\w.]+):', text):
+    modules = re.findall(r'use: "([\w.]+):', text)
+    if path.suffix == ".py":
+        modules += re.findall(r"^(?:from|import) ([\w.]+)", text, re.M)
+    for module in modules:
         for folder in (root, path.parent):
             yield folder / f"{module.replace('.', '/')}.py"
     for model in re.findall(r"\./models/([\w-]+)", text):
