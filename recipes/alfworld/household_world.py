@@ -1,97 +1,28 @@
 """The world `household`: rooms of text in which a player finds, washes, heats, cools and moves things.
 
 It has the six kinds of goals, the commands and the sentences of ALFWorld, but none of its data: rooms are
-generated. The same arguments give the same tasks, byte for byte.
-
-    You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a desk 1, ...
-
-    Your task is to: put a clean mug in cabinet.   ->  go to shelf 1
-    You arrive at shelf 1. On the shelf 1, you see a mug 1.  ->  take mug 1 from shelf 1
-    ...
-
-The file has the rules; `household_players.py` has those who play by them.
+generated. The same arguments give the same tasks, byte for byte. `household_room.py` has the rules,
+`household_players.py` those who play by them.
 """
 
 import json
 import random
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from recipes.alfworld.household_players import expert
+from recipes.alfworld.household_room import GOALS, NOTHING, PLACES, Goal, Room, make_room
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import InteractiveEnvironment, Observation
 from astraflow.splits import is_heldout
 from astraflow.types import Task
 
-__all__ = ["GOALS", "Goal", "Household", "Room", "command_in", "make_room"]
+__all__ = ["Household", "command_in"]
 
-GOALS = {
-    "pick_and_place_simple": ("put a {thing} in {target}.", "put some {thing} on {target}."),
-    "look_at_obj_in_light": ("look at {thing} under the desklamp.", "examine the {thing} with the desklamp."),
-    "pick_clean_then_place": (
-        "put a clean {thing} in {target}.",
-        "clean some {thing} and put it in {target}.",
-    ),
-    "pick_heat_then_place": ("put a hot {thing} in {target}.", "heat some {thing} and put it in {target}."),
-    "pick_cool_then_place": ("put a cool {thing} in {target}.", "cool some {thing} and put it in {target}."),
-    "pick_two_obj_and_place": (
-        "put two {thing} in {target}.",
-        "find two {thing} and put them in {target}.",
-    ),
-}
-"""How each kind of goal is put into words."""
-TREATMENTS = {
-    "pick_clean_then_place": ("clean", "sinkbasin 1"),
-    "pick_heat_then_place": ("heat", "microwave 1"),
-    "pick_cool_then_place": ("cool", "fridge 1"),
-}
-"""What a thing needs before it is put down, and where that is done."""
-_ALL = ("clean", "heat", "cool")
-THINGS = {
-    "apple": _ALL,
-    "book": (),
-    "bowl": _ALL,
-    "bread": ("heat", "cool"),
-    "cd": (),
-    "cup": _ALL,
-    "egg": _ALL,
-    "fork": ("clean",),
-    "keychain": (),
-    "knife": ("clean",),
-    "lettuce": ("clean", "cool"),
-    "mug": _ALL,
-    "pan": ("clean", "cool"),
-    "pencil": (),
-    "plate": _ALL,
-    "pot": ("clean", "cool"),
-    "potato": _ALL,
-    "spoon": ("clean",),
-    "tomato": _ALL,
-}
-"""Every kind of thing that can be carried, and how it can be treated."""
-PLACES = (
-    "bed",
-    "cabinet",
-    "countertop",
-    "diningtable",
-    "drawer",
-    "dresser",
-    "garbagecan",
-    "safe",
-    "shelf",
-    "sidetable",
-    "sofa",
-)
-"""Every kind of place at which things lie and to which they are put."""
-APPLIANCES = ("desk 1", "fridge 1", "microwave 1", "sinkbasin 1")
-"""What stands in each room; the desk has the desklamp."""
-CLOSED = ("cabinet", "drawer", "fridge", "microwave", "safe")
-"""Kinds of places that are closed at the beginning."""
-LAMP = "desklamp 1"
-NOTHING = "Nothing happens."
-"""The answer to a command that is unknown or impossible now."""
-
+MOST_READ = 20_000
+"""Characters of a reply in which its command is looked for; a thought may be long, a command is not."""
 _EXAMPLE = """\
 You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a countertop 1, a \
 desk 1, a fridge 1, a microwave 1, and a sinkbasin 1.
@@ -133,197 +64,14 @@ Here is your task.
 """
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What is to be done: a kind from `GOALS`, the kind of thing, the kind of place (none for the lamp)."""
-
-    kind: str
-    thing: str
-    target: str
-    text: str
-    """The goal in words, as the task gives it."""
-
-
-@dataclass
-class Room:
-    """A room while somebody plays in it: what is where, and what the player holds.
-
-    Example: `room.do("go to shelf 1")` is `You arrive at shelf 1. On the shelf 1, you see a mug 1.`
-    """
-
-    goal: Goal
-    contents: dict[str, list[str]]
-    """The things at each place, in the order in which they are told; a place is e.g. `shelf 1`."""
-    here: str = ""
-    """The place at which the player stands; empty: in the middle of the room."""
-    held: str = ""
-    """The thing in the player's hand, if any."""
-    opened: set[str] = field(default_factory=set[str])
-    treated: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """Of each thing, how it was treated: `clean`, and `heat` or `cool`, whichever came last."""
-    is_lit: bool = False
-    """Whether the lamp is on and what the player holds was held under it."""
-
-    @property
-    def text(self) -> str:
-        """What the player is told at first."""
-        return (
-            "You are in the middle of a room. Looking quickly around you, you see "
-            f"{_listed(self.contents)}.\n\nYour task is to: {self.goal.text}"
-        )
-
-    @property
-    def is_solved(self) -> bool:
-        """Whether the goal is reached now."""
-        goal = self.goal
-        if goal.kind == "look_at_obj_in_light":
-            return self.is_lit and _kind(self.held) == goal.thing
-        there = [
-            thing
-            for place, things in self.contents.items()
-            for thing in things
-            if _kind(place) == goal.target and _kind(thing) == goal.thing
-        ]
-        if goal.kind in TREATMENTS:
-            treatment, _ = TREATMENTS[goal.kind]
-            there = [thing for thing in there if treatment in self.treated.get(thing, ())]
-        return len(there) >= (2 if goal.kind == "pick_two_obj_and_place" else 1)
-
-    def is_closed(self, place: str) -> bool:
-        """Whether a place can be opened and is not open."""
-        return _kind(place) in CLOSED and place not in self.opened
-
-    def commands(self) -> list[str]:
-        """All commands that do something now, sorted."""
-        found = {f"go to {place}" for place in self.contents if place != self.here} | {"look", "inventory"}
-        if self.here:
-            found |= set(self._commands_here())
-        return sorted(found)
-
-    def _commands_here(self) -> list[str]:
-        here = self.here
-        found = [f"examine {here}"]
-        if _kind(here) in CLOSED:
-            found.append(f"{'open' if self.is_closed(here) else 'close'} {here}")
-        if here == "desk 1":
-            found.append(f"use {LAMP}")
-        if self.held:
-            found += [f"examine {self.held}"]
-            found += [
-                f"{treatment} {self.held} with {place}"
-                for treatment, place in TREATMENTS.values()
-                if place == here and treatment in THINGS[_kind(self.held)]
-            ]
-        if self.is_closed(here):
-            return found
-        if self.held:
-            return [*found, f"move {self.held} to {here}"]
-        return found + [f"take {thing} from {here}" for thing in self.contents[here] if thing != LAMP]
-
-    def do(self, command: str) -> str:
-        """Carries a command out and tells what happened."""
-        # ALFWorld's older versions write `put` where newer ones write `move`.
-        older = re.fullmatch(r"put (\S+ \S+) (?:in/on|in|on) (\S+ \S+)", command)
-        if older:
-            command = f"move {older[1]} to {older[2]}"
-        if command not in self.commands():
-            return NOTHING
-        verb, _, rest = command.partition(" ")
-        match verb:
-            case "go":
-                return self._go(rest.removeprefix("to "))
-            case "open":
-                self.opened.add(rest)
-                return f"You open the {rest}. {self._seen_here()}"
-            case "close":
-                self.opened.remove(rest)
-                return f"You close the {rest}."
-            case "take":
-                self.held = rest.partition(" from ")[0]
-                self.contents[self.here].remove(self.held)
-                return f"You pick up the {self.held} from the {self.here}."
-            case "move":
-                return self._put_down()
-            case "clean" | "heat" | "cool":
-                return self._treat(verb)
-            case "use":
-                self.is_lit = bool(self.held)
-                return f"You turn on the {LAMP}."
-            case _:
-                return self._told(verb, rest)
-
-    def _go(self, place: str) -> str:
-        self.here = place
-        self.is_lit = False
-        return f"You arrive at {place}. {self._seen_here()}"
-
-    def _put_down(self) -> str:
-        thing = self.held
-        self.contents[self.here].append(thing)
-        self.held = ""
-        return f"You move the {thing} to the {self.here}."
-
-    def _treat(self, treatment: str) -> str:
-        done = self.treated.setdefault(self.held, set())
-        if treatment != "clean":
-            done -= {"heat", "cool"}
-        done.add(treatment)
-        return f"You {treatment} the {self.held} using the {self.here}."
-
-    def _told(self, verb: str, what: str) -> str:
-        if verb == "inventory":
-            return f"You are carrying: a {self.held}." if self.held else "You are not carrying anything."
-        if verb == "look" and not self.here:
-            return f"You are in the middle of a room. You see {_listed(self.contents)}."
-        if what and what == self.held:
-            done = sorted(self.treated.get(what, ()))
-            return f"This is a {what}. Done to it: {', '.join(done) or 'nothing'}."
-        return self._seen_here()
-
-    def _seen_here(self) -> str:
-        here = self.here
-        if self.is_closed(here):
-            return f"The {here} is closed."
-        seen = _listed(self.contents[here]) if self.contents[here] else "nothing"
-        if _kind(here) in CLOSED:
-            return f"The {here} is open. In it, you see {seen}."
-        return f"On the {here}, you see {seen}."
-
-
-def make_room(
-    rng: random.Random, *, kinds: Sequence[str], num_places: int, num_things: int, most_alike: int
-) -> Room:
-    """Draws a goal and a room in which it can be reached.
-
-    `num_places`: places beside the appliances. `num_things`: things that the goal does not ask for.
-    `most_alike`: largest number of places of one kind.
-    """
-    kind = rng.choice(kinds)
-    treatment, _ = TREATMENTS.get(kind, ("", ""))
-    thing = rng.choice([name for name, ways in THINGS.items() if not treatment or treatment in ways])
-    deck = [place for place in PLACES for _ in range(most_alike)]
-    drawn = sorted(rng.sample(deck, num_places))
-    places = [f"{name} {drawn[:at].count(name) + 1}" for at, name in enumerate(drawn)]
-    target = rng.choice(drawn)
-    # What is asked for never lies where it is to be put.
-    starts = [place for place in places if _kind(place) != target]
-    contents = {place: list[str]() for place in sorted([*places, *APPLIANCES])}
-    for number in range(2 if kind == "pick_two_obj_and_place" else 1):
-        contents[rng.choice(starts)].append(f"{thing} {number + 1}")
-    others = rng.choices([name for name in THINGS if name != thing], k=num_things)
-    for at, name in enumerate(others):
-        contents[rng.choice(places)].append(f"{name} {others[:at].count(name) + 1}")
-    contents["desk 1"].append(LAMP)
-    text = rng.choice(GOALS[kind]).format(thing=thing, target=target)
-    goal = Goal(kind, thing, "" if kind == "look_at_obj_in_light" else target, text)
-    return Room(goal, {place: sorted(things) for place, things in contents.items()})
-
-
 def command_in(reply: str) -> str:
-    """The command in a reply: what stands after the last `ACTION:`, up to the end of its line; without one,
-    the whole reply."""
-    _, _, tail = reply[-2_000:].rpartition("ACTION:")  # a command is short, whatever was said before it
-    line = tail.strip().partition("\n")[0]
+    """The command in a reply: the rest of the line after the first `ACTION:`; without one, the whole reply.
+
+    A model that goes on and makes up what happens next is held to its first action.
+    """
+    said = reply[:MOST_READ]
+    _, mark, tail = said.partition("ACTION:")
+    line = (tail if mark else said).strip().partition("\n")[0]
     return " ".join(line.lower().split()).rstrip(".")
 
 
@@ -333,15 +81,16 @@ class _Game:
 
     room: Room
     num_turns: int = 0
-    last: str = ""
-    num_repeats: int = 0
+    last_reply: str = ""
+    num_same: int = 0
+    """How often in a row the last reply was given."""
 
 
 class Household(InteractiveEnvironment):
     """Tasks of the splits `train` and `heldout`; the reward is 1 when the goal is reached, else 0.
 
-    An episode ends when the goal is reached, after `max_turns`, or when the same command was given
-    `max_repeats` times in a row.
+    An episode ends when the goal is reached, after `max_turns`, or when the same reply was given
+    `max_repeats` times in a row. As in AgentBench, the first `max_repeats` replies may all be the same.
     """
 
     def __init__(
@@ -353,6 +102,7 @@ class Household(InteractiveEnvironment):
         most_alike: int = 2,
         max_turns: int = 50,
         max_repeats: int = 3,
+        commands_left: int = 0,
         form: Literal["full", "bare"] = "full",
         size: int = 3_000,
         heldout_frac: float = 0.2,
@@ -360,7 +110,8 @@ class Household(InteractiveEnvironment):
     ) -> None:
         """`form`: `full` shows instructions and an example first, and the available actions at each turn;
         `bare` shows the room, the goal and what happens. `size`: number of tasks of a split.
-        For the others see `make_room`.
+        `commands_left`: an expert plays until so many commands are left, so that goals are near; 0: episodes
+        begin at the beginning. For the others see `make_room`.
 
         Raises: ConfigError, if there can be no such room.
         """
@@ -378,6 +129,14 @@ class Household(InteractiveEnvironment):
             "num_things": num_things,
             "most_alike": most_alike,
         }
+        if commands_left < 0 or num_things < 0 or max_turns < 1 or max_repeats < 2 or size < 1:
+            raise ConfigError(
+                f"commands_left = {commands_left}, num_things = {num_things}, max_turns = {max_turns}, "
+                f"max_repeats = {max_repeats}, size = {size}: at least 0, 0, 1, 2 and 1 are needed"
+            )
+        if not 0 < heldout_frac < 1:
+            raise ConfigError(f"heldout_frac = {heldout_frac} is not between 0 and 1, so a split is empty")
+        self._commands_left = commands_left
         self._max_turns = max_turns
         self._max_repeats = max_repeats
         self._is_full = form == "full"
@@ -404,33 +163,44 @@ class Household(InteractiveEnvironment):
         return Task(id=str(idx), source=split, prompt=room.text, spec=json.dumps(spec))
 
     def reset(self, task: Task, seed: int) -> tuple[_Game, Observation]:
-        spec = json.loads(task.spec)
-        room = Room(Goal(**spec["goal"]), spec["contents"])
-        return _Game(room), Observation(
-            (_INSTRUCTION if self._is_full else "") + self._shown(room, room.text)
-        )
+        room = _room_of(task)
+        told = room.text
+        if self._commands_left:
+            played = list(_commands_to_the_goal(_room_of(task)))
+            for command in played[: -self._commands_left]:
+                told = f"{room.text}\n\n{room.do(command)}"
+        return _Game(room), Observation((_INSTRUCTION if self._is_full else "") + self._shown(room, told))
 
     def step(self, state: _Game, reply: str) -> Observation:
-        command = command_in(reply)
         state.num_turns += 1
-        state.num_repeats = state.num_repeats + 1 if command == state.last else 1
-        state.last = command
-        told = state.room.do(command)
+        state.num_same = state.num_same + 1 if reply == state.last_reply else 1
+        state.last_reply = reply
+        told = state.room.do(command_in(reply))
         if state.room.is_solved:
             return Observation(told, reward=1.0, is_done=True)
-        is_over = state.num_turns >= self._max_turns or state.num_repeats >= self._max_repeats
+        repeats = state.num_same >= self._max_repeats and state.num_turns > self._max_repeats
+        is_over = repeats or state.num_turns >= self._max_turns
         return Observation(self._shown(state.room, told), is_done=is_over)
 
     def _shown(self, room: Room, told: str) -> str:
-        return f"{told}\nAVAILABLE ACTIONS: {', '.join(room.commands())}" if self._is_full else told
+        if not self._is_full:
+            return told
+        return f"{told} AVAILABLE ACTIONS: {_lines(room.commands())}"
 
 
-def _kind(name: str) -> str:
-    """The kind of a thing or a place: `mug` of `mug 1`."""
-    return name.partition(" ")[0]
+def _room_of(task: Task) -> Room:
+    spec = json.loads(task.spec)
+    return Room(Goal(**spec["goal"]), spec["contents"])
 
 
-def _listed(names: Sequence[str] | dict[str, list[str]]) -> str:
-    """Names in a sentence: `a mug 1, a pan 1, and a pot 1`."""
-    *first, last = [f"a {name}" for name in names]
-    return f"{', '.join(first)}, and {last}" if first else last
+def _commands_to_the_goal(room: Room) -> Iterator[str]:
+    """The expert's commands, each carried out in the room, until the goal is reached."""
+    player = expert(room)
+    while not room.is_solved:
+        command = next(player)
+        room.do(command)
+        yield command
+
+
+def _lines(commands: Sequence[str]) -> str:
+    return "".join(f"{command}\n" for command in commands)

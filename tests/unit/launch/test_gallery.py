@@ -55,7 +55,11 @@ def test_a_copied_recipe_has_all_that_it_needs(
 def test_a_copied_model_spec_brings_the_modules_that_its_module_imports(tmp_path: Path) -> None:
     copied = gallery.copy_entries([gallery.find_entry("models/household")], tmp_path)
     folder = Path("recipes/alfworld")
-    assert {folder / "household_players.py", folder / "household_world.py"} <= set(copied)
+    assert {
+        folder / "household_players.py",
+        folder / "household_teachers.py",
+        folder / "household_world.py",
+    } <= set(copied)
 
 
 def test_a_copy_of_everything_is_the_gallery(tmp_path: Path) -> None:

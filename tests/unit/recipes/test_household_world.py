@@ -3,59 +3,33 @@
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from recipes.alfworld.household_players import demonstrations, expert, random_player
-from recipes.alfworld.household_world import GOALS, NOTHING, Goal, Household, Room, command_in
+from recipes.alfworld.household_players import expert, random_player
+from recipes.alfworld.household_room import GOALS, NOTHING, Goal, Room
+from recipes.alfworld.household_teachers import demonstrations
+from recipes.alfworld.household_world import Household, command_in
 
 from astraflow.errors import ConfigError
+from world_driver import rewards_of, take_odd_steps
 
 TINY: dict[str, Any] = {"num_places": 3, "num_things": 2, "most_alike": 1, "max_turns": 16}
 
 
-def play(world: Household, player_of: Callable[[Room], Iterator[str]], num: int) -> list[float]:
-    """Rewards of a player over the first tasks held out."""
-    rewards = list[float]()
-    for task in world.tasks("heldout")[:num]:
-        game, seen = world.reset(task, seed=0)
-        player = player_of(game.room)
-        while not seen.is_done:
-            seen = world.step(game, next(player))
-        rewards.append(seen.reward)
-    return rewards
-
-
 @pytest.mark.parametrize("shape", [{}, TINY], ids=["default", "tiny"])
 def test_the_expert_reaches_every_goal_and_a_random_player_hardly_any(shape: dict[str, Any]) -> None:
-    world = Household(**shape, size=1_000)
+    world = Household(**shape, size=60)
     rng = random.Random(0)
-    assert statistics.mean(play(world, expert, 1_000)) >= 0.99
-    assert statistics.mean(play(world, lambda room: random_player(room, rng), 1_000)) <= 0.10
+    assert statistics.mean(rewards_of(world, lambda game: expert(game.room), 60)) == 1.0
+    assert statistics.mean(rewards_of(world, lambda game: random_player(game.room, rng), 60)) <= 0.10
 
 
-def test_no_reply_however_odd_raises_in_10_000_steps() -> None:
-    world = Household(size=50)
+def test_no_reply_however_odd_raises() -> None:
+    odd = ["", "ACTION:", "ACTION: go to", "put mug 1 in/on shelf 1", "take  from ", "\x00\x1b[2J"]
+    odd += ["x" * 1_000_000, "go to safe 99"]
     rng = random.Random(1)
-    tasks = world.tasks("train")
-    odd = [
-        "",
-        "ACTION:",
-        "ACTION: go to",
-        "put mug 1 in/on shelf 1",
-        "take  from ",
-        "\x00\x1b[2J",
-        "x" * 1_000_000,
-        "go to safe 99",
-    ]
-    num_steps = 0
-    while num_steps < 10_000:
-        game, seen = world.reset(rng.choice(tasks), seed=0)
-        while not seen.is_done:
-            is_odd = rng.random() < 0.02
-            seen = world.step(game, rng.choice(odd) if is_odd else rng.choice(game.room.commands()))
-            num_steps += 1
+    take_odd_steps(Household(size=50), lambda game: random_player(game.room, rng), odd, 500)
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
@@ -73,7 +47,7 @@ def test_splits_share_no_room_and_have_all_kinds_of_goals() -> None:
     assert min(kinds.values()) > 60
 
 
-def a_room(kind: str = "pick_heat_then_place", thing: str = "mug", target: str = "shelf") -> Room:
+def a_room(kind: str = "pick_heat_then_place_in_recep", thing: str = "mug", target: str = "shelf") -> Room:
     contents = {"cabinet 1": ["mug 1", "mug 2"], "desk 1": ["desklamp 1"], "fridge 1": [], "microwave 1": []}
     return Room(Goal(kind, thing, target, "put a hot mug in shelf."), {**contents, "shelf 1": ["pan 1"]})
 
@@ -107,6 +81,24 @@ def test_a_game_reads_like_alfworld() -> None:
     assert room.is_solved
 
 
+def test_what_is_looked_at_closely_reads_like_alfworld() -> None:
+    room = a_room()
+    assert room.do("look") == (
+        "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a desk 1, a "
+        "fridge 1, a microwave 1, and a shelf 1."
+    )
+    do(room, "go to cabinet 1", "open cabinet 1", "take mug 1 from cabinet 1")
+    assert room.do("look") == "You are facing the cabinet 1. Next to it, you see nothing."
+    assert room.do("examine cabinet 1") == "The cabinet 1 is open. In it, you see a mug 2."
+    assert room.do("examine mug 1") == "There's nothing special about mug 1."
+    do(room, "go to microwave 1", "heat mug 1 with microwave 1")
+    assert room.do("examine mug 1") == "This is a hot mug 1."
+    do(room, "go to fridge 1", "cool mug 1 with fridge 1")
+    assert room.do("examine mug 1") == "This is a cold mug 1."
+    room.treated["mug 1"].add("clean")
+    assert room.do("examine mug 1") == "This is a cool and clean mug 1."
+
+
 def do(room: Room, *commands: str) -> bool:
     for command in commands:
         assert room.do(command) != NOTHING, command
@@ -120,7 +112,7 @@ def test_what_was_heated_and_then_cooled_is_not_hot() -> None:
     put = ("go to shelf 1", "move mug 1 to shelf 1")
     assert do(a_room(), *take, *cool, *heat, *put)
     assert not do(a_room(), *take, *heat, *cool, *put)
-    assert do(a_room("pick_cool_then_place"), *take, *heat, *cool, *put)
+    assert do(a_room("pick_cool_then_place_in_recep"), *take, *heat, *cool, *put)
 
 
 def test_two_things_must_lie_there_and_the_lamp_must_shine_on_the_thing() -> None:
@@ -143,7 +135,10 @@ def test_an_episode_ends_after_max_turns_and_when_a_command_is_repeated() -> Non
     seen = [world.step(game, reply) for reply in ("look", "inventory", "look", "inventory", "look")]
     assert [step.is_done for step in seen] == [False] * 4 + [True]
     game, _ = world.reset(task, seed=0)
-    assert [world.step(game, "dance").is_done for _ in range(3)] == [False, False, True]
+    assert [world.step(game, "dance").is_done for _ in range(4)] == [False, False, False, True]
+    game, _ = world.reset(task, seed=0)
+    replies = ("look", "ACTION: dance", "THOUGHT: Dance. ACTION: dance", "ACTION: dance")
+    assert not any(world.step(game, reply).is_done for reply in replies)
 
 
 def test_the_full_form_shows_an_example_and_the_available_actions() -> None:
@@ -151,8 +146,28 @@ def test_the_full_form_shows_an_example_and_the_available_actions() -> None:
     game, seen = world.reset(world.tasks("train")[0], seed=0)
     assert isinstance(seen.messages, str)
     assert "Here is your task." in seen.messages
-    assert seen.messages.endswith(f"AVAILABLE ACTIONS: {', '.join(game.room.commands())}")
+    listed = "\n".join(game.room.commands())
+    assert seen.messages.endswith(f" AVAILABLE ACTIONS: {listed}\n")
     assert "ACTION: " in seen.messages
+    shown = world.step(game, "THOUGHT: I look.\nACTION: look").messages
+    assert isinstance(shown, str)
+    assert shown.startswith(f"{game.room.text.partition(chr(10))[0]} AVAILABLE ACTIONS: ")
+
+
+def test_an_episode_may_begin_when_few_commands_are_left() -> None:
+    world = Household(**TINY, commands_left=1, kinds=("look_at_obj_in_light",), form="bare", size=20)
+    for task in world.tasks("train"):
+        game, seen = world.reset(task, seed=0)
+        assert isinstance(seen.messages, str)
+        assert seen.messages.startswith(game.room.text)
+        assert "You arrive at desk 1." in seen.messages
+        assert world.step(game, "ACTION: use desklamp 1").reward == 1
+
+
+def test_more_commands_left_than_a_goal_takes_is_a_game_from_its_beginning() -> None:
+    world = Household(**TINY, commands_left=99, size=1)
+    game, _ = world.reset(world.tasks("train")[0], seed=0)
+    assert game.room.here == ""
 
 
 @pytest.mark.parametrize(
@@ -160,11 +175,12 @@ def test_the_full_form_shows_an_example_and_the_available_actions() -> None:
     [
         ("go to desk 1", "go to desk 1"),
         ("THOUGHT: I go.\n ACTION: Go to  desk 1.\nmore", "go to desk 1"),
-        ("ACTION: look\nACTION: inventory", "inventory"),
+        ("ACTION: look\nYou see a bed 1.\nACTION: inventory", "look"),
+        ("ACTION:", ""),
         ("", ""),
     ],
 )
-def test_the_command_is_what_follows_the_last_action(reply: str, command: str) -> None:
+def test_the_command_is_what_follows_the_first_action(reply: str, command: str) -> None:
     assert command_in(reply) == command
 
 
@@ -175,6 +191,9 @@ def test_the_command_is_what_follows_the_last_action(reply: str, command: str) -
         ({"kinds": []}, "at least one"),
         ({"num_places": 2, "most_alike": 2}, "num_places = 2"),
         ({"num_places": 30, "most_alike": 1}, "num_places = 30"),
+        ({"commands_left": -1}, "commands_left = -1"),
+        ({"max_turns": 0}, "max_turns = 0"),
+        ({"heldout_frac": 0.0}, "heldout_frac = 0.0"),
     ],
 )
 def test_worlds_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:
