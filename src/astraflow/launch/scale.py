@@ -2,7 +2,8 @@
 
 What a recipe is about stays as it is: workflow, reward, curators, filters, credit, replay and loss. Smaller
 are its numbers (samples, tokens, steps, services), its engine and its trainer run on the CPU, prepared data
-sets are replaced by a few rows that come with AstraFlow, and a search index by one of a few documents.
+sets are replaced by a few rows that come with AstraFlow, a search index by one of a few documents, and the
+tasks of environments that come with AstraFlow by easy ones.
 """
 
 import json
@@ -21,6 +22,8 @@ __all__ = ["SCALES", "scaled"]
 _JsonMap = dict[str, Any]
 
 _CORPUS = "asearcher-corpus/documents.jsonl"
+_ENVIRONMENTS = "environments.json"
+"""Arguments that make the tasks of an environment easy, by the environment's class."""
 _MAX_TOKENS = 96
 """Tokens of a completion; those of the model `tiny` are characters."""
 _NUM_TASKS = 2
@@ -47,6 +50,9 @@ def _smoke(recipe: _JsonMap) -> None:
         if section.get("name") == "folder" and "path" in section:
             section.clear()
             section |= _small_index(fixtures / _CORPUS)
+    easy_args: dict[str, _JsonMap] = json.loads((fixtures / _ENVIRONMENTS).read_text(encoding="utf-8"))
+    for environment in recipe["tasks"]["environments"].values():
+        environment["args"] |= easy_args.get(environment["use"], {})
     recipe["rollout"] |= {
         "services": 1,
         "gpus": [],
