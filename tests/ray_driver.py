@@ -6,18 +6,13 @@ other clusters.
 """
 
 import contextlib
-import json
-import os
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -131,24 +126,3 @@ class RayCluster:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
         return log.read_text()
-
-
-def service_of(run: Started, name: str) -> dict[str, Any]:
-    """A process of the run, as `run.json` says."""
-    record = json.loads((run.run_dir / "run.json").read_text())
-    return next(service for service in record["services"] if service["name"] == name)
-
-
-def wait_until(run: Started, is_so: Callable[[], bool], *, timeout_s: float) -> None:
-    """Waits for something that no line of the run tells."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert run.process.poll() is None, run.report()
-        assert time.monotonic() < deadline, run.report()
-        time.sleep(0.2)
-
-
-def interrupt(run: Started) -> int:
-    """Ctrl-C; returns the exit code."""
-    os.kill(run.process.pid, signal.SIGINT)
-    return run.finish()

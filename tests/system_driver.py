@@ -211,3 +211,38 @@ def free_ports(count: int) -> list[int]:
         for taken in sockets:
             taken.bind(("127.0.0.1", 0))
         return [int(taken.getsockname()[1]) for taken in sockets]
+
+
+def service_of(run: Started, name: str) -> dict[str, Any]:
+    """A process of the run, as `run.json` says."""
+    record = json.loads((run.run_dir / "run.json").read_text())
+    return next(service for service in record["services"] if service["name"] == name)
+
+
+def wait_until(run: Started, is_so: Callable[[], bool], *, timeout_s: float) -> None:
+    """Waits for something that no line of the run tells."""
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if run.process.poll() is not None:
+            run.finish()
+            pytest.fail(f"the run ended:\n{run.report()}")
+        assert time.monotonic() < deadline, run.report()
+        time.sleep(0.2)
+
+
+def interrupt(run: Started) -> int:
+    """Ctrl-C; returns the exit code."""
+    os.kill(run.process.pid, signal.SIGINT)
+    return run.finish()
+
+
+def num_steps(run: Started) -> int:
+    """Committed steps, as the run's own file says; the lines that are printed leave some out."""
+    path = run.run_dir / "metrics.jsonl"
+    return path.read_text().count('"kind":"step"') if path.exists() else 0
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    found = [a.address for addresses in psutil.net_if_addrs().values() for a in addresses if a.family == 2]
+    return next((address for address in found if not address.startswith("127.")), "")

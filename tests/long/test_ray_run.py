@@ -8,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from ray_driver import BIN, RayCluster, interrupt, service_of, wait_until
-from system_driver import ROOT, Runs, Started, astraflow, environment, wait_gone
+from ray_driver import BIN, RayCluster
+from system_driver import (
+    ROOT,
+    Runs,
+    Started,
+    astraflow,
+    environment,
+    interrupt,
+    num_steps,
+    service_of,
+    wait_gone,
+    wait_until,
+)
 
 pytestmark = [
     pytest.mark.long,
@@ -54,7 +65,7 @@ def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(
     run = cluster.run(recipe, tmp_path / "run")
     runs.started.append(run)
     services = ("rollout-0", "rollout-1")
-    wait_until(run, lambda: _num_steps(run) >= 3 and all(_node_of(run, s) for s in services), timeout_s=120)
+    wait_until(run, lambda: num_steps(run) >= 3 and all(_node_of(run, s) for s in services), timeout_s=120)
     homes = {name: _node_of(run, name) for name in services}
     assert sorted(homes.values()) == sorted(nodes)  # spread over the nodes
 
@@ -62,8 +73,8 @@ def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(
     cluster.kill_node(homes[lost])
     wait_until(run, lambda: service_of(run, lost)["state"] == "restarting", timeout_s=120)
     assert service_of(run, lost)["last_line"] == "its machine was lost"
-    before = _num_steps(run)
-    wait_until(run, lambda: _num_steps(run) > before + 20, timeout_s=120)  # the other service goes on
+    before = num_steps(run)
+    wait_until(run, lambda: num_steps(run) > before + 20, timeout_s=120)  # the other service goes on
     assert service_of(run, "rollout-1")["restarts"] == 0
 
     home = cluster.add_node()
@@ -76,7 +87,7 @@ def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(
     assert time.monotonic() - begin < FAST_S + 5.0  # the report, and Ray's own goodbye
     assert wait_gone(pids, timeout_s=5.0) == []
 
-    steps = _num_steps(run) + 20
+    steps = num_steps(run) + 20
     resumed = cluster.run(recipe, tmp_path / "run", f"steps={steps}")
     runs.started.append(resumed)
     assert resumed.finish() == 0, resumed.report()
@@ -93,7 +104,7 @@ def test_needs_that_no_node_can_meet_are_named_before_anything_runs(
     runs.started.append(run)
     assert run.finish() != 0
     text = "".join(run.lines)
-    assert "no node of the Ray cluster has 1 CPUs, 1 GPUs" in text, text
+    assert "no machine of the Ray cluster has 1 CPUs, 1 GPUs" in text, text
     assert wait_gone(run.pids(), timeout_s=5.0) == []
 
 
@@ -117,9 +128,3 @@ def _node_of(run: Started, service: str) -> str:
     path = run.run_dir / "logs" / f"{service}.log"
     found = re.findall(r"^--- on node (\S+)$", path.read_text() if path.exists() else "", re.MULTILINE)
     return found[-1] if found else ""
-
-
-def _num_steps(run: Started) -> int:
-    """Committed steps, as the run's own file says; the lines that are printed leave some out."""
-    path = run.run_dir / "metrics.jsonl"
-    return path.read_text().count('"kind":"step"') if path.exists() else 0

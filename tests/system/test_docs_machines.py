@@ -5,19 +5,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from docs_driver import DOCS, blocks
-from system_driver import Runs, Terminals, astraflow, free_ports, url_of
+from system_driver import Runs, Terminals, astraflow, free_ports, own_address, url_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-
-
-def own_address() -> str:
-    """An address of this machine that is not loopback."""
-    found = [a.address for addresses in psutil.net_if_addrs().values() for a in addresses if a.family == 2]
-    return next((address for address in found if not address.startswith("127.")), "")
 
 
 @pytest.fixture

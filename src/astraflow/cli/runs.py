@@ -45,7 +45,10 @@ RecipeOrRun = Annotated[
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and start nothing.")]
 _On = Annotated[
     str,
-    typer.Option("--on", help="Where the processes run: `local` or `ray`. Default: the recipe's launcher."),
+    typer.Option(
+        "--on",
+        help="Where the rollout services run: `local`, `ssh` or `ray`. Default: the recipe's launcher.",
+    ),
 ]
 
 

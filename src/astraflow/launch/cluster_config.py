@@ -14,6 +14,7 @@ __all__ = [
     "LocalLauncherConfig",
     "NeedsConfig",
     "RayLauncherConfig",
+    "SshLauncherConfig",
 ]
 
 
@@ -37,9 +38,27 @@ class RayLauncherConfig(Config):
     """Ray's runtime environment of the services, e.g. `{working_dir: .}` with modules of your own."""
 
 
-LauncherConfig = Annotated[LocalLauncherConfig | RayLauncherConfig | Use, Field(discriminator="name")]
+class SshLauncherConfig(Config):
+    """Start the rollout services on hosts that `ssh` reaches, and everything else on this machine. Needs
+    `astraflow[quickstart]` on all hosts."""
 
-BUILT_IN_LAUNCHERS = ("local", "ray")
+    name: Literal["ssh"] = "ssh"
+    hosts: tuple[str, ...] = Field(min_length=1)
+    """What `ssh` is called with: `gpu-1`, `me@gpu-1`, or `ssh://me@gpu-1:2222`."""
+    python: str = "python3"
+    """The Python on the hosts that has astraflow, e.g. `~/astraflow/.venv/bin/python`."""
+    options: tuple[str, ...] = ()
+    """Further arguments of `ssh`, e.g. `[-i, cluster.key]`; `~/.ssh/config` is read, too."""
+    address: str = "auto"
+    """Address of this machine that the hosts call; `auto`: the one that they see `ssh` come from."""
+
+
+LauncherConfig = Annotated[
+    LocalLauncherConfig | RayLauncherConfig | SshLauncherConfig | Use,
+    Field(discriminator="name"),
+]
+
+BUILT_IN_LAUNCHERS = ("local", "ray", "ssh")
 """What `--on` may name."""
 
 

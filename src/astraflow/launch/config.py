@@ -181,7 +181,8 @@ class Recipe(Config):
     weights: WeightsConfig = WeightsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     launcher: LauncherConfig = LocalLauncherConfig()
-    """Starts the processes of the run: `local`, `ray`, or a launcher of your own; `--on` chooses, too."""
+    """Starts the processes of the run: `local`, `ssh`, `ray`, or a launcher of your own; `--on`
+    chooses, too."""
     cluster: ClusterConfig = ClusterConfig()
     trackers: tuple[TrackerConfig, ...] = ()
     """Where the rows of `metrics.jsonl` are shown besides: names, such as `[tensorboard]`, or sections, such

@@ -12,7 +12,11 @@ from typing import cast
 
 from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, Error, ServiceError
-from astraflow.launch.cluster_config import LauncherConfig, RayLauncherConfig
+from astraflow.launch.cluster_config import (
+    LauncherConfig,
+    RayLauncherConfig,
+    SshLauncherConfig,
+)
 from astraflow.launch.config import Recipe
 from astraflow.launch.local import LocalLauncher
 from astraflow.own_code import described
@@ -28,12 +32,16 @@ def make_launcher(config: LauncherConfig) -> Launcher:
     """The recipe's launcher; a class of the user's own is called as `attr(**args)`.
 
     Raises: ConfigError if it cannot be imported, does not take the arguments, or has no `start` and `close`;
-    or if there is no Ray cluster.
+    or if there is no Ray cluster, or a host that does not answer.
     """
     if isinstance(config, RayLauncherConfig):
         from astraflow.launch.ray_launcher import RayLauncher
 
         return RayLauncher(config)
+    if isinstance(config, SshLauncherConfig):
+        from astraflow.launch.ssh_launcher import SshLauncher
+
+        return SshLauncher(config)
     if not isinstance(config, Use):
         return LocalLauncher()
     attr = load_attr(config.use, where="launcher.use")

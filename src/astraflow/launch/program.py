@@ -28,12 +28,12 @@ from astraflow.launch.folder import RunFolder
 from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_process import OWN_ENV_PREFIX
+from astraflow.service.process import MODULE_PATH_VARIABLE
 from astraflow.service.server import is_loopback
 from astraflow.trainer.config import OwnLoopBackendConfig
 from astraflow.weights.addresses import listens_everywhere
 
 __all__ = [
-    "MODULE_PATH_VARIABLE",
     "PRIVATE_VARIABLE",
     "TOKEN_VARIABLE",
     "Addresses",
@@ -45,9 +45,6 @@ __all__ = [
 
 TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
 """Environment variable with the token of a process's role."""
-
-MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
-"""Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
 
 PRIVATE_VARIABLE = "ASTRAFLOW_PRIVATE"
 """Environment variable with files and folders, joined as in PATH, that agent programs must not see."""

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,19 +26,17 @@ from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.extras import install_command
 from astraflow.launch.cluster_config import RayLauncherConfig
 from astraflow.launch.local import LocalLauncher
-from astraflow.launch.ray_host import ProcessHost
+from astraflow.launch.process_host import ProcessHost
 from astraflow.launch.ray_process import NodeOf, RayProcess
+from astraflow.launch.room import Room, contents_of, missing_room, name_wait
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
 
-__all__ = ["RayLauncher", "missing_room"]
+__all__ = ["RayLauncher", "room_of"]
 
 _log = logging.getLogger(__name__)
 
-_NAMED_AFTER_S = 20.0
-"""An actor that still has no node after this time is named in the log; on a busy node, it starts in 10 s."""
-_MAX_FILE_BYTES = 1024 * 1024
-"""Largest file that travels with a process: certificates are smaller."""
 _ANSWER_S = 5.0
+_REMEDY = "add a node, or set launcher.autoscales=true if the cluster adds nodes itself"
 _MAX_LOST_STARTS = 5
 
 
@@ -87,10 +85,11 @@ class RayLauncher:
         if spec.near or spec.writes or spec.address:
             return await self._local.start(spec)
         if spec.name not in self._fitting and not self._config.autoscales:
-            if missing := missing_room(spec.needs, self._ray.nodes()):
+            rooms = [room_of(node) for node in self._ray.nodes() if node["Alive"]]
+            if missing := missing_room(spec.needs, rooms, cluster="the Ray cluster", remedy=_REMEDY):
                 raise ConfigError(f"{spec.name}: {missing}")
             self._fitting.add(spec.name)
-        files = await asyncio.to_thread(_contents, spec)
+        files = await asyncio.to_thread(contents_of, spec)
         for _ in range(_MAX_LOST_STARTS):
             with contextlib.suppress(_StartLostError):
                 return await self._place(spec, files)
@@ -127,7 +126,7 @@ class RayLauncher:
     async def _started(self, actor: Any, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
         errors = self._ray.exceptions
         node = NodeOf(self._ray)
-        named = asyncio.create_task(_name_wait(spec))
+        named = asyncio.create_task(name_wait(spec))
         try:
             await node.ask(actor)
             named.cancel()
@@ -150,53 +149,10 @@ class RayLauncher:
         return RayProcess(self._ray, actor, node, pid=pid, log_path=spec.log_path)
 
 
-def missing_room(needs: Needs, nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Why no node has room for a process, even if nothing else runs, and what to do; empty if one has.
-
-    `nodes`: as `ray.nodes()` returns them.
-    """
-    wanted = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": float(needs.memory_bytes)}
-    alive = [cast("Mapping[str, float]", node["Resources"]) for node in nodes if node["Alive"]]
-    if any(all(node.get(name, 0.0) >= amount for name, amount in wanted.items()) for node in alive):
-        return ""
-    largest = {name: max((node.get(name, 0.0) for node in alive), default=0.0) for name in wanted}
-    had = f"{largest['CPU']:g} CPUs, {largest['GPU']:g} GPUs and {largest['memory'] / 1e9:.1f} GB"
-    return (
-        f"no node of the Ray cluster has {_needs_text(needs)}; of its {len(alive)} nodes, none has more than "
-        f"{had}. Change cluster.rollout, add a node, or set launcher.autoscales=true if the cluster adds "
-        "nodes itself"
-    )
-
-
-def _needs_text(needs: Needs) -> str:
-    """What a process reserves, in words."""
-    parts = [f"{needs.cpus:g} CPUs"]
-    if needs.gpus:
-        parts.append(f"{needs.gpus:g} GPUs")
-    if needs.memory_bytes:
-        parts.append(f"{needs.memory_bytes / 1e9:.1f} GB of memory")
-    parts += [f"label {name}={value}" for name, value in needs.labels.items()]
-    return ", ".join(parts)
-
-
-async def _name_wait(spec: ProcessSpec) -> None:
-    """Says that a process waits for a node; cancelled once it has one."""
-    await asyncio.sleep(_NAMED_AFTER_S)
-    text = f"{spec.name} waits for a node with room for it: {_needs_text(spec.needs)}"
-    _log.warning("%s", text)
-    with spec.log_path.open("a", encoding="utf-8") as log:
-        log.write(f"--- {text}\n")
-
-
-def _contents(spec: ProcessSpec) -> dict[Path, bytes]:
-    """The files that travel with a process. Raises: ConfigError for a folder or a large file."""
-    for path in spec.reads:
-        if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
-            raise ConfigError(
-                f"{spec.name} reads {path}, which is no file of at most {_MAX_FILE_BYTES:,} bytes, so it "
-                "cannot be sent to another node"
-            )
-    return {path: path.read_bytes() for path in spec.reads}
+def room_of(node: Mapping[str, Any]) -> Room:
+    """What a node has, of which `ray.nodes()` says this."""
+    resources = cast("Mapping[str, float]", node["Resources"])
+    return Room(resources.get("CPU", 0.0), resources.get("GPU", 0.0), resources.get("memory", 0.0))
 
 
 def _connect(ray: Any, address: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from astraflow.launch.ray_host import News
+from astraflow.launch.process_host import News
 from astraflow.protocols import MACHINE_LOST, ProcessLife
 
 __all__ = ["NodeOf", "RayProcess"]

@@ -18,10 +18,10 @@ from typing import Any
 
 from astraflow.errors import ConfigError
 from astraflow.launch.folder import RunFolder
-from astraflow.launch.program import MODULE_PATH_VARIABLE
 from astraflow.launch.row_feed import RowFeed
 from astraflow.launch.sample_table import sample_rows
 from astraflow.protocols import ShowsEpisodes, Tracker
+from astraflow.service.process import MODULE_PATH_VARIABLE
 from astraflow.trackers.config import tracker_key
 from astraflow.trackers.factory import make_tracker
 from astraflow.trackers.tracked_run import TrackedRun

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
-from astraflow.launch.program import MODULE_PATH_VARIABLE
 from astraflow.launch.row_feed import num_waiting, read_position
+from astraflow.service.process import MODULE_PATH_VARIABLE
 from astraflow.trackers.config import tracker_key
 
 __all__ = ["FINISHED_S", "INTERRUPTED_S", "Trackers"]

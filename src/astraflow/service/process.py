@@ -27,6 +27,7 @@ from astraflow.service.vital import taking_ends
 __all__ = [
     "LIFE_FD_VARIABLE",
     "LIFE_SIGN_EVERY_S",
+    "MODULE_PATH_VARIABLE",
     "PARENT_FD_VARIABLE",
     "STACKS_SIGNAL",
     "launcher_pipe",
@@ -41,6 +42,8 @@ PARENT_FD_VARIABLE = "ASTRAFLOW_PARENT_FD"
 LIFE_FD_VARIABLE = "ASTRAFLOW_LIFE_FD"
 """Environment variable with the descriptor of a pipe's write end, for the signs of life of the process."""
 LIFE_SIGN_EVERY_S = 1.0
+MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
+"""Environment variable with folders, joined as in PATH, where the recipe's own modules are found."""
 STACKS_SIGNAL = signal.SIGUSR2
 """On this signal a service logs the stacks of all its threads, even while its event loop hangs."""
 

@@ -1,8 +1,8 @@
-"""What runs on a node of a Ray cluster: an actor that holds one process of a run, and tells about it.
+"""What runs on another machine than the launcher: a host that holds one process of a run.
 
-The process is started by the local launcher, in the actor. So it ends when the actor does, for whatever
-reason: the launcher has ended it, the launcher is gone, or the node is. Nothing here imports Ray, which makes
-an actor of `ProcessHost` and calls its methods.
+The process is started by the local launcher, in the host. So it ends when the host does, for whatever reason:
+the launcher has ended it, the launcher is gone, or the machine is. Ray makes an actor of `ProcessHost` and
+calls its methods; elsewhere, `host_main` calls them.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from pathlib import Path
 import astraflow
 from astraflow.errors import ConfigError, ServiceError
 from astraflow.launch.local import LocalLauncher
-from astraflow.launch.program import MODULE_PATH_VARIABLE
 from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec, ShowsLife
+from astraflow.service.process import MODULE_PATH_VARIABLE
 
 __all__ = ["News", "ProcessHost", "relocated"]
 
@@ -41,7 +41,7 @@ class News:
 class ProcessHost:
     """Holds one process. Its methods are called by the launcher, from another machine.
 
-    Example: `host = ray.remote(ProcessHost).remote(); await host.start.remote(spec, {}, version)`.
+    Example: `host = ProcessHost(); pid = await host.start(spec, {}, astraflow.__version__)`.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class ProcessHost:
     async def start(self, spec: ProcessSpec, files: Mapping[Path, bytes], version: str) -> int:
         """Starts the process with the contents of the files that it reads; returns its id.
 
-        Raises: ConfigError if this node has another AstraFlow than the launcher, of that version.
+        Raises: ConfigError if this machine has another AstraFlow than the launcher, of that version.
         """
         if version != astraflow.__version__:
             raise ConfigError(
-                f"this node has astraflow {astraflow.__version__}, and the launcher has {version}; install "
-                "the same version on all nodes"
+                f"this machine has astraflow {astraflow.__version__}, and the launcher has {version}; "
+                "install the same version on all machines"
             )
         here = relocated(spec, files, self._folder)
         self._log_path = here.log_path
@@ -86,14 +86,26 @@ class ProcessHost:
 
     async def terminate(self) -> None:
         """Asks the process to stop."""
+        self.terminate_now()
+
+    def terminate_now(self) -> None:
+        """The same, for a caller in this process."""
         self._started()[0].terminate()
 
     async def kill(self) -> None:
         """Ends the process."""
         self._started()[0].kill()
 
+    async def end(self, grace_s: float) -> None:
+        """Asks the process to stop, and kills it if it still runs after `grace_s`."""
+        handle, ended = self._started()
+        handle.terminate()
+        await asyncio.wait({ended}, timeout=grace_s)
+        handle.kill()
+        await ended
+
     async def clean(self) -> None:
-        """Removes what is on this node's disk. The last call, after the process has ended."""
+        """Removes what is on this machine's disk. The last call, after the process has ended."""
         self._launcher.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 

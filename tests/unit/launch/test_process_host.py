@@ -7,9 +7,9 @@ import pytest
 
 import astraflow
 from astraflow.errors import ConfigError
-from astraflow.launch.program import MODULE_PATH_VARIABLE
-from astraflow.launch.ray_host import ProcessHost, relocated
+from astraflow.launch.process_host import ProcessHost, relocated
 from astraflow.protocols import ProcessSpec
+from astraflow.service.process import MODULE_PATH_VARIABLE
 
 
 def make_spec(*arguments: str, **fields: object) -> ProcessSpec:

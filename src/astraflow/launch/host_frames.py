@@ -1,0 +1,193 @@
+"""What a launcher and a host on another machine say to each other, over the host's stdin and stdout.
+
+    host -> launcher    Hello; then Started or Refused; then Told once per second, and SilentFor if asked
+    launcher -> host    Start; then Signal, WatchSilence, and StillHere every few seconds
+
+A frame is its length in four bytes, big-endian, and a message in msgpack. The host's first frame follows a
+line, `MARK`, because shells and schedulers may print a greeting before it. Every field has a bound.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from astraflow.errors import BoundError, WireError
+from astraflow.protocols import ProcessLife, ProcessSpec
+
+__all__ = [
+    "MARK",
+    "MAX_LOG_BYTES",
+    "FromHost",
+    "Hello",
+    "Refused",
+    "Signal",
+    "SilentFor",
+    "Start",
+    "Started",
+    "StillHere",
+    "ToHost",
+    "Told",
+    "WatchSilence",
+    "encode_frame",
+    "read_frame",
+]
+
+MARK = b"astraflow host, protocol 1\n"
+"""The line before the first frame."""
+MAX_LOG_BYTES = 256 * 1024
+"""Output in one frame; a process that writes more is read in several."""
+_MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""A start with a few certificates is the largest frame."""
+_LENGTH_BYTES = 4
+
+_Text = Annotated[str, Meta(max_length=8_192)]
+_Path = Annotated[str, Meta(max_length=4_096)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
+_Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class Hello(Struct, frozen=True, tag=True, kw_only=True):
+    """The machine that the host runs on."""
+
+    hostname: _Text
+    version: _Text
+    """Of its AstraFlow."""
+    cpus: _Count
+    gpus: _Count
+    memory_bytes: _Amount
+    free_disk_bytes: _Amount
+    """Where files of the process will be."""
+    now_s: _Seconds
+    """Its clock, in seconds since 1970."""
+    caller: _Text = ""
+    """The launcher's address as this machine sees it; empty if that is unknown."""
+
+
+class Started(Struct, frozen=True, tag=True, kw_only=True):
+    """The process runs."""
+
+    pid: Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class Refused(Struct, frozen=True, tag=True, kw_only=True):
+    """The process cannot be started here; the host ends."""
+
+    text: _Text
+    is_final: bool
+    """Settings are wrong, so that another try would end in the same way."""
+
+
+class Told(Struct, frozen=True, tag=True, kw_only=True):
+    """How the process is, and what it has written since the last message."""
+
+    log: Annotated[bytes, Meta(max_length=MAX_LOG_BYTES)]
+    silent_s: _Seconds | None
+    works: bool
+    condition: _Text
+    code: Annotated[int, Meta(ge=-1_000, le=1_000)] | None
+    """Its exit code, once it has ended and all of its output was told. The last message."""
+    is_evicted: bool
+    """The machine was taken away (SIGTERM to the host), so its end is no crash."""
+
+    @property
+    def life(self) -> ProcessLife:
+        """The same, for a handle."""
+        return ProcessLife(self.silent_s, works=self.works, condition=self.condition)
+
+
+class SilentFor(Struct, frozen=True, tag=True, kw_only=True):
+    """The process has been silent for as long as `WatchSilence` said."""
+
+    text: _Text
+
+
+class Start(Struct, frozen=True, tag=True, kw_only=True):
+    """A process, with the contents of the files that it reads."""
+
+    version: _Text
+    """Of the launcher's AstraFlow."""
+    name: _Text
+    argv: Annotated[tuple[_Text, ...], Meta(max_length=1_000)]
+    env: Annotated[dict[_Text, _Text], Meta(max_length=1_000)]
+    secrets: Annotated[dict[_Text, _Text], Meta(max_length=1_000)]
+    log_path: _Path
+    scratch: Annotated[tuple[_Path, ...], Meta(max_length=100)]
+    files: Annotated[dict[_Path, bytes], Meta(max_length=100)]
+
+    @classmethod
+    def of(cls, spec: ProcessSpec, files: Mapping[Path, bytes], *, version: str) -> "Start":
+        """The message that starts a process."""
+        return cls(
+            version=version,
+            name=spec.name,
+            argv=spec.argv,
+            env=dict(spec.env),
+            secrets=dict(spec.secrets),
+            log_path=str(spec.log_path),
+            scratch=tuple(map(str, spec.scratch)),
+            files={str(path): content for path, content in files.items()},
+        )
+
+    @property
+    def spec(self) -> ProcessSpec:
+        """The process, with the paths of the launcher's machine."""
+        return ProcessSpec(
+            self.name,
+            self.argv,
+            self.env,
+            Path(self.log_path),
+            secrets=self.secrets,
+            scratch=tuple(map(Path, self.scratch)),
+            reads=tuple(map(Path, self.files)),
+        )
+
+
+class Signal(Struct, frozen=True, tag=True, kw_only=True):
+    """Asks the process to stop, or ends it."""
+
+    verb: Literal["terminate", "kill"]
+
+
+class WatchSilence(Struct, frozen=True, tag=True, kw_only=True):
+    """Asks for `SilentFor` once the process has shown no life for so long."""
+
+    longest_s: _Seconds
+
+
+class StillHere(Struct, frozen=True, tag=True, kw_only=True):
+    """The launcher lives. A host that hears nothing ends its process."""
+
+
+FromHost = Hello | Started | Refused | Told | SilentFor
+ToHost = Start | Signal | WatchSilence | StillHere
+_Message = TypeVar("_Message")
+
+
+def encode_frame(message: FromHost | ToHost) -> bytes:
+    """A message as it is sent. Raises: BoundError if it is too large."""
+    body = msgspec.msgpack.encode(message)
+    if len(body) > _MAX_FRAME_BYTES:
+        raise BoundError(
+            f"{type(message).__name__}: {len(body):,} bytes; at most {_MAX_FRAME_BYTES:,} are sent"
+        )
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+async def read_frame(stream: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[_Message]) -> _Message:
+    """The next message.
+
+    Raises: EOFError at the end of the stream, even within a frame; WireError for anything but a frame.
+    """
+    size = int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "big")
+    if size > _MAX_FRAME_BYTES:
+        raise BoundError(f"a frame of {size:,} bytes; at most {_MAX_FRAME_BYTES:,} are expected")
+    body = await stream.readexactly(size)
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as err:
+        raise WireError(f"not a message between launcher and host: {err}") from err

@@ -1,0 +1,129 @@
+"""A process that a host program holds, followed through its link; ssh would only carry the two."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import astraflow
+from astraflow.launch.host_frames import Hello, Refused, Start, Started
+from astraflow.launch.host_link import HostLink, LinkLostError
+from astraflow.launch.piped_process import PipedProcess
+from astraflow.protocols import MACHINE_LOST, ProcessSpec
+from system_driver import wait_gone
+
+HOST = (sys.executable, "-P", "-m", "astraflow.launch.host_main")
+DRAINS = (
+    "import signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('drained'), sys.exit(0)))\n"
+    "print('ready', flush=True)\ntime.sleep(60)"
+)
+
+
+def make_spec(folder: Path, code: str) -> ProcessSpec:
+    return ProcessSpec("rollout-0", ("/far/python", "-c", code), {}, folder / "rollout-0.log")
+
+
+async def started(spec: ProcessSpec, *, command: tuple[str, ...] = HOST) -> tuple[HostLink, PipedProcess]:
+    link = await HostLink.open(command)
+    assert isinstance(await link.hello(), Hello)
+    link.tell(Start.of(spec, {}, version=astraflow.__version__))
+    answer = await link.receive()
+    assert isinstance(answer, Started), answer
+    ended = asyncio.Event()
+    process = PipedProcess(link, "here", pid=answer.pid, log_path=spec.log_path, on_end=ended.set)
+    return link, process
+
+
+async def wait_for_text(path: Path, text: str) -> None:
+    def is_there() -> bool:
+        return path.exists() and text in path.read_text()
+
+    def comes() -> bool:
+        deadline = time.monotonic() + 20.0
+        while not is_there() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return is_there()
+
+    assert await asyncio.to_thread(comes)
+
+
+async def gone(pid: int) -> bool:
+    """Whether a process ends within the time that a host gives it."""
+    return not await asyncio.to_thread(wait_gone, [pid], timeout_s=15.0)
+
+
+async def test_output_and_exit_code_arrive_whatever_the_shell_printed_before(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, "print('x' * 600_000); raise SystemExit(3)")
+    noisy = ("sh", "-c", f"echo Welcome to gpu-1; exec {' '.join(HOST)}")
+    link, process = await started(spec, command=noisy)
+    assert await process.wait() == 3
+    assert spec.log_path.read_text().count("x") == 600_000
+    await link.ended()
+
+
+async def test_a_machine_that_is_taken_away_lets_its_process_drain_and_is_lost(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, DRAINS)
+    link, process = await started(spec)
+    await wait_for_text(spec.log_path, "ready")
+    host = psutil.Process(process.pid).ppid()
+    os.kill(host, signal.SIGTERM)
+    assert await process.wait() == MACHINE_LOST
+    assert "drained" in spec.log_path.read_text()
+    await link.ended()
+
+
+async def test_a_launcher_that_is_gone_takes_its_process_along(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, DRAINS)
+    link, process = await started(spec)
+    await wait_for_text(spec.log_path, "ready")
+    link.close_stdin()
+    assert await gone(process.pid)
+    await link.ended()
+
+
+async def test_a_host_that_dies_is_a_lost_machine(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, "import time; print('ready', flush=True); time.sleep(60)")
+    link, process = await started(spec)
+    await wait_for_text(spec.log_path, "ready")
+    os.kill(psutil.Process(process.pid).ppid(), signal.SIGKILL)
+    assert await process.wait() == MACHINE_LOST
+    os.kill(process.pid, signal.SIGKILL)  # a service of ours would have noticed by itself
+    await link.ended()
+
+
+async def test_a_kill_reaches_a_process_that_does_not_listen(tmp_path: Path) -> None:
+    ignores = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    code = f"{ignores}print('ready', flush=True)\ntime.sleep(60)"
+    spec = make_spec(tmp_path, code)
+    link, process = await started(spec)
+    await wait_for_text(spec.log_path, "ready")
+    process.terminate()
+    process.kill()
+    assert await process.wait() == -signal.SIGKILL
+    assert await gone(process.pid)
+    await link.ended()
+
+
+async def test_another_version_is_refused_for_good(tmp_path: Path) -> None:
+    link = await HostLink.open(HOST)
+    await link.hello()
+    link.tell(Start.of(make_spec(tmp_path, "pass"), {}, version="0.0.0"))
+    answer = await link.receive()
+    assert isinstance(answer, Refused)
+    assert answer.is_final
+    assert "the launcher has 0.0.0" in answer.text
+    await link.ended()
+
+
+async def test_a_command_that_is_no_host_says_why() -> None:
+    link = await HostLink.open(("sh", "-c", "echo 'gpu-1: Permission denied (publickey).' >&2; exit 255"))
+    with pytest.raises(LinkLostError, match=r"^gpu-1: Permission denied \(publickey\)\.$") as caught:
+        await link.hello()
+    assert caught.value.code == 255
+    await link.ended()
