@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import psutil
@@ -169,6 +170,10 @@ async def _tell_silence(host: ProcessHost, link: _Link, longest_s: float) -> Non
     await link.send(SilentFor(text=await host.silence(longest_s)))
 
 
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler that does nothing."""
+
+
 async def _main() -> None:
     loop = asyncio.get_running_loop()
     # What libraries print must not come between two frames.
@@ -184,5 +189,5 @@ async def _main() -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):
         # The launcher decides, or its absence. A handler, unlike SIG_IGN, is not inherited by programs.
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _ignore)
     asyncio.run(_main())
