@@ -215,7 +215,7 @@ def remedy_for(text: str, host: str) -> str:
         "another Python by launcher.python",
         "not found": "name its Python by launcher.python",
         "No such file": "name its Python by launcher.python",
-        "nknown option": "AstraFlow needs Python 3.11 or newer there; name one by launcher.python",
+        "python -h": "AstraFlow needs Python 3.11 or newer there; name one by launcher.python",
     }
     found = [remedy for sign, remedy in known.items() if sign in text]
     return found[0] if found else f"does `ssh {host} true` work? Otherwise, take it out of launcher.hosts"

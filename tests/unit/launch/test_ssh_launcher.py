@@ -64,7 +64,7 @@ def test_a_python_in_the_home_there_is_expanded_there_and_nothing_else_is() -> N
         ("Host key verification failed.", "connect once by hand, `ssh gpu-1 true`"),
         ("/usr/bin/python3: No module named astraflow", "pip install 'astraflow[quickstart]"),
         ("bash: line 1: exec: python9: not found", "launcher.python"),
-        ("unknown option -P", "Python 3.11 or newer"),
+        ("Try `python -h' for more information.", "Python 3.11 or newer"),
         ("connect to host gpu-1 port 22: No route to host", "take it out of launcher.hosts"),
     ],
 )
