@@ -308,7 +308,8 @@ FLOW_RULES = (
         "scoring_hangs",
         "More than half of a service's episodes wait for their score, the first for 10 times the usual time "
         "(and 5 s); before the third step: 8 s.",
-        "try the reward with `astraflow try`; if it is only slow, raise rollout.scorers",
+        "try the reward with `astraflow try`; if it is only slow, raise rollout.scorers or the num_boxes of "
+        "its sandbox",
         _scoring,
     ),
     Rule(
