@@ -125,7 +125,7 @@ class BadNetwork:
     async def _noted(self, path: str, body: bytes, answer: bytes, media_type: str) -> bytes:
         """What is passed on of an answer of the dataflow."""
         if path == "/v1/episodes":
-            self.workers.add(wire.decode(body, EpisodeResults).worker_id.rpartition(".")[0])
+            self.workers.add(wire.decode(body, EpisodeResults).worker_id.partition(".")[0])
             for receipt in wire.decode(answer, Receipts, media_type).receipts:
                 if receipt.status == "accepted":
                     group, episode, _ = receipt.lease_id.split(".")
