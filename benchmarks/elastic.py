@@ -25,14 +25,12 @@ import json
 import resource
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
@@ -51,6 +49,7 @@ from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.run import Run, launch
 from astraflow.models.spec import load_spec
 from astraflow.models.tiny import init_model
+from elastic_service import start_service
 from harness import report, show_table
 from shaped_link import Link, ShapedLink
 
@@ -215,8 +214,8 @@ class Pool:
         if member.link:
             link = ShapedLink(LINKS[member.link])
             self._links.append(link)
-            url = await link.to(*_address(url))
-            routes = {self._publisher_url: await link.to(*_address(self._publisher_url))}
+            url = await link.to(url)
+            routes = {self._publisher_url: await link.to(self._publisher_url)}
         settings = {
             "url": url,
             "name": member.name,
@@ -224,18 +223,7 @@ class Pool:
             "engine": {"tokens_per_s": self._args.tokens_per_s * member.speed},
             "routes": routes,
         }
-        with (self._folder / f"{member.name}.log").open("a") as log:
-            return await asyncio.create_subprocess_exec(
-                sys.executable, str(ROOT / "benchmarks" / "elastic_service.py"), json.dumps(settings),
-                stdout=log, stderr=log,
-            )  # fmt: skip
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    assert parts.hostname
-    assert parts.port
-    return parts.hostname, parts.port
+        return await start_service(settings, self._folder / f"{member.name}.log")
 
 
 async def drive(recipe: Recipe, folder: Path, plan: list[Phase], args: argparse.Namespace) -> None:

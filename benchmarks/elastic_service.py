@@ -7,6 +7,7 @@ recipe's), `routes` (announced URL -> the one to use), and if need be `rollout` 
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,14 @@ class Rerouted(DataflowClient):
             for source in manifest.sources
         )
         return msgspec.structs.replace(manifest, sources=sources)
+
+
+async def start_service(settings: Mapping[str, Any], log_path: Path) -> asyncio.subprocess.Process:
+    """Starts one in a process of its own, which appends what it prints to a file."""
+    with log_path.open("a") as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, __file__, json.dumps(settings), stdout=log, stderr=log
+        )
 
 
 async def serve(stop: asyncio.Event, settings: dict[str, Any]) -> None:

@@ -51,10 +51,8 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.types import (
     AdvantageSpan,
     Batch,
-    Chunk,
     Episode,
     FateCounts,
-    FileInfo,
     Generation,
     Manifest,
     Message,
@@ -388,15 +386,7 @@ class ExactRun:
 
     def _publish(self, step: int) -> None:
         manifest = Manifest(
-            policy=_POLICY,
-            version=step,
-            kind="full",
-            base=-1,
-            tensors=(),
-            chunks=(Chunk("00", 0),),
-            digest="00",
-            files=(FileInfo(name="config.json", chunk=Chunk("00", 0)),),
-            num_bytes=0,
+            policy=_POLICY, version=step, kind="full", tensors=(), chunks=(), digest="0", num_bytes=0
         )
         command = PublishVersion(policy=_POLICY, epoch=self._epoch, step=step, manifest=manifest)
         self._core.apply(command, self._now_s)

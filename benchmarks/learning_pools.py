@@ -27,10 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import yaml
 
 from astraflow.dataflow.core.commands import AddWorker, EpisodeFacts, RecordResult
@@ -38,6 +35,8 @@ from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.records import decode_commands
 from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.run import launch
+from curves import draw_curves
+from elastic_service import start_service
 from harness import report, show_table
 from shaped_link import Link, ShapedLink
 
@@ -109,8 +108,8 @@ async def start(
     if pool.is_far:
         link = ShapedLink(LINK)
         links.append(link)
-        routes = {publisher: await link.to(*_address(publisher))}
-        url = await link.to(*_address(url))
+        routes = {publisher: await link.to(publisher)}
+        url = await link.to(url)
     settings: dict[str, Any] = {
         "url": url,
         "name": pool.name,
@@ -119,18 +118,7 @@ async def start(
         "rollout": {"max_episodes": pool.num_slots},
         "routes": routes,
     }
-    with (folder / f"{pool.name}.log").open("a") as log:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, str(ROOT / "benchmarks" / "elastic_service.py"), json.dumps(settings),
-            stdout=log, stderr=log,
-        )  # fmt: skip
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    assert parts.hostname
-    assert parts.port
-    return parts.hostname, parts.port
+    return await start_service(settings, folder / f"{pool.name}.log")
 
 
 async def train(pools: Sequence[Pool], recipe: Recipe, folder: Path) -> None:
@@ -185,18 +173,11 @@ def read(folder: Path) -> Outcome:
 
 def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
     """Accuracy over steps, a line per run."""
-    mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
-    for idx, (system, runs) in enumerate(found.items()):
-        for number, outcome in enumerate(runs):
-            steps, _, accuracies = zip(*outcome.points, strict=True)
-            axes.plot(steps, accuracies, color=f"C{idx}", marker="o", markersize=3,
-                      label=system if number == 0 else None)  # fmt: skip
-    axes.set(xlabel="steps", ylabel="held-out accuracy (512 tasks)", ylim=(0, 1))
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(image)
-    plt.close(figure)
+    curves = {
+        system: [[(step, accuracy) for step, _, accuracy in run.points] for run in runs]
+        for system, runs in found.items()
+    }
+    draw_curves(curves, image, over="steps", lowest=0.0)
 
 
 def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> None:

@@ -44,7 +44,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.protocols import TableSizes, TableView
-from astraflow.types import Chunk, FileInfo, Manifest, ServedVersions
+from astraflow.types import Manifest, ServedVersions
 from astraflow_paced.device import PacedDevice, PacedJob
 
 __all__ = [
@@ -464,15 +464,7 @@ class VirtualRun:
 
     def _publish(self, policy: str, epoch: int, step: int) -> None:
         manifest = Manifest(
-            policy=policy,
-            version=step,
-            kind="full",
-            base=-1,
-            tensors=(),
-            chunks=(Chunk("00", 0),),
-            digest="00",
-            files=(FileInfo(name="config.json", chunk=Chunk("00", 0)),),
-            num_bytes=0,
+            policy=policy, version=step, kind="full", tensors=(), chunks=(), digest="0", num_bytes=0
         )
         command = PublishVersion(policy=policy, epoch=epoch, step=step, manifest=manifest)
         self._apply(command)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 __all__ = ["Link", "ShapedLink"]
 
@@ -51,8 +52,11 @@ class ShapedLink:
         """Bytes that went up and down."""
         return self._up.num_bytes, self._down.num_bytes
 
-    async def to(self, host: str, port: int) -> str:
-        """Opens a way to a server through this link. Returns: its base URL."""
+    async def to(self, url: str) -> str:
+        """Opens a way through this link to the server behind a base URL. Returns: the way's own base URL."""
+        host, port = urlsplit(url).hostname, urlsplit(url).port
+        assert host
+        assert port
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.create_task(self._join(reader, writer, host, port))

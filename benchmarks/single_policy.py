@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import yaml
 
+from curves import draw_curves
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,18 +100,8 @@ def read(folder: Path) -> Outcome:
 
 def draw(found: Mapping[str, Sequence[Outcome]], image: Path) -> None:
     """Accuracy over episodes, a line per run."""
-    mpl.use("Agg")
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
-    for idx, (system, runs) in enumerate(found.items()):
-        for number, outcome in enumerate(runs):
-            episodes, accuracies = zip(*outcome.points, strict=True)
-            axes.plot(episodes, accuracies, color=f"C{idx}", marker="o", markersize=3,
-                      label=system if number == 0 else None)  # fmt: skip
-    axes.set(xlabel="episodes per policy", ylabel="held-out accuracy (512 tasks)", ylim=(0.4, 1))
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(image)
-    plt.close(figure)
+    curves = {system: [run.points for run in runs] for system, runs in found.items()}
+    draw_curves(curves, image, over="episodes per policy", lowest=0.4)
 
 
 def main(seeds: Sequence[int], steps: int, out: Path, image: Path | None) -> None:

@@ -7,13 +7,13 @@ model takes half a minute to warm-start, so it is built once and kept in pytest'
 import gc
 import os
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from system_driver import astraflow, made_once
+from system_driver import Runs, astraflow, made_once
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -52,6 +52,14 @@ def pytest_collection_finish() -> None:
     """What is imported and collected stays until the end, so nobody needs to look for garbage in it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
+    """Runs that leave nothing behind; `models` is the folder's own fixture."""
+    made = Runs(models, tmp_path)
+    yield made
+    made.close()
 
 
 # --- where the time goes ----------------------------------------------------------------------------

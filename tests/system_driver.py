@@ -51,6 +51,15 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return folder
 
 
+def init_models(folder: Path, *names: str, steps: int) -> None:
+    """Makes tiny models in a folder, with a few steps of warm start. The model `actor` is of the quickstart's
+    spec, any other of the spec of its name."""
+    for name in names:
+        spec = f"recipes/models/{'quickstart' if name == 'actor' else name}.yaml"
+        done = astraflow("model", "init", spec, f"warm_start.steps={steps}", "--out", str(folder / name))
+        assert done.returncode == 0, done.stderr
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 

@@ -7,24 +7,15 @@ from pathlib import Path
 import pytest
 
 from page_driver import Browser
-from system_driver import Runs, astraflow
+from system_driver import init_models
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model `actor`, barely trained."""
     folder = tmp_path_factory.mktemp("models")
-    spec = "recipes/models/quickstart.yaml"
-    done = astraflow("model", "init", spec, "warm_start.steps=20", "--out", str(folder / "actor"))
-    assert done.returncode == 0, done.stderr
+    init_models(folder, "actor", steps=20)
     return folder
-
-
-@pytest.fixture
-def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(models, tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

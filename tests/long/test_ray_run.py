@@ -13,7 +13,6 @@ from system_driver import (
     ROOT,
     Runs,
     Started,
-    astraflow,
     environment,
     interrupt,
     num_steps,
@@ -38,23 +37,6 @@ def cluster() -> Iterator[RayCluster]:
     with RayCluster() as made:
         yield made
     assert made.left_over() == []
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model `actor`, which knows nothing."""
-    folder = tmp_path_factory.mktemp("models")
-    spec = "recipes/models/quickstart.yaml"
-    done = astraflow("model", "init", spec, "warm_start.steps=0", "--out", str(folder / "actor"))
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(models, tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(

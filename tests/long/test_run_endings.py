@@ -9,7 +9,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,23 +19,6 @@ from system_driver import ROOT, Runs, Started, astraflow, environment, wait_gone
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(900)]
 
 CTRL_C = "it was interrupted by Ctrl-C (SIGINT)"
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model `actor`, which knows nothing."""
-    folder = tmp_path_factory.mktemp("models")
-    spec = "recipes/models/quickstart.yaml"
-    done = astraflow("model", "init", spec, "warm_start.steps=0", "--out", str(folder / "actor"))
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(models, tmp_path)
-    yield made
-    made.close()
 
 
 def started(runs: Runs) -> Started:

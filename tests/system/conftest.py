@@ -1,4 +1,4 @@
-"""Tiny models made once a session, and runs that leave nothing behind."""
+"""Tiny models made once a session, and a port that is taken."""
 
 import socket
 from collections.abc import Iterator
@@ -6,28 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from system_driver import Runs, astraflow, made_once
+from system_driver import init_models, made_once
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the models `actor` and `verifier`, barely trained."""
 
-    def make(folder: Path) -> None:
-        for name in ("quickstart", "verifier"):
-            out = folder / ("actor" if name == "quickstart" else name)
-            few = "warm_start.steps=20"
-            done = astraflow("model", "init", f"recipes/models/{name}.yaml", few, "--out", str(out))
-            assert done.returncode == 0, done.stderr
-
-    return made_once(tmp_path_factory, "models", make)
-
-
-@pytest.fixture
-def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(models, tmp_path)
-    yield made
-    made.close()
+    return made_once(
+        tmp_path_factory, "models", lambda folder: init_models(folder, "actor", "verifier", steps=20)
+    )
 
 
 @pytest.fixture

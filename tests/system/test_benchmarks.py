@@ -64,6 +64,7 @@ def test_a_benchmark_runs_in_small_and_reports_its_figures(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", _SMALL_BUT_LONG)
 def test_a_slower_benchmark_runs_in_small_and_reports_its_figures(name: str) -> None:
     _check_small_run(name, *_SMALL_BUT_LONG[name])

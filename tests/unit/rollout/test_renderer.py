@@ -1,13 +1,12 @@
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from jinja2 import Template
 
 from astraflow.errors import DataError, HistoryRewrittenError, RolloutError
 from astraflow.rollout.renderer import ChatRenderer, load_renderer
 from astraflow.types import Message, ToolSpec
+from workflow_driver import SPECIAL, LetterTokenizer
 
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}"
@@ -18,29 +17,10 @@ STRIPPING = (
     "{% else %}{{ m.content }}{% endif %}<end>\n{% endfor %}<assistant>"
 )
 TRIMMING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>\n{% endfor %}<assistant>"
-SPECIAL = ["<end>", "<system>", "<user>", "<assistant>", "<tool>"]
-
-
-class TemplateTokenizer:
-    """One id a character; special tokens are ids below 10."""
-
-    def __init__(self, template: str) -> None:
-        self._template = Template(template, keep_trailing_newline=True)
-
-    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        return self._template.render(messages=messages, tools=tools, add_generation_prompt=True)
-
-    def encode(self, text: str) -> list[int]:
-        for idx, special in enumerate(SPECIAL):
-            text = text.replace(special, chr(idx + 1))
-        return [ord(c) for c in text]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(chr(i) for i in token_ids if i > len(SPECIAL))
 
 
 def make_renderer(template: str = PLAIN) -> ChatRenderer:
-    return ChatRenderer(TemplateTokenizer(template), frozenset({1}))
+    return ChatRenderer(LetterTokenizer(template), frozenset({1}))
 
 
 def user(text: str) -> Message:
@@ -52,7 +32,7 @@ def said(text: str) -> Message:
 
 
 def ids(text: str) -> tuple[int, ...]:
-    return tuple(TemplateTokenizer(PLAIN).encode(text))
+    return tuple(LetterTokenizer(PLAIN).encode(text))
 
 
 def test_render_ends_with_the_assistants_opening() -> None:
@@ -145,7 +125,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = tokenizers.decoders.Fuse()
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.add_tokens(["<think>", "</think>"])
     folder = tmp_path_factory.mktemp("model")
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,28 @@
+"""Pictures of how accuracy on held-out tasks grows in several runs of several systems."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+__all__ = ["draw_curves"]
+
+Curve = Sequence[tuple[float, float]]
+"""(what the run has spent, its accuracy), in order."""
+
+
+def draw_curves(found: Mapping[str, Sequence[Curve]], image: Path, *, over: str, lowest: float) -> None:
+    """Accuracy from `lowest` to 1 over what `over` names: a color for each system, a line for each run."""
+    mpl.use("Agg")
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=130)
+    for idx, (system, curves) in enumerate(found.items()):
+        for number, curve in enumerate(curves):
+            spent, accuracies = zip(*curve, strict=True)
+            label = system if number == 0 else None
+            axes.plot(spent, accuracies, color=f"C{idx}", marker="o", markersize=3, label=label)
+    axes.set(xlabel=over, ylabel="held-out accuracy (512 tasks)", ylim=(lowest, 1))
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(image)
+    plt.close(figure)
