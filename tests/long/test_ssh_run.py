@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssh_driver import SshHosts, missing
-from system_driver import Runs, Started, astraflow, interrupt, num_steps, service_of, wait_gone, wait_until
+from system_driver import Runs, Started, interrupt, num_steps, service_of, wait_gone, wait_until
 
 pytestmark = [
     pytest.mark.long,
@@ -23,29 +23,12 @@ ONE_A_HOST = {"rollout": {"cpus": len(os.sched_getaffinity(0))}}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model `actor`, which knows nothing."""
-    folder = tmp_path_factory.mktemp("models")
-    spec = "recipes/models/quickstart.yaml"
-    done = astraflow("model", "init", spec, "warm_start.steps=0", "--out", str(folder / "actor"))
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
     made = SshHosts(3, hidden=tmp_path_factory.getbasetemp())
     try:
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture
-def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(models, tmp_path)
-    yield made
-    made.close()
 
 
 def test_a_lost_host_costs_one_service_and_the_run_stops_and_resumes(
