@@ -14,6 +14,7 @@ __all__ = [
     "LocalLauncherConfig",
     "NeedsConfig",
     "RayLauncherConfig",
+    "SlurmLauncherConfig",
     "SshLauncherConfig",
 ]
 
@@ -53,12 +54,29 @@ class SshLauncherConfig(Config):
     """Address of this machine that the hosts call; `auto`: the one that they see `ssh` come from."""
 
 
+class SlurmLauncherConfig(Config):
+    """Start each rollout service as a job of Slurm, and everything else on this machine. Needs
+    `astraflow[quickstart]` on all nodes."""
+
+    name: Literal["slurm"] = "slurm"
+    partition: str = ""
+    """Partition of the jobs; empty: Slurm's default."""
+    python: str = "python3"
+    """The Python on the nodes that has astraflow."""
+    notice_s: int = Field(default=60, ge=10, le=3600)
+    """A job is told of its time limit this many seconds before, drains, and goes on as another job."""
+    options: tuple[str, ...] = ()
+    """Further arguments of `srun`, e.g. `[--account=mine, --qos=low, --time=4:00:00]`."""
+    address: str = "auto"
+    """Address of this machine that the nodes call; `auto`: the one of its host name."""
+
+
 LauncherConfig = Annotated[
-    LocalLauncherConfig | RayLauncherConfig | SshLauncherConfig | Use,
+    LocalLauncherConfig | RayLauncherConfig | SshLauncherConfig | SlurmLauncherConfig | Use,
     Field(discriminator="name"),
 ]
 
-BUILT_IN_LAUNCHERS = ("local", "ray", "ssh")
+BUILT_IN_LAUNCHERS = ("local", "ray", "ssh", "slurm")
 """What `--on` may name."""
 
 

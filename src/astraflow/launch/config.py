@@ -181,7 +181,7 @@ class Recipe(Config):
     weights: WeightsConfig = WeightsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     launcher: LauncherConfig = LocalLauncherConfig()
-    """Starts the processes of the run: `local`, `ssh`, `ray`, or a launcher of your own; `--on`
+    """Starts the processes of the run: `local`, `ssh`, `ray`, `slurm`, or a launcher of your own; `--on`
     chooses, too."""
     cluster: ClusterConfig = ClusterConfig()
     trackers: tuple[TrackerConfig, ...] = ()

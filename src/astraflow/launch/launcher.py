@@ -15,6 +15,7 @@ from astraflow.errors import ConfigError, Error, ServiceError
 from astraflow.launch.cluster_config import (
     LauncherConfig,
     RayLauncherConfig,
+    SlurmLauncherConfig,
     SshLauncherConfig,
 )
 from astraflow.launch.config import Recipe
@@ -42,6 +43,10 @@ def make_launcher(config: LauncherConfig) -> Launcher:
         from astraflow.launch.ssh_launcher import SshLauncher
 
         return SshLauncher(config)
+    if isinstance(config, SlurmLauncherConfig):
+        from astraflow.launch.slurm_launcher import SlurmLauncher
+
+        return SlurmLauncher(config)
     if not isinstance(config, Use):
         return LocalLauncher()
     attr = load_attr(config.use, where="launcher.use")
