@@ -87,6 +87,11 @@ $(VENV)/.dense: $(VENV)/.dev
 	  || { rm -rf .venv-ray; exit 1; }
 	@touch $@
 
+# The schemas of Kubernetes' objects: 100 MB, for one test.
+.venv-k8s:
+	$(PYTHON) -m venv .venv-k8s
+	.venv-k8s/bin/pip install --quiet --disable-pip-version-check 'kubernetes-validate==1.37.0' || { rm -rf .venv-k8s; exit 1; }
+
 # vLLM's CPU build. It needs the CPU build of torch, which is not on PyPI. Its torchvision, torchaudio and torchcodec are
 # CUDA builds, and not needed.
 .venv-vllm:
@@ -131,7 +136,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-ray .venv-s3 .venv-trackers .venv-vllm
+test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-ray .venv-s3 .venv-trackers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 import astraflow
+from astraflow.cli.cluster import cluster
 from astraflow.cli.data import data
 from astraflow.cli.doctor import doctor
 from astraflow.cli.evaluation import evaluate, export
@@ -31,7 +32,7 @@ from astraflow.own_code import described, own_frames
 __all__ = ["app", "main"]
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
-"""The same as in `launch.program`, whose import would slow down every command."""
+"""The same as in `service.process`, whose import would slow down every command."""
 
 _STARTING_GC_THRESHOLDS = (50_000, 20, 100)
 """For the garbage collector while modules are imported. They stay, so there is nothing to collect, and with
@@ -76,6 +77,7 @@ app.command("eval")(evaluate)
 app.command("export")(export)
 app.add_typer(models, name="model")
 app.add_typer(data, name="data")
+app.add_typer(cluster, name="cluster")
 app.command("join", rich_help_panel="Single services")(join)
 app.command("serve", rich_help_panel="Single services")(serve)
 app.command("publish", rich_help_panel="Single services")(publish)

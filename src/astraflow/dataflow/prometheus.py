@@ -73,6 +73,9 @@ def _lines(status: StatusReply, num_records: int) -> Iterator[str]:
     yield from _family("rollout_wait_frac", "gauge", text, [({}, scaling.rollout_wait_frac)])
     text = "Rollout services that the wait shares call for; negative: too many."
     yield from _family("missing_services", "gauge", text, [({}, scaling.missing_services)])
+    wanted = max(0, scaling.num_services + scaling.missing_services)
+    text = "Rollout services that the run could keep busy: those that it has, and those that are missing."
+    yield from _family("wanted_services", "gauge", text, [({}, wanted)])
     for name, kind, text, worker_figure in _WORKER_FIGURES:
         rows = [
             ({"worker": worker.name, "id": worker.id}, worker_figure(worker, status.now_s))

@@ -17,6 +17,7 @@ from astraflow.workflows.config import AgentConfig, ProgramConfig
 
 __all__ = [
     "CA_VARIABLE",
+    "ROLES",
     "check_allowed",
     "needs_tokens",
     "network_modules",
@@ -29,7 +30,8 @@ __all__ = [
 CA_VARIABLE = "SSL_CERT_FILE"
 """Environment variable with the certificates by which a process checks others; OpenSSL reads it too."""
 
-_ROLES = ("worker", "trainer", "viewer", "admin")
+ROLES = ("worker", "trainer", "viewer", "admin")
+"""Who may call: each role has a token of its own."""
 
 
 def needs_tokens(recipe: Recipe) -> bool:
@@ -43,7 +45,7 @@ def tokens_of(recipe: Recipe, folder: RunFolder) -> dict[str, str]:
     """Token -> role. The tokens are made at first use; a run that needs none has none."""
     if not needs_tokens(recipe):
         return {}
-    return {folder.token(role): role for role in _ROLES}
+    return {folder.token(role): role for role in ROLES}
 
 
 def tls_files(recipe: Recipe) -> tuple[str, str] | None:

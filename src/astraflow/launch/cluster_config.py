@@ -10,6 +10,7 @@ from astraflow.protocols import Needs
 __all__ = [
     "BUILT_IN_LAUNCHERS",
     "ClusterConfig",
+    "KubernetesConfig",
     "LauncherConfig",
     "LocalLauncherConfig",
     "NeedsConfig",
@@ -98,8 +99,36 @@ class NeedsConfig(Config):
         return Needs(self.cpus, self.gpus, round(self.memory_gb * 1e9), self.labels)
 
 
+class KubernetesConfig(Config):
+    """What `astraflow cluster render` writes into manifests besides what processes reserve."""
+
+    image: str = ""
+    """Image with astraflow, e.g. built from the `Containerfile`. Must be set to render."""
+    namespace: str = "default"
+    """Namespace of everything."""
+    storage_gb: float = Field(default=20.0, gt=0)
+    """Size of each volume, in 10^9 bytes: one for the journal, and one per trainer."""
+    storage_class: str = ""
+    """Class of the volumes; empty: the cluster's default."""
+    models_claim: str = ""
+    """PersistentVolumeClaim that is mounted at `/models`, read-only; empty: the image has the models."""
+    monitoring_namespace: str = "monitoring"
+    """Namespace that may read `/metrics`."""
+
+
 class ClusterConfig(Config):
-    """What processes reserve on the nodes of a cluster. The launcher `local` reserves nothing."""
+    """What processes reserve on the nodes of a cluster, and how many there are. The launcher `local` reserves
+    nothing."""
 
     rollout: NeedsConfig = NeedsConfig()
     """Each rollout service."""
+    trainer: NeedsConfig = NeedsConfig()
+    """Each trainer; for Kubernetes."""
+    dataflow: NeedsConfig = NeedsConfig()
+    """The dataflow, and each publisher; for Kubernetes."""
+    least_services: int = Field(default=1, ge=1)
+    """Fewest rollout services of a pool that sizes itself; for Kubernetes."""
+    most_services: int = Field(default=0, ge=0)
+    """Most of them; 0: the pool does not size itself, and has `rollout.services`."""
+    k8s: KubernetesConfig = KubernetesConfig()
+    """Image, namespace and volumes; for Kubernetes."""

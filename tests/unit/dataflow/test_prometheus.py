@@ -64,7 +64,9 @@ def test_the_text_parses_and_holds_the_figures() -> None:
         policies=(policy,),
         workers=(worker,),
         waits=(),
-        scaling=ScalingAdvice(trainer_wait_frac={"actor": 0.25}, rollout_wait_frac=0.5, missing_services=-3),
+        scaling=ScalingAdvice(
+            trainer_wait_frac={"actor": 0.25}, rollout_wait_frac=0.5, num_services=7, missing_services=-3
+        ),
     )
     samples = parse(prometheus_text(status, num_records=7))
     assert samples["astraflow_policy_steps_total", ("policy", "actor")] == 3
@@ -74,6 +76,7 @@ def test_the_text_parses_and_holds_the_figures() -> None:
     assert samples["astraflow_trainer_wait_frac", ("policy", "actor")] == 0.25
     assert samples["astraflow_rollout_wait_frac",] == 0.5
     assert samples["astraflow_missing_services",] == -3
+    assert samples["astraflow_wanted_services",] == 4
     assert samples["astraflow_run_state", ("state", "running")] == 1
     assert samples["astraflow_run_state", ("state", "failed")] == 0
 

@@ -1,0 +1,56 @@
+"""`astraflow cluster`: runs on clusters that start processes themselves."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from astraflow.errors import ConfigError
+
+__all__ = ["cluster", "render"]
+
+cluster = typer.Typer(help="Write what a cluster needs to run a recipe.", no_args_is_help=True)
+
+
+@cluster.callback()
+def _group() -> None:
+    """Keeps `render` a command of its own while it is the only one."""
+
+
+@cluster.command("render")
+def render(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="Recipe file (YAML), or a name from `astraflow recipes list`.", metavar="RECIPE"),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to the recipe, e.g. cluster.k8s.image=...", metavar="[a.b=value]..."),
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the manifests.")],
+) -> None:
+    """Write a run as manifests for Kubernetes. Nothing is sent to a cluster.
+
+    Tokens are made once: a folder that has them keeps them, so that rendering again changes no secret.
+    """
+    import yaml
+
+    from astraflow.launch.config import load_recipe
+    from astraflow.launch.folder import write_atomic
+    from astraflow.launch.gallery import recipe_file
+    from astraflow.launch.kubernetes import SECRET_FILE, manifests, new_tokens, recipe_in_cluster
+
+    file, _ = recipe_file(recipe)
+    loaded = recipe_in_cluster(load_recipe(file, overrides or []))
+    files = manifests(loaded, new_tokens())
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; name a folder")
+    for name, objects in files.items():
+        path = out / name
+        if name == SECRET_FILE and path.exists():
+            continue
+        text = yaml.safe_dump_all(objects, sort_keys=False)
+        write_atomic(path, text.encode(), mode=0o600 if name == SECRET_FILE else 0o644)
+    print(f"{len(files)} files in {out}; next: kubectl apply -f {out}")
+    print(f"{out / SECRET_FILE} holds tokens: keep it out of version control")
