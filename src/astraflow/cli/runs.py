@@ -47,7 +47,7 @@ _On = Annotated[
     str,
     typer.Option(
         "--on",
-        help="Where the rollout services run: `local`, `ssh`, `ray` or `slurm`. Default: the recipe's launcher.",
+        help="Where rollout services run: `local`, `ssh`, `ray` or `slurm`. Default: the recipe's launcher.",
     ),
 ]
 

@@ -63,8 +63,8 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
     names = [_name(policy) for policy in recipe.policies]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigError(
-            f"two policies have the name {repeated[0]!r} in Kubernetes, which knows no _ and at most {_MAX_NAME} "
-            "characters of it; rename one"
+            f"two policies have the name {repeated[0]!r} in Kubernetes, which knows no _ and at most "
+            f"{_MAX_NAME} characters of it; rename one"
         )
     refused = {
         "rollout.gpus": bool(recipe.rollout.gpus),
@@ -196,7 +196,8 @@ class _Run:
         """Keeps as many rollout services as the run could keep busy; nothing if the pool is fixed."""
         if not self._cluster.most_services:
             return []
-        least, most = self._cluster.least_services, self._cluster.most_services
+        least = self._cluster.least_services
+        most = self._cluster.most_services
         if most < least:
             raise ConfigError(f"cluster.most_services = {most} is below cluster.least_services = {least}")
         selector = {"matchLabels": {"service": f"{self._prefix}-dataflow"}}

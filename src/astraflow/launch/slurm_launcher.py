@@ -65,7 +65,7 @@ class SlurmLauncher:
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
         """Starts a process, once Slurm has a node for it.
 
-        Raises: ConfigError if Slurm never will; ServiceError if the node cannot start it.
+        Raises: ConfigError if Slurm never will, or the node refuses it for good.
         """
         if spec.near or spec.writes or spec.address:
             return await self._local.start(spec)
@@ -73,13 +73,9 @@ class SlurmLauncher:
         named = asyncio.create_task(name_wait(spec))
         try:
             while True:
-                try:
-                    return await self._queue(spec, files)
-                except LinkLostError as err:
-                    if remedy := remedy_for(str(err)):
-                        raise ConfigError(f"{spec.name}: {err}; {remedy}") from err
-                    _log.warning("%s: Slurm did not start its job: %s", spec.name, err)
-                await asyncio.sleep(_ASK_AGAIN_S)
+                process = await self._try(spec, files)
+                if process is not None:
+                    return process
         finally:
             named.cancel()
 
@@ -88,6 +84,17 @@ class SlurmLauncher:
         for process in tuple(self._running):
             process.abandon()
         self._local.close()
+
+    async def _try(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle | None:
+        """Starts a process; None, after a pause, if Slurm did not start its job but may later."""
+        try:
+            return await self._queue(spec, files)
+        except LinkLostError as err:
+            if remedy := remedy_for(str(err)):
+                raise ConfigError(f"{spec.name}: {err}; {remedy}") from err
+            _log.warning("%s: Slurm did not start its job: %s", spec.name, err)
+            await asyncio.sleep(_ASK_AGAIN_S)
+            return None
 
     async def _queue(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
         """Starts a process in a job of its own, of which nothing is left if that fails."""
@@ -130,7 +137,17 @@ def srun_command(config: SlurmLauncherConfig, spec: ProcessSpec) -> list[str]:
         words = [name if value in {"", "true"} else f"{name}={value}" for name, value in needs.labels.items()]
         asked.append(f"--constraint={'&'.join(words)}")
     program = [config.python, "-P", "-m", "astraflow.launch.host_main"]
-    return ["srun", "--ntasks=1", "--job-name", f"astraflow-{spec.name}", *asked, *config.options, *program]
+    # Unbuffered: otherwise Slurm holds back what does not end with a line break, as frames do.
+    return [
+        "srun",
+        "--unbuffered",
+        "--ntasks=1",
+        "--job-name",
+        f"astraflow-{spec.name}",
+        *asked,
+        *config.options,
+        *program,
+    ]
 
 
 def remedy_for(text: str) -> str:

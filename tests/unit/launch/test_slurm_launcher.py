@@ -18,7 +18,7 @@ def command(needs: Needs, **settings: object) -> list[str]:
 def test_a_job_asks_for_what_its_process_needs() -> None:
     needs = Needs(cpus=1.5, gpus=2, memory_bytes=3 * 2**30, labels={"h200": "", "zone": "a"})
     argv = command(needs, partition="gpu", options=("--qos=low",))
-    assert argv[0] == "srun"
+    assert argv[:2] == ["srun", "--unbuffered"]  # frames do not end with a line break
     asked = {"--cpus-per-task=2", "--gpus-per-task=2", "--mem=3072M", "--constraint=h200&zone=a"}
     assert asked | {"--partition=gpu", "--qos=low", "--signal=TERM@60"} < set(argv)
 
