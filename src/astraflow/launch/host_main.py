@@ -76,7 +76,8 @@ class _Link:
 def hello() -> Hello:
     """What this machine has."""
     return Hello(
-        hostname=socket.gethostname(),
+        # Slurm's nodes may have other names than their machines.
+        hostname=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         version=astraflow.__version__,
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         gpus=len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]),
