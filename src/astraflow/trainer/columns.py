@@ -204,7 +204,8 @@ def _check(columns: Columns, vocab_size: int) -> None:
         (columns.versions < 0, "trained tokens without a version"),
     )
     for name, entries in columns.streams.items():
-        is_bad = ~np.isfinite(entries.reshape(len(entries), -1)).all(1)
+        is_good = np.isfinite(entries)
+        is_bad = ~(is_good if is_good.ndim == 1 else is_good.all(axis=1))
         problems += ((is_bad, f"entries of stream {name!r} that are not finite"),)
     for is_bad, what in problems:
         _refuse(columns, columns.trained_idx[is_bad], what)

@@ -125,3 +125,14 @@ def test_a_trajectory_without_the_stream_of_the_others_is_named(odd: Sample, has
 def test_a_batch_without_a_stream_that_the_loss_reads_is_refused_with_the_reason() -> None:
     with pytest.raises(WireError, match=r"policy actor: train\.loss reads stream 'own', and no trajectory"):
         columns_from_samples([make_sample()], vocab_size=VOCAB_SIZE, needed_streams=("own",))
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_ranks_slice_may_have_streams_and_no_trained_token(width: int) -> None:
+    sample = make_sample([2, 3, 4], [5, 6])
+    data = wire.column(np.zeros(5 * width), "float32")
+    stream = Stream(name="teacher", dtype="float32", data=data, width=width)
+    trajectory = msgspec.structs.replace(sample.trajectory, mask=bytes(5), versions=(), streams=(stream,))
+    untrained = msgspec.structs.replace(sample, trajectory=trajectory)
+    columns = columns_from_samples([untrained], vocab_size=VOCAB_SIZE, is_slice=True)
+    assert columns.streams["teacher"].shape == ((0,) if width == 1 else (0, width))
