@@ -4,14 +4,19 @@
                             logit: in chunks, and as plain PyTorch computes it
     checkpoint_bytes_frac   what layers keep for the backward pass with `activations: recompute`, over `keep`
     rank_memory_ratio       weights and optimizer of the largest of 4 ranks, over a quarter of one rank's
+    export_host_frac        host memory that the largest of 4 ranks takes for a version of 500 MB, over the
+                            version's bytes without its largest tensor
     efficiency              time of a plain PyTorch loop over that of `train_step`: same kernels, same batches
 
 Random weights and random tokens, on CPU threads. Peak memory is that of a child process.
+`--only head,activations,ranks,export,efficiency` measures some of them, `--steps` sets how many are timed.
 """
 
+import argparse
+import ctypes
+import gc
 import json
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,14 +43,13 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import token_logprobs
 from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
-from harness import report, show_table
+from harness import Runs, report, show_table
 
 _HEAD_TOKENS = 4_096
 _HEAD_VOCAB = 32_000
 _HEAD_WIDTH = 64
 """Small, so that the head's weight and hidden states count little beside the logits."""
 _VOCAB = 4_096
-_NUM_STEPS = 5
 _NUM_RANKS = 4
 _BYTES_PER_WEIGHT = 12
 """A weight and its two averages, in float32."""
@@ -54,29 +58,58 @@ _SHAPE: dict[str, Any] = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 1024,
     "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
+_LARGE_SHAPE = {
+    **_SHAPE, "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "head_dim": 64,
+}  # fmt: skip
+"""About 500 MB in float32."""
+_PARTS = ("head", "activations", "ranks", "export", "efficiency")
+_AT_MOST = {
+    "head_bytes_per_logit": 3.0,
+    "checkpoint_bytes_frac": 0.25,
+    "rank_memory_ratio": 1.05,
+    "export_host_frac": 0.5,
+}
+_AT_LEAST = {"efficiency": 0.9}
 
 
 def main() -> None:
-    """Runs all parts; the last line is the figures as JSON."""
-    if len(sys.argv) > 1:
-        print(_part(*sys.argv[1:]))
+    """Measures what is asked for; the last line is the figures as JSON."""
+    if sys.argv[1:2] == ["part"]:
+        print(json.dumps(_part(*sys.argv[2:])))
         return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default=",".join(_PARTS), help="parts, with commas between them")
+    parser.add_argument("--steps", type=int, default=12, help="steps that are timed")
+    options = parser.parse_args()
+    parts = options.only.split(",")
+    if unknown := set(parts) - set(_PARTS):
+        parser.error(f"--only {','.join(sorted(unknown))}: choose from {', '.join(_PARTS)}")
     torch.set_num_threads(2)
-    figures: dict[str, float] = {}
-    figures["head_bytes_per_logit"], figures["plain_head_bytes_per_logit"] = (
-        _in_child(name) for name in ("chunked", "plain")
-    )
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="astraflow-trainer-") as folder:
-        model_dir = Path(folder)
-        torch.manual_seed(0)
-        Qwen3ForCausalLM(Qwen3Config(**_SHAPE)).save_pretrained(model_dir)
-        kept = {name: _kept_bytes(model_dir, name) for name in ("keep", "recompute")}
-        figures["kept_bytes_per_token"] = kept["keep"]
-        figures["checkpoint_bytes_frac"] = kept["recompute"] / kept["keep"]
-        figures["rank_memory_ratio"] = _rank_memory_ratio(model_dir)
-        figures |= _efficiency(model_dir)
+        model_dir = _save_model(Path(folder) / "small", _SHAPE)
+        if "head" in parts:
+            figures["head_bytes_per_logit"] = _in_child("chunked")
+            figures["plain_head_bytes_per_logit"] = _in_child("plain")
+        if "activations" in parts:
+            kept = {name: _kept_bytes(model_dir, name) for name in ("keep", "recompute")}
+            figures["kept_bytes_per_token"] = kept["keep"]
+            figures["checkpoint_bytes_frac"] = kept["recompute"] / kept["keep"]
+        if "ranks" in parts:
+            figures["rank_memory_ratio"] = _rank_memory_ratio(model_dir)
+        if "export" in parts:
+            figures |= _export_host_frac(_save_model(Path(folder) / "large", _LARGE_SHAPE))
+        if "efficiency" in parts:
+            figures |= _efficiency(model_dir, options.steps)
     show_table("trainer", ["figure", "value"], sorted(figures.items()))
-    report(figures)
+    report(figures, at_least=_AT_LEAST, at_most=_AT_MOST)
+
+
+def _save_model(folder: Path, shape: dict[str, Any]) -> Path:
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(folder)
+    return folder
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -84,32 +117,71 @@ def main() -> None:
 
 def _part(name: str, *arguments: str) -> float:
     """What a child process measures."""
-    if name == "rank":
+    if name in _OF_A_RANK:
         rank, folder = arguments
-        return _rank_bytes(int(rank), Path(folder))
+        return _OF_A_RANK[name](int(rank), Path(folder))
     return _head_bytes_per_logit(is_chunked=name == "chunked")
 
 
-def _rank_memory_ratio(model_dir: Path) -> float:
-    """Four processes, each a rank."""
-    commands = [[sys.executable, __file__, "rank", str(rank), str(model_dir)] for rank in range(_NUM_RANKS)]
+def _of_ranks(name: str, model_dir: Path) -> list[float]:
+    """What each of four processes measures, each a rank."""
+    commands = [
+        [sys.executable, __file__, "part", name, str(rank), str(model_dir)] for rank in range(_NUM_RANKS)
+    ]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    sizes = [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks]
-    weights = sum(parameter.numel() for parameter in load_causal_lm(model_dir).parameters())
-    return max(sizes) / (_BYTES_PER_WEIGHT * weights / _NUM_RANKS)
+    outputs = [rank.communicate()[0] for rank in ranks]
+    if failed := [rank.args for rank in ranks if rank.returncode]:
+        sys.exit(f"failed: {failed}")
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
-def _rank_bytes(rank: int, model_dir: Path) -> float:
-    """Bytes of weights and optimizer that a rank holds after a step."""
+def _joined(rank: int, model_dir: Path) -> LossLearner:
     store = str(model_dir / "ranks")
-    learner = _learner(model_dir, "keep", join_ranks(rank, world=_NUM_RANKS, store=store, timeout_s=120.0))
-    learner.train_step(_batch(_samples(8)[rank::_NUM_RANKS], 0))
+    return _learner(model_dir, "keep", join_ranks(rank, world=_NUM_RANKS, store=store, timeout_s=120.0))
+
+
+def _rank_memory_ratio(model_dir: Path) -> float:
+    weights = sum(parameter.numel() for parameter in load_causal_lm(model_dir).parameters())
+    return max(_of_ranks("held", model_dir)) / (_BYTES_PER_WEIGHT * weights / _NUM_RANKS)
+
+
+def _held_bytes(rank: int, model_dir: Path) -> float:
+    """Bytes of weights and optimizer that a rank holds after a step."""
+    learner = _joined(rank, model_dir)
+    learner.train_step(_batch([_samples(8 * _NUM_RANKS)[8 * rank]], 0))  # a group's first sample
     assert isinstance(learner.backend, TorchBackend)
     return learner.backend.held_bytes
 
 
+def _export_host_frac(model_dir: Path) -> dict[str, float]:
+    sizes = [parameter.numel() * 4 for parameter in load_causal_lm(model_dir).parameters()]
+    taken = max(_of_ranks("export", model_dir))
+    return {"version_mb": sum(sizes) / 1e6, "export_host_frac": (taken - max(sizes)) / sum(sizes)}
+
+
+def _export_bytes(rank: int, model_dir: Path) -> float:
+    """Bytes that the process of a rank takes at most while a version leaves it."""
+    learner = _joined(rank, model_dir)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else the export would take again, unseen, what loading has freed
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _memory("VmRSS")
+    version = tuple(learner.export())
+    assert bool(version) == (rank == 0)
+    return _memory("VmHWM") - before
+
+
+def _memory(name: str) -> float:
+    """Bytes, by a line of the kernel's account of this process."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return float(lines[name].split()[0]) * 1024
+
+
+_OF_A_RANK = {"held": _held_bytes, "export": _export_bytes}
+
+
 def _in_child(name: str) -> float:
-    command = [sys.executable, __file__, name]
+    command = [sys.executable, __file__, "part", name]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -158,20 +230,21 @@ def _kept_bytes(model_dir: Path, activations: str) -> float:
 # --- time -----------------------------------------------------------------------------------------
 
 
-def _efficiency(model_dir: Path) -> dict[str, float]:
+def _efficiency(model_dir: Path, num_steps: int) -> dict[str, Any]:
     samples = _samples(32)
     learner = _learner(model_dir, "keep")
     bare = _BareLoop(model_dir)
     seconds: dict[str, list[float]] = {"train_step": [], "bare": []}
-    for step in range(_NUM_STEPS):
+    for step in range(num_steps + 1):
         began_s = time.perf_counter()
         learner.train_step(_batch(samples, step))
         done_s = time.perf_counter()
         bare.step(samples)
         seconds["train_step"].append(done_s - began_s)
         seconds["bare"].append(time.perf_counter() - done_s)
-    ours, theirs = (statistics.median(seconds[name][1:]) for name in ("train_step", "bare"))
-    return {"step_s": ours, "bare_step_s": theirs, "efficiency": theirs / ours}
+    ours, theirs = (seconds[name][1:] for name in ("train_step", "bare"))  # the first one also warms up
+    ratios = tuple(bare_s / step_s for step_s, bare_s in zip(ours, theirs, strict=True))
+    return {"step_s": Runs(tuple(ours)), "bare_step_s": Runs(tuple(theirs)), "efficiency": Runs(ratios)}
 
 
 class _BareLoop:
