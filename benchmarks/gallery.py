@@ -203,7 +203,7 @@ def page_text(shown: Sequence[Shown]) -> str:
         "*Written by `make gallery` on a machine with two CPU cores; do not edit.*",
         "",
         "Every recipe here starts from nothing: the command builds its tiny models, trains them, and",
-        "evaluates them on tasks that were never trained on. It needs",
+        "evaluates them on tasks that were never trained on. Each was run once. It needs",
         "`pip install 'astraflow[quickstart,search]'`.",
         *busy_lines(shown),
         "",
@@ -240,6 +240,8 @@ def section(one: Shown) -> list[str]:
     for name in others:
         before, after = one.evals[name]
         lines += ["", f"Held out, {label(name)}: {figure(before)} before, {figure(after)} after."]
+    if one.missed:
+        lines += ["", f"**It misses its bar:** {'; '.join(one.missed)}."]
     if one.curve is not None:
         lines += ["", f"![Held-out score and reward by step](images/gallery/{anchor(one.entry.name)}.png)"]
     for title in ("Before", "After"):

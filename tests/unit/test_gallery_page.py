@@ -64,6 +64,12 @@ def test_a_recipe_says_what_it_missed(changes: dict[str, object], missed: list[s
     assert shown(**changes).missed == missed
 
 
+def test_the_page_says_what_a_recipe_missed() -> None:
+    text = gallery.page_text([shown("code/tiny", evals={"score_mean": (0.3, 0.89)}), shown()])
+    assert text.count("**It misses its bar:** score after 0.890 < 0.9.\n") == 1
+    assert text.count("It misses") == 1
+
+
 def test_every_family_with_a_tiny_recipe_is_run() -> None:
     names = {entry.name for entry in gallery.tiny_recipes()}
     assert names >= {"math/tiny", "efficient-math/tiny", "math-multi-agent/tiny", "search/tiny"}
