@@ -89,7 +89,7 @@ def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
 
 
 def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[str, int]) -> tuple[str, int]:
-    """Binds a port and holds it until all are chosen, so that two processes never get the same one."""
+    """Listens on a port until all are chosen, so that two processes never get the same one."""
     before = [earlier[name]] if name in earlier else []
     wanted = [port] if port else [*before, *_quiet_ports(), 0]
     for candidate in wanted:
@@ -98,6 +98,8 @@ def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[st
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, candidate))
+            # Linux lets two sockets with SO_REUSEADDR share a port until one of them listens.
+            listener.listen()
         except OSError as err:
             if port:
                 key = "dataflow.port" if name == "dataflow" else "weights.port"

@@ -376,7 +376,8 @@ class ServiceClient:
             return _Setback(err)
         if reply.status < 300:
             return reply
-        error = error_from_reply(reply.status, reply.body, reply.media_type)
+        url = f"{self.base_url}{shown_target(target)}"
+        error = error_from_reply(reply.status, reply.body, reply.media_type, url=url)
         is_refusal = reply.status == _TOO_MANY_REQUESTS
         if reply.status < 500 and not is_refusal:
             raise error

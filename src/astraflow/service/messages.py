@@ -121,16 +121,17 @@ def _status_and_code(error: Error) -> tuple[int, str]:
 # --- reading an answer ----------------------------------------------------------------------------
 
 
-def error_from_reply(status: int, body: bytes, media_type: str) -> Error:
-    """The error that an answer with a status of 300 or above stands for."""
+def error_from_reply(status: int, body: bytes, media_type: str, *, url: str) -> Error:
+    """The error that an answer with a status of 300 or above stands for. `url`: what was asked."""
     if status < 400:
-        message = f"HTTP {status}: it sends callers elsewhere, and redirects are not followed"
+        message = f"{url} answered HTTP {status}: it sends callers elsewhere, and redirects are not followed"
         return RefusedError(f"{message}; give the service's own address", code="redirect", status=status)
     try:
         error = wire.decode(body, ErrorReply, media_type)
     except WireError:
         text = body[:200].decode("utf-8", "replace")
-        return RefusedError(f"HTTP {status}: {text}", code="unknown", status=status)
+        message = f"{url} answered HTTP {status}: {text!r}, which no service of AstraFlow answers"
+        return RefusedError(f"{message}; is another program at this address?", code="unknown", status=status)
     if error.code == "fenced":
         return FencedError(error.message)
     if error.code == "protocol_version":

@@ -221,6 +221,12 @@ def test_a_resumed_run_takes_its_earlier_ports_again() -> None:
     assert (again.dataflow, again.publishers["solver"]) == (first.dataflow, first.publishers["solver"])
 
 
+def test_a_port_that_was_just_chosen_is_not_chosen_again() -> None:
+    earlier = {"dataflow": 23_411, "publisher-solver": 23_411, "publisher-verifier": 23_411}
+    chosen = choose_addresses(make_recipe(), earlier)
+    assert len({chosen.dataflow[1], *(port for _, port in chosen.publishers.values())}) == 3
+
+
 def test_a_taken_port_of_the_recipe_is_refused_by_key() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
