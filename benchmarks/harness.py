@@ -165,7 +165,9 @@ def report(
     bounds += [(name, "at most", bound) for name, bound in (at_most or {}).items() if name in flat]
     missed = [bound for bound in bounds if not _is_met(flat[bound[0]], bound)]
     for name, side, bound in missed:
-        print(f"missed: {name} is {flat[name]}, its target {side} {bound:g}")
+        value = flat[name]
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"missed: {name} is {shown}, its target {side} {bound:g}")
     if laps.largest > MOST_LOAD:
         print(f"no verdict: others used {laps.largest:.1f} cores; run nothing else at the same time")
     else:

@@ -88,7 +88,9 @@ ROWS = (
         "Pools of different sizes, two of them far away",
         "The quickstart, trained by three pools of 1x, 2x and 4x slots, two of which reach dataflow and "
         "publisher through 4 Gbit/s and 300 ms each way, against one local pool of as many slots. Real "
-        "training; the links are emulated by a proxy.",
+        "training; the links are emulated by a proxy. A step takes a fifth of a second here, so what comes "
+        "through the links is some versions old, which costs accuracy at the same number of steps; a step of a "
+        "large model takes minutes.",
         ("learning_pools.py", "--picture", "docs/images/paper_pools.png"),
         (("paper_pools.png", "Held-out accuracy over steps, one local pool and three pools"),),
     ),
@@ -138,7 +140,7 @@ def run(row: Row) -> str:
     shown = {name: figures[name] for name in row.figures or sorted(figures) if name in figures}
     command = shlex.join(("python", f"benchmarks/{row.command[0]}", *row.command[1:]))
     date = time.strftime("%Y-%m-%d")
-    conditions = f"{minutes:.0f} minutes on {os.cpu_count()} cores, load average {load_before:.1f} before it"
+    conditions = f"{minutes:.1f} min on {os.cpu_count()} cores, load average {load_before:.1f} before it"
     lines = [
         f"`{command}`, {date}: {conditions}.",
         "",
