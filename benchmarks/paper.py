@@ -89,8 +89,8 @@ ROWS = (
         "The quickstart, trained by three pools of 1x, 2x and 4x slots, two of which reach dataflow and "
         "publisher through 4 Gbit/s and 300 ms each way, against one local pool of as many slots. Real "
         "training; the links are emulated by a proxy. A step takes a fifth of a second here, so what comes "
-        "through the links is some versions old, which costs accuracy at the same number of steps; a step of a "
-        "large model takes minutes.",
+        "through the links is some versions old, which costs accuracy at the same number of steps; a step of "
+        "a large model takes minutes.",
         ("learning_pools.py", "--picture", "docs/images/paper_pools.png"),
         (("paper_pools.png", "Held-out accuracy over steps, one local pool and three pools"),),
     ),

@@ -120,7 +120,9 @@ async def test_a_refusal_is_not_tried_again() -> None:
 async def test_an_answer_of_another_program_names_the_address() -> None:
     flaky = Flaky([Reply(404, "text/plain", b"Not Found")])
     client = ServiceClient("http://there:80", transport=flaky)
-    with pytest.raises(RefusedError, match=r"http://there:80/v1/x answered HTTP 404: 'Not Found'.* another program"):
+    with pytest.raises(
+        RefusedError, match=r"http://there:80/v1/x answered HTTP 404: 'Not Found'.* another program"
+    ):
         await client.call("GET", "/v1/x", Message)
 
 
