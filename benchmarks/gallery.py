@@ -269,7 +269,7 @@ def first_episode(episodes: str, title: str) -> str:
     found = re.search(r"^## .*?\n(.*?)(?=^## |\Z)", part[1], re.M | re.S) if part else None
     if not found:
         return ""
-    said = re.sub(r"^\*\*(\w+)\*\*: ", r"\1: ", found[1].strip(), flags=re.M)
+    said = re.sub(r"^\*\*(\w+(?: \([^()\n]+\))?)\*\*: ", r"\1: ", found[1].strip(), flags=re.M)
     return re.sub(r"\n{2,}", "\n", said)
 
 

@@ -211,11 +211,13 @@ def make_trajectory(
 
 
 def make_episode(*trajectories: Trajectory, score: float = 1.0) -> Episode:
+    speaker = trajectories[0].policy if trajectories else ""
+    answer = Message(role="assistant", content="1", name=speaker)
     return Episode(
         trajectories=trajectories,
         score=score,
         metrics=(MetricItem("length", 4.0),),
-        messages=(Message(role="user", content="0 + 1 ="), Message(role="assistant", content="1")),
+        messages=(Message(role="user", content="0 + 1 ="), answer),
         duration_s=0.1,
     )
 

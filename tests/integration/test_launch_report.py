@@ -165,6 +165,7 @@ async def test_episodes_before_and_after_are_of_the_same_tasks(folder: RunFolder
     assert tasks[0] == tasks[1]
     assert "version 0" in before
     assert "version 3" in after
+    assert "**assistant (solver)**: " in before
 
 
 async def test_a_learning_curve_is_drawn(folder: RunFolder) -> None:

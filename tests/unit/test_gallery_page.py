@@ -75,6 +75,29 @@ def test_every_family_with_a_tiny_recipe_is_run() -> None:
     assert names >= {"math/tiny", "efficient-math/tiny", "math-multi-agent/tiny", "search/tiny"}
 
 
+PAIR = """# Before
+
+## programs/3, coder version 0, score 0
+
+**user**: add 1.
+
+**assistant (coder)**: x**1
+
+**user**: add 1.?
+
+**assistant (coder as tester)**: 4,5 (four, **five**: six)
+"""
+
+
+def test_an_episode_of_several_says_who_speaks() -> None:
+    assert gallery.first_episode(PAIR, "Before").splitlines() == [
+        "user: add 1.",
+        "assistant (coder): x**1",
+        "user: add 1.?",
+        "assistant (coder as tester): 4,5 (four, **five**: six)",
+    ]
+
+
 def test_the_first_episodes_are_shown_as_text() -> None:
     assert gallery.first_episode(EPISODES, "Before") == "user: land a?\nassistant: =x"
     assert gallery.first_episode(EPISODES, "After") == "user: land a?\nassistant: ```find b```"

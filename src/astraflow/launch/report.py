@@ -22,7 +22,7 @@ from astraflow.errors import DataError, JournalError
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder, write_atomic
 from astraflow.launch.summary import PolicySummary, Summary, summarize
-from astraflow.launch.terminal_text import printable
+from astraflow.launch.terminal_text import printable, speaker_of
 from astraflow.types import EvalRecord, FateCounts, Message, StepRecord
 
 __all__ = [
@@ -207,7 +207,7 @@ def _episodes(kept: Sequence[_Transcript], task_ids: Sequence[str], version: int
     for row, messages in chosen:
         lines.append(f"## {printable(row.task_id)}, {row.policy} version {version}, score {row.score:g}\n")
         lines += [
-            f"**{printable(message.role)}**: {printable(message.content, keeps_lines=True)}\n"
+            f"**{speaker_of(message)}**: {printable(message.content, keeps_lines=True)}\n"
             for message in messages
         ]
     return lines

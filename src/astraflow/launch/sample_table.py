@@ -10,6 +10,7 @@ from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.segments import SegmentReader
 from astraflow.dataflow.tables import DATABASE, UNREADABLE
 from astraflow.errors import JournalError
+from astraflow.launch.terminal_text import speaker_of
 
 __all__ = ["sample_rows"]
 
@@ -46,6 +47,6 @@ def _row(segments: SegmentReader, task: str, score: float, version: int, *place:
     with contextlib.suppress(JournalError):
         data = place[3] if place[3] is not None else segments.read(PayloadRef(*place[:3]))
         messages = JournalReader.messages(bytes(data))
-        text = "\n".join(f"{message.role}: {message.content}" for message in messages)
+        text = "\n".join(f"{speaker_of(message)}: {message.content}" for message in messages)
     shown = text[:_MOST_TEXT].encode("utf-8", "replace").decode()
     return {"task": task, "score": score, "version": version, "text": shown}

@@ -1,4 +1,4 @@
-"""Makes text from outside safe for a terminal.
+"""Makes text from outside safe for a terminal, and says who spoke.
 
 Names of services, error messages, task ids and the output of models come from others. Escape sequences in
 them would move the cursor, change colours or the title of the window, or write to the clipboard.
@@ -6,7 +6,9 @@ them would move the cursor, change colours or the title of the window, or write 
 
 import unicodedata
 
-__all__ = ["printable"]
+from astraflow.types import Message
+
+__all__ = ["printable", "speaker_of"]
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 """Unicode categories that a terminal obeys or does not show: controls, formats (such as direction marks),
@@ -31,3 +33,12 @@ def _written_out(char: str) -> str:
     if unicodedata.category(char) not in _HIDDEN:
         return char
     return char.encode("unicode_escape").decode("ascii")
+
+
+def speaker_of(message: Message) -> str:
+    """Who said a message: its role, and the policy or tool if it has a name.
+
+    Example: `assistant (coder)`, `assistant (actor as verifier)`, `user`.
+    """
+    name = f" ({printable(message.name)})" if message.name else ""
+    return f"{printable(message.role)}{name}"

@@ -9,7 +9,7 @@ from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
 from astraflow.launch.hosting import host_models, open_runner, starting_weights
 from astraflow.launch.preflight import check_recipe
-from astraflow.launch.terminal_text import printable
+from astraflow.launch.terminal_text import printable, speaker_of
 from astraflow.mistakes import hint
 from astraflow.protocols import TaskSource
 from astraflow.types import Episode, Task
@@ -57,8 +57,7 @@ def episode_text(trial: Trial) -> str:
     episode = trial.episode
     lines = [f"task {printable(task.id)} (answer: {printable(task.answer) or 'not given'})"]
     for message in episode.messages:
-        name = f" ({printable(message.name)})" if message.name else ""
-        lines += [f"--- {printable(message.role)}{name}", printable(message.content, keeps_lines=True)]
+        lines += [f"--- {speaker_of(message)}", printable(message.content, keeps_lines=True)]
     lines.append(f"=== score {episode.score:g} in {episode.duration_s:.2f} s")
     parts = [item for item in episode.metrics if item.name.startswith("reward/")]
     if parts:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.bounds import as_label
 from astraflow.errors import ConfigError, HistoryRewrittenError, RolloutError
 from astraflow.protocols import Engine, Renderer, ToolRenderer
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
@@ -77,7 +78,8 @@ class _Exchange:
     episode is freed at once instead of by the garbage collector.
     """
 
-    policy: str
+    speaker: str
+    """Who answers, as people read it: the policy, and its role if that has another name."""
     said: Said
     """No tokens before the first completion and after a rewrite."""
 
@@ -87,7 +89,7 @@ class _Exchange:
             Message(
                 role=message.role,
                 content=message.content[:_TEXT_OF_MESSAGE],
-                name=self.policy if message.role == "assistant" else message.name,
+                name=self.speaker if message.role == "assistant" else message.name,
             )
             for message in self.said.messages
         ]
@@ -147,7 +149,7 @@ class Dialogue:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All conversations, one after the other; an answer carries its policy's name."""
+        """All conversations, one after the other; an answer carries the names of its policy and role."""
         return tuple([message for exchange in self._exchanges for message in exchange.readable()])
 
     def conversation_rewards(self, rewards: Mapping[Conversation, float]) -> dict[int, float]:
@@ -163,8 +165,10 @@ class Dialogue:
 
     def open(self, hosted: HostedPolicy, messages: Sequence[Message], role: str) -> "RecordedConversation":
         """A new conversation; `role` empty: the policy's name."""
-        speaker = Speaker(hosted.info.name, role or hosted.info.name, self.sampling(hosted).temperature)
-        self._exchanges.append(_Exchange(hosted.info.name, Said(tuple(messages))))
+        policy = hosted.info.name
+        speaker = Speaker(policy, role or policy, self.sampling(hosted).temperature)
+        name = as_label(f"{policy} as {role}") if role and role != policy else policy
+        self._exchanges.append(_Exchange(name, Said(tuple(messages))))
         return RecordedConversation(self, hosted, speaker, self._exchanges[-1], len(self._exchanges) - 1)
 
     async def complete(

@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from astraflow.launch.screen import PlainView, ScreenState, render
-from astraflow.launch.terminal_text import printable
-from astraflow.types import Load, StatusReply, Wait, WorkerStatus
+from astraflow.launch.terminal_text import printable, speaker_of
+from astraflow.types import Load, Message, StatusReply, Wait, WorkerStatus
 
 EVIL = "[/x][bold]\x1b[2J\x1b]52;c;aGk=\x07\u202e\x9b31m"
 
@@ -20,6 +20,11 @@ def test_hidden_characters_are_written_out() -> None:
         printable("\u00fc \u4e2d \U0001f468\u200d\U0001f469 [/x]")
         == "\u00fc \u4e2d \U0001f468\u200d\U0001f469 [/x]"
     )
+
+
+def test_a_message_says_who_spoke() -> None:
+    said = [Message(role="user", content=""), Message(role="assistant", content="", name="actor as verifier")]
+    assert [speaker_of(message) for message in said] == ["user", "assistant (actor as verifier)"]
 
 
 def evil_status() -> StatusReply:

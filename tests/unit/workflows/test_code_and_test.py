@@ -165,3 +165,11 @@ async def test_the_usual_form_of_cases_is_found_in_markdown() -> None:
 def test_a_pattern_that_cannot_find_cases_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config({"case_pattern": pattern}, CodeAndTestConfig)
+
+
+async def test_an_episodes_messages_say_who_speaks_and_in_which_role() -> None:
+    pair = await Stage((WRONG,), "1>2").play(rounds=1)
+    assert [message.name for message in pair.messages if message.role == "assistant"] == ["coder", "tester"]
+    alone = await Stage((WRONG, "1>2"), "").play(rounds=1, tester="coder")
+    names = [message.name for message in alone.messages if message.role == "assistant"]
+    assert names == ["coder", "coder as tester"]
