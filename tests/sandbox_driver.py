@@ -2,22 +2,27 @@
 
     python sandbox_driver.py BACKEND MARKER SECRET
 
-It prints JSON: what became of each program, and what was left. MARKER is a module of the standard library
-that only these boxes import, by which their processes are found.
+It prints JSON: what became of each program, what a hostile agent program found, and what was left. MARKER is
+a module of the standard library that only these boxes import, by which their processes are found.
 """
 
 import asyncio
 import json
 import os
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from astraflow.errors import ConfigError
+from astraflow.sandbox.backends import chosen_maker
+from astraflow.sandbox.command import CommandLimits
 from astraflow.sandbox.config import SandboxConfig
+from astraflow.sandbox.openings import openings_for
 from astraflow.sandbox.pool import Sandbox
 from astraflow.sandbox.verdict import Kind, Limits, Verdict
+from hostile_agent import AGENT, DISK_BYTES, of_marker, outside
 from hostile_programs import HOSTILE
 
 LIMITS = Limits(cpu_s=20.0, wall_s=20.0, memory_bytes=192 << 20, disk_bytes=4 << 20, output_bytes=100_000)
@@ -38,6 +43,38 @@ async def attacked(sandbox: Sandbox, name: str, secret: str) -> tuple[str, Verdi
     took_s = time.perf_counter() - began_s
     assert after.stdout == "here\n", after
     return name, verdict, took_s
+
+
+async def agent_attacked(config: SandboxConfig, secret: str) -> dict[str, object]:
+    """What a hostile agent program found, which talks to a gateway that says yes to everything."""
+
+    async def agrees(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    maker = await chosen_maker(config, for_agents=True)
+    server = await asyncio.start_server(agrees, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder, outside(Path(secret), Path(folder)) as others:
+        argv = [sys.executable, "-I", "-c", AGENT, others.argument]
+        env = {
+            "HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "/usr/bin:/bin", "ASTRAFLOW_MODEL": "actor",
+            "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1", "OPENAI_API_KEY": "key",
+        }  # fmt: skip
+        openings = openings_for(argv, folder=Path("/"), path=env["PATH"], gateway=port)
+        box = await maker.make(openings)
+        try:
+            limits = CommandLimits(60.0, disk_bytes=DISK_BYTES)
+            ended = await box.execute(openings.command(argv, env, limits=limits))
+        finally:
+            await box.close()
+    server.close()
+    return {
+        "found": json.loads(ended.stdout or "{}"),
+        "failure": ended.stderr[-1000:] if ended.code else "",
+        "left": of_marker(others.marker),
+    }
 
 
 def processes(marker: str) -> list[str]:
@@ -66,6 +103,7 @@ async def main(backend: str, marker: str, secret: str) -> dict[str, object]:
             return await attacked(sandbox, name, secret)
 
     try:
+        agent = await agent_attacked(config, secret)
         async with Sandbox(config, preloaded=[marker]) as sandbox:
             assert sandbox.backend == backend
             before = len(os.listdir("/proc/self/fd"))
@@ -78,6 +116,7 @@ async def main(backend: str, marker: str, secret: str) -> dict[str, object]:
     except ConfigError as err:
         return {"unusable": str(err)}
     return {
+        "agent": agent,
         "verdicts": {
             name: {"kind": v.kind, "stdout": v.stdout[:2000], "stderr": v.stderr[-500:], "reason": v.reason}
             for name, v, _ in done

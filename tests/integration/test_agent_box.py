@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import secrets
@@ -10,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,17 @@ import psutil
 import pytest
 
 import astraflow
-from astraflow.config import Config, parse_config
+from agent_play import ASKS, play_program, said
 from astraflow.errors import RolloutError
-from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.runner import EpisodeRunner
+from astraflow.sandbox.inside.enter import boot_code
 from astraflow.types import Episode
 from astraflow.workflows import agent_box
-from astraflow.workflows.config import WorkflowConfig
-from astraflow.workflows.factory import make_workflow
-from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
-from workflow_driver import letter_renderer
+from ordinary_user import NOBODY, usable_pythons
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="a box is made of Linux namespaces"),
 ]
-
-ASKS = """
-import json, os, sys, urllib.request
-task = json.load(sys.stdin)
-headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-body = {"model": os.environ["ASTRAFLOW_MODEL"], "messages": [{"role": "user", "content": task["prompt"]}]}
-url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
-"""
 
 TRIES = """
 import pathlib, signal
@@ -91,10 +77,6 @@ print("5", flush=True)
 """
 
 
-class Section(Config):
-    workflow: WorkflowConfig
-
-
 def error() -> None:
     raise OSError
 
@@ -102,23 +84,7 @@ def error() -> None:
 async def play(code: str, *, private: tuple[Path, ...] = (), names: dict[str, Any], **run: Any) -> Episode:
     head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     head += "def error(): raise OSError\n"
-    section = {"name": "program", "command": [sys.executable, "-c", ASKS + head + code], **run}
-    config = parse_config({"workflow": {"name": "agent", "run": section}}, Section)
-    hosted = HostedPolicy(
-        make_policy("actor", max_tokens=200), ScriptedEngine("5"), letter_renderer("agentic")
-    )
-    workflow = make_workflow(config.workflow, private=private)
-    async with EpisodeRunner({"actor": hosted}, workflow, any_text) as runner:
-        return await runner.episode(make_task(), seed=3)
-
-
-said: list[str] = []
-
-
-async def any_text(task: Any, text: str) -> float:
-    """Keeps the program's last words."""
-    said.append(text)
-    return await exact(task, text)
+    return await play_program(ASKS + head + code, private=private, **run)
 
 
 def of_marker(marker: str) -> list[psutil.Process]:
@@ -176,48 +142,15 @@ async def test_nothing_that_a_program_leaves_outlives_its_episode(box: str) -> N
 
 
 CONNECTS = """
-import pathlib, socket
-found = {}
-def tried(name, act):
-    try:
-        found[name] = repr(act())
-    except OSError as err:
-        found[name] = ""
-port = int(os.environ["OPENAI_BASE_URL"].split(":")[2].split("/")[0])
-tried("the gateway", lambda: socket.create_connection(("127.0.0.1", port), 5).getpeername())
-tried("a port of the machine", lambda: socket.create_connection(("127.0.0.1", other), 5).getpeername())
-tried("an abstract socket", lambda: socket.socket(socket.AF_UNIX).connect("\\0" + name) or "connected")
-tried("services' sockets", lambda: os.listdir("/run"))
-tried("networks", lambda: [name for _, name in socket.if_nameindex()])
-print(json.dumps(found))
+import socket
+print(socket.create_connection(("127.0.0.1", other), 5).getpeername())
 """
 
 
-@pytest.fixture
-def listeners() -> Iterator[dict[str, Any]]:
-    """A port and an abstract socket of this machine on which somebody listens."""
-    name = f"astraflow-test-{secrets.token_hex(8)}"
-    with socket.create_server(("127.0.0.1", 0)) as port, socket.socket(socket.AF_UNIX) as abstract:
-        abstract.bind("\0" + name)
-        abstract.listen()
-        yield {"other": port.getsockname()[1], "name": name}
-
-
-async def test_a_program_without_a_network_reaches_the_gateway_and_nothing_else(
-    listeners: dict[str, Any],
-) -> None:
-    episode = await play(CONNECTS, names=listeners, network="gateway")
-    found = json.loads(said[-1])
-    assert found.pop("the gateway").startswith("('127.0.0.1', ")
-    assert found.pop("networks") == "['lo']"
-    assert found.pop("services' sockets") == "[]"
-    assert found == {"a port of the machine": "", "an abstract socket": ""}
-    assert len(episode.trajectories) == 1  # its request was answered
-
-
-async def test_a_program_with_the_machines_network_reaches_its_ports(listeners: dict[str, Any]) -> None:
-    await play(CONNECTS, names=listeners)
-    assert json.loads(said[-1])["a port of the machine"]
+async def test_a_program_has_the_machines_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        await play(CONNECTS, names={"other": server.getsockname()[1]}, box="required")
+        assert said[-1] == str(server.getsockname())
 
 
 WAITS = """
@@ -263,44 +196,42 @@ async def test_a_machine_without_boxes_is_refused_or_warned_of(tmp_path: Path) -
 logging.basicConfig(format="%(message)s")
 episode = asyncio.run(play("print(5)", names={}))
 print({metric.name: metric.value for metric in episode.metrics}["unboxed"])
-for needs in ({"box": "required"}, {"network": "gateway"}):
-    try:
-        asyncio.run(play("print(5)", names={}, **needs))
-    except ConfigError as err:
-        print(err)
+try:
+    asyncio.run(play("print(5)", names={}, box="required"))
+except ConfigError as err:
+    print(err)
 """
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", NO_BOX, *script(tmp_path, body)]
     run = partial(subprocess.run, command, capture_output=True, text=True, check=True)
     done = await asyncio.to_thread(run)
     assert "AGENT PROGRAMS RUN WITHOUT A BOX (user and mount namespaces: No space left" in done.stderr
-    unboxed, boxless, open_network = done.stdout.splitlines()
+    unboxed, boxless = done.stdout.splitlines()
     assert unboxed == "1.0"
     assert "workflow.run.box = required, but this machine cannot make a box: user and mount" in boxless
-    assert "workflow.run.network = gateway, but this machine cannot make a box: user, mount" in open_network
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 async def test_an_ordinary_user_gets_a_box_too() -> None:
     control, status = os.pipe(), os.pipe()
-    code = (
-        "import os, socket; print(os.getuid(), os.listdir('/home'), socket.if_nameindex(), "
-        "socket.create_connection(('127.0.0.1', 50000)).getpeername()); open('/proc/1/environ')"
-    )
+    code = "import os; print(os.getuid(), os.listdir('/home')); open('/proc/1/environ')"
     specification = json.dumps(
         {
             "argv": ["/usr/bin/python3", "-c", code], "is_boxed": True, "hidden": ["/home"],
-            "own": [], "read_only": [], "gateway": 50_000,
+            "own": [], "read_only": [],
         }
     )  # fmt: skip
-    keeper = inspect.getsource(agent_box)  # by standard input: its folder may be root's own
-    argv = ["/usr/bin/python3", "-I", "-S", "-", specification, str(control[0]), str(status[1])]
+    python = next(usable_pythons(NOBODY), None)
+    if python is None:
+        pytest.skip("no Python of this version that an ordinary user may start")
+    keeper = boot_code(str(Path(astraflow.__file__).parent.parent), agent_box.__name__, "")
+    argv = [python, "-I", "-S", "-c", keeper, specification, str(control[0]), str(status[1])]
     run = partial(
-        subprocess.run, argv, pass_fds=(control[0], status[1]), user=65534, group=65534, extra_groups=[],
-        cwd="/", input=keeper, capture_output=True, text=True,
+        subprocess.run, argv, pass_fds=(control[0], status[1]), cwd="/", stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, **NOBODY,
     )  # fmt: skip
     done = await asyncio.to_thread(run)
     assert json.loads(os.read(status[0], 4096)) == {"code": 1}
-    assert done.stdout == "65534 [] [(1, 'lo')] ('127.0.0.1', 50000)\n"
+    assert done.stdout == "65534 []\n"
     assert "PermissionError" in done.stderr
     for fd in (*control, *status):
         os.close(fd)

@@ -5,17 +5,17 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import astraflow
+from hostile_agent import FOUND
 from hostile_programs import HOSTILE, HostileProgram
+from ordinary_user import NOBODY, usable_pythons
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("sandbox")]
 
-NOBODY = 65534
 TESTS = Path(__file__).parent.parent
 MARKERS = {
     ("bubblewrap", "root"): "colorsys",
@@ -39,6 +39,9 @@ def test_hostile_programs_get_their_verdicts_and_reach_nothing(
     wrong = {name: verdict for name, verdict in found["verdicts"].items() if not is_right(name, verdict)}
     assert wrong == {}
     assert len(found["verdicts"]) == len(HOSTILE) >= 40
+    agent = found["agent"]
+    assert (agent["failure"], agent["left"]) == ("", [])
+    assert {name: value for name, value in agent["found"].items() if value != ""} == FOUND
     assert "the secret" not in json.dumps(found)
     assert found["slow"] == {}
     # While the sandbox was open, there were processes to be found by the marker.
@@ -60,7 +63,7 @@ def attacked(backend: str, user: str, secret: Path) -> dict[str, object]:
     is_root = os.geteuid() == 0
     if user == "root" and not is_root:
         pytest.skip("only root can try what happens as root")
-    becomes = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if user == "nobody" and is_root else {}
+    becomes = NOBODY if user == "nobody" and is_root else {}
     python = next(usable_pythons(becomes), None) if becomes else sys.executable
     if python is None:
         pytest.skip("no Python of this version that an ordinary user may start")
@@ -76,23 +79,3 @@ def attacked(backend: str, user: str, secret: Path) -> dict[str, object]:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def usable_pythons(becomes: dict[str, object]) -> Iterator[str]:
-    """Interpreters of this version which the user may start."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
-    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
-        try:
-            done = subprocess.run(
-                [python, "-c", ask],
-                capture_output=True,
-                text=True,
-                cwd="/",
-                check=True,
-                **becomes,  # type: ignore[call-overload]
-            )
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        if done.stdout.strip() == version:
-            yield python

@@ -19,6 +19,7 @@ __all__ = [
     "CA_VARIABLE",
     "ROLES",
     "check_allowed",
+    "has_sandboxed_agents",
     "needs_tokens",
     "network_modules",
     "own_ca_file",
@@ -93,6 +94,11 @@ def check_allowed(recipe: Recipe, allow: tuple[str, ...]) -> None:
             f"this run's recipe runs or imports {', '.join(missing)} here; if you trust that code and have "
             f"it installed, join again with {flags}"
         )
+
+
+def has_sandboxed_agents(recipe: Recipe) -> bool:
+    """Whether agent programs run in the sandbox."""
+    return any(program.box == "sandbox" for program in _agent_programs(recipe))
 
 
 def _agent_programs(recipe: Recipe) -> list[ProgramConfig]:

@@ -18,6 +18,7 @@ import psutil
 from astraflow.algorithms.limiters import make_limiter
 from astraflow.envs.rewards import needs_sandbox
 from astraflow.errors import Error
+from astraflow.launch.access import has_sandboxed_agents
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.hosting import host_models, open_runner, starting_weights
 from astraflow.launch.machine import (
@@ -58,7 +59,10 @@ async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding
     """All findings as they come; without a recipe, only those about the machine."""
     for finding in examine_machine(run_dir):
         yield finding
-    yield await sandbox_finding(is_needed=recipe is not None and needs_sandbox(recipe.tasks))
+    yield await sandbox_finding(
+        is_needed=recipe is not None and needs_sandbox(recipe.tasks),
+        has_agents=recipe is not None and has_sandboxed_agents(recipe),
+    )
     yield found("run folder", lambda: check_folder(run_dir))
     if recipe is None:
         return

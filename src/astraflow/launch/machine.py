@@ -20,9 +20,8 @@ import psutil
 import astraflow
 from astraflow.errors import Error
 from astraflow.extras import install_command, install_hint, missing_module
-from astraflow.sandbox.backends import BACKENDS
+from astraflow.sandbox.backends import BACKENDS, chosen_maker
 from astraflow.sandbox.config import SandboxConfig
-from astraflow.sandbox.pool import Sandbox
 
 __all__ = [
     "GIB",
@@ -135,22 +134,27 @@ def _disk(run_dir: Path) -> Finding:
     return Finding("ok", "disk", text)
 
 
-async def sandbox_finding(*, is_needed: bool) -> Finding:
-    """Which backends of the sandbox run a program here, and what those that do not lack."""
+async def sandbox_finding(*, is_needed: bool, has_agents: bool = False) -> Finding:
+    """Which backends of the sandbox run a program here, and what those that do not lack.
+
+    `has_agents`: with agent programs, whose boxes need more of the machine.
+    """
     works: list[str] = []
     problems: list[str] = []
     for backend in BACKENDS:
-        sandbox = Sandbox(SandboxConfig(backend=backend))
         try:
-            await sandbox.open()
+            maker = await chosen_maker(SandboxConfig(backend=backend), for_agents=has_agents)
         except Error as err:
             problems.append(str(err))
             continue
-        works.append(f"{backend} ({sandbox.weakness})" if sandbox.weakness else backend)
+        works.append(f"{backend} ({maker.weakness})" if maker.weakness else backend)
     if not works:
-        remedy = "rewards that run programs of a model need it, such as code_tests"
-        return Finding("fail" if is_needed else "warn", "sandbox", "; ".join(problems), remedy)
-    text = f"programs of a model run by {' or '.join(works)}"
+        remedy = (
+            "rewards that run programs of a model need it, such as code_tests, and agents with box: sandbox"
+        )
+        is_failure = is_needed or has_agents
+        return Finding("fail" if is_failure else "warn", "sandbox", "; ".join(problems), remedy)
+    text = f"programs of a model {'and agent programs ' if has_agents else ''}run by {' or '.join(works)}"
     return Finding("ok", "sandbox", "; ".join([text, *problems]))
 
 

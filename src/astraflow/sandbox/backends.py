@@ -8,14 +8,17 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from astraflow.errors import ConfigError, Error
 from astraflow.sandbox.box import Box
+from astraflow.sandbox.command import CommandLimits
 from astraflow.sandbox.config import SandboxConfig
 from astraflow.sandbox.inside.kernel import landlock_version
 from astraflow.sandbox.inside.seccomp import is_known_machine
 from astraflow.sandbox.interpreter import Interpreter, examine
+from astraflow.sandbox.openings import NO_OPENINGS, Openings, openings_for
 from astraflow.sandbox.verdict import Kind, Limits, Program
 
 __all__ = ["BACKENDS", "Backend", "BoxMaker", "chosen_maker"]
@@ -25,6 +28,9 @@ BACKENDS: tuple[Backend, ...] = ("bubblewrap", "namespaces")
 """In the order of preference: bubblewrap is small, old and much used."""
 
 _FIRST = Limits(cpu_s=10.0, wall_s=30.0)
+_FIRST_AGENT = CommandLimits(wall_s=30.0)
+_ANY_PORT = 50_000
+"""A box's open port while there is no episode."""
 
 
 class BoxMaker:
@@ -39,18 +45,27 @@ class BoxMaker:
         self._preloaded = tuple(preloaded)
 
     @property
+    def python(self) -> str:
+        """The interpreter that its boxes show."""
+        return self._interpreter.executable
+
+    @property
     def weakness(self) -> str:
         """What this machine lacks although boxes work; empty if nothing."""
         return "" if landlock_version() else "the kernel has no Landlock, so mounts alone guard the files"
 
-    async def make(self) -> Box:
-        """Starts a box. Raises: SandboxError."""
+    async def make(self, openings: Openings = NO_OPENINGS) -> Box:
+        """Starts a box; with openings, for one agent program. Raises: SandboxError."""
         bwrap = (shutil.which("bwrap") or "") if self.backend == "bubblewrap" else ""
-        return await Box.start(bwrap, self._interpreter, self._preloaded)
+        return await Box.start(bwrap, self._interpreter, self._preloaded, openings)
 
 
-async def chosen_maker(config: SandboxConfig, preloaded: Sequence[str] = ()) -> BoxMaker:
+async def chosen_maker(
+    config: SandboxConfig, preloaded: Sequence[str] = (), *, for_agents: bool = False
+) -> BoxMaker:
     """The first backend of those that the config allows with which a program runs.
+
+    `for_agents`: with which also an agent program runs, whose boxes need more of the machine.
 
     Raises: ConfigError that says of each why it does not work. Nothing ever runs without a box.
     """
@@ -64,11 +79,14 @@ async def chosen_maker(config: SandboxConfig, preloaded: Sequence[str] = ()) -> 
                 preloaded,
             )
             problem = await _tried(maker)
+            if for_agents and not problem:
+                problem = await _tried_agent(maker)
             if not problem:
                 return maker
         problems.append(f"{backend}: {problem}")
+    whose = "agent programs in a sandbox" if for_agents else "programs of a model"
     raise ConfigError(
-        f"this machine has no usable sandbox, and programs of a model never run without one "
+        f"this machine has no usable sandbox, and {whose} never run without one "
         f"({'; '.join(problems)}); install bubblewrap (the program bwrap), and allow user namespaces here"
     )
 
@@ -98,4 +116,25 @@ async def _tried(maker: BoxMaker) -> str:
         await box.close()
     if verdict.kind is not Kind.PASSED or verdict.stdout != "42\n":
         return f"its first program ended with {verdict.kind} ({verdict.reason}): {verdict.stderr[-300:]}"
+    return ""
+
+
+async def _tried_agent(maker: BoxMaker) -> str:
+    """Runs an agent program in a new box. Returns why that does not work; empty if it does."""
+    argv = (maker.python, "-I", "-S", "-c", "print(6 * 7)")
+    try:
+        openings = openings_for(argv, folder=Path("/"), path="", gateway=_ANY_PORT)
+        command = openings.command(argv, {}, limits=_FIRST_AGENT)
+        box = await maker.make(openings)
+    except Error as err:
+        return str(err)
+    try:
+        ended = await box.execute(command)
+    except Error as err:
+        return str(err)
+    finally:
+        await box.close()
+    if ended.code != 0 or ended.stdout != "42\n":
+        problem = ended.unstartable or f"it ended with {ended.code}: {ended.stderr[-300:]}"
+        return f"its first agent program did not work: {problem}"
     return ""

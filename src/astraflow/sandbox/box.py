@@ -1,5 +1,8 @@
 """One box: the processes around a zygote that runs one program at a time.
 
+Programs of a model share boxes, one after the other. An agent program has a box of its own, which shows more
+of the machine and has one open port (`Openings`).
+
     this process --(socket)--> zygote --(fork)--> program
          |                        |
          +--> keeper (bwrap) -----+   ends the box when it ends
@@ -15,7 +18,7 @@ import json
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -23,11 +26,15 @@ import msgspec
 
 import astraflow
 from astraflow.errors import SandboxError
+from astraflow.sandbox.command import MAX_RESULT_BYTES, Command, CommandEnded, CommandLimits
 from astraflow.sandbox.inside import frames
+from astraflow.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
 from astraflow.sandbox.inside.enter import Plan, boot_code
 from astraflow.sandbox.inside.program import BOX_FOLDER
 from astraflow.sandbox.interpreter import Interpreter
-from astraflow.sandbox.verdict import Ended, Kind, Program, Verdict, verdict_of
+from astraflow.sandbox.openings import NO_OPENINGS, Openings
+from astraflow.sandbox.passage import passage
+from astraflow.sandbox.verdict import Ended, Kind, Limits, Program, Verdict, verdict_of
 
 __all__ = ["Box"]
 
@@ -61,25 +68,43 @@ class Box:
         self._reader = reader
         self._writer = writer
         self._words = words
+        self._port: socket.socket | None = None
+        """The listening socket of the box's one open port, if it has one."""
+        self._gateway = 0
+        """The port of this machine to which it leads."""
 
     @classmethod
-    async def start(cls, bwrap: str, interpreter: Interpreter, preloaded: Sequence[str]) -> Self:
+    async def start(
+        cls,
+        bwrap: str,
+        interpreter: Interpreter,
+        preloaded: Sequence[str],
+        openings: Openings = NO_OPENINGS,
+    ) -> Self:
         """Starts a box, by bubblewrap unless `bwrap` is empty. Raises: SandboxError."""
         ours, theirs = socket.socketpair()
+        from_box, channel = socket.socketpair()
         words = tempfile.TemporaryFile()  # noqa: SIM115 - the box owns it
+        plan = _plan(bwrap, interpreter, preloaded, openings, (theirs.fileno(), channel.fileno()))
         try:
-            process = await _started(_plan(bwrap, interpreter, preloaded, theirs.fileno()), theirs, words)
+            process = await _started(plan, words)
         except BaseException:
             ours.close()
+            from_box.close()
             words.close()
             raise
         finally:
             theirs.close()
+            channel.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         box = cls(process, reader, writer, words)
         try:
-            async with asyncio.timeout(_STARTING_S):
-                await box._received(0)
+            with from_box:
+                async with asyncio.timeout(_STARTING_S):
+                    await box._received(0)
+                if openings.gateway:
+                    box._port = _received_port(from_box)
+                    box._gateway = openings.gateway
         except TimeoutError:
             await box.close()
             raise SandboxError(f"a box did not start within {_STARTING_S:g} s") from None
@@ -96,28 +121,84 @@ class Box:
         if program.refusal:
             return Verdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
         limits = program.limits
-        head = {"limits": dataclasses.asdict(limits), "files": list(program.files)}
-        try:
-            async with asyncio.timeout(limits.wall_s + _GRACE_S):
-                self._writer.write(
-                    frames.encoded(head, [program.source, program.stdin, *program.files.values()])
-                )
-                await self._writer.drain()
-                reply, (stdout, stderr) = await self._received(2 * limits.output_bytes)
-        except TimeoutError:
-            raise SandboxError(f"a box did not answer within {limits.wall_s + _GRACE_S:g} s") from None
-        except ConnectionError:
-            raise SandboxError(f"a box has ended: {self._last_words()}") from None
-        try:
-            ended = msgspec.convert(reply, Ended)
-        except msgspec.ValidationError as err:
-            raise SandboxError(f"a box does not answer as it should: {err}") from err
+        ended, (stdout, stderr, _) = await self._answer(
+            {"is_command": False, "limits": dataclasses.asdict(limits), "files": list(program.files)},
+            [program.source, program.stdin, *program.files.values()],
+            limits,
+        )
         if ended.problem:
             raise SandboxError(f"a program could not be started in its box: {ended.problem}")
         return verdict_of(ended, limits, stdout, stderr)
 
+    async def execute(self, command: Command) -> CommandEnded:
+        """Runs an agent program to its end, in a box with openings. Afterwards, the box must be closed.
+
+        Raises: SandboxError if the box broke.
+        """
+        assert self._port is not None
+        limits = command.limits
+        spec = {
+            "program": command.program,
+            "argv": command.argv,
+            "env": dict(command.env),
+            "folder": command.folder,
+            "kept": command.kept,
+            "result": command.result,
+        }
+        async with passage(self._port, self._gateway):
+            ended, (stdout, stderr, report) = await self._answer(
+                {"is_command": True, "limits": dataclasses.asdict(limits), "files": list(command.files)},
+                [json.dumps(spec).encode(), command.stdin, *command.files.values()],
+                limits,
+            )
+        is_startable = not ended.problem or ended.code == EXIT_UNSTARTABLE
+        if not is_startable:
+            raise SandboxError(f"an agent program could not be started in its box: {ended.problem}")
+        # Without a report, the program did not end by itself: it was late, or the machine had no more memory.
+        code, has_result = REPORT_HEAD.unpack_from(report) if report else (ended.code, False)
+        return CommandEnded(
+            code,
+            stdout.decode(errors="replace"),
+            stderr.decode(errors="replace"),
+            bytes(report[REPORT_HEAD.size :]) if has_result else None,
+            is_late=ended.is_late,
+            is_full=ended.is_full,
+            unstartable=ended.problem,
+        )
+
+    async def _answer(
+        self, head: Mapping[str, Any], parts: Sequence[bytes], limits: Limits | CommandLimits
+    ) -> tuple[Ended, list[bytes]]:
+        """Has the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
+        longest_s = limits.wall_s + _GRACE_S
+        try:
+            async with asyncio.timeout(longest_s):
+                self._writer.write(frames.encoded(dict(head), parts))
+                await self._writer.drain()
+                reply, outputs = await self._received(2 * limits.output_bytes + MAX_RESULT_BYTES)
+        except TimeoutError:
+            raise SandboxError(f"a box did not answer within {longest_s:g} s") from None
+        except ConnectionError:
+            raise SandboxError(f"a box has ended: {self._last_words()}") from None
+        try:
+            return msgspec.convert(reply, Ended), outputs
+        except msgspec.ValidationError as err:
+            raise SandboxError(f"a box does not answer as it should: {err}") from err
+
     async def close(self) -> None:
-        """Ends the box with all that runs in it, and waits until nothing of it is left."""
+        """Ends the box with all that runs in it, and waits until nothing of it is left, even if the caller is
+        cancelled meanwhile."""
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await closing
+            raise
+
+    async def _close(self) -> None:
+        if self._port is not None:
+            self._port.close()
         # The zygote ends when the socket closes, and its keeper once the kernel has ended all below it. A
         # keeper that is killed would leave that to be done after its own end.
         self._writer.transport.abort()
@@ -149,20 +230,41 @@ class Box:
         return self._words.read().decode(errors="replace").strip()[-_SHOWN_BYTES:] or "it said nothing"
 
 
-def _plan(bwrap: str, interpreter: Interpreter, preloaded: Sequence[str], control: int) -> Plan:
+def _received_port(from_box: socket.socket) -> socket.socket:
+    """The listening socket of the open port, which the zygote sent before it said that it is ready."""
+    from_box.setblocking(False)
+    try:
+        _, fds, _, _ = socket.recv_fds(from_box, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        return socket.socket(fileno=fds[0])
+    except (OSError, IndexError) as err:
+        raise SandboxError("a box did not open its port") from err
+
+
+def _plan(
+    bwrap: str,
+    interpreter: Interpreter,
+    preloaded: Sequence[str],
+    openings: Openings,
+    fds: tuple[int, int],
+) -> Plan:
+    """`fds`: the box's ends of the socket to this process, and of that by which its open port comes."""
     inside = Path(astraflow.__file__).parent / "sandbox" / "inside"
+    # What is in a folder that the box shows anyway would be mounted into a read-only folder.
+    own = [(source, place) for source, place in interpreter.visible if not openings.shows(place)]
     return Plan(
         bwrap=bwrap,
         python=interpreter.executable,
-        visible=[list(pair) for pair in (*interpreter.visible, (str(inside), f"{BOX_FOLDER}/{_INSIDE}"))],
-        covered=list(interpreter.covered),
+        visible=[list(pair) for pair in (*own, (str(inside), f"{BOX_FOLDER}/{_INSIDE}"), *openings.visible)],
+        covered=[path for path in interpreter.covered if not openings.shows(path)],
         preloaded=list(preloaded),
         paths=list(interpreter.paths),
-        control=control,
+        control=fds[0],
+        gateway=openings.gateway,
+        channel=fds[1],
     )
 
 
-async def _started(plan: Plan, control: socket.socket, words: IO[bytes]) -> asyncio.subprocess.Process:
+async def _started(plan: Plan, words: IO[bytes]) -> asyncio.subprocess.Process:
     package = str(Path(astraflow.__file__).parent.parent)
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -174,7 +276,7 @@ async def _started(plan: Plan, control: socket.socket, words: IO[bytes]) -> asyn
         stdin=asyncio.subprocess.DEVNULL,
         stdout=words,
         stderr=words,
-        pass_fds=(control.fileno(),),
+        pass_fds=(plan.control, plan.channel),
         env={},
         cwd="/",
         start_new_session=True,

@@ -1,7 +1,6 @@
 """The sandbox: a bounded number of boxes, and programs that take turns in them."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -153,18 +152,7 @@ class Sandbox:
             if is_kept:
                 self._idle.append((box, num_runs + 1))
             else:
-                await _closed(box)
-
-
-async def _closed(box: Box) -> None:
-    """Closes a box even if the caller is cancelled meanwhile."""
-    closing = asyncio.ensure_future(box.close())
-    try:
-        await asyncio.shield(closing)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):
-            await closing
-        raise
+                await box.close()
 
 
 def run(

@@ -34,6 +34,7 @@ __all__ = [
     "MultiTurnConfig",
     "PlanAndSolveConfig",
     "ProgramConfig",
+    "ProgramSandboxConfig",
     "ProposeAndSelectConfig",
     "RouteConfig",
     "SearchConfig",
@@ -364,6 +365,25 @@ class SpawnConfig(PolicyRoles):
     """Prompt of an agent whose parts are solved, with `{prompt}` and `{results}`."""
 
 
+class ProgramSandboxConfig(Config):
+    """What the sandbox of an agent program shows and allows."""
+
+    backend: Literal["auto", "bubblewrap", "namespaces"] = "auto"
+    """What makes the boxes: `bubblewrap` (the program `bwrap`), `namespaces` (calls of the kernel alone), or
+    `auto`: the first of these that works here."""
+    visible: tuple[str, ...] = ()
+    """Files and folders that the program can read besides, e.g. `[./data]`. It sees those of the system, its
+    interpreter with the virtual environment, and the folder of the script that `command` names."""
+    memory_mb: int = Field(default=4096, ge=64, le=1 << 20)
+    """Memory that each of its processes may ask for, in MiB of addresses."""
+    disk_mb: int = Field(default=256, ge=1, le=1 << 16)
+    """What it may write to /tmp, the only folder for that, in MiB. It is held in memory."""
+    output_mb: int = Field(default=16, ge=1, le=256)
+    """What it may print to each of its outputs, in MiB; a program that prints more is ended and fails."""
+    num_processes: int = Field(default=128, ge=1, le=4096)
+    """Processes and threads that it may have at a time."""
+
+
 class ProgramConfig(Config):
     """A program that is started for each episode."""
 
@@ -376,13 +396,14 @@ class ProgramConfig(Config):
     timeout_s: float = Field(default=240.0, gt=0)
     """Seconds after which the program is killed, with all processes that it started, and its episode
     fails."""
-    box: Literal["required", "preferred", "none"] = "preferred"
-    """Whether the program runs in a box that hides the run's secrets and the keys of other episodes. On a
-    machine that cannot make a box, `preferred` runs without one, with a warning and the metric `unboxed`, and
-    `required` refuses to run."""
-    network: Literal["machine", "gateway"] = "machine"
-    """What the program can connect to: whatever the machine can, or nothing but the policies and the result's
-    address (`gateway`), which needs a box."""
+    box: Literal["sandbox", "required", "preferred", "none"] = "preferred"
+    """What the program can reach. `sandbox`: its own files, its interpreter and the policies, and nothing
+    else of the machine; `required`: the machine, without the run's secrets and the keys of other episodes;
+    `preferred`: the same, but on a machine that cannot make such a box, it runs without one, with a warning
+    and the metric `unboxed`; `none`: all that the service can. On a machine that cannot do it, `sandbox` and
+    `required` refuse to run."""
+    sandbox: ProgramSandboxConfig = ProgramSandboxConfig()
+    """What the sandbox shows and allows; for `box: sandbox`."""
     keeps_env: tuple[str, ...] = ()
     """Further environment variables of the service that the program gets, e.g. the key of a search tool."""
 
@@ -394,15 +415,10 @@ class ProgramConfig(Config):
         return names
 
     @model_validator(mode="after")
-    def _has_a_box_for_its_network(self) -> Self:
-        if self.network == "gateway" and self.box == "none":
-            raise ValueError("network = gateway needs a box, and box = none; leave one of them out")
+    def _has_settings_of_its_box(self) -> Self:
+        if self.box != "sandbox" and self.sandbox != ProgramSandboxConfig():
+            raise ValueError(f"sandbox is set, but box = {self.box}; set box: sandbox, or leave sandbox out")
         return self
-
-    @property
-    def needs_box(self) -> bool:
-        """Whether the program must not run without a box."""
-        return self.box == "required" or self.network == "gateway"
 
 
 class AgentConfig(PolicyRoles):

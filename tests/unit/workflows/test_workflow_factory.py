@@ -167,3 +167,15 @@ def test_roles_are_filled_by_place_and_the_last_policy_plays_the_rest() -> None:
     assert SolveAndVerifyConfig().acting(("a", "b")) == {"solver": "a", "verifier": "b"}
     assert RouteConfig(small="c").acting(("a", "b")) == {"router": "a", "small": "c", "large": "b"}
     assert list(DebateConfig(num_debaters=3).acting(("a", "b")).values()) == ["a", "b", "a"]
+
+
+def test_settings_of_the_sandbox_need_the_sandbox() -> None:
+    run: dict[str, Any] = {"name": "program", "command": ["my-agent"], "sandbox": {"disk_mb": 64}}
+    section = {"workflow": {"name": "agent", "run": run}}
+    with pytest.raises(ConfigError, match=r"sandbox is set, but box = preferred; set box: sandbox"):
+        parse_config(section, Section)
+    run["box"] = "sandbox"
+    parse_config(section, Section)
+    run["sandbox"] = {"memory_mb": 1}
+    with pytest.raises(ConfigError, match=r"memory_mb"):
+        parse_config(section, Section)

@@ -22,6 +22,14 @@ where a container has few users."""
 _INNER_ID = 1000
 """User and group in the box; they mean nothing outside."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_LINKS = {
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+    "/dev/shm": program.FOLDER,
+}
+"""Links of a box for agent programs. What is written to /dev/shm counts against the quota of /tmp."""
 _STAGE = "/tmp"
 """A folder that every system has, and which may be covered here: nothing below it is opened afterwards."""
 
@@ -44,6 +52,10 @@ class Plan:
     """Folders of the box from which programs import besides."""
     control: int
     """The socket to the service."""
+    gateway: int
+    """The only port that is open in the box, which is then for an agent program: it has a /proc. 0: none."""
+    channel: int
+    """The socket by which that port's socket goes to the service."""
 
 
 def boot_code(folder: str, module: str, call: str) -> str:
@@ -71,7 +83,7 @@ def _zygote(plan: Plan) -> list[str]:
     code = boot_code(
         program.BOX_FOLDER,
         "astraflow.sandbox.inside.zygote",
-        f"{plan.control}, {plan.preloaded!r}",
+        f"{plan.control}, {plan.preloaded!r}, {plan.gateway}, {plan.channel}",
     )
     code = f"import sys; sys.path += {plan.paths!r}; {code}" if plan.paths else code
     return [plan.python, "-I", "-S", "-X", "utf8", "-c", code]
@@ -92,7 +104,7 @@ def _staged(visible: list[tuple[str, str]]) -> list[tuple[str, str]]:
     staged: list[tuple[str, str]] = []
     for number, (fd, target) in enumerate(opened):
         place = f"{_STAGE}/{number}"
-        _bind(fd, place)
+        kernel.bind_opened(fd, place)
         staged.append((place, target))
     return staged
 
@@ -105,18 +117,6 @@ def _become_nobody() -> None:
             os.setresuid(number, number, number)
             kernel.allow_looking_in(is_allowed=True)  # the change of user took its own /proc/self from it
             return
-
-
-def _bind(fd: int, place: str) -> None:
-    """Mounts an open file or folder at a place, which is made, and closes it."""
-    source = f"/proc/self/fd/{fd}"
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    if os.path.isdir(source):
-        os.makedirs(place, exist_ok=True)
-    else:
-        os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
-    kernel.mount(source, place, flags=kernel.MS_BIND | kernel.MS_REC)
-    os.close(fd)
 
 
 # --- bubblewrap -----------------------------------------------------------------------------------
@@ -139,6 +139,10 @@ def _bwrap_options(plan: Plan, visible: list[tuple[str, str]]) -> list[str]:
         options += ["--ro-bind", source, target]
     for device in _DEVICES:
         options += ["--dev-bind", device, device]
+    if plan.gateway:
+        options += ["--proc", "/proc"]
+        for place, target in _LINKS.items():
+            options += ["--symlink", target, place]
     for folder in plan.covered:
         options += ["--tmpfs", folder, "--remount-ro", folder]
     return [*options, "--dir", program.FOLDER, "--remount-ro", "/", "--chdir", "/"]
@@ -149,20 +153,18 @@ def _bwrap_options(plan: Plan, visible: list[tuple[str, str]]) -> list[str]:
 
 def _enter_namespaces(plan: Plan, visible: list[tuple[str, str]]) -> NoReturn:
     """Makes the same box as bubblewrap, from the kernel's own calls. This process stays as its keeper."""
-    uid = os.geteuid()
-    gid = os.getegid()
-    kernel.unshare(
-        kernel.CLONE_NEWUSER
-        | kernel.CLONE_NEWNS
+    kernel.enter_user_namespace(
+        kernel.CLONE_NEWNS
         | kernel.CLONE_NEWPID
         | kernel.CLONE_NEWIPC
         | kernel.CLONE_NEWNET
         | kernel.CLONE_NEWUTS
-        | kernel.CLONE_NEWCGROUP
+        | kernel.CLONE_NEWCGROUP,
+        user=_INNER_ID,
+        group=_INNER_ID,
     )
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{_INNER_ID} {uid} 1")
-    _write("/proc/self/gid_map", f"{_INNER_ID} {gid} 1")
+    if plan.gateway:
+        kernel.open_loopback()
     pid = os.fork()
     if pid == 0:
         kernel.die_with_parent()
@@ -173,6 +175,7 @@ def _enter_namespaces(plan: Plan, visible: list[tuple[str, str]]) -> NoReturn:
         argv = _zygote(plan)
         os.execve(argv[0], argv, {})
     os.close(plan.control)
+    os.close(plan.channel)
     _, status = os.waitpid(pid, 0)
     os._exit(abs(os.waitstatus_to_exitcode(status)))
 
@@ -184,12 +187,14 @@ def _change_root(plan: Plan, visible: list[tuple[str, str]]) -> None:
     opened = [(os.open(source, os.O_PATH), target) for source, target in visible]
     kernel.mount("tmpfs", _STAGE, kind="tmpfs", flags=kernel.MS_NOSUID, options="mode=755")
     for fd, target in opened:
-        _bind(fd, _STAGE + target)
+        kernel.bind_opened(fd, _STAGE + target)
         kernel.set_read_only(_STAGE + target)
     for folder in plan.covered:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_RDONLY
         kernel.mount("tmpfs", _STAGE + folder, kind="tmpfs", flags=flags)
-    os.makedirs(_STAGE + program.FOLDER)
+    if plan.gateway:
+        _add_processes()
+    os.makedirs(_STAGE + program.FOLDER, exist_ok=True)
     os.chdir(_STAGE)
     kernel.pivot_root(".", ".")  # the old root is now mounted over the new one
     kernel.umount(".", kernel.MNT_DETACH)
@@ -197,7 +202,10 @@ def _change_root(plan: Plan, visible: list[tuple[str, str]]) -> None:
     kernel.mount("none", "/", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
 
 
-def _write(path: str, text: str) -> None:
-    # As bytes: this user may not be able to read the module of an encoding.
-    with open(path, "wb") as file:
-        file.write(text.encode())
+def _add_processes() -> None:
+    """Adds a /proc with the box's own processes. The kernel allows it while the machine's is still there."""
+    os.mkdir(f"{_STAGE}/proc")
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", f"{_STAGE}/proc", kind="proc", flags=flags)
+    for place, target in _LINKS.items():
+        os.symlink(target, _STAGE + place)

@@ -4,8 +4,11 @@ Each raises OSError that says what could not be done.
 """
 
 import ctypes
+import fcntl
 import os
+import socket
 import struct
+import sys
 
 __all__ = [
     "CAP_SYS_ADMIN",
@@ -25,14 +28,20 @@ __all__ = [
     "MS_RDONLY",
     "MS_REC",
     "MS_REMOUNT",
+    "adopt_orphans",
     "allow_looking_in",
+    "bind_opened",
     "die_with_parent",
+    "drop_bounding_rights",
+    "enter_user_namespace",
     "forbid_new_rights",
     "give_up_rights",
     "keep_right",
+    "keep_signals_in",
     "landlock",
     "landlock_version",
     "mount",
+    "open_loopback",
     "pivot_root",
     "seccomp",
     "set_read_only",
@@ -62,6 +71,8 @@ MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
@@ -69,6 +80,8 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIGKILL = 9
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 1
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MOUNT_ATTR_RDONLY = 1
@@ -84,14 +97,32 @@ _LANDLOCK_PATH_BENEATH = 1
 _LANDLOCK_ALL_NETWORK = 3
 """Binding (1) and connecting (2) TCP sockets; since version 4."""
 _LANDLOCK_ALL_SCOPES = 3
-"""Abstract Unix sockets (1) and signals (2); since version 6."""
+"""Abstract Unix sockets (1) and signals (2)."""
+_LANDLOCK_WITH_SCOPES = 6
+"""The version of Landlock in Linux 6.12."""
+_NUM_CAPABILITIES = 64
+"""More than any kernel has: capability sets have 64 bits."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def unshare(flags: int) -> None:
-    """Moves this process into new namespaces."""
-    _checked(_libc.unshare(flags), "entering new namespaces")
+def unshare(flags: int, *, what: str = "new namespaces") -> None:
+    """Moves this process into new namespaces. `what`: what they are called if that fails."""
+    _checked(_libc.unshare(flags), what)
+
+
+def enter_user_namespace(others: int, *, user: int, group: int, what: str = "new namespaces") -> None:
+    """Moves this process into a new user namespace, in which it has these numbers, and into others."""
+    numbers = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER | others, what=what)
+    for path, text in (
+        ("/proc/self/setgroups", "deny"),
+        ("/proc/self/uid_map", f"{user} {numbers[0]} 1"),
+        ("/proc/self/gid_map", f"{group} {numbers[1]} 1"),
+    ):
+        # As bytes: this user may not be able to read the module of an encoding.
+        with open(path, "wb") as file:
+            file.write(text.encode())
 
 
 def setns(fd: int, kind: int) -> None:
@@ -111,6 +142,21 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, options: 
     _checked(result, f"mounting {kind or source} on {target}")
 
 
+def bind_opened(fd: int, place: str) -> None:
+    """Mounts an open file or folder, with all mounts below it, at a place, and closes it.
+
+    The place is made unless it is there. A mount that is read-only stays so at its new place.
+    """
+    source = f"/proc/self/fd/{fd}"
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    if os.path.isdir(source):
+        os.makedirs(place, exist_ok=True)
+    elif not os.path.exists(place):
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
+    mount(source, place, flags=MS_BIND | MS_REC)
+    os.close(fd)
+
+
 def umount(target: str, flags: int = 0) -> None:
     """Unmounts what is mounted at a path."""
     _checked(_libc.umount2(os.fsencode(target), flags), f"unmounting {target}")
@@ -125,6 +171,12 @@ def set_read_only(path: str) -> None:
     _checked(result, f"making {path} read-only")
 
 
+def open_loopback() -> None:
+    """Makes 127.0.0.1 work in a new network, which has no other address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+
+
 def pivot_root(new: str, old: str) -> None:
     """Makes the mount at `new` the root; the old root is then mounted at `old`."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
@@ -134,6 +186,11 @@ def pivot_root(new: str, old: str) -> None:
 def die_with_parent() -> None:
     """From now on, this process is killed when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL, what="asking to end with the parent")
+
+
+def adopt_orphans() -> None:
+    """From now on, descendants of this process whose parents have ended become its children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, what="adopting orphans")
 
 
 def allow_looking_in(*, is_allowed: bool) -> None:
@@ -152,6 +209,12 @@ def keep_right(capability: int) -> None:
     bit = 1 << capability
     _set_capabilities(effective=bit, permitted=bit, inheritable=bit)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, what="keeping a capability")
+
+
+def drop_bounding_rights() -> None:
+    """No program that is started here can get a capability back by its file."""
+    for capability in range(_NUM_CAPABILITIES):
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for those that the kernel does not have
 
 
 def give_up_rights() -> None:
@@ -174,15 +237,15 @@ def landlock_version() -> int:
     return max(0, _libc.syscall(_SYS_LANDLOCK_CREATE, None, 0, _LANDLOCK_ASKS_VERSION))
 
 
-def landlock(handled: int, allowed: dict[str, int]) -> None:
+def landlock(handled: int, allowed: dict[str, int], *, has_network: bool) -> None:
     """Takes from this process, for good, all rights to files that are in `handled` and not in `allowed`.
 
-    `allowed`: rights by path, for all files below it. Where the kernel can, the process also loses TCP and,
-    outside the processes that it starts, signals and abstract Unix sockets.
+    `allowed`: rights by path, for all files below it. Where the kernel can, the process also loses signals
+    and abstract Unix sockets outside the processes that it starts and, without `has_network`, TCP.
     """
     version = landlock_version()
-    network = _LANDLOCK_ALL_NETWORK if version >= 4 else 0
-    scopes = _LANDLOCK_ALL_SCOPES if version >= 6 else 0
+    network = _LANDLOCK_ALL_NETWORK if version >= 4 and not has_network else 0
+    scopes = _LANDLOCK_ALL_SCOPES if version >= _LANDLOCK_WITH_SCOPES else 0
     # Earlier kernels refuse the later fields unless they are 0.
     attributes = struct.pack("=QQQ", handled, network, scopes)
     rules = _libc.syscall(_SYS_LANDLOCK_CREATE, attributes, len(attributes), 0)
@@ -195,6 +258,21 @@ def landlock(handled: int, allowed: dict[str, int]) -> None:
         _checked(result, f"making a Landlock rule for {path}")
     _checked(_libc.syscall(_SYS_LANDLOCK_RESTRICT, rules, 0), "applying Landlock rules")
     os.close(rules)
+
+
+def keep_signals_in() -> bool:
+    """From now on, this process and everything that it starts can send signals only to what it started.
+
+    Returns False where the kernel cannot do that.
+    """
+    if sys.platform != "linux" or landlock_version() < _LANDLOCK_WITH_SCOPES:
+        return False
+    try:
+        forbid_new_rights()
+        landlock(0, {}, has_network=True)
+    except OSError:
+        return False
+    return True
 
 
 def _set_capabilities(*, effective: int, permitted: int, inheritable: int) -> None:

@@ -17,7 +17,7 @@ from errno import EDQUOT, EFBIG, ENOSPC
 from types import ModuleType
 from typing import Any, NoReturn
 
-from astraflow.sandbox.inside import kernel
+from astraflow.sandbox.inside import kernel, walls
 
 __all__ = ["BOX_FOLDER", "EXIT_MEMORY", "EXIT_OUTPUT", "FOLDER", "MAIN", "Order", "become"]
 
@@ -43,16 +43,6 @@ _MAX_FILES = 1024
 _MAX_THREADS = 64
 """Threads count as processes for the kernel's limit; this is their number beside those."""
 _OUT_OF_SPACE = (EDQUOT, EFBIG, ENOSPC)
-
-# Landlock's rights to files, as bits of the version of Landlock that brought them.
-_EXECUTE = 1 << 0
-_WRITE_FILE = 1 << 1
-_READ_FILE = 1 << 2
-_READ_FOLDER = 1 << 3
-_MAKE_DEVICES_OR_SOCKETS = 1 << 6 | 1 << 9 | 1 << 11
-_IOCTL_DEVICE = 1 << 15
-_ALL_RIGHTS = ((5, 16), (3, 15), (2, 14), (1, 13))
-"""From this version of Landlock on, so many rights are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +70,10 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
         os.closerange(started + 1, _MAX_FD)
         _limit(order.limits)
         kernel.give_up_rights()
-        _restrict_files(may_start_processes=order.limits["num_processes"] > 1)
+        may_start_processes = order.limits["num_processes"] > 1
+        walls.restrict_files(
+            FOLDER, reads_programs=may_start_processes, runs_own_files=False, has_network=False
+        )
         kernel.seccomp(order.filter)
         os.close(started)
     except BaseException as error:  # noqa: BLE001 - told to the service; this process must end here
@@ -106,31 +99,15 @@ def _enter_folder(order: Order) -> None:
 def _limit(limits: Mapping[str, Any]) -> None:
     """The kernel's limits of one process. Only those of files and memory are also limits of all processes
     together, by the folder's size and by the number of processes."""
-    cpu_s = math.ceil(limits["cpu_s"])
-    num_tasks = limits["num_processes"] + _MAX_THREADS
-    for kind, value in (
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, limits["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, limits["disk_bytes"]),
-        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
-        (resource.RLIMIT_NPROC, num_tasks),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        resource.setrlimit(kind, (value, value))
-
-
-def _restrict_files(*, may_start_processes: bool) -> None:
-    """The same walls again, by Landlock where the kernel has it: a mistake in the mounts opens nothing."""
-    version = kernel.landlock_version()
-    if version == 0:
-        return
-    num_rights = next(num for since, num in _ALL_RIGHTS if version >= since)
-    known = (1 << num_rights) - 1
-    read = _READ_FILE | _READ_FOLDER | (_EXECUTE if may_start_processes else 0)
-    own = known & ~(_EXECUTE | _MAKE_DEVICES_OR_SOCKETS | _IOCTL_DEVICE)
-    kernel.landlock(known, {"/": read, "/dev/null": _READ_FILE | _WRITE_FILE, FOLDER: own})
+    walls.limit(
+        {
+            resource.RLIMIT_CPU: math.ceil(limits["cpu_s"]),
+            resource.RLIMIT_AS: limits["memory_bytes"],
+            resource.RLIMIT_FSIZE: limits["disk_bytes"],
+            resource.RLIMIT_NOFILE: _MAX_OPEN_FILES,
+            resource.RLIMIT_NPROC: limits["num_processes"] + _MAX_THREADS,
+        }
+    )
 
 
 def _run(source: bytes) -> int:

@@ -4,7 +4,7 @@ Every call that is not listed here, which includes those that later kernels add,
 kernel that does not have it.
 """
 
-__all__ = ["ALLOWED", "JUDGED", "PROCESSES", "REFUSED", "Numbers"]
+__all__ = ["AGENTS", "ALLOWED", "JUDGED", "PROCESSES", "REFUSED", "Numbers"]
 
 Numbers = tuple[int | None, int | None]
 """None where the architecture does not have the call."""
@@ -187,6 +187,54 @@ PROCESSES: dict[str, Numbers] = {
     "vfork": (58, None),
 }
 """Allowed if the program may start processes, and else refused."""
+AGENTS: dict[str, Numbers] = {
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "bind": (49, 200),
+    "capget": (125, 90),
+    "chown": (92, None),
+    "connect": (42, 203),
+    "fchmodat2": (452, 452),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "fgetxattr": (193, 10),
+    "flistxattr": (196, 13),
+    "get_mempolicy": (239, 236),
+    "getxattr": (191, 8),
+    "inotify_add_watch": (254, 27),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_rm_watch": (255, 28),
+    "lchown": (94, None),
+    "lgetxattr": (192, 9),
+    "listen": (50, 201),
+    "listxattr": (194, 11),
+    "llistxattr": (195, 12),
+    "openat2": (437, 437),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "preadv2": (327, 286),
+    "pwritev2": (328, 287),
+    "readahead": (187, 213),
+    "recvmmsg": (299, 243),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "sched_getattr": (315, 275),
+    "sched_rr_get_interval": (148, 127),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sendmmsg": (307, 269),
+    "setpriority": (141, 140),
+    "signalfd": (282, None),
+    "splice": (275, 76),
+    "sync_file_range": (277, 84),
+    "syncfs": (306, 267),
+    "tee": (276, 77),
+}
+"""Allowed to agent programs besides: the network, of which their box has one port, and what shells, tools and
+other languages' runtimes need."""
 JUDGED: dict[str, Numbers] = {
     "clone": (56, 220),
     "ioctl": (16, 29),

@@ -1,6 +1,6 @@
 """The first process of a box: for each program that the service sends, it forks a process, and watches it.
 
-    service --(socket)--> zygote --(fork)--> program
+    service --(socket)--> zygote --(fork)--> program, or the keeper of an agent program
                              ^---- pipes ------'
 
 The zygote runs nothing of a program. No program can look into it or signal it: it is in a process namespace
@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -20,9 +21,10 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from astraflow.sandbox.inside import frames, kernel, program, seccomp
+from astraflow.sandbox.inside import command, frames, kernel, program, seccomp
 
 __all__ = ["main"]
 
@@ -53,16 +55,29 @@ _SCRATCH = f"size={64 << 20},nr_inodes=1024,mode=700"
 """The folder that libraries may write to while they are imported."""
 _CHUNK = 65_536
 _MAX_REQUEST_BYTES = 1 << 30
+_LONGEST_POLL_S = 3600.0
+"""The kernel takes no more than 24 days."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-def main(control_fd: int, preloaded: Sequence[str]) -> None:
-    """Serves programs until the service closes the socket."""
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 128
+"""Connections to the gateway that wait for the service to accept them."""
+_Order = program.Order | command.CommandOrder
+
+
+def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int) -> None:
+    """Serves programs until the service closes the socket.
+
+    `gateway`: the only port that is open in the box, whose socket goes to the service by `channel`; 0: none.
+    """
     kernel.allow_looking_in(is_allowed=False)
+    with socket.socket(fileno=channel) as to_service:
+        if gateway:
+            _open_gateway(gateway, to_service)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _import((*_PRELOADED, *preloaded), needs_scratch=bool(preloaded))
     _add_exit()
-    filters = {may: seccomp.filter_of(may_start_processes=may) for may in (False, True)}
     gc.collect()
     gc.disable()  # a collection would copy pages that zygote and program share; the program enables it again
     gc.freeze()
@@ -71,11 +86,30 @@ def main(control_fd: int, preloaded: Sequence[str]) -> None:
         while (request := frames.received(control, _MAX_REQUEST_BYTES)) is not None:
             head, (source, stdin, *contents) = request
             files = dict(zip(head["files"], contents, strict=True))
-            is_filtered = filters[head["limits"]["num_processes"] > 1]
-            order = program.Order(source, files, head["limits"], is_filtered)
+            order = _order(head, source, files)
             reply, outputs = _verdict(order, stdin, control)
             control.sendall(frames.encoded(reply, outputs))
     os._exit(0)
+
+
+def _open_gateway(port: int, to_service: socket.socket) -> None:
+    """Opens the only port of the box's network, and hands its socket to the service, which is outside."""
+    with socket.create_server((_LOOPBACK, port), backlog=_BACKLOG) as listener:
+        socket.send_fds(to_service, [b"."], [listener.fileno()])
+
+
+def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes]) -> _Order:
+    """What the service asks for: a program of a model, or an agent program whose description is `source`."""
+    limits = head["limits"]
+    if head["is_command"]:
+        return command.CommandOrder(json.loads(source), files, limits, seccomp.agent_filter())
+    may_start_processes = limits["num_processes"] > 1
+    return program.Order(source, files, limits, _filter_of(may_start_processes))
+
+
+@cache
+def _filter_of(may_start_processes: bool) -> bytes:
+    return seccomp.filter_of(may_start_processes=may_start_processes)
 
 
 def _import(names: Sequence[str], *, needs_scratch: bool) -> None:
@@ -103,10 +137,8 @@ def _add_exit() -> None:
         setattr(builtins, name, quitter(name, "Ctrl-D"))
 
 
-def _verdict(
-    order: program.Order, stdin: bytes, control: socket.socket
-) -> tuple[dict[str, Any], list[bytes]]:
-    """Runs a program: what became of it, and its two outputs."""
+def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
+    """Runs a program: what became of it, its two outputs, and the report of an agent program's keeper."""
     started_s = time.monotonic()
     pid, watched = _forked(order, stdin)
     try:
@@ -125,24 +157,29 @@ def _verdict(
         "wall_s": time.monotonic() - started_s,
         "peak_bytes": usage.ru_maxrss * 1024,
     }
-    return reply, [bytes(watched.stdout), bytes(watched.stderr)]
+    return reply, [bytes(watched.stdout), bytes(watched.stderr), bytes(watched.report)]
 
 
-def _forked(order: program.Order, stdin: bytes) -> "tuple[int, _Watched]":
+def _forked(order: _Order, stdin: bytes) -> "tuple[int, _Watched]":
     """Forks the process of a program, as the first one of a process namespace."""
     given = _read_only_file(stdin)
     stdout, stdout_write = os.pipe()
     stderr, stderr_write = os.pipe()
     started, started_write = os.pipe()
+    report, report_write = os.pipe()
     me = os.pidfd_open(os.getpid())
     kernel.unshare(kernel.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
-        program.become(order, streams=(given, stdout_write, stderr_write), started=started_write)
+        streams = (given, stdout_write, stderr_write)
+        if isinstance(order, command.CommandOrder):
+            command.become(order, streams=streams, started=started_write, report=report_write)
+        program.become(order, streams=streams, started=started_write)
     kernel.setns(me, kernel.CLONE_NEWPID)  # the next fork is of this namespace again, and can be unshared
-    for fd in (given, stdout_write, stderr_write, started_write, me):
+    for fd in (given, stdout_write, stderr_write, started_write, report_write, me):
         os.close(fd)
-    return pid, _Watched(os.pidfd_open(pid), stdout, stderr, started, order.limits["output_bytes"])
+    pipes = (stdout, stderr, started, report)
+    return pid, _Watched(os.pidfd_open(pid), *pipes, max_bytes=order.limits["output_bytes"])
 
 
 def _read_only_file(content: bytes) -> int:
@@ -164,12 +201,15 @@ class _Watched:
     stdout_fd: int
     stderr_fd: int
     started_fd: int
+    report_fd: int
     max_bytes: int
     """Of each output."""
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     problem: bytearray = field(default_factory=bytearray)
     """Why the program could not be started."""
+    report: bytearray = field(default_factory=bytearray)
+    """What the keeper of an agent program says at its end."""
     is_full: bool = False
     """An output was larger than allowed."""
 
@@ -181,14 +221,19 @@ class _Watched:
         poll = select.poll()
         poll.register(self.ended_fd, select.POLLIN)
         poll.register(control, select.POLLRDHUP)
-        sinks = {self.stdout_fd: self.stdout, self.stderr_fd: self.stderr, self.started_fd: self.problem}
+        sinks = {
+            self.stdout_fd: self.stdout,
+            self.stderr_fd: self.stderr,
+            self.started_fd: self.problem,
+            self.report_fd: self.report,
+        }
         for fd in sinks:
             poll.register(fd, select.POLLIN)
         while not self.is_full:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return True
-            found = {fd for fd, _ in poll.poll(left_s * 1000 + 1)}
+            found = {fd for fd, _ in poll.poll(min(left_s, _LONGEST_POLL_S) * 1000 + 1)}
             if control.fileno() in found:
                 os._exit(0)
             for fd in found & sinks.keys():
@@ -214,5 +259,5 @@ class _Watched:
                 pass
 
     def close(self) -> None:
-        for fd in (self.ended_fd, self.stdout_fd, self.stderr_fd, self.started_fd):
+        for fd in (self.ended_fd, self.stdout_fd, self.stderr_fd, self.started_fd, self.report_fd):
             os.close(fd)

@@ -1,5 +1,6 @@
 """The filter of system calls, run by an interpreter of classic BPF."""
 
+import errno
 import platform
 import struct
 
@@ -9,21 +10,29 @@ from astraflow.sandbox.inside import seccomp, syscalls
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
-ENOSYS = 0x00050000 | 38
+ERRNO = 0x00050000
+ENOSYS = ERRNO | errno.ENOSYS
 MACHINE = platform.machine()
 
 pytestmark = pytest.mark.skipif(not seccomp.is_known_machine(), reason=f"no filter for {MACHINE}")
 
 
-def answer(name_or_number: str | int, *arguments: int, may: bool = False, arch: int | None = None) -> int:
+def answer(
+    name_or_number: str | int,
+    *arguments: int,
+    may: bool = False,
+    arch: int | None = None,
+    is_agent: bool = False,
+) -> int:
     """What the kernel would do with a call."""
-    table = syscalls.ALLOWED | syscalls.REFUSED | syscalls.PROCESSES | syscalls.JUDGED
+    table = syscalls.ALLOWED | syscalls.REFUSED | syscalls.PROCESSES | syscalls.JUDGED | syscalls.AGENTS
     column = ("x86_64", "aarch64").index(MACHINE)
     number = table[name_or_number][column] if isinstance(name_or_number, str) else name_or_number
     own = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[MACHINE]
     given = (*arguments, *[0] * 6)[:6]
     data = struct.pack("=iIQ6Q", number, own if arch is None else arch, 0, *given)
-    return run_bpf(seccomp.filter_of(may_start_processes=may), data)
+    code = seccomp.agent_filter() if is_agent else seccomp.filter_of(may_start_processes=may)
+    return run_bpf(code, data)
 
 
 def run_bpf(code: bytes, data: bytes) -> int:
@@ -93,3 +102,46 @@ def test_only_harmless_requests_to_devices_and_processes_are_made() -> None:
     assert answer("ioctl", 0, 0x5412) == 0x00050000 | 25
     assert answer("prctl", 15) == ALLOW
     assert answer("prctl", 4, 1) == 0x00050000 | 22
+
+
+# --- agent programs -------------------------------------------------------------------------------
+
+
+def test_agents_may_do_what_programs_of_any_kind_need() -> None:
+    tables = syscalls.ALLOWED | syscalls.PROCESSES | syscalls.AGENTS
+    names = [name for name, numbers in tables.items() if numbers[MACHINE != "x86_64"] is not None]
+    assert {answer(name, is_agent=True) for name in names} == {ALLOW}
+    assert answer("clone", 17, is_agent=True) == ALLOW
+
+
+def test_what_is_refused_to_agents_fails_and_ends_nothing() -> None:
+    denied = set(syscalls.REFUSED) - set(syscalls.AGENTS) - {"socket"}
+    names = [name for name in denied if syscalls.REFUSED[name][MACHINE != "x86_64"] is not None]
+    assert {"ptrace", "mount", "unshare", "bpf", "io_uring_setup"} <= set(names)
+    assert {answer(name, is_agent=True) for name in names} == {ERRNO | errno.EPERM}
+    assert answer("clone", 17 | 1 << 28, is_agent=True) == ERRNO | errno.EPERM
+    assert answer(999, is_agent=True) == ENOSYS
+    assert answer("read", is_agent=True, arch=0x40000003) == KILL
+
+
+def test_agents_have_tcp_and_udp_and_of_unix_sockets_only_pairs() -> None:
+    inet, inet6, unix, netlink, packet = 2, 10, 1, 16, 17
+    for family in (inet, inet6):
+        assert {answer("socket", family, 1, protocol, is_agent=True) for protocol in (0, 6, 17)} == {ALLOW}
+        assert answer("socket", family, 1, 132, is_agent=True) == ERRNO | errno.EPROTONOSUPPORT
+    for family in (unix, netlink, packet):
+        assert answer("socket", family, 1, 0, is_agent=True) == ERRNO | errno.EAFNOSUPPORT
+    assert answer("socketpair", unix, is_agent=True) == ALLOW
+    assert answer("socketpair", inet, is_agent=True) == ERRNO | errno.EAFNOSUPPORT
+    assert answer("prctl", 36, 1, is_agent=True) == ALLOW
+    assert answer("prctl", 22, 2, is_agent=True) == ERRNO | errno.EINVAL
+
+
+def test_no_call_has_two_numbers_or_two_tables() -> None:
+    assert not set(syscalls.AGENTS) & set(syscalls.ALLOWED | syscalls.PROCESSES | syscalls.JUDGED)
+    for column in (0, 1):
+        everything = (
+            syscalls.ALLOWED | syscalls.PROCESSES | syscalls.JUDGED | syscalls.REFUSED | syscalls.AGENTS
+        )
+        numbers = [each[column] for each in everything.values() if each[column] is not None]
+        assert len(numbers) == len(set(numbers))

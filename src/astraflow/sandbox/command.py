@@ -1,0 +1,71 @@
+"""An agent program, as a box takes it, and what became of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["MAX_RESULT_BYTES", "Command", "CommandEnded", "CommandLimits"]
+
+MAX_RESULT_BYTES = 1 << 20
+"""More than a box sends of the file that a program leaves as its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLimits:
+    """What one agent program may use.
+
+    Example: `CommandLimits(wall_s=240, disk_bytes=64 << 20)`.
+    """
+
+    wall_s: float
+    """Seconds from its start to its end."""
+    memory_bytes: int = 4 << 30
+    """Addresses that each of its processes may use. What they have in memory is less."""
+    disk_bytes: int = 256 << 20
+    """All that it writes to /tmp together."""
+    output_bytes: int = 16 << 20
+    """Each of its two outputs."""
+    num_processes: int = 128
+    """Processes and threads at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """An agent program.
+
+    Example: `Command("/usr/bin/python3", ("python3", "agent.py"), {"HOME": "/tmp"}, folder="/home/me/agents",
+    kept=(), stdin=b"{}", files={"task.json": b"{}"}, result="/tmp/result.json", limits=CommandLimits(60))`.
+    """
+
+    program: str
+    """Path of its file, which the box shows."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    folder: str
+    """Its current folder, which the box shows; else /tmp."""
+    kept: tuple[str, ...]
+    """Paths below /tmp that the box shows, and that the program's own /tmp shows too."""
+    stdin: bytes
+    files: Mapping[str, bytes]
+    """What is in its /tmp, by name."""
+    result: str
+    """Path of the file that it may leave."""
+    limits: CommandLimits
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEnded:
+    """How an agent program ended."""
+
+    code: int
+    """Exit code, or minus the signal that ended it."""
+    stdout: str
+    """What it printed, as UTF-8 with replacements, up to the limit."""
+    stderr: str
+    result: bytes | None
+    """The content of the file that it left; None without one."""
+    is_late: bool
+    """It was ended because its time was over."""
+    is_full: bool
+    """It was ended because it printed more than it may."""
+    unstartable: str = ""
+    """Why it could not be started; empty if it was."""

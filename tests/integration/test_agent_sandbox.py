@@ -1,0 +1,143 @@
+"""Agent programs in the sandbox: what they see, what they reach, and how they end."""
+
+import asyncio
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_play import ASKS, play_program, said
+from astraflow.errors import ConfigError, RolloutError
+from astraflow.sandbox.backends import BACKENDS, chosen_maker
+from astraflow.sandbox.config import SandboxConfig
+from hostile_agent import AGENT, DISK_BYTES, FOUND, of_marker, outside
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("sandbox")]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=BACKENDS)
+async def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend that works here."""
+    try:
+        await chosen_maker(SandboxConfig(backend=request.param))
+    except ConfigError as err:
+        pytest.skip(str(err))
+    return request.param
+
+
+@pytest.fixture
+async def sandbox() -> None:
+    """Some backend that works here."""
+    try:
+        await chosen_maker(SandboxConfig())
+    except ConfigError as err:
+        pytest.skip(str(err))
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """A file in the home folder."""
+    path = Path.home() / f".astraflow-test-{secrets.token_hex(8)}"
+    path.write_text("s3cret", encoding="ascii")
+    yield path
+    path.unlink()
+
+
+async def test_a_hostile_agent_reaches_the_gateway_and_nothing_else(
+    backend: str, secret: Path, tmp_path: Path
+) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    settings = {"backend": backend, "disk_mb": DISK_BYTES >> 20}
+    with outside(secret, tmp_path) as others:
+        episode = await play_program(AGENT, others.argument, box="sandbox", sandbox=settings)
+    found = json.loads(said[-1])
+    assert {name: value for name, value in found.items() if value != ""} == FOUND
+    assert "s3cret" not in said[-1]
+    # Its request was answered and recorded, and no metric says that it ran without a box.
+    assert len(episode.trajectories) == 1
+    assert "unboxed" not in {metric.name for metric in episode.metrics}
+    assert of_marker(others.marker) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+LATE = """
+import subprocess
+subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(300)", sys.argv[1]],
+                 start_new_session=True)
+print("it began", flush=True)
+os.read(os.pipe()[0], 1)
+"""
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_program_that_takes_too_long_is_ended_with_all_that_it_started() -> None:
+    marker = f"left-{secrets.token_hex(8)}"
+    with pytest.raises(RolloutError, match=r"took longer than 2 s; it said last: it began"):
+        await play_program(ASKS + LATE, marker, box="sandbox", timeout_s=2.0)
+    assert of_marker(marker) == []
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_cancelled_episode_ends_its_program() -> None:
+    marker = f"left-{secrets.token_hex(8)}"
+    playing = asyncio.create_task(play_program(ASKS + LATE, marker, box="sandbox"))
+    async with asyncio.timeout(60):
+        while not of_marker(marker):  # noqa: ASYNC110 - other processes have no event
+            await asyncio.sleep(0.05)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert of_marker(marker) == []
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_program_is_rewarded_for_the_file_that_it_leaves() -> None:
+    leaves = "open(os.environ['ASTRAFLOW_RESULT_FILE'], 'w').write('{\"reward\": 0.25}')\n"
+    same = "assert json.load(open(os.environ['ASTRAFLOW_TASK_FILE'])) == task\n"
+    episode = await play_program(ASKS + same + leaves, box="sandbox")
+    assert episode.score == 0.25
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_what_went_wrong_is_named() -> None:
+    settings = {"memory_mb": 512, "output_mb": 1}
+    for code, message in (
+        ("sys.exit('my last words')", r"ended with 1; it said last: my last words"),
+        ("os.abort()", r"ended with -6"),
+        ("bytearray(1 << 30)", r"ended with 1; it said last: .*MemoryError"),
+        ("sys.stdout.write('x' * (2 << 20))", r"printed more than 1 MiB; it said last: xxx"),
+        ("os.symlink('/etc/hosts', os.environ['ASTRAFLOW_RESULT_FILE']); sys.exit(3)", r"ended with 3"),
+    ):
+        with pytest.raises(RolloutError, match=f"(?s){message}"):
+            await play_program(ASKS + code, box="sandbox", sandbox=settings)
+    with pytest.raises(ConfigError, match=r"'no-such-agent' cannot be started: no such program"):
+        await play_program("", box="sandbox", command=["no-such-agent"])
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_the_example_runs_in_the_sandbox_with_an_unmodified_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As `astraflow try examples/sum_program.yaml workflow.run.box=sandbox` starts it.
+    monkeypatch.chdir(ROOT)
+    episode = await play_program("", box="sandbox", command=[sys.executable, "examples/sum_program.py"])
+    assert said[-1] == "5"
+    assert [message.content for message in episode.messages] == ["2+3", "5"]
+
+
+async def test_without_a_sandbox_no_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    command = [sys.executable, "-c", f"open({str(left)!r}, 'w')"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(
+        ConfigError,
+        match=r"workflow.run.box = sandbox: this machine has no usable sandbox.*bwrap is not installed",
+    ):
+        await play_program("", box="sandbox", command=command, sandbox={"backend": "bubblewrap"})
+    assert not left.exists()
