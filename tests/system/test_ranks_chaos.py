@@ -1,0 +1,81 @@
+"""Single ranks of a trainer are killed and stopped, again and again; and a quickstart of two ranks learns."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from system_driver import ROOT, Runs, Started, astraflow, wait_gone
+
+pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3000)]
+
+TIMEOUT_S = 5.0
+NUM_KILLS = 20
+NUM_STOPS = 5
+
+
+def ranks_of(run: Started) -> list[int]:
+    """The processes of the trainer, rank 0 first; empty while it is being restarted."""
+    try:
+        trainer = psutil.Process(run.pid_of("trainer-actor"))
+        others = [child.pid for child in trainer.children() if "--rank" in child.cmdline()]
+    except (psutil.Error, StopIteration):
+        return []
+    return [trainer.pid, *others] if len(others) == 1 else []
+
+
+def steps_done(run: Started) -> int:
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+    return sum('"kind": "eval"' not in line for line in lines)
+
+
+def test_every_lost_rank_takes_all_with_it_and_the_run_ends_exactly(models: Path, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    runs = Runs(models, tmp_path)
+    numbers = [signal.SIGKILL] * NUM_KILLS + [signal.SIGSTOP] * NUM_STOPS
+    rng.shuffle(numbers)
+    run = runs.start(
+        runs.recipe(steps=100_000),
+        "policies.actor.train.ranks=2",
+        f"supervision.rank_timeout_s={TIMEOUT_S}",
+        f"supervision.longest_silence_s={TIMEOUT_S}",
+    )
+    try:
+        for number in numbers:
+            run.read_until("actor step ")
+            time.sleep(rng.random())
+            ranks = ranks_of(run)
+            assert ranks, run.report()
+            os.kill(rng.choice(ranks), number)
+            assert not wait_gone(ranks, timeout_s=TIMEOUT_S + 10), (number, run.report())
+        run.read_until("actor step ")
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 130, run.report()
+    finally:
+        runs.close()
+    audit = astraflow("audit", str(run.run_dir))
+    assert audit.returncode == 0, audit.stdout
+
+
+def test_a_quickstart_of_two_ranks_reaches_85_percent(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "quickstart"
+    built = astraflow("model", "init", "recipes/models/quickstart.yaml", "--out", str(model))
+    assert built.returncode == 0, built.stderr
+    runs = Runs(tmp_path / "models", tmp_path)
+    try:
+        recipe = ROOT / "recipes" / "quickstart.yaml"
+        run = runs.start(
+            recipe, f"policies.actor.model={model}", "policies.actor.train.ranks=2", "rollout.services=1"
+        )
+        assert run.finish() == 0, run.report()
+    finally:
+        runs.close()
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+    scores = [row["pass@1"] for row in map(json.loads, lines) if row["kind"] == "eval"]
+    assert max(scores) >= 0.85, scores
+    assert run.summary()["audit_ok"]
