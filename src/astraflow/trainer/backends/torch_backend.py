@@ -8,6 +8,7 @@ come from an engine without any. Not thread-safe: one caller at a time.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,6 +39,9 @@ from astraflow.trainer.backends.trained_model import ScoringModel, TrainedModel
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.trainer.ranks import ALONE, Ranks
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 __all__ = ["TorchBackend"]
 
 _log = logging.getLogger(__name__)
@@ -52,11 +56,18 @@ class TorchBackend:
     """
 
     def __init__(
-        self, config: TrainConfig, *, model_dir: str | Path, seed: int = 0, ranks: Ranks = ALONE
+        self,
+        config: TrainConfig,
+        *,
+        model_dir: str | Path,
+        seed: int = 0,
+        ranks: Ranks = ALONE,
+        model: "PreTrainedModel | None" = None,
     ) -> None:
         """Loads the models. Raises: DataError if a folder does not hold one, ConfigError for a bad device.
 
         `ranks`: who has the rest of every batch, and of every weight. All of them make the same calls.
+        `model`: the policy's, in float32, if it is on the device already.
         """
         backend = _torch_config(config.backend)
         torch.set_num_threads(backend.num_threads)
@@ -67,7 +78,7 @@ class TorchBackend:
         self._ranks = ranks
         self._device = _checked_device(backend.device)
         free = free_bytes(self._device)
-        self._model = load_causal_lm(model_dir, dtype="float32", device=self._device)
+        self._model = model or load_causal_lm(model_dir, dtype="float32", device=self._device)
         self._vocab_size = vocab_size_of(self._model)
         self._lora = Lora.add_to(self._model, backend.lora, seed=seed) if backend.lora.rank else None
         self._need = memory_need(self._model, config, num_ranks=ranks.world)

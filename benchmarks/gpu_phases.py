@@ -1,0 +1,408 @@
+"""The phases of `gpu.py`: each is a function that returns figures. Weights are random, made on the device."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from astraflow import wire
+from astraflow.host_tensors import HostTensor, WeightSnapshot
+from astraflow.models.export import begin_export
+from astraflow.models.loading import weights_by_name
+from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engines.torch_engine import TorchEngine
+from astraflow.service.client import ServiceClient
+from astraflow.service.process import run_service
+from astraflow.trainer.backends.torch_backend import TorchBackend
+from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.learner import LossLearner
+from astraflow.types import (
+    AdvantageSpan,
+    Batch,
+    BatchTotals,
+    GenerateRequest,
+    Sample,
+    Sampling,
+    SourceLink,
+    Trajectory,
+    VersionSpan,
+)
+from astraflow.weights.config import WeightsConfig
+from astraflow.weights.publisher import run_publisher
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.receiver import Receiver
+
+__all__ = ["PHASES"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12}
+"""Dense bfloat16, as NVIDIA's data sheets give it; for other devices, what `ceilings` measures stands in."""
+_SEQUENCE = 4_096
+_NUM_STEPS = 3
+_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+_SIZES: dict[str, dict[str, Any]] = {
+    "1.7b": {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
+    },
+    "4b": {
+        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True,
+    },
+    "8b": {
+        "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False,
+    },
+    "tiny": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 128, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+# --- what all phases share ------------------------------------------------------------------------
+
+
+def _device(is_tiny: bool) -> str:
+    if is_tiny:
+        torch.set_num_threads(1)
+        return "cpu"
+    if not torch.cuda.is_available():
+        sys.exit("there is no CUDA device; --tiny runs the phases on a CPU")
+    return "cuda:0"
+
+
+def _config(size: str) -> Qwen3Config:
+    return Qwen3Config(**_IDS, **_SIZES[size], max_position_embeddings=40_960)
+
+
+def _random_model(size: str, device: str, dtype: torch.dtype) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return Qwen3ForCausalLM(_config(size)).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def _seconds(run: Callable[[], object], device: str, repeats: int) -> float:
+    """Of one run, after one that is not counted."""
+    run()
+    _wait(device)
+    began_s = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    _wait(device)
+    return (time.perf_counter() - began_s) / repeats
+
+
+def _matmul_flops(device: str, size: int) -> float:
+    """Of a square product in bfloat16."""
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    return 2 * size**3 / _seconds(lambda: a @ a, device, 10)
+
+
+# --- phases ---------------------------------------------------------------------------------------
+
+
+def ceilings(*, is_tiny: bool) -> dict[str, float]:
+    """What the machine can do at best."""
+    device = _device(is_tiny)
+    num_bytes = 2**20 if is_tiny else 2**31
+    there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    here = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device != "cpu")
+    gb = num_bytes / 1e9
+    return {
+        "matmul_tflops": _matmul_flops(device, 256 if is_tiny else 8192) / 1e12,
+        "memory_gb_s": 2 * gb / _seconds(lambda: there.clone(), device, 5),
+        "to_device_gb_s": gb / _seconds(lambda: there.copy_(here), device, 5),
+        "to_host_gb_s": gb / _seconds(lambda: here.copy_(there), device, 5),
+    }
+
+
+def tests(*, is_tiny: bool) -> dict[str, float]:
+    """`pytest -m gpu`."""
+    environment = os.environ | {"ASTRAFLOW_TEST_DEVICE": _device(is_tiny)}
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/gpu"]
+    done = subprocess.run(argv, cwd=_ROOT, env=environment, stdout=sys.stderr, check=False)
+    return {"exit_code": done.returncode}
+
+
+def trainer(size: str, num_tokens: int, settings: Mapping[str, Any], *, is_tiny: bool) -> dict[str, float]:
+    """Steps of two microbatches of so many packed tokens."""
+    device = _device(is_tiny)
+    if is_tiny:
+        size, num_tokens = "tiny", 256
+    length = min(num_tokens, 64 if is_tiny else _SEQUENCE)
+    backend = {
+        "name": "torch",
+        "device": device,
+        "dtype": "bfloat16",
+        "publish_dtype": "bfloat16",
+        **settings,
+    }
+    fields = {"lr": 1e-6, "token_budget": num_tokens, "backend": backend}
+    config = TrainConfig.model_validate_json(json.dumps(fields))
+    model = _random_model(size, device, torch.float32)
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    learner = LossLearner(config, TorchBackend(config, model_dir=Path(), model=model))
+    samples = _samples(2 * num_tokens // length, length, _SIZES[size]["vocab_size"])
+    steps = iter(range(_NUM_STEPS + 1))
+    seconds = _seconds(lambda: learner.train_step(_batch(samples, next(steps))), device, _NUM_STEPS)
+    flops = _flops(size, num_weights, len(samples), length, is_lora="lora" in settings)
+    name = "" if device == "cpu" else torch.cuda.get_device_name()
+    known = [peak for part, peak in _PEAK_FLOPS.items() if part in name]
+    peak = known[0] if known else _matmul_flops(device, 256 if is_tiny else 8192)
+    found = {
+        "tokens_per_s": len(samples) * length / seconds,
+        "step_s": seconds,
+        "mfu": flops / seconds / peak,
+        "fits": 1.0,
+    }
+    return found if device == "cpu" else {**found, "peak_gb": torch.cuda.max_memory_allocated() / 1e9}
+
+
+def _flops(size: str, num_weights: int, num_samples: int, length: int, *, is_lora: bool) -> float:
+    """Of a step, without what is computed again: 6 per weight and token, and causal attention. Frozen weights
+    have no gradient of their own, which is a third."""
+    shape = _SIZES[size]
+    embedded = 0 if shape["tie_word_embeddings"] else shape["vocab_size"] * shape["hidden_size"]
+    width = shape["num_attention_heads"] * shape["head_dim"]
+    per_token = (4 if is_lora else 6) * (num_weights - embedded)
+    attention = 6 * shape["num_hidden_layers"] * width * length
+    return num_samples * length * (per_token + attention)
+
+
+def engine(*, is_tiny: bool) -> dict[str, float]:
+    """Generation with 64 slots, and how long a new version takes to be installed."""
+    return asyncio.run(_engine("tiny" if is_tiny else "1.7b", _device(is_tiny), 4 if is_tiny else 64))
+
+
+async def _engine(size: str, device: str, num_slots: int) -> dict[str, float]:
+    num_tokens = 8 if size == "tiny" else 128
+    with _snapshots(size, device) as (first, second):
+        made = TorchEngine(_engine_config(device, num_slots, 16 + num_tokens), first)
+        rng = np.random.default_rng(0)
+        asked = [
+            GenerateRequest(
+                token_ids=tuple(rng.integers(2, _SIZES[size]["vocab_size"], 16).tolist()),
+                sampling=Sampling(max_tokens=num_tokens, seed=seed),
+            )
+            for seed in range(num_slots)
+        ]
+        await made.generate(asked[0])
+        began_s = time.perf_counter()
+        done = await asyncio.gather(*map(made.generate, asked))
+        generated_s = time.perf_counter()
+        await made.load(second, slot="live")
+        loaded_s = time.perf_counter()
+        await made.close()
+    num_generated = sum(len(one.token_ids) for one in done)
+    return {"tokens_per_s": num_generated / (generated_s - began_s), "load_s": loaded_s - generated_s}
+
+
+def publish(size: str, *, is_tiny: bool) -> dict[str, float]:
+    """A version in full, then one with 1 % of the elements changed as a delta, until the engine serves it."""
+    return asyncio.run(_publish("tiny" if is_tiny else size, _device(is_tiny)))
+
+
+async def _publish(size: str, device: str) -> dict[str, float]:
+    model = _random_model(size, device, torch.bfloat16)
+    with _version_folder(size) as folder, _publisher(folder) as url:
+        service = ServiceClient(url)
+        client = PublisherClient(service, folder / "incoming", delta=True)
+        receiver = Receiver(folder / "cache")
+        began_s = time.perf_counter()
+        blocked_s, version = _exported(model, device)
+        manifest = await client.publish("actor", 0, version, {"config.json": folder / "config.json"})
+        snapshot = await receiver.fetch(_from(manifest, url))
+        full_s = time.perf_counter() - began_s
+        made = TorchEngine(_engine_config(device, 8, 64), snapshot)
+        with torch.no_grad():
+            for _, weight in weights_by_name(model):
+                weight.mul_(1 + 2e-2 * (torch.rand_like(weight) < 0.01))
+        _wait(device)
+        began_s = time.perf_counter()
+        blocked_s, version = _exported(model, device)
+        manifest = await client.publish("actor", 1, version, {})
+        await made.load(await receiver.fetch(_from(manifest, url)), slot="live")
+        delta_s = time.perf_counter() - began_s
+        await made.close()
+        await receiver.close()
+        await service.close()
+    num_bytes = sum(tensor.data.nbytes for tensor in version)
+    return {
+        "version_gb": num_bytes / 1e9,
+        "blocked_s": blocked_s,
+        "full_to_fetched_s": full_s,
+        "delta_to_installed_s": delta_s,
+        "is_delta": float(manifest.kind == "delta"),
+    }
+
+
+def _exported(model: Qwen3ForCausalLM, device: str) -> tuple[float, tuple[HostTensor, ...]]:
+    """Seconds for which training stands still, and the version."""
+    began_s = time.perf_counter()
+    tensors = begin_export(weights_by_name(model), "bfloat16")
+    _wait(device)
+    return time.perf_counter() - began_s, tuple(tensors)
+
+
+def quickstart(*, is_tiny: bool) -> dict[str, float]:
+    """The quickstart with engine and trainer on the device."""
+    device = _device(is_tiny)
+    few_steps = ("policies.actor.train.steps=2", "eval.sets.heldout.num_tasks=16") if is_tiny else ()
+    few_warm = ("warm_start.steps=20",) if is_tiny else ()
+    with tempfile.TemporaryDirectory(prefix="astraflow-gpu-") as name:
+        folder = Path(name)
+        _astraflow(
+            "model", "init", "recipes/models/quickstart.yaml", "--out", str(folder / "model"), *few_warm
+        )
+        _astraflow(
+            *("run", "recipes/quickstart.yaml", "--run-dir", str(folder / "run"), "--plain"),
+            f"policies.actor.model={folder / 'model'}",
+            f"policies.actor.train.backend.device={device}",
+            f"rollout.engine.device={device}",
+            *few_steps,
+        )
+        summary = json.loads((folder / "run" / "summary.json").read_text())
+        rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    scores = [row["score_mean"] for row in rows if row["kind"] == "eval"]
+    return {
+        "accuracy": max(scores),
+        "audit_ok": float(summary["audit_ok"]),
+        "overlap_frac": float(summary["overlap_frac"]),
+        "rl_wall_s": float(summary["rl_wall_s"]),
+    }
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _astraflow(*arguments: str) -> None:
+    argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
+    subprocess.run(argv, cwd=_ROOT, check=True, stdout=sys.stderr)
+
+
+def _engine_config(device: str, num_slots: int, max_context: int) -> TorchEngineConfig:
+    return TorchEngineConfig(device=device, dtype="bfloat16", num_slots=num_slots, max_context=max_context)
+
+
+@contextlib.contextmanager
+def _version_folder(size: str) -> Iterator[Path]:
+    """A folder in memory with the model's config."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared, prefix="astraflow-gpu-") as name:
+        folder = Path(name)
+        config = _config(size)
+        config.architectures = ["Qwen3ForCausalLM"]
+        config.save_pretrained(folder)
+        yield folder
+
+
+@contextlib.contextmanager
+def _snapshots(size: str, device: str) -> Iterator[tuple[WeightSnapshot, WeightSnapshot]]:
+    """Two versions of a random model."""
+    with _version_folder(size) as folder:
+        _, tensors = _exported(_random_model(size, device, torch.bfloat16), device)
+        yield (WeightSnapshot("actor", 0, tensors, folder), WeightSnapshot("actor", 1, tensors, folder))
+
+
+@contextlib.contextmanager
+def _publisher(folder: Path) -> Iterator[str]:
+    """A publisher in a process of its own, as in a run."""
+    argv = [sys.executable, __file__, str(folder)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _from(manifest: Any, url: str) -> Any:
+    return msgspec.structs.replace(manifest, sources=(SourceLink(kind="http", url=url),))
+
+
+def _samples(num: int, length: int, vocab_size: int) -> list[Sample]:
+    """Prompts of an eighth of the length; each is a group."""
+    rng = np.random.default_rng(0)
+    num_prompt = max(1, length // 8)
+    found: list[Sample] = []
+    for idx in range(num):
+        mask = np.arange(length) >= num_prompt
+        trajectory = Trajectory(
+            policy="actor",
+            role="actor",
+            token_ids=wire.column(rng.integers(2, vocab_size, length), "int32"),
+            mask=wire.column(mask, "uint8"),
+            behavior_logprobs=wire.column(np.where(mask, -np.log(vocab_size), 0.0), "float32"),
+            versions=(VersionSpan(num_prompt, length - num_prompt, 0),),
+            temperature=1.0,
+            finish_reason="stop",
+            turns=(),
+            reward=0.0,
+        )
+        span = AdvantageSpan(num_prompt, length, float(rng.normal()))
+        found.append(
+            Sample(group_id=idx, episode_idx=0, task_id="t", trajectory=trajectory, advantages=(span,))
+        )
+    return found
+
+
+def _batch(samples: list[Sample], step: int) -> Batch:
+    totals = BatchTotals(
+        num_groups=len(samples), num_samples=len(samples), num_tokens=0, num_trained_tokens=0,
+        advantage_sum=0.0, advantage_square_sum=0.0, reward_sum=0.0,
+    )  # fmt: skip
+    return Batch(
+        policy="actor", step=step, rank=0, world=1, samples=tuple(samples), totals=totals,
+        trainer_version=step, staleness_mean=0.0, staleness_max=0,
+    )  # fmt: skip
+
+
+_RECOMPUTE = {"activations": "recompute"}
+_LEAN = {**_RECOMPUTE, "optimizer_state": "bfloat16"}
+PHASES: dict[str, Callable[..., dict[str, float]]] = {
+    "ceilings": ceilings,
+    "tests": tests,
+    "trainer-1.7b-8k": partial(trainer, "1.7b", 8_192, {}),
+    "trainer-1.7b-32k": partial(trainer, "1.7b", 32_768, _RECOMPUTE),
+    "trainer-4b-16k": partial(trainer, "4b", 16_384, _RECOMPUTE),
+    "trainer-8b-8k": partial(trainer, "8b", 8_192, {**_LEAN, "offload_optimizer": True}),
+    "trainer-8b-lora-32k": partial(trainer, "8b", 32_768, {**_RECOMPUTE, "lora": {"rank": 16}}),
+    "engine-1.7b": engine,
+    "publish-1.7b": partial(publish, "1.7b"),
+    "publish-8b": partial(publish, "8b"),
+    "quickstart": quickstart,
+}
+
+
+async def _serve(stop: asyncio.Event, folder: Path) -> None:
+    config = WeightsConfig(delta=True, keep=1, full_every=1000)
+    await run_publisher(folder, config, stop, on_ready=lambda url: print(url, flush=True))
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(partial(_serve, folder=Path(sys.argv[1])), name="publisher"))
