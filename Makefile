@@ -16,9 +16,9 @@ WORKERS ?= 2
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
-BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery harness heldout lean_http multi_policy_services paper race schedules shaped_link transfer_queue_side trl_side turns unskipped weights_fanout
+BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper race schedules shaped_link transfer_queue_side trl_side turns unskipped weights_fanout
 
-.PHONY: help web test-browser quickstart gallery test test-all test-ray test-trackers test-vllm mutants check check-types check-rest format bench paper docs reference clean
+.PHONY: help web test-browser quickstart gallery test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
 	@echo "make test-ray                       runs on a Ray cluster of several nodes here, in an environment of its own"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
+	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (10 minutes at most)"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
 	@echo "make test-browser                   the page in Chromium: a live run, filters, phone, dark mode, axe"
 	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
@@ -125,6 +126,9 @@ test-vllm: $(VENV)/.dev .venv-vllm
 test-ray: $(VENV)/.dev .venv-ray
 	$(BIN)/python -m pytest tests/long/test_ray_run.py $(PYTEST_ARGS)
 
+test-gpu: $(VENV)/.dev
+	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl
+
 test-trackers: $(VENV)/.dev .venv-trackers
 	$(BIN)/python -m pytest -m trackers $(PYTEST_ARGS)
 
@@ -167,7 +171,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	@for file in $(if $(NAME),benchmarks/$(NAME).py,$(filter-out $(BENCH_PARTS:%=benchmarks/%.py),$(wildcard benchmarks/*.py))); do \
+	@for file in $(if $(NAME),benchmarks/$(NAME).py,$(filter-out $(BENCH_PARTS:%=benchmarks/%.py) benchmarks/gpu.py,$(wildcard benchmarks/*.py))); do \
 	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 gallery: $(VENV)/.dev

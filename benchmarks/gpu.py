@@ -9,6 +9,7 @@ met. All phases together take 580 s at most.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -138,10 +139,10 @@ def _run(name: str, deadline_s: float, options: argparse.Namespace) -> Outcome:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Ends a phase with all that it started: they are in a session of their own, so in one process group."""
-    if process.poll() is None:
+    """Ends a phase and what it left behind: they are in a session of their own, so in one process group."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    process.communicate()
 
 
 if __name__ == "__main__":

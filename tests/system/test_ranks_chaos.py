@@ -4,17 +4,23 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from system_driver import ROOT, Runs, Started, astraflow, wait_gone
+from system_driver import ROOT, Runs, Started, astraflow, num_steps, wait_gone
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3000)]
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 15.0
+"""For a rank that waits for another. Starting one takes a third of it, on a machine with other work too."""
+END_S = 10.0
+"""All ranks are gone this long after the timeout."""
+PROGRESS_S = 120.0
+"""In this time the ranks are back and have done a step."""
 NUM_KILLS = 20
 NUM_STOPS = 5
 
@@ -24,14 +30,18 @@ def ranks_of(run: Started) -> list[int]:
     try:
         trainer = psutil.Process(run.pid_of("trainer-actor"))
         others = [child.pid for child in trainer.children() if "--rank" in child.cmdline()]
-    except (psutil.Error, StopIteration):
+    except (psutil.Error, ValueError, StopIteration):
         return []
     return [trainer.pid, *others] if len(others) == 1 else []
 
 
-def steps_done(run: Started) -> int:
-    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
-    return sum('"kind": "eval"' not in line for line in lines)
+def wait_for_progress(run: Started, after: int) -> list[int]:
+    """Waits until more steps than these are committed, and all ranks run. Returns: the ranks."""
+    deadline = time.monotonic() + PROGRESS_S
+    while num_steps(run) <= after or not ranks_of(run):
+        assert time.monotonic() < deadline, run.report()
+        time.sleep(0.2)
+    return ranks_of(run)
 
 
 def test_every_lost_rank_takes_all_with_it_and_the_run_ends_exactly(models: Path, tmp_path: Path) -> None:
@@ -45,18 +55,26 @@ def test_every_lost_rank_takes_all_with_it_and_the_run_ends_exactly(models: Path
         f"supervision.rank_timeout_s={TIMEOUT_S}",
         f"supervision.longest_silence_s={TIMEOUT_S}",
     )
+    exit_codes: list[int] = []
+    # Its lines are read all the time: a full pipe would stop it.
+    reading = threading.Thread(target=lambda: exit_codes.append(run.finish()))
+    reading.start()
     try:
+        num_done = 0
         for number in numbers:
-            run.read_until("actor step ")
+            ranks = wait_for_progress(run, num_done)
             time.sleep(rng.random())
-            ranks = ranks_of(run)
-            assert ranks, run.report()
+            num_done = num_steps(run)
             os.kill(rng.choice(ranks), number)
-            assert not wait_gone(ranks, timeout_s=TIMEOUT_S + 10), (number, run.report())
-        run.read_until("actor step ")
+            assert not wait_gone(ranks, timeout_s=TIMEOUT_S + END_S), (number, run.report())
+        wait_for_progress(run, num_done)
         run.process.send_signal(signal.SIGINT)
-        assert run.finish() == 130, run.report()
+        reading.join()
+        assert exit_codes == [130], run.report()
     finally:
+        if run.process.poll() is None:
+            run.process.kill()
+        reading.join()
         runs.close()
     audit = astraflow("audit", str(run.run_dir))
     assert audit.returncode == 0, audit.stdout
@@ -76,6 +94,6 @@ def test_a_quickstart_of_two_ranks_reaches_85_percent(tmp_path: Path) -> None:
     finally:
         runs.close()
     lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
-    scores = [row["pass@1"] for row in map(json.loads, lines) if row["kind"] == "eval"]
+    scores = [row["score_mean"] for row in map(json.loads, lines) if row["kind"] == "eval"]
     assert max(scores) >= 0.85, scores
     assert run.summary()["audit_ok"]
