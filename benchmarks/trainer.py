@@ -4,8 +4,9 @@
                             logit: in chunks, and as plain PyTorch computes it
     checkpoint_bytes_frac   what layers keep for the backward pass with `activations: recompute`, over `keep`
     rank_memory_ratio       weights and optimizer of the largest of 4 ranks, over a quarter of one rank's
-    export_host_frac        host memory that the largest of 4 ranks takes for a version of 500 MB, over the
-                            version's bytes without its largest tensor
+    export_host_frac        host memory that the largest of 4 ranks takes for a version of 500 MB, without its
+                            largest tensor, over the version's bytes
+    publish_host_frac       the same until a second version is written as a delta
     efficiency              time of a plain PyTorch loop over that of `train_step`: same kernels, same batches
 
 Random weights and random tokens, on CPU threads. Peak memory is that of a child process.
@@ -43,6 +44,7 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import token_logprobs
 from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
+from astraflow.weights.ranges import RangeJob, RangeWriter
 from harness import Runs, report, show_table
 
 _HEAD_TOKENS = 4_096
@@ -135,8 +137,8 @@ def _of_ranks(name: str, model_dir: Path) -> list[float]:
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
-def _joined(rank: int, model_dir: Path) -> LossLearner:
-    store = str(model_dir / "ranks")
+def _joined(rank: int, model_dir: Path, name: str) -> LossLearner:
+    store = str(model_dir / f"ranks-{name}")
     return _learner(model_dir, "keep", join_ranks(rank, world=_NUM_RANKS, store=store, timeout_s=120.0))
 
 
@@ -147,7 +149,7 @@ def _rank_memory_ratio(model_dir: Path) -> float:
 
 def _held_bytes(rank: int, model_dir: Path) -> float:
     """Bytes of weights and optimizer that a rank holds after a step."""
-    learner = _joined(rank, model_dir)
+    learner = _joined(rank, model_dir, "held")
     learner.train_step(_batch([_samples(8 * _NUM_RANKS)[8 * rank]], 0))  # a group's first sample
     assert isinstance(learner.backend, TorchBackend)
     return learner.backend.held_bytes
@@ -155,20 +157,40 @@ def _held_bytes(rank: int, model_dir: Path) -> float:
 
 def _export_host_frac(model_dir: Path) -> dict[str, float]:
     sizes = [parameter.numel() * 4 for parameter in load_causal_lm(model_dir).parameters()]
-    taken = max(_of_ranks("export", model_dir))
-    return {"version_mb": sum(sizes) / 1e6, "export_host_frac": (taken - max(sizes)) / sum(sizes)}
+    fracs = {
+        f"{name}_host_frac": (max(_of_ranks(name, model_dir)) - max(sizes)) / sum(sizes)
+        for name in ("export", "publish")
+    }
+    return {"version_mb": sum(sizes) / 1e6, **fracs}
 
 
 def _export_bytes(rank: int, model_dir: Path) -> float:
-    """Bytes that the process of a rank takes at most while a version leaves it."""
-    learner = _joined(rank, model_dir)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else the export would take again, unseen, what loading has freed
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _memory("VmRSS")
+    """Bytes that the process of a rank takes at most while its part of a version is exported."""
+    learner = _joined(rank, model_dir, "export")
+    before = _settled_memory()
     version = tuple(learner.export())
-    assert bool(version) == (rank == 0)
+    assert any(tensor.data.nbytes for tensor in version)
     return _memory("VmHWM") - before
+
+
+def _publish_bytes(rank: int, model_dir: Path) -> float:
+    """Bytes that the process of a rank takes at most for a version in full and a delta after it."""
+    learner = _joined(rank, model_dir, "publish")
+    writer = RangeWriter(delta=True, rank=rank, world=_NUM_RANKS)
+    path = model_dir / "version"
+    path.touch()
+    before = _settled_memory()
+    writer.write_full(RangeJob("actor", 0, str(path)), tuple(learner.export()), is_copied=False)
+    writer.write_delta(RangeJob("actor", 1, f"{path}.delta"), tuple(learner.export()), 0)
+    return _memory("VmHWM") - before
+
+
+def _settled_memory() -> float:
+    """Bytes of this process; its peak begins anew."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else an export would take again, unseen, what loading has freed
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
 
 
 def _memory(name: str) -> float:
@@ -177,7 +199,7 @@ def _memory(name: str) -> float:
     return float(lines[name].split()[0]) * 1024
 
 
-_OF_A_RANK = {"held": _held_bytes, "export": _export_bytes}
+_OF_A_RANK = {"held": _held_bytes, "export": _export_bytes, "publish": _publish_bytes}
 
 
 def _in_child(name: str) -> float:

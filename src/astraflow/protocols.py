@@ -591,7 +591,8 @@ class TrainerBackend(Protocol):
     def export(self) -> Iterable[HostTensor]:
         """The policy's weights as they are at this call, with Hugging Face names and layout.
 
-        The result is iterated once, in any thread, while later steps go on; they do not change it.
+        The result is iterated once, in any thread, while later steps go on; they do not change it. Where
+        several ranks share a version (`weights.ranges`), each gives its elements of every tensor.
         """
         ...
 

@@ -1,12 +1,15 @@
 """Any number of ranks computes the same: losses, gradients, versions, and how a checkpoint goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
+from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from astraflow.dataflow.batch_slices import slice_indices
 from astraflow.errors import DataError
@@ -15,8 +18,10 @@ from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import Ranks
 from astraflow.types import Batch
+from astraflow.weights.codec.encoder import HEADER_BYTES
+from astraflow.weights.ranges import RangeJob, RangeWriter, Written, part_path
 from rank_pool import RankPool
-from trainer_builders import make_batch, make_samples, save_model
+from trainer_builders import make_batch, make_model, make_samples, save_model
 
 WORLDS = (1, 2, 4)
 SMALL = {"token_budget": 40}
@@ -76,7 +81,8 @@ def train(
     saved: Path | None = None,
     loaded: Path | None = None,
 ) -> tuple[list[dict[str, float]], dict[str, bytes]]:
-    """The metrics of each step, and the version after the last."""
+    """The metrics of each step, and what this rank has of the version after the last: rank 0 all of it, since
+    it is smaller than a segment."""
     learner = make_learner(ranks, model_dir, settings)
     if loaded is not None:
         learner.load(loaded)
@@ -107,7 +113,6 @@ def test_losses_gradients_and_metrics_are_those_of_one_rank(
         for name, data in found[1].items():
             near = np.frombuffer(data, "f4") - np.frombuffer(alone[0][1][name], "f4")
             assert np.abs(near).max() < 1e-4, name
-    assert all(not version for _, version in (*two[1:], *four[1:]))
 
 
 @pytest.mark.parametrize("case", ["lora", "lean optimizer, layers again", "critic and split groups"])
@@ -146,3 +151,87 @@ def test_a_checkpoint_of_another_model_is_refused_at_any_number_of_ranks(
         for answer in pool.run(world, load_other, other, saved):
             assert answer.startswith("checkpoint")
             assert "do not fit the model" in answer
+
+
+# --- versions ---------------------------------------------------------------------------------------
+
+MANY = {"vocab_size": 70_000, "hidden_size": 64}
+"""The embeddings alone have more elements than a block of a delta."""
+
+
+def make_experts() -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = {
+        **MANY, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_experts": 4,
+        "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 256, "tie_word_embeddings": True,
+        "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+    }  # fmt: skip
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)).eval()
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "dense": partial(make_model, **MANY),
+    "tied": partial(make_model, tie_word_embeddings=True),
+    "tied experts": make_experts,
+    "adapters": make_model,
+}
+BACKENDS: dict[str, dict[str, Any]] = {"adapters": {"lora": {"rank": 2, "publish": "adapters"}}}
+
+
+def save_two_states(folder: Path, model: PreTrainedModel) -> list[Path]:
+    """Model folders that differ in some elements of each weight."""
+    saved = [folder / "before", folder / "after"]
+    model.save_pretrained(saved[0])
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1 + 0.1 * (torch.rand_like(weight) < 0.02))
+    model.save_pretrained(saved[1])
+    return saved
+
+
+def publish_two(
+    ranks: Ranks, states: list[Path], backend: dict[str, Any], out: Path
+) -> tuple[list[Written], list[int]]:
+    """Writes this rank's range of both states. Returns: what it wrote, and the bytes that it held."""
+    writer = RangeWriter(delta=True, rank=ranks.rank, world=ranks.world)
+    results = []
+    held = []
+    for version, state in enumerate(states):
+        settings = {"backend": {"name": "torch", "publish_dtype": "bfloat16", **backend}}
+        learner = make_learner(ranks, state, settings)
+        tensors = tuple(learner.export())
+        held.append(sum(tensor.data.nbytes for tensor in tensors))
+        job = RangeJob("actor", version, str(out / ("delta" if version else "full")))
+        if version:
+            (written,) = writer.write_delta(job, tensors, 0)
+        else:
+            (written,) = writer.write_full(job, tensors, is_copied=False)
+        results.append(written)
+    return results, held
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_one_state_gives_the_same_version_and_delta_at_any_number_of_ranks(
+    pool: RankPool, tmp_path: Path, kind: str
+) -> None:
+    states = save_two_states(tmp_path, MODELS[kind]())
+    found = {}
+    for world in WORLDS:
+        out = tmp_path / str(world)
+        out.mkdir()
+        (out / "full").touch()
+        answers = pool.run(world, publish_two, states, BACKENDS.get(kind, {}), out)
+        blocks = [Path(part_path(str(out / "delta"), rank)).read_bytes() for rank in range(world)]
+        blocks[0] = blocks[0][HEADER_BYTES:]
+        full = (out / "full").read_bytes()
+        hashes = ["".join(results[version].hashes for results, _ in answers) for version in range(2)]
+        found[world] = (full, b"".join(blocks), hashes)
+        num_sharing = sum(results[0].num_bytes > 0 for results, _ in answers)
+        assert num_sharing == min(world, {"dense": 3, "tied": 1, "tied experts": 2, "adapters": 2}[kind])
+        if kind == "dense" and world > 2:
+            assert max(max(held) for _, held in answers) < 0.5 * len(full)
+    assert found[2] == found[1]
+    assert found[4] == found[1]
+    assert len(found[1][1]) < len(found[1][0]), "it is a delta"

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from astraflow.errors import WeightsError
 from astraflow.host_tensors import HostTensor
 from astraflow.types import TensorInfo
-from astraflow.weights.codec import encoder
+from astraflow.weights.codec import encoder, layout
 from astraflow.weights.codec.delta import apply_delta, parse_delta
-from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks, encode_delta
+from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks, encode_delta, encode_trailer
 from astraflow.weights.codec.kernels import NUMPY
 from astraflow.weights.codec.planes import Kernel
 from astraflow.weights.manifest import (
@@ -138,7 +138,7 @@ def test_the_bytes_depend_neither_on_the_kernel_nor_on_threads(pair: Pair, num_t
     with (
         ThreadPoolExecutor(num_threads) as pool,
         mock.patch.object(encoder, "shared_threads", return_value=pool),
-        mock.patch.object(encoder, "BLOCK_ELEMENTS", 16),  # enough blocks that threads take turns
+        mock.patch.object(layout, "BLOCK_ELEMENTS", 16),  # enough blocks that threads take turns
     ):
         data = pair.encoded(NUMPY)
         assert data == pair.encoded(jit)
@@ -157,7 +157,8 @@ def test_a_base_that_advances_becomes_the_new_version(pair: Pair, part: int) -> 
             pieces = [
                 *encode_blocks(base, scattered, pair.tensors, kernel=kernel, hashed=hashed, is_advancing=True)
             ]
-        assert b"".join(pieces) == pair.encoded()[HEADER_BYTES:]
+        trailer = encode_trailer(pair.tensors, len(pieces))
+        assert b"".join(pieces) + trailer == pair.encoded()[HEADER_BYTES:]
         assert base.tobytes() == pair.new.tobytes()
         assert hashed.hexdigest() == pair.digest(pair.new)
 

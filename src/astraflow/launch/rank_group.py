@@ -5,7 +5,8 @@
     all ranks: torch's collectives, over loopback, in the same order
 
 Rank 0 alone speaks for the trainer: it attaches, publishes and commits. The others do what it does at the
-same time, each on its own slice of the batch.
+same time, each on its own slice of the batch. Of a version each rank writes a range of the bytes, beside the
+next step.
 
 They live and die together. A rank that loses rank 0 ends at once. If a rank fails, dies or is stopped, the
 collectives of the others fail, at the latest after a timeout; rank 0 then names it, ends, and takes all with
@@ -27,7 +28,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,8 +42,9 @@ from astraflow.protocols import Learner, StepResult, Write
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import Batch, Commit, Publication, PublicationReply, Release, Session, SessionRequest
+from astraflow.weights.ranges import RangeJob, WritesRanges, Written
 
-__all__ = ["RankGroup", "RankedLearner", "RankedLink"]
+__all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
 
 _SETTLE_S = 2.0
 """When a collective has failed, the rank that is to blame is known within this time."""
@@ -308,7 +310,7 @@ class RankedLearner:
             return self._inner.train_step(batch)
 
     def export(self) -> Iterable[HostTensor]:
-        """The weights of all ranks, gathered."""
+        """Rank 0's part of a version. Every other rank keeps its own until it is published."""
         with self._group.together("export"):
             return self._inner.export()
 
@@ -329,3 +331,27 @@ class RankedLearner:
         with self._group.together("load", folder=str(folder)) as answers:
             self._inner.load(folder)
             self._group.wait(answers)
+
+
+class RankedRanges:
+    """Lets each rank write its range of a version. Implements `WritesRanges`."""
+
+    def __init__(self, own: WritesRanges, group: RankGroup) -> None:
+        self._own = own
+        self._group = group
+
+    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[Written]:
+        """The blocks of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
+        answers = self._group.tell("write_delta", job=asdict(job), base=base)
+        own = self._own.write_delta(job, tensors, base)
+        return [*own, *(Written(**theirs) for theirs in self._group.wait(answers))]
+
+    def write_full(self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool) -> list[Written]:
+        """The bytes of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
+        answers = self._group.tell("write_full", job=asdict(job), is_copied=is_copied)
+        own = self._own.write_full(job, tensors, is_copied=is_copied)
+        return [*own, *(Written(**theirs) for theirs in self._group.wait(answers))]
+
+    def end(self) -> None:
+        """The other ranks drop their parts of the version."""
+        self._group.tell("end_version")

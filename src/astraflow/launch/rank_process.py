@@ -1,8 +1,9 @@
 """The main function of a trainer's further ranks: each does what rank 0 does, on its own slice of the batch.
 
-    reader (thread)   commands of rank 0 -> queue; when rank 0 hangs up, the process ends at once
-    main              command after command, in order, so that collectives match those of rank 0
-    writer (thread)   writes this rank's part of a checkpoint while main goes on
+    reader (thread)      commands of rank 0 -> queue; when rank 0 hangs up, the process ends at once
+    main                 command after command, in order, so that collectives match those of rank 0
+    writer (thread)      writes this rank's part of a checkpoint while main goes on
+    publisher (thread)   writes this rank's range of a version, when rank 0 says so, while main goes on
 
 A rank that fails tells rank 0 why, which then ends all of them. See `rank_group` for the other side.
 """
@@ -18,8 +19,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,6 +29,7 @@ from typing import Any, cast
 
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import Error, ServiceError
+from astraflow.host_tensors import HostTensor
 from astraflow.launch.access import own_ca_file
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import fingerprints
@@ -36,6 +39,7 @@ from astraflow.service.process import STACKS_SIGNAL, settle_memory
 from astraflow.trainer.backends.factory import make_learner
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
 from astraflow.types import Batch
+from astraflow.weights.ranges import RangeJob, RangeWriter, Written
 
 __all__ = ["identity", "join_ranks", "run_rank"]
 
@@ -43,6 +47,8 @@ _log = logging.getLogger(__name__)
 _LEADER_GRACE_S = 4.0
 """A rank that has failed gives rank 0 this long to end it. A rank 0 that does not is stopped, and is killed:
 its supervisor must start all ranks again."""
+_BESIDE = ("write_delta", "write_full", "end_version")
+"""Commands that are done beside the others."""
 
 
 def identity(run_dir: Path) -> dict[str, str]:
@@ -107,6 +113,9 @@ class _RankProcess:
         self._sending = threading.Lock()
         self._commands: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publisher")
+        world = self._recipe.policies[policy].train.ranks
+        self._versions = _Versions(RangeWriter(delta=self._recipe.weights.delta, rank=rank, world=world))
         self._batch: Batch | None = None
 
     def run(self) -> None:
@@ -134,8 +143,7 @@ class _RankProcess:
                 learner.train_step(self._batch)
 
             def export(_: dict[str, Any]) -> None:
-                for _tensor in learner.export():
-                    raise ServiceError(f"rank {self._rank} got a tensor of a version, which is rank 0's")
+                self._versions.exported.put(learner.export())
 
             def load(command: dict[str, Any]) -> None:
                 learner.load(Path(command["folder"]))
@@ -173,8 +181,20 @@ class _RankProcess:
     def _read(self) -> None:
         with self._channel.makefile("rb") as lines, contextlib.suppress(OSError):
             for line in lines:
-                self._commands.put(json.loads(line))
+                command = json.loads(line)
+                if command["do"] in _BESIDE:
+                    self._publisher.submit(self._publish, command)
+                else:
+                    self._commands.put(command)
         os._exit(0)  # rank 0 is gone, and nothing that is done from here on is of use
+
+    def _publish(self, command: dict[str, Any]) -> None:
+        try:
+            written = self._versions.do(command)
+        except Exception as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
+            self.fail(err)
+            return
+        self._say(id=command["id"], value=written)
 
     def _write(self, number: int, write: Write | None) -> None:
         try:
@@ -183,3 +203,29 @@ class _RankProcess:
         except Exception as err:  # noqa: BLE001 - whatever it is, rank 0 must know it
             self.fail(err)
         self._say(id=number, value=None)
+
+
+class _Versions:
+    """This rank's range of each version, from its export until rank 0 has published it."""
+
+    def __init__(self, writer: RangeWriter) -> None:
+        self.exported: SimpleQueue[Iterable[HostTensor]] = SimpleQueue()
+        """In the order in which rank 0 publishes them."""
+        self._writer = writer
+        self._tensors: Sequence[HostTensor] = ()
+        """Of the version that is being published."""
+
+    def do(self, command: dict[str, Any]) -> dict[str, Any] | None:
+        """Does a command of `_BESIDE`. Returns: what was written. Raises: WeightsError; OSError."""
+        if command["do"] == "end_version":
+            self._tensors = ()
+            return None
+        if not self._tensors:
+            self._tensors = tuple(self.exported.get())  # rank 0 may be ahead: its export ended earlier
+        job = RangeJob(**command["job"])
+        written: list[Written]
+        if command["do"] == "write_delta":
+            written = self._writer.write_delta(job, self._tensors, int(command["base"]))
+        else:
+            written = self._writer.write_full(job, self._tensors, is_copied=bool(command["is_copied"]))
+        return asdict(written[0])

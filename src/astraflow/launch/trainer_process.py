@@ -24,6 +24,7 @@ from astraflow.trainer.backends.factory import make_learner
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerLink, TrainerPlan, run_trainer
 from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.ranges import RangeWriter, WritesRanges
 from astraflow.weights.snapshot import model_files
 
 __all__ = ["run_policy_trainer"]
@@ -58,16 +59,15 @@ async def run_policy_trainer(
     dataflow = ServiceClient(url, token=token, ca_file=own_ca_file(recipe))
     publisher = ServiceClient(publisher_url, token=token, ca_file=own_ca_file(recipe))
     try:
-        async with _parts(folder, recipe, policy, _Link(url, token, DataflowClient(dataflow))) as (
-            learner,
-            link,
-        ):
+        link = _Link(url, token, DataflowClient(dataflow))
+        async with _parts(folder, recipe, policy, link) as parts:
+            incoming = folder.weights / policy / "incoming"
             trainer = Trainer(
                 plan,
-                learner=learner,
-                link=link,
+                learner=parts.learner,
+                link=parts.link,
                 publisher=PublisherClient(
-                    publisher, folder.weights / policy / "incoming", delta=recipe.weights.delta
+                    publisher, incoming, delta=recipe.weights.delta, ranges=parts.ranges
                 ),
                 checkpoints=checkpoints,
             )
@@ -88,11 +88,20 @@ class _Link:
     client: DataflowClient
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the number of ranks decides."""
+
+    learner: Learner
+    link: TrainerLink
+    ranges: WritesRanges
+
+
 @asynccontextmanager
 async def _parts(
     folder: RunFolder, recipe: Recipe, policy: str, link: _Link
-) -> AsyncGenerator[tuple[Learner, TrainerLink], None]:
-    """The learner of a policy, and the link that gets its batches. Ends the further ranks, if any."""
+) -> AsyncGenerator[_Parts, None]:
+    """Who learns, gets batches and writes versions of a policy. Ends the further ranks, if any."""
     config = recipe.policies[policy]
     make = partial(
         make_learner,
@@ -102,10 +111,11 @@ async def _parts(
         states=folder.checkpoints / policy / "states",
         make_engine=partial(make_engine, recipe.rollout.engine),
     )
+    own_range = RangeWriter(delta=recipe.weights.delta, world=config.train.ranks)
     if config.train.ranks == 1:
-        yield make(), link.client
+        yield _Parts(make(), link.client, own_range)
         return
-    from astraflow.launch.rank_group import RankedLearner, RankedLink, RankGroup
+    from astraflow.launch.rank_group import RankedLearner, RankedLink, RankedRanges, RankGroup
 
     group = RankGroup(config.train.ranks, timeout_s=recipe.supervision.rank_timeout_s)
     try:
@@ -114,6 +124,10 @@ async def _parts(
             group.start, folder.path, policy=policy, url=link.url, token=link.token
         )
         learner = await asyncio.to_thread(make, ranks=ranks)
-        yield RankedLearner(learner, group), RankedLink(link.client, group)
+        yield _Parts(
+            RankedLearner(learner, group),
+            RankedLink(link.client, group),
+            RankedRanges(own_range, group),
+        )
     finally:
         await asyncio.to_thread(group.close)

@@ -59,7 +59,7 @@ def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
 
 
 def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTensor:
-    """The adapted weight, `W + B @ A` in float32.
+    """The adapted weight, `W + B @ A` in float32; of a part of the weight, the same part.
 
     Raises: WeightsError if a factor is missing or a shape does not fit.
     """
@@ -76,8 +76,11 @@ def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTe
             f"the adapter of {weight.name} has shapes {down.shape} and {up.shape}; [r, in] and [out, r] of "
             f"{weight.shape} are expected"
         )
-    values = _float32(weight) + _float32(up) @ _float32(down)
-    return replace(weight, dtype="float32", data=values.reshape(-1).view(np.uint8))
+    values = _float32(weight)
+    if values.size:
+        change = _float32(up).reshape(up.shape) @ _float32(down).reshape(down.shape)
+        values = values + change.reshape(-1)[weight.first_idx : weight.first_idx + values.size]
+    return replace(weight, dtype="float32", data=values.view(np.uint8))
 
 
 def adapter_config(tensors: Sequence[HostTensor]) -> dict[str, object]:
@@ -104,8 +107,9 @@ def adapter_config(tensors: Sequence[HostTensor]) -> dict[str, object]:
 
 
 def _float32(tensor: HostTensor) -> NDArray[np.float32]:
+    """[number of elements here]."""
     if tensor.dtype == "bfloat16":  # the upper half of a float32, which numpy does not know
         values = (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         values = tensor.data.view("<f2" if tensor.dtype == "float16" else "<f4").astype(np.float32)
-    return values.reshape(tensor.shape)
+    return values

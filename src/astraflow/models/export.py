@@ -4,10 +4,12 @@
     consumer's thread     the copy --> pinned host memory, tensor after tensor --> `HostTensor`s
 
 So whoever trains waits for the cast alone: a pass over the device's memory. The copy takes as many bytes on
-the device as the version has, and gives them back tensor by tensor. On a CPU the cast is the host copy.
+the device as the version has, and gives them back tensor by tensor. On a CPU the cast is the host copy. Where
+several ranks share a version, each copies the elements of its own part.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,31 +17,63 @@ from torch import Tensor
 from astraflow.host_tensors import HostTensor
 from astraflow.models.loading import DTYPES, DtypeName, host_view
 
-__all__ = ["begin_export"]
+__all__ = ["begin_export", "part_of"]
 
 
-def begin_export(tensors: Iterable[tuple[str, Tensor]], dtype: DtypeName) -> Iterator[HostTensor]:
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Some elements of a tensor, in the memory of its device."""
+
+    name: str
+    shape: tuple[int, ...]
+    first_idx: int
+    values: Tensor
+
+    def in_host(self, values: Tensor) -> HostTensor:
+        """The same elements, given in host memory."""
+        return replace(host_view(self.name, values), shape=self.shape, first_idx=self.first_idx)
+
+
+def begin_export(
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: DtypeName,
+    *,
+    elements: Mapping[str, tuple[int, int]] | None = None,
+) -> Iterator[HostTensor]:
     """The tensors as they are at this call, rounded to a dtype, by name. Iterate once, in any thread.
 
+    `elements`: of each tensor, the `[first, last)` that are wanted; all if there is none.
     Raises: WeightsError if a tensor does not hold floating-point numbers.
     """
-    copies = [(name, tensor.detach().to(DTYPES[dtype], copy=True).contiguous()) for name, tensor in tensors]
-    if copies and copies[0][1].is_cuda:
+    copies: list[_Copy] = []
+    for name, tensor in tensors:
+        first, last = (0, tensor.numel()) if elements is None else elements[name]
+        # A tensor that is a strided view of its weight becomes contiguous here.
+        values = tensor.detach().reshape(-1)[first:last].to(DTYPES[dtype], copy=True)
+        copies.append(_Copy(name, tuple(tensor.shape), first, values))
+        del tensor, values  # else this one is held while the next one is gathered
+    if copies and copies[0].values.is_cuda:
         is_cast = torch.cuda.Event()
-        is_cast.record(torch.cuda.current_stream(copies[0][1].device))
+        is_cast.record(torch.cuda.current_stream(copies[0].values.device))
         return _from_device(copies, is_cast)
-    return iter([host_view(name, copy) for name, copy in copies])
+    return iter([copy.in_host(copy.values) for copy in copies])
 
 
-def _from_device(copies: list[tuple[str, Tensor]], is_cast: torch.cuda.Event) -> Iterator[HostTensor]:
+def part_of(tensor: HostTensor, first: int, last: int) -> HostTensor:
+    """The elements `[first, last)` of a whole tensor, in the same memory."""
+    width = DTYPES[tensor.dtype].itemsize
+    return replace(tensor, data=tensor.data[first * width : last * width], first_idx=first)
+
+
+def _from_device(copies: list[_Copy], is_cast: torch.cuda.Event) -> Iterator[HostTensor]:
     """Moves the copies to the host on a stream of its own, beside the training steps."""
-    stream = torch.cuda.Stream(copies[0][1].device)
+    stream = torch.cuda.Stream(copies[0].values.device)
     stream.wait_event(is_cast)
     copies.reverse()
     while copies:
-        name, copy = copies.pop()
+        copy = copies.pop()
         with torch.cuda.stream(stream):
-            host = torch.empty(copy.shape, dtype=copy.dtype, pin_memory=True)
-            host.copy_(copy, non_blocking=True)
+            host = torch.empty(copy.values.shape, dtype=copy.values.dtype, pin_memory=True)
+            host.copy_(copy.values, non_blocking=True)
         stream.synchronize()
-        yield host_view(name, host)
+        yield copy.in_host(host)

@@ -40,6 +40,8 @@ __all__ = [
     "cut",
     "delta_of",
     "digest_of",
+    "digest_of_hashes",
+    "elements_in",
     "hash_bytes",
     "is_model_file",
     "lay_out",
@@ -47,6 +49,7 @@ __all__ = [
     "pack",
     "plan_path",
     "span_bytes",
+    "table_of",
     "tensors_in",
     "tensors_of",
 ]
@@ -115,37 +118,62 @@ def check_file_name(name: str) -> str:
 # --- layout ---------------------------------------------------------------------------------------
 
 
-def lay_out(tensors: Iterable[HostTensor]) -> tuple[TensorInfo, ...]:
-    """Where each tensor lies in the bytes of a version.
+def table_of(tensors: Iterable[tuple[str, Sequence[int], str]]) -> tuple[TensorInfo, ...]:
+    """Where tensors of these names, shapes and dtypes lie in the bytes of a version.
 
-    Raises: WeightsError if a tensor's bytes, shape and dtype disagree, or a name comes twice.
+    Raises: WeightsError if a dtype is unknown, or a name comes twice.
     """
     infos: list[TensorInfo] = []
     end = 0
-    for tensor in tensors:
-        offset = -(-end // ALIGNMENT) * ALIGNMENT
-        end = offset + tensor.data.nbytes
-        if tensor.dtype not in ITEM_BYTES:
+    for name, shape, dtype in tensors:
+        if dtype not in ITEM_BYTES:
             choices = ", ".join(ITEM_BYTES)
-            raise WeightsError(f"tensor {tensor.name!r}: dtype {tensor.dtype!r} is not one of {choices}")
-        if tensor.data.ndim != 1 or tensor.data.dtype != np.uint8:
-            raise WeightsError(f"tensor {tensor.name!r}: data must be uint8 [num_bytes], its raw bytes")
+            raise WeightsError(f"tensor {name!r}: dtype {dtype!r} is not one of {choices}")
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        num_bytes = math.prod(shape) * ITEM_BYTES[dtype]
+        end = offset + num_bytes
         infos.append(
             TensorInfo(
-                name=tensor.name,
-                shape=tuple(tensor.shape),
-                dtype=tensor.dtype,  # pyright: ignore[reportArgumentType]  # checked above
+                name=name,
+                shape=tuple(shape),
+                dtype=dtype,  # pyright: ignore[reportArgumentType]  # checked above
                 offset=offset,
-                num_bytes=tensor.data.nbytes,
+                num_bytes=num_bytes,
             )
         )
     check_tensors(infos)
     return tuple(infos)
 
 
+def lay_out(tensors: Sequence[HostTensor]) -> tuple[TensorInfo, ...]:
+    """Where each tensor, which must be whole, lies in the bytes of a version.
+
+    Raises: WeightsError if a tensor's bytes, shape and dtype disagree, or a name comes twice.
+    """
+    infos = table_of((tensor.name, tensor.shape, tensor.dtype) for tensor in tensors)
+    for info, tensor in zip(infos, tensors, strict=True):
+        if tensor.data.ndim != 1 or tensor.data.dtype != np.uint8:
+            raise WeightsError(f"tensor {tensor.name!r}: data must be uint8 [num_bytes], its raw bytes")
+        if tensor.data.nbytes != info.num_bytes:
+            raise WeightsError(
+                f"tensor {tensor.name!r}: {tensor.data.nbytes} bytes, but shape {tensor.shape} of "
+                f"{tensor.dtype} needs {info.num_bytes}"
+            )
+    return infos
+
+
 def span_bytes(tensors: Sequence[TensorInfo]) -> int:
     """Number of bytes of a version: the end of its last tensor."""
     return tensors[-1].offset + tensors[-1].num_bytes if tensors else 0
+
+
+def elements_in(info: TensorInfo, start: int, end: int) -> tuple[int, int]:
+    """The `[first, last)` elements of a tensor that lie in `[start, end)` of the version; (0, 0) if none do.
+    Neither bound may cut an element."""
+    width = ITEM_BYTES[info.dtype]
+    low = max(start - info.offset, 0)
+    high = min(end - info.offset, info.num_bytes)
+    return (low // width, high // width) if low < high else (0, 0)
 
 
 def cut(num_bytes: int, chunk_bytes: int) -> list[tuple[int, int]]:
@@ -192,20 +220,45 @@ class VersionBytes(Protocol):
 
 
 class TensorBytes:
-    """The bytes of a version whose tensors lie apart. A range that touches several tensors is copied, with
-    the zeros between them."""
+    """The bytes of a version whose tensors lie apart, or of a part of it. A range that touches several
+    tensors is copied, with the zeros between them.
 
-    def __init__(self, infos: Sequence[TensorInfo], tensors: Sequence[HostTensor]) -> None:
+    `span`: the `[start, end)` of the version that the tensors have; all of it if there is none.
+    Raises: WeightsError if a tensor has other elements than those.
+    """
+
+    def __init__(
+        self,
+        infos: Sequence[TensorInfo],
+        tensors: Sequence[HostTensor],
+        *,
+        span: tuple[int, int] | None = None,
+    ) -> None:
         self.nbytes = span_bytes(infos)
-        self._starts = [info.offset for info in infos]
-        self._arrays = [tensor.data for tensor in tensors]
+        self._low, self._high = (0, self.nbytes) if span is None else span
+        self._starts: list[int] = []
+        self._arrays: list[NDArray[np.uint8]] = []
+        for info, tensor in zip(infos, tensors, strict=True):
+            first, last = elements_in(info, self._low, self._high)
+            width = ITEM_BYTES[info.dtype]
+            if (tensor.first_idx, tensor.data.nbytes) != (first, (last - first) * width):
+                raise WeightsError(
+                    f"tensor {info.name!r} of shape {info.shape}: {tensor.data.nbytes} bytes from element "
+                    f"{tensor.first_idx} on; {(last - first) * width} from {first} on are needed"
+                )
+            if last > first:
+                self._starts.append(info.offset + first * width)
+                self._arrays.append(tensor.data)
 
     def __getitem__(self, index: slice, /) -> NDArray[np.uint8]:
         start, end, _ = index.indices(self.nbytes)
+        if start >= end:
+            return np.zeros(0, np.uint8)
+        assert self._low <= start <= end <= self._high, "bytes that are not here"
         first = max(bisect_right(self._starts, start) - 1, 0)
         low = start - self._starts[first]
         array = self._arrays[first]
-        if end - self._starts[first] <= array.nbytes:
+        if 0 <= low <= low + end - start <= array.nbytes:
             return array[low : low + end - start]
         data = np.zeros(end - start, np.uint8)
         for offset, array in zip(self._starts[first:], self._arrays[first:], strict=True):
@@ -236,12 +289,20 @@ class VersionDigest:
 
     def hexdigest(self) -> str:
         """32 hexadecimal digits. Hashes the segments that no range covered."""
-        found = (known or self._hash(idx) for idx, known in enumerate(self._hashes))
-        return xxhash.xxh3_128_hexdigest(b"".join(found))
+        return digest_of_hashes(self.hashes(0, len(self._hashes)))
+
+    def hashes(self, first: int, last: int) -> bytes:
+        """The hashes of the segments `[first, last)`, joined. Hashes those that no range covered."""
+        return b"".join(self._hashes[idx] or self._hash(idx) for idx in range(first, last))
 
     def _hash(self, idx: int) -> bytes:
         segment = self._data[idx * SEGMENT_BYTES : (idx + 1) * SEGMENT_BYTES]
         return xxhash.xxh3_128_digest(segment.data)
+
+
+def digest_of_hashes(hashes: bytes) -> str:
+    """The digest of a version by the joined hashes of all of its segments."""
+    return xxhash.xxh3_128_hexdigest(hashes)
 
 
 def digest_of(data: VersionBytes) -> str:

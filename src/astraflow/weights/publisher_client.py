@@ -5,75 +5,76 @@
 
 The trainer and its publisher run on one machine (`ProcessSpec.near`), so that the bytes cross no network. A
 file is written under a temporary name and renamed, so that the publisher never reads half of it, and is
-deleted once the publisher has answered. The copy lives in the trainer's memory and is as large as the
-version; the comparison updates it and hashes the version in the same pass.
+deleted once the publisher has answered. Bytes are compared, copied, hashed and written by `ranges`, where
+several ranks may share the work; what they found is joined here.
 """
 
 import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from astraflow.errors import DataError, RefusedError
 from astraflow.host_tensors import HostTensor
 from astraflow.service.client import ServiceClient
 from astraflow.types import Chunk, DeltaFile, FileInfo, Forget, HandOver, Manifest, TensorInfo
-from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks, encode_header
+from astraflow.weights.codec.encoder import HEADER_BYTES, encode_header, encode_trailer
 from astraflow.weights.manifest import (
-    SEGMENT_BYTES,
-    TensorBytes,
-    VersionBytes,
-    VersionDigest,
     check_file_name,
     check_policy_name,
-    cut,
+    digest_of_hashes,
     hash_bytes,
-    lay_out,
     span_bytes,
+    table_of,
 )
-from astraflow.weights.threads import give_up, shared_threads
+from astraflow.weights.ranges import RangeJob, RangeWriter, WritesRanges, Written, part_path, write_at
 
 __all__ = ["PublisherClient"]
 
 _SLOWEST_BYTES_PER_S = 20e6
 """Slowest disk that is expected. On a slower one, a publisher that is still writing would be taken for one
 that hangs."""
-_PART_BYTES = 16 * SEGMENT_BYTES
-"""Bytes that a thread writes before it takes the next part."""
+_READ_BYTES = 1 << 23
+"""Bytes of a delta that are copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A copy of the version that the publisher received last."""
+    """The version that the publisher received last; `ranges` has a copy of its bytes."""
 
     version: int
     digest: str
     tensors: tuple[TensorInfo, ...]
-    data: NDArray[np.uint8]
 
 
 class PublisherClient:
     """Implements `protocols.Publishes`. A policy is published by one client at a time, which does not own
     `client`.
 
-    With `delta` it keeps a copy of the newest version and hands over what changed, if the publisher can use
-    it (`weights.delta`).
+    With `delta` it hands over what changed since the newest version, if the publisher can use it
+    (`weights.delta`). `ranges` writes the bytes of versions: this process alone, if it is not given.
 
     Example: `manifest = await PublisherClient(client, run / "weights/incoming").publish("actor", 0, tensors,
     {"config.json": model_dir / "config.json"})`.
     """
 
-    def __init__(self, client: ServiceClient, incoming: Path, *, delta: bool = False) -> None:
+    def __init__(
+        self,
+        client: ServiceClient,
+        incoming: Path,
+        *,
+        delta: bool = False,
+        ranges: WritesRanges | None = None,
+    ) -> None:
         self._client = client
         self._incoming = incoming
         self._delta = delta
+        self._ranges: WritesRanges = ranges or RangeWriter(delta=delta)
         self._bases: dict[str, _Base] = {}
         self._begun: set[str] = set()
         """Policies of which this client has published a version. A client lives for one session of the
@@ -91,25 +92,29 @@ class PublisherClient:
         hand_over = HandOver(
             policy=check_policy_name(policy),
             version=version,
-            tensors=lay_out(tensors),
+            tensors=table_of((tensor.name, tensor.shape, tensor.dtype) for tensor in tensors),
             digest="",
             is_first=policy not in self._begun,
         )
-        # From here on the threads change the base. If this task is cancelled, nobody may use it any more.
+        # From here on the threads change the copy. If this task is cancelled, nobody may use it any more.
         base = self._bases.pop(policy, None)
         manifest: Manifest | None = None
         if base is not None and not (base.tensors == hand_over.tensors and base.version < version):
             base = None
         # Files travel with a full version only.
+        is_copied = False
         if base is not None and not files:
-            delta, base = await asyncio.to_thread(self._write_delta, hand_over, base, tensors)
-            hand_over = msgspec.structs.replace(hand_over, delta=delta, digest=base.digest)
-            manifest = await self._offer(hand_over) if delta is not None else None
+            hand_over = await asyncio.to_thread(self._write_delta, hand_over, base, tensors)
+            is_copied = True
+            manifest = await self._offer(hand_over) if hand_over.delta is not None else None
         if manifest is None:
-            hand_over, base = await asyncio.to_thread(self._write_full, hand_over, base, tensors, files)
+            hand_over = await asyncio.to_thread(
+                self._write_full, hand_over, tensors, files, is_copied=is_copied
+            )
             manifest = await self._hand_over(hand_over)
-        if base is not None:
-            self._bases[policy] = base
+        self._ranges.end()
+        if self._delta:
+            self._bases[policy] = _Base(version, hand_over.digest, hand_over.tensors)
         self._begun.add(policy)
         return manifest
 
@@ -144,72 +149,60 @@ class PublisherClient:
 
     # --- files; these block ---
 
-    def _write_delta(
-        self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]
-    ) -> tuple[DeltaFile | None, _Base]:
-        """Writes a file with the difference to the base, and turns the base into the new version.
-
-        Returns no file if it would be as large as the version.
-        """
-        infos = hand_over.tensors
-        new = TensorBytes(hand_over.tensors, tensors)
-        hashed = VersionDigest(new)
-        with self._fresh_file(hand_over) as (path, fd):
-            end = HEADER_BYTES
-            for piece in encode_blocks(base.data, new, infos, hashed=hashed, is_advancing=True):
-                # Beyond this size no delta is kept, but the comparison continues, since it updates the base.
-                if end < new.nbytes:
-                    _write_at(fd, end, piece)
-                end += len(piece)
-            digest = hashed.hexdigest()
-            _write_at(fd, 0, encode_header(infos, base_digest=base.digest, digest=digest))
-        updated = _Base(hand_over.version, digest, infos, base.data)
-        if end >= new.nbytes:
+    def _write_delta(self, hand_over: HandOver, base: _Base, tensors: Sequence[HostTensor]) -> HandOver:
+        """Writes a file with the difference to the base. Returns: the hand-over, with digest; without a delta
+        if that would be as large as the version."""
+        table = hand_over.tensors
+        with self._fresh_file(hand_over) as (path, aside, fd):
+            job = RangeJob(hand_over.policy, hand_over.version, str(aside))
+            parts = self._ranges.write_delta(job, tensors, base.version)
+            digest = _digest(parts)
+            trailer = encode_trailer(table, sum(part.num_blocks for part in parts))
+            num_bytes = HEADER_BYTES + sum(part.num_bytes for part in parts) + len(trailer)
+            is_smaller = num_bytes < span_bytes(table)
+            if is_smaller:
+                _join(fd, str(aside), parts)
+                write_at(fd, num_bytes - len(trailer), trailer)
+                write_at(fd, 0, encode_header(table, base_digest=base.digest, digest=digest))
+            for rank in range(1, len(parts)):
+                Path(part_path(str(aside), rank)).unlink()
+        if not is_smaller:
             path.unlink()
-            return None, updated
-        return DeltaFile(path=f"{hand_over.policy}/{path.name}", base=base.version), updated
+            return msgspec.structs.replace(hand_over, digest=digest)
+        delta = DeltaFile(path=f"{hand_over.policy}/{path.name}", base=base.version)
+        return msgspec.structs.replace(hand_over, digest=digest, delta=delta)
 
     def _write_full(
         self,
         hand_over: HandOver,
-        base: _Base | None,
         tensors: Sequence[HostTensor],
         files: Mapping[str, Path],
-    ) -> tuple[HandOver, _Base | None]:
-        """Writes a file with the bytes of the version and of the model files. Returns the hand-over, and the
-        base of the next delta."""
-        infos = hand_over.tensors
+        *,
+        is_copied: bool,
+    ) -> HandOver:
+        """Writes a file with the bytes of the version and of the model files. Returns the hand-over."""
         contents = {check_file_name(name): _read(path) for name, path in files.items()}
-        num_bytes = span_bytes(infos)
-        copy: NDArray[np.uint8] | None = None
-        if base is not None and base.version == hand_over.version:  # `_write_delta` has updated it already
-            source: VersionBytes = base.data
-        else:
-            source = TensorBytes(infos, tensors)
-            if self._delta:
-                copy = base.data if base is not None else np.zeros(num_bytes, np.uint8)
-        with self._fresh_file(hand_over) as (path, fd):
-            digest = _write_version(source, lambda start, data: _write_at(fd, start, data), copy)
-            end = num_bytes
+        with self._fresh_file(hand_over) as (path, aside, fd):
+            job = RangeJob(hand_over.policy, hand_over.version, str(aside))
+            parts = self._ranges.write_full(job, tensors, is_copied=is_copied)
+            end = span_bytes(hand_over.tensors)
             for content in contents.values():
-                _write_at(fd, end, content)
+                write_at(fd, end, content)
                 end += len(content)
-        full = msgspec.structs.replace(
+        return msgspec.structs.replace(
             hand_over,
             path=f"{hand_over.policy}/{path.name}",
-            digest=digest,
+            digest=_digest(parts),
             files=tuple(
                 FileInfo(name=name, chunk=Chunk(hash=hash_bytes(content), num_bytes=len(content)))
                 for name, content in contents.items()
             ),
         )
-        if copy is not None:
-            base = _Base(hand_over.version, digest, infos, copy)
-        return full, base
 
     @contextlib.contextmanager
-    def _fresh_file(self, hand_over: HandOver) -> Generator[tuple[Path, int]]:
-        """A new file in the policy's folder, which gets its final name when the context ends without error.
+    def _fresh_file(self, hand_over: HandOver) -> Generator[tuple[Path, Path, int]]:
+        """A new file in the policy's folder: its final name, which it gets when the context ends without
+        error, its name until then, and a descriptor.
 
         Files that a killed trainer left in the folder are deleted.
         """
@@ -223,7 +216,7 @@ class PublisherClient:
         aside = path.with_suffix(".tmp")
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            yield path, fd
+            yield path, aside, fd
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
@@ -232,38 +225,18 @@ class PublisherClient:
         os.replace(aside, path)
 
 
-def _write_version(
-    source: VersionBytes, write: Callable[[int, memoryview], None], copy: NDArray[np.uint8] | None
-) -> str:
-    """Writes the bytes of a version with a few threads, also into `copy` if there is one.
-
-    Returns the digest.
-    """
-    hashed = VersionDigest(source)
-
-    def write_part(start: int, end: int) -> None:
-        for low, high in cut(end - start, SEGMENT_BYTES):
-            segment = source[start + low : start + high]
-            write(start + low, segment.data)
-            if copy is not None:
-                copy[start + low : start + high] = segment
-            hashed.take(start + low, start + high)
-
-    writing = [shared_threads().submit(write_part, *span) for span in cut(source.nbytes, _PART_BYTES)]
-    try:
-        for future in writing:
-            future.result()
-    finally:
-        give_up(writing)
-    return hashed.hexdigest()
+def _digest(parts: Sequence[Written]) -> str:
+    return digest_of_hashes(b"".join(bytes.fromhex(part.hashes) for part in parts))
 
 
-def _write_at(fd: int, offset: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view.nbytes:
-        num_bytes = os.pwrite(fd, view, offset)
-        view = view[num_bytes:]
-        offset = offset + num_bytes
+def _join(fd: int, path: str, parts: Sequence[Written]) -> None:
+    """Copies the blocks of the other ranks behind those of rank 0."""
+    end = HEADER_BYTES + parts[0].num_bytes
+    for rank in range(1, len(parts)):
+        with Path(part_path(path, rank)).open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                write_at(fd, end, data)
+                end += len(data)
 
 
 def _delta_path(hand_over: HandOver) -> str:

@@ -5,7 +5,7 @@ Hu et al. 2021 (arXiv:2106.09685): A random, B zero, scale alpha / r.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from astraflow.errors import ConfigError
 from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import merged, peft_names
-from astraflow.models.export import begin_export
+from astraflow.models.export import begin_export, part_of
 from astraflow.models.loading import DTYPES, DtypeName, file_names, host_tensor, in_dtype
 from astraflow.trainer.backends.sharding import ModelWeights
 from astraflow.trainer.config import LoraConfig
@@ -39,7 +39,7 @@ class Lora:
     published: dict[str, str] = field(default_factory=dict[str, str])
     """Name of each projection's weight in the model -> in its folder."""
     _base: list[Sequence[HostTensor]] = field(default_factory=list[Sequence[HostTensor]])
-    """The frozen weights as they are published; empty before the first export."""
+    """This rank's part of the frozen weights as they are published; empty before the first export."""
 
     @classmethod
     def add_to(cls, model: nn.Module, config: LoraConfig, *, seed: int) -> "Lora":
@@ -59,24 +59,49 @@ class Lora:
         lora.published.update(file_names(model))
         return lora
 
-    def export(self, weights: ModelWeights, *, publish: str, dtype: DtypeName) -> Iterable[HostTensor]:
+    def export(
+        self,
+        weights: ModelWeights,
+        *,
+        publish: str,
+        dtype: DtypeName,
+        elements: Mapping[str, tuple[int, int]],
+    ) -> Iterable[HostTensor]:
         """The weights as they are published: `merged` in `dtype`, or base in `dtype` and `adapters`, in
         float32, under PEFT's names. The factors are copied now, the rest is done by whoever iterates.
 
-        `weights`: of the model. Nothing on ranks other than 0, which must call it all the same.
+        `weights`: of the model. `elements`: of each published tensor, the `[first, last)` that are wanted.
         """
         if not self._base:  # frozen, so copied once
             base = weights.gathered(lambda name: not name.endswith(_FACTORS), dtype=DTYPES[dtype])
-            self._base.append(tuple(begin_export(base, dtype)))
-        tensors = (*self._base[0], *self._factors(weights))
-        return _merged(tensors, dtype) if publish == "merged" else tensors
+            self._base.append(tuple(begin_export(base, dtype, elements=elements)))
+        factors = tuple(self._factors(weights))
+        if publish == "merged":
+            return _merged((*self._base[0], *factors), dtype)
+        return (*self._base[0], *(part_of(factor, *elements[factor.name]) for factor in factors))
+
+    def published_table(
+        self, weights: ModelWeights, *, publish: str, dtype: DtypeName
+    ) -> list[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and dtype of each tensor that `export` gives, in its order."""
+        base = [(name, shape, dtype) for name, shape in weights.shapes if not name.endswith(_FACTORS)]
+        if publish == "merged":
+            return [*base]
+        factors = [(name, shape) for name, shape in weights.shapes if name.endswith(_FACTORS)]
+        return [*base, *((self._peft_name(name), shape, "float32") for name, shape in factors)]
 
     def _factors(self, weights: ModelWeights) -> Iterator[HostTensor]:
+        """All factors, whole: they are small, and merging needs them."""
         for name, factor in weights.gathered(lambda name: name.endswith(_FACTORS)):
-            projection, _, kind = name.rpartition(".")
-            weight = f"{projection}.weight"  # in some families already under the folder's name
-            down, up = peft_names(self.published.get(weight, weight))
-            yield host_tensor(down, factor) if kind == "lora_A" else host_tensor(up, self.scale * factor)
+            scale = 1.0 if name.endswith(".lora_A") else self.scale
+            yield host_tensor(self._peft_name(name), scale * factor)
+
+    def _peft_name(self, name: str) -> str:
+        """PEFT's name of a factor."""
+        projection, _, kind = name.rpartition(".")
+        weight = f"{projection}.weight"  # in some families already under the folder's name
+        down, up = peft_names(self.published.get(weight, weight))
+        return down if kind == "lora_A" else up
 
     def _adapt(self, linear: nn.Linear, rank: int, random: torch.Generator) -> None:
         device = linear.weight.device
@@ -95,7 +120,10 @@ class Lora:
 
 def _merged(tensors: Sequence[HostTensor], dtype: DtypeName) -> Iterator[HostTensor]:
     for tensor in merged(tensors):
-        yield from in_dtype((tensor,), dtype)
+        # Of a part of a tensor, too: as a vector, it is a whole tensor.
+        vector = replace(tensor, shape=(tensor.data.nbytes // DTYPES[tensor.dtype].itemsize,), first_idx=0)
+        (cast_vector,) = in_dtype((vector,), dtype)
+        yield replace(cast_vector, shape=tensor.shape, first_idx=tensor.first_idx)
 
 
 def _targets(

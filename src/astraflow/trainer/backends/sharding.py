@@ -4,8 +4,9 @@ Split, every weight is cut by its first dimension, and each rank keeps its rows,
 optimizer state. A layer is whole only while it is computed, forward or backward. Gradients are summed over
 ranks, not averaged: a loss is divided by the denominator of the whole batch already.
 
-Weights leave (`gathered`) one tensor at a time, cast before they travel, so that no rank needs more than one
-whole tensor; and one state gives the same bytes at any number of ranks.
+Weights leave (`gathered`) one tensor at a time, cast before they travel. Each rank takes what it needs of a
+whole tensor and drops it before the next, so that none ever has all; and one state gives the same bytes at
+any number of ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +92,7 @@ class ModelWeights:
         self, keep: Callable[[str], bool] = lambda name: True, *, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Names and values of the weights whose name in the folder is kept; views of the model's memory where
-        it is not split. Every rank must call it and exhaust it; only rank 0 gets anything."""
+        it is not split. Every rank must call it and exhaust it, and gets all of them."""
         for own, views in self._views.items():
             kept = [view for view in views if keep(view.name)]
             weight = self._weights[own].detach()
@@ -100,8 +101,8 @@ class ModelWeights:
             if isinstance(weight, DTensor):
                 part = cast("DTensor", weight if dtype is None else weight.to(dtype))
                 weight = part.full_tensor()
-            if self._ranks.rank == 0:
-                yield from ((view.name, view.of(weight)) for view in kept)
+            for view in kept:
+                yield view.name, view.of(weight)
 
     @torch.no_grad()
     def install(self, tensors: Mapping[str, Tensor]) -> None:
@@ -135,6 +136,11 @@ class ModelWeights:
             rows = local_part(weight)
             first = first_row(weight, self._ranks)
             rows.copy_(whole[first : first + len(rows)])
+
+    @property
+    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of each weight in the folder, in the order of `gathered`."""
+        return tuple((view.name, view.shape) for views in self._views.values() for view in views)
 
     @property
     def held_bytes(self) -> int:

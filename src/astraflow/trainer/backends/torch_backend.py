@@ -7,6 +7,7 @@ come from an engine without any. Not thread-safe: one caller at a time.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ from astraflow.trainer.backends.torch_files import (
 from astraflow.trainer.backends.trained_model import ScoringModel, TrainedModel
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.trainer.ranks import ALONE, Ranks
+from astraflow.weights.manifest import table_of
+from astraflow.weights.ranges import elements_of_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -165,12 +168,25 @@ class TorchBackend:
     def export(self) -> Iterable[HostTensor]:
         """The weights as they are now, in the dtype that is published. Iterate once, in any thread.
 
-        Ranks other than 0 get nothing.
+        Each of several ranks gets all tensors, but of their elements only those of its part of the version.
         """
         dtype = self._backend.publish_dtype
+        elements = self._exported_elements
         if self._lora is not None:
-            return self._lora.export(self._weights, publish=self._backend.lora.publish, dtype=dtype)
-        return begin_export(self._weights.gathered(dtype=DTYPES[dtype]), dtype)
+            publish = self._backend.lora.publish
+            return self._lora.export(self._weights, publish=publish, dtype=dtype, elements=elements)
+        return begin_export(self._weights.gathered(dtype=DTYPES[dtype]), dtype, elements=elements)
+
+    @cached_property
+    def _exported_elements(self) -> Mapping[str, tuple[int, int]]:
+        """Name of each published tensor -> the `[first, last)` of its elements that this rank exports."""
+        dtype = self._backend.publish_dtype
+        if self._lora is None:
+            table = [(name, shape, dtype) for name, shape in self._weights.shapes]
+        else:
+            publish = self._backend.lora.publish
+            table = self._lora.published_table(self._weights, publish=publish, dtype=dtype)
+        return elements_of_rank(table_of(table), self._ranks.rank, self._ranks.world)
 
     def save(self, folder: Path, *, num_steps_done: int) -> Write:
         """Copies models, optimizers and random state to host memory. Returns: what writes the copies.

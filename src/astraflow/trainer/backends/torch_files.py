@@ -63,9 +63,10 @@ def copy_model(folder: Path, model: TrainedModel, name: str) -> Write:
     """
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
 
-    weights = {
-        name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in model.weights.gathered()
-    }
+    weights: dict[str, Tensor] = {}
+    for name_in_folder, weight in model.weights.gathered():
+        if model.ranks.rank == 0:
+            weights[name_in_folder] = weight.detach().to("cpu", copy=True).contiguous()
     part = model.optimizer_part(_prefix(name))
 
     def write() -> None:

@@ -1,7 +1,8 @@
 """Writing encoding `astraflow-delta-1`: base, new -> header, a block per 4M elements, trailer.
 
-A block without changes is left out. Several threads encode blocks. The bytes depend neither on the number of
-threads nor on the kernel. Apart from the two versions, only a few blocks are in memory at a time.
+Several processes can encode blocks of one delta; header and trailer join them. A block without changes is
+left out. Several threads encode blocks. The bytes depend neither on the number of threads nor on the kernel.
+Apart from the two versions, only a few blocks are in memory at a time.
 """
 
 import threading
@@ -19,7 +20,6 @@ from astraflow.types import TensorInfo
 from astraflow.weights.codec.kernels import choose_kernel
 from astraflow.weights.codec.layout import (
     BLOCK,
-    BLOCK_ELEMENTS,
     CHECKSUM,
     DENSE,
     END,
@@ -29,15 +29,15 @@ from astraflow.weights.codec.layout import (
     LENGTH,
     MAGIC,
     Span,
+    blocks_of,
     checksum_of,
-    spans_of,
     words_in,
 )
 from astraflow.weights.codec.planes import Counts, Kernel, Words
 from astraflow.weights.manifest import SEGMENT_BYTES, VersionBytes, VersionDigest, cut, span_bytes
 from astraflow.weights.threads import NUM_THREADS, give_up, shared_threads
 
-__all__ = ["HEADER_BYTES", "encode_blocks", "encode_delta", "encode_header"]
+__all__ = ["HEADER_BYTES", "encode_blocks", "encode_delta", "encode_header", "encode_trailer"]
 
 HEADER_BYTES = HEADER.size + CHECKSUM.size
 
@@ -78,7 +78,11 @@ def encode_delta(
     `base` and `new` hold versions with the same table, including padding; the digests are theirs.
     """
     yield encode_header(tensors, base_digest=base_digest, digest=digest)
-    yield from encode_blocks(base, new, tensors, kernel=kernel)
+    num_blocks = 0
+    for block in encode_blocks(base, new, tensors, kernel=kernel):
+        num_blocks += 1
+        yield block
+    yield encode_trailer(tensors, num_blocks)
 
 
 def encode_header(tensors: Sequence[TensorInfo], *, base_digest: str, digest: str) -> bytes:
@@ -87,40 +91,47 @@ def encode_header(tensors: Sequence[TensorInfo], *, base_digest: str, digest: st
     return header + checksum_of(header)
 
 
+def encode_trailer(tensors: Sequence[TensorInfo], num_blocks: int) -> bytes:
+    """The end of a delta, behind so many blocks."""
+    trailer = BLOCK.pack(span_bytes(tensors), num_blocks, 0, 0, 0, 0, 0, END, 0, 0)
+    return trailer + checksum_of(trailer)
+
+
 def encode_blocks(
-    base: NDArray[np.uint8],
+    base: VersionBytes,
     new: VersionBytes,
     tensors: Sequence[TensorInfo],
     *,
     kernel: Kernel | None = None,
     hashed: VersionDigest | None = None,
     is_advancing: bool = False,
+    within: tuple[int, int] | None = None,
 ) -> Iterator[bytes]:
-    """The bytes of a delta after its header, piece by piece.
+    """The blocks of a delta, one after the other.
 
     `hashed` is the digest of `new`; each part is hashed while it is in the cache. With `is_advancing`, the
-    new elements are written over the base. If the iterator is then not exhausted, `base` holds neither
-    version.
+    new elements are written over the base, whose parts must then be views. If the iterator is then not
+    exhausted, `base` holds neither version. `within`: the `[start, end)` in which the blocks begin.
     """
     kernel = kernel or choose_kernel(new.nbytes)
     coder = _Coder(kernel, base, new, hashed, is_advancing)
-    num_blocks = 0
+    first, end = within or (0, new.nbytes)
     waiting: deque[Future[bytes]] = deque()
     try:
-        for block in _cut(tensors):
+        for block in blocks_of(tensors):
+            if not first <= block.start < end:
+                continue
             waiting.append(shared_threads().submit(coder.encode, block))
             if len(waiting) >= NUM_THREADS + _AHEAD:
                 encoded = waiting[0].result()
                 waiting.popleft()
-                num_blocks += bool(encoded)  # a block without changes has no bytes
-                yield encoded
+                if encoded:  # a block without changes has no bytes
+                    yield encoded
         for future in waiting:
-            num_blocks += bool(future.result())
-            yield future.result()
+            if future.result():
+                yield future.result()
     finally:
         give_up(waiting)
-    trailer = BLOCK.pack(span_bytes(tensors), num_blocks, 0, 0, 0, 0, 0, END, 0, 0)
-    yield trailer + checksum_of(trailer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +139,7 @@ class _Coder:
     """Encodes the blocks of one delta, in any order and in several threads at once."""
 
     kernel: Kernel
-    base: NDArray[np.uint8]
+    base: VersionBytes
     new: VersionBytes
     hashed: VersionDigest | None
     is_advancing: bool
@@ -193,11 +204,3 @@ def _spread(sparse: Sequence[tuple[NDArray[np.uint32], Words]], size: int, dtype
     for positions, some in sparse:
         steps[positions] = some + dtype.type(1)  # sparse steps are zig-zag numbers minus one
     return steps
-
-
-def _cut(tensors: Sequence[TensorInfo]) -> Iterator[Span]:
-    """The spans of a version, cut into blocks."""
-    for span in spans_of(tensors):
-        step = BLOCK_ELEMENTS * span.width
-        for start in range(span.start, span.end, step):
-            yield Span(start, min(start + step, span.end), span.width)

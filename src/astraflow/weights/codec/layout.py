@@ -2,7 +2,7 @@
 byte."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -24,6 +24,7 @@ __all__ = [
     "LENGTH",
     "MAGIC",
     "Span",
+    "blocks_of",
     "checksum_of",
     "spans_of",
     "words_in",
@@ -82,6 +83,14 @@ def spans_of(tensors: Sequence[TensorInfo]) -> list[Span]:
         else:
             spans.append(Span(tensor.offset, end, width))
     return spans
+
+
+def blocks_of(tensors: Sequence[TensorInfo]) -> Iterator[Span]:
+    """The spans of a version, cut into blocks."""
+    for span in spans_of(tensors):
+        step = BLOCK_ELEMENTS * span.width
+        for start in range(span.start, span.end, step):
+            yield Span(start, min(start + step, span.end), span.width)
 
 
 def words_in(buffer: VersionBytes, span: Span) -> Words:
