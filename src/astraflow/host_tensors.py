@@ -20,8 +20,8 @@ class HostTensor:
     """`float32`, `float16` or `bfloat16`."""
     data: NDArray[np.uint8]
     first_idx: int = 0
-    """Elements of the tensor before those in `data`. Where several ranks share a version, each holds a part of
-    some tensors and nothing of others; everywhere else `data` has all elements."""
+    """Elements of the tensor before those in `data`. Where several ranks share a version, each holds a part
+    of some tensors and nothing of others; everywhere else `data` has all elements."""
 
 
 @dataclass(frozen=True, slots=True)

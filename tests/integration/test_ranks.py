@@ -162,9 +162,9 @@ MANY = {"vocab_size": 70_000, "hidden_size": 64}
 def make_experts() -> PreTrainedModel:
     torch.manual_seed(0)
     shape = {
-        **MANY, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_experts": 4,
-        "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "max_position_embeddings": 256, "tie_word_embeddings": True,
+        **MANY, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+        "num_experts": 4, "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "max_position_embeddings": 256, "tie_word_embeddings": True,
         "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
     }  # fmt: skip
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)).eval()

@@ -1,4 +1,7 @@
-"""A trainer of two ranks in a whole run: a rank is killed, and the run goes on from the last checkpoint."""
+"""A trainer of two ranks in a whole run: a rank is killed, and the run goes on from the last checkpoint.
+
+Adapters are published beside the weights: rank 1 then has a part to write even of a tiny model's version.
+"""
 
 import json
 import os
@@ -12,7 +15,11 @@ from system_driver import Runs, Started, astraflow, wait_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-TWO_RANKS = ("policies.actor.train.ranks=2", "policies.actor.train.minibatches=2")
+TWO_RANKS = (
+    "policies.actor.train.ranks=2",
+    "policies.actor.train.minibatches=2",
+    'policies.actor.train.backend={"name": "torch", "lora": {"rank": 2, "publish": "adapters"}}',
+)
 NUM_STEPS = 24
 END_S = 10.0
 """All ranks are gone this long after the timeout."""

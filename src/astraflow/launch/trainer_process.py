@@ -98,9 +98,7 @@ class _Parts:
 
 
 @asynccontextmanager
-async def _parts(
-    folder: RunFolder, recipe: Recipe, policy: str, link: _Link
-) -> AsyncGenerator[_Parts, None]:
+async def _parts(folder: RunFolder, recipe: Recipe, policy: str, link: _Link) -> AsyncGenerator[_Parts, None]:
     """Who learns, gets batches and writes versions of a policy. Ends the further ranks, if any."""
     config = recipe.policies[policy]
     make = partial(

@@ -12,7 +12,6 @@ the range ends, because it hashes that segment. A trainer of one process has one
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -38,8 +37,8 @@ __all__ = [
     "ByteRange",
     "RangeJob",
     "RangeWriter",
-    "Written",
     "WritesRanges",
+    "Written",
     "elements_of_rank",
     "part_path",
     "range_of",
@@ -61,7 +60,8 @@ class ByteRange(NamedTuple):
 def range_of(table: Sequence[TensorInfo], rank: int, world: int) -> ByteRange:
     """The range of a rank: about its share of the version. Some are empty if there are few blocks."""
     num_bytes = span_bytes(table)
-    bounds = [block.start for block in blocks_of(table)][1:] + [num_bytes]
+    starts = [block.start for block in blocks_of(table)]
+    bounds = [*starts[1:], num_bytes]
 
     def bound(number: int) -> int:
         """Where the range of a rank other than 0 begins."""
@@ -236,9 +236,7 @@ def _write_range(fd: int, source: TensorBytes, own: ByteRange, target: NDArray[n
         hashed.take(start, end)  # segments that lie in two of these pieces, where a range begins within one
 
     parts = cut(own.end - own.start, _PART_BYTES)
-    writing = [
-        shared_threads().submit(write_part, own.start + low, own.start + high) for low, high in parts
-    ]
+    writing = [shared_threads().submit(write_part, own.start + low, own.start + high) for low, high in parts]
     try:
         for future in writing:
             future.result()

@@ -120,7 +120,9 @@ def test_tensors_of_another_range_are_refused(tmp_path: Path) -> None:
     path.touch()
     writer = RangeWriter(delta=True, rank=1, world=2)
     version = make_version()
-    with pytest.raises(WeightsError, match=r"tensor 'a' of shape \(4300000,\): 8600000 bytes from element 0 on"):
+    with pytest.raises(
+        WeightsError, match=r"tensor 'a' of shape \(4300000,\): 8600000 bytes from element 0 on"
+    ):
         writer.write_full(RangeJob("actor", 0, str(path)), version, is_copied=False)
     assert path.stat().st_size == 0
 

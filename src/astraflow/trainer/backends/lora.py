@@ -30,8 +30,7 @@ _FACTORS = (".lora_A", ".lora_B")
 class Lora:
     """The adapters of one model.
 
-    Example: `lora = Lora.add_to(model, LoraConfig(rank=8), seed=0)`, train `model`, then
-    `lora.export(publish="merged")`.
+    Example: `lora = Lora.add_to(model, LoraConfig(rank=8), seed=0)`, train `model`, then `lora.export(...)`.
     """
 
     model: nn.Module

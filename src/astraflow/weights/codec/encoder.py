@@ -116,20 +116,24 @@ def encode_blocks(
     kernel = kernel or choose_kernel(new.nbytes)
     coder = _Coder(kernel, base, new, hashed, is_advancing)
     first, end = within or (0, new.nbytes)
+    blocks = [block for block in blocks_of(tensors) if first <= block.start < end]
+    for encoded in _in_order(coder, blocks):
+        if encoded:  # a block without changes has no bytes
+            yield encoded
+
+
+def _in_order(coder: "_Coder", blocks: Sequence[Span]) -> Iterator[bytes]:
+    """The bytes of each block, encoded by several threads."""
     waiting: deque[Future[bytes]] = deque()
     try:
-        for block in blocks_of(tensors):
-            if not first <= block.start < end:
-                continue
+        for block in blocks:
             waiting.append(shared_threads().submit(coder.encode, block))
             if len(waiting) >= NUM_THREADS + _AHEAD:
                 encoded = waiting[0].result()
                 waiting.popleft()
-                if encoded:  # a block without changes has no bytes
-                    yield encoded
+                yield encoded
         for future in waiting:
-            if future.result():
-                yield future.result()
+            yield future.result()
     finally:
         give_up(waiting)
 
