@@ -33,7 +33,8 @@ pytestmark = [
 ]
 SHAPE = {"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 512}
 """Kernels for variable lengths need heads of 32 or more."""
-BF16_NATS = 0.05
+BF16_NATS = 0.15
+"""Rounding of this model, whose logits are large, is 0.06 on a CPU; a wrong formula is off by more than 1."""
 
 
 @pytest.fixture(scope="module")
