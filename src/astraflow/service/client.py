@@ -8,6 +8,7 @@ certificate is not trusted, unless it has answered before.
 """
 
 import asyncio
+import io
 import os
 import random
 import ssl
@@ -31,6 +32,9 @@ _ItemT = TypeVar("_ItemT", bound=Item)
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 _TOO_MANY_REQUESTS = 429
+_LARGE_BODY_BYTES = 1 << 20
+"""A larger body is written in pieces, between which others get their turn in the event loop. aiohttp warns of
+bytes beyond this size."""
 _PROBE_S = 5.0
 """Time for a look at whether a service speaks HTTPS."""
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
@@ -97,7 +101,7 @@ class HttpTransport:
             async with self._session.request(
                 method,
                 self._base_url + target,
-                data=body or None,
+                data=io.BytesIO(body) if len(body) > _LARGE_BODY_BYTES else body or None,
                 headers=headers,
                 timeout=timeout,
                 allow_redirects=False,  # the token and the body are for this address alone

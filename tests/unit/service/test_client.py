@@ -52,6 +52,20 @@ async def test_a_call_carries_typed_items_both_ways(client: ServiceClient) -> No
     assert await client.call("POST", "/echo", Message, body=message) == message
 
 
+async def test_an_item_of_megabytes_arrives_whole() -> None:
+    async def returned(request: Request) -> Response:
+        return item_response(await read_item(request, Message, limit=10_000_000), request)
+
+    server = HttpServer(
+        Starlette(routes=[Route("/", returned, methods=["POST"])]), host="127.0.0.1", port=0, name="large"
+    )
+    client = ServiceClient(await server.start())
+    message = Message(role="user", content="x" * 3_000_000)
+    assert await client.call("POST", "/", Message, body=message) == message
+    await client.close()
+    await server.stop()
+
+
 async def test_refusals_come_back_as_the_error_that_was_raised(client: ServiceClient) -> None:
     with pytest.raises(FencedError, match="epoch 2 holds"):
         await client.call("POST", "/echo", Message, body=Message(role="user", content="fence"))
