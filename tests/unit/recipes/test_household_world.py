@@ -3,6 +3,7 @@
 import random
 import statistics
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -216,6 +217,20 @@ def test_teachers_show_careful_games_less_and_less() -> None:
     assert share_solved(lasts[-300:]) < 0.4
     assert all([m.role for m in game.conversation[:2]] == ["user", "assistant"] for game in made)
     assert made == demonstrations(num=1_000, seed=1, careful_frac=(1.0, 0.0), **TINY)
+
+
+def test_teachers_slip_now_and_then_and_still_reach_the_goal() -> None:
+    def slips(slip_frac: float) -> list[list[str]]:
+        games = demonstrations(num=100, seed=1, careful_frac=(1.0, 1.0), slip_frac=slip_frac, **TINY)
+        said = [[str(message.content) for message in game.conversation] for game in games]
+        assert not any(game[-1] == "inventory" for game in said)
+        return [[done for done, told in pairwise(game) if told == NOTHING] for game in said]
+
+    assert not any(slips(0.0))
+    often = slips(1.0)
+    assert sum(map(bool, often)) > 50
+    assert all(command.startswith("take ") for game in often for command in game)
+    assert 0 < sum(map(len, slips(0.2))) < 0.5 * sum(map(len, often))
 
 
 def test_demonstrations_and_tasks_share_no_room() -> None:
