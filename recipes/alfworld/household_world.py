@@ -137,7 +137,7 @@ class Household(InteractiveEnvironment):
         if not 0 < heldout_frac < 1:
             raise ConfigError(f"heldout_frac = {heldout_frac} is not between 0 and 1, so a split is empty")
         self._commands_left = commands_left
-        self._max_turns = max_turns
+        self.max_turns = max_turns
         self._max_repeats = max_repeats
         self._is_full = form == "full"
         self._size = size
@@ -179,7 +179,7 @@ class Household(InteractiveEnvironment):
         if state.room.is_solved:
             return Observation(told, reward=1.0, is_done=True)
         repeats = state.num_same >= self._max_repeats and state.num_turns > self._max_repeats
-        is_over = repeats or state.num_turns >= self._max_turns
+        is_over = repeats or state.num_turns >= self.max_turns
         return Observation(self._shown(state.room, told), is_done=is_over)
 
     def _shown(self, room: Room, told: str) -> str:
