@@ -13,7 +13,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
@@ -33,7 +32,6 @@ __all__ = [
     "dump_yaml",
     "load_attr",
     "load_mapping",
-    "module_file",
     "overridden",
     "override_pairs",
     "parse_config",
@@ -421,38 +419,6 @@ def dump_yaml(config: Config) -> str:
 
 
 # --- components of the user's own -----------------------------------------------------------------
-
-
-def module_file(module: str) -> Path | None:
-    """The file of a module, found without running any code of the module or its parent packages.
-
-    `importlib.util.find_spec` imports the parent packages, so it must not get a name from the network.
-    Returns None if the module is not installed or has no file.
-    """
-    folders: Sequence[str] = sys.path
-    parent = ""
-    spec = None
-    for part in module.split("."):
-        name = f"{parent}.{part}" if parent else part
-        spec = _find_spec(name, folders if parent else None)
-        if spec is not None and spec.origin is not None:
-            folders = [*(spec.submodule_search_locations or ())]
-        else:
-            # This may be a namespace package, which consists of all folders with its name.
-            folders = [str(folder) for above in folders if (folder := Path(above) / part).is_dir()]
-        parent = name
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def _find_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
-    try:
-        for finder in sys.meta_path:
-            if (spec := finder.find_spec(name, folders)) is not None:
-                return spec
-    except KeyError:
-        # The finder of a namespace package inside another one asks for the imported parent.
-        pass
-    return None
 
 
 def load_attr(use: str, *, where: str = "use") -> Any:

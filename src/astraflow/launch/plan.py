@@ -8,13 +8,14 @@ from typing import Any
 import xxhash
 
 import astraflow
-from astraflow.config import Config, Use, module_file
+from astraflow.config import Config, Use
 from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.cluster_config import LocalLauncherConfig
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
+from astraflow.own_sources import own_files
 from astraflow.rollout.evaluation import EvalRules
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
 
@@ -158,7 +159,8 @@ def fingerprints(recipe: Recipe) -> Fingerprints:
 
 
 def code_fingerprint(recipe: Recipe) -> str:
-    """Digest of the package's version, the protocol's, and the sources of the modules that the recipe names.
+    """Digest of the package's version, the protocol's, and the sources of the modules that the recipe names,
+    with those of the user's own modules that they import.
 
     A launcher does not count: it starts services, which need not have its module. The recipe may come over
     the network, so no module is imported. Raises: ConfigError if one is not installed.
@@ -167,13 +169,13 @@ def code_fingerprint(recipe: Recipe) -> str:
     of_services = recipe.model_copy(update={"launcher": LocalLauncherConfig()})
     places = {use.use.partition(":")[0]: where for where, use in named_uses(of_services)}
     for module in sorted(places):
-        file = module_file(module)
-        if file is None:
+        files = own_files(module)
+        if not files:
             raise ConfigError(
                 f"{places[module]}.use: module {module!r}, which the recipe names, is not installed here as "
                 "a file; install it, or put its file into the current folder or the recipe's"
             )
-        parts.append(file.read_bytes())
+        parts += [file.read_bytes() for file in files]
     return _digest(b"\0".join(parts))
 
 

@@ -28,11 +28,13 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from astraflow.config import Use
 from astraflow.errors import DataError
 from astraflow.models.demonstrations import make_demonstrations
 from astraflow.models.spec import ArchitectureConfig, ModelSpec
 from astraflow.models.tokenizer import make_tokenizer
 from astraflow.models.warmstart import Progress, TinyModel, warm_start
+from astraflow.own_sources import own_files
 
 __all__ = ["init_model", "model_fingerprint"]
 
@@ -67,9 +69,16 @@ def init_model(
 
 
 def model_fingerprint(spec: ModelSpec) -> str:
-    """Hex digest of everything that determines the folder: spec, code and versions of the libraries."""
+    """Hex digest of everything that determines the folder: spec, code and versions of the libraries.
+
+    The code is this package's, and that of a maker of demonstrations with the user's own modules that it
+    imports.
+    """
     digest = hashlib.sha256(spec.model_dump_json().encode())
     digest.update(f"{torch.__version__} {transformers.__version__}".encode())
+    if isinstance(spec.demonstrations, Use):
+        for file in own_files(spec.demonstrations.use.partition(":")[0]):
+            digest.update(file.read_bytes())
     for module in ("demonstrations", "spec", "tiny", "tokenizer", "warmstart"):
         digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
     return digest.hexdigest()[:32]

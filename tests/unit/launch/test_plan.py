@@ -65,6 +65,18 @@ def test_the_code_of_a_recipe_includes_its_own_modules(tmp_path: Path) -> None:
     assert code_fingerprint(plain) == code_fingerprint(plain) != code_fingerprint(own)
 
 
+def test_the_code_of_a_recipe_includes_what_its_own_modules_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_flow.py").write_text("import own_rules\n")
+    (tmp_path / "own_rules.py").write_text("RULES = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = make_recipe(tmp_path, workflow={"name": "use", "use": "own_flow:flow", "args": {}})
+    before = code_fingerprint(recipe)
+    (tmp_path / "own_rules.py").write_text("RULES = 2\n")
+    assert code_fingerprint(recipe) != before
+
+
 def test_a_missing_module_is_named(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, workflow={"name": "use", "use": "no_such_module:solve", "args": {}})
     with pytest.raises(ConfigError, match="module 'no_such_module'"):

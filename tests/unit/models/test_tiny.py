@@ -117,6 +117,21 @@ def test_an_up_to_date_folder_is_left_alone_and_an_outdated_one_is_replaced(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_another_maker_of_demonstrations_makes_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_maker.py").write_text("from own_words import WORDS\n")
+    (tmp_path / "own_words.py").write_text("WORDS = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = spec(demonstrations={"name": "use", "use": "own_maker:demonstrations", "args": {}})
+    first = model_fingerprint(own)
+    assert model_fingerprint(own) == first
+    (tmp_path / "own_words.py").write_text("WORDS = 2\n")
+    second = model_fingerprint(own)
+    (tmp_path / "own_maker.py").write_text("from own_words import WORDS  # all of them\n")
+    assert len({first, second, model_fingerprint(own)}) == 3
+
+
 def test_a_folder_of_someone_elses_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").touch()
     with pytest.raises(DataError, match="was not made by `astraflow model init`"):
