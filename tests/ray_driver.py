@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from system_driver import ROOT, Started, environment, free_ports
+from system_driver import ROOT, Place, environment, free_ports
 
 BIN = ROOT / ".venv-ray" / "bin"
 _LONGEST_START_S = 120.0
@@ -83,19 +83,15 @@ class RayCluster:
                     found.append(" ".join(process.cmdline()))
         return found
 
-    def run(self, recipe: Path, run_dir: Path, *overrides: str) -> Started:
-        """Starts `astraflow run --on ray` with plain lines."""
-        argv = [str(BIN / "astraflow"), "run", str(recipe), f"launcher.address={self.address}", *overrides]
-        process = subprocess.Popen(
-            [*argv, "--on", "ray", "--run-dir", str(run_dir), "--plain"],
-            cwd=ROOT,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        return Started(process, run_dir)
+    @property
+    def place(self) -> Place:
+        """Where runs start."""
+        return Place((str(BIN / "astraflow"),), self.env)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments of `astraflow run`, after all overrides."""
+        return (f"launcher.address={self.address}", "--on", "ray")
 
     def close(self) -> None:
         for node in reversed(self._nodes):

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from system_driver import ROOT, Started, environment
+from system_driver import Place, environment, free_ports
 
 _LONGEST_START_S = 60.0
 _PROGRAMS = (
@@ -83,19 +82,10 @@ class SlurmCluster:
                 victim.kill()
         self._daemons.pop(node).wait()
 
-    def run(self, recipe: Path, run_dir: Path, *overrides: str) -> Started:
-        """Starts `astraflow run` with plain lines."""
-        argv = [sys.executable, "-m", "astraflow.cli.main", "run", str(recipe), *overrides]
-        process = subprocess.Popen(
-            [*argv, "--run-dir", str(run_dir), "--plain"],
-            cwd=ROOT,
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        return Started(process, run_dir)
+    @property
+    def place(self) -> Place:
+        """Where runs start: Slurm's commands find this cluster there."""
+        return Place(env=self.env)
 
     def jobs(self) -> dict[str, str]:
         """Number of each job that is not over -> its name."""
@@ -125,7 +115,7 @@ class SlurmCluster:
         return self._folder / "munge.socket"
 
     def _conf(self) -> str:
-        ports = _free_ports(len(self.nodes) + 1)
+        ports = free_ports(len(self.nodes) + 1)
         nodes = [
             f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs=1"
             for node, port in zip(self.nodes, ports[1:], strict=True)
@@ -182,11 +172,3 @@ class SlurmCluster:
 
     def _texts(self) -> str:
         return "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in self._folder.glob("*.out"))
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for taken in sockets:
-            taken.bind(("127.0.0.1", 0))
-        return [int(taken.getsockname()[1]) for taken in sockets]

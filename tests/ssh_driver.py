@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from system_driver import ROOT, Started, environment
+from system_driver import Place
 
 SSHD = "/usr/sbin/sshd"
 _NETWORK = "10.231.0"
@@ -70,19 +70,11 @@ class SshHosts:
             **settings,
         }
 
-    def run(self, recipe: Path, run_dir: Path, *overrides: str) -> Started:
-        """Starts `astraflow run` on the head, with plain lines."""
-        argv = [sys.executable, "-m", "astraflow.cli.main", "run", str(recipe), *overrides]
-        process = subprocess.Popen(
-            ["ip", "netns", "exec", self._namespace("head"), *argv, "--run-dir", str(run_dir), "--plain"],
-            cwd=ROOT,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        return Started(process, run_dir)
+    @property
+    def head(self) -> Place:
+        """Where runs start."""
+        here = Place()
+        return Place(("ip", "netns", "exec", self._namespace("head"), *here.command), here.env)
 
     def start(self, address: str) -> None:
         """Switches a host on."""

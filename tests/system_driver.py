@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -62,6 +63,14 @@ def init_models(folder: Path, *names: str, steps: int) -> None:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's launcher is started: the command `astraflow` there, and its environment."""
+
+    command: tuple[str, ...] = (sys.executable, "-m", "astraflow.cli.main")
+    env: dict[str, str] = field(default_factory=environment)
 
 
 @dataclass
@@ -180,14 +189,14 @@ class Runs:
         path.write_text(yaml.safe_dump(recipe | sections))
         return path
 
-    def start(self, recipe: Path, *overrides: str, name: str = "run") -> Started:
-        """Starts `astraflow run` with plain lines."""
+    def start(self, recipe: Path, *arguments: str, name: str = "run", place: Place | None = None) -> Started:
+        """Starts `astraflow run` with plain lines, by default on this machine."""
         run_dir = self.folder / name
-        argv = [sys.executable, "-m", "astraflow.cli.main", "run", str(recipe), *overrides]
+        place = place or Place()
         process = subprocess.Popen(
-            [*argv, "--run-dir", str(run_dir), "--plain"],
+            [*place.command, "run", str(recipe), *arguments, "--run-dir", str(run_dir), "--plain"],
             cwd=ROOT,
-            env=environment(),
+            env=place.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -237,6 +246,21 @@ def wait_until(run: Started, is_so: Callable[[], bool], *, timeout_s: float) -> 
             pytest.fail(f"the run ended:\n{run.report()}")
         assert time.monotonic() < deadline, run.report()
         time.sleep(0.2)
+
+
+def wait_for_nothing(left_over: Callable[[], list[str]], *, timeout_s: float) -> None:
+    """Waits until a cluster holds nothing any more. Fails with what is left."""
+    deadline = time.monotonic() + timeout_s
+    while (left := left_over()) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    assert left == []
+
+
+def places_of(run: Started, service: str) -> list[str]:
+    """The machines or nodes that a service was started on, one after the other, as its gathered log says."""
+    path = run.run_dir / "logs" / f"{service}.log"
+    text = path.read_text() if path.exists() else ""
+    return re.findall(r"^--- on (?:machine|node) (\S+)$", text, re.MULTILINE)
 
 
 def interrupt(run: Started) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster_recipes import make_cluster_recipe
 from system_driver import ROOT, astraflow
 
 BIN = ROOT / ".venv-k8s" / "bin"
@@ -16,27 +17,11 @@ pytestmark = [
     pytest.mark.skipif(not BIN.exists(), reason="no .venv-k8s: `make .venv-k8s` installs the schemas"),
 ]
 
-RECIPE: dict[str, object] = {
-    "name": "small_run",
-    "tasks": {"sources": {"sums": {"name": "jsonl", "path": "/models/tasks.jsonl"}}},
-    "policies": {
-        "actor": {"model": "/models/actor"},
-        "judge_1": {"model": "/models/judge", "role": "frozen"},
-    },
-    "cluster": {
-        "rollout": {"cpus": 4, "gpus": 1, "memory_gb": 32, "labels": {"pool": "spot"}},
-        "trainer": {"cpus": 8, "gpus": 1},
-        "least_services": 2,
-        "most_services": 16,
-        "k8s": {"image": "registry/astraflow:1", "storage_class": "fast", "models_claim": "models"},
-    },
-}
-
 
 @pytest.mark.parametrize("version", ["1.33", "1.35", "1.37"])
 def test_every_object_fits_the_schema_of(version: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(RECIPE))
+    recipe.write_text(json.dumps(make_cluster_recipe()))
     out = tmp_path / "manifests"
     rendered = astraflow("cluster", "render", str(recipe), "--out", str(out))
     assert rendered.returncode == 0, rendered.stderr

@@ -1,6 +1,5 @@
 """Runs whose rollout services are on the nodes of a real Ray cluster: three raylets on this machine."""
 
-import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from ray_driver import BIN, RayCluster
 from system_driver import (
     ROOT,
     Runs,
-    Started,
     environment,
     interrupt,
     num_steps,
+    places_of,
     service_of,
     wait_gone,
     wait_until,
@@ -39,16 +38,13 @@ def cluster() -> Iterator[RayCluster]:
     assert made.left_over() == []
 
 
-def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(
-    cluster: RayCluster, runs: Runs, tmp_path: Path
-) -> None:
+def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(cluster: RayCluster, runs: Runs) -> None:
     nodes = [cluster.add_node(), cluster.add_node()]
     recipe = runs.recipe(steps=100_000, services=2)
-    run = cluster.run(recipe, tmp_path / "run")
-    runs.started.append(run)
+    run = runs.start(recipe, *cluster.arguments, place=cluster.place)
     services = ("rollout-0", "rollout-1")
-    wait_until(run, lambda: num_steps(run) >= 3 and all(_node_of(run, s) for s in services), timeout_s=120)
-    homes = {name: _node_of(run, name) for name in services}
+    wait_until(run, lambda: num_steps(run) >= 3 and all(places_of(run, s) for s in services), timeout_s=120)
+    homes = {name: places_of(run, name)[-1] for name in services}
     assert sorted(homes.values()) == sorted(nodes)  # spread over the nodes
 
     lost = "rollout-0"
@@ -61,7 +57,7 @@ def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(
 
     home = cluster.add_node()
     wait_until(run, lambda: service_of(run, lost)["state"] == "running", timeout_s=120)
-    assert _node_of(run, lost) == home
+    assert places_of(run, lost)[-1] == home
 
     pids = run.pids()
     begin = time.monotonic()
@@ -70,20 +66,16 @@ def test_a_lost_node_costs_one_service_and_the_run_stops_and_resumes(
     assert wait_gone(pids, timeout_s=5.0) == []
 
     steps = num_steps(run) + 20
-    resumed = cluster.run(recipe, tmp_path / "run", f"steps={steps}")
-    runs.started.append(resumed)
+    resumed = runs.start(recipe, f"steps={steps}", *cluster.arguments, place=cluster.place)
     assert resumed.finish() == 0, resumed.report()
     summary = resumed.summary()
     assert summary["audit_ok"], resumed.report()
     assert "registered as rollout-0" in (resumed.run_dir / "logs" / "rollout-0.log").read_text()
 
 
-def test_needs_that_no_node_can_meet_are_named_before_anything_runs(
-    cluster: RayCluster, runs: Runs, tmp_path: Path
-) -> None:
+def test_needs_that_no_node_can_meet_are_named_before_anything_runs(cluster: RayCluster, runs: Runs) -> None:
     recipe = runs.recipe(cluster={"rollout": {"gpus": 1}})
-    run = cluster.run(recipe, tmp_path / "run")
-    runs.started.append(run)
+    run = runs.start(recipe, *cluster.arguments, place=cluster.place)
     assert run.finish() != 0
     text = "".join(run.lines)
     assert "no machine of the Ray cluster has 1 CPUs, 1 GPUs" in text, text
@@ -103,10 +95,3 @@ def test_without_a_cluster_the_error_names_the_address_and_the_remedy(runs: Runs
     assert done.returncode == 2, done.stdout + done.stderr
     assert "launcher.address = '127.0.0.1:9': cannot join the Ray cluster" in done.stderr + done.stdout
     assert "ray start --head" in done.stderr + done.stdout
-
-
-def _node_of(run: Started, service: str) -> str:
-    """The node that a service was started on last, as its gathered log says."""
-    path = run.run_dir / "logs" / f"{service}.log"
-    found = re.findall(r"^--- on node (\S+)$", path.read_text() if path.exists() else "", re.MULTILINE)
-    return found[-1] if found else ""

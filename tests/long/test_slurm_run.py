@@ -2,14 +2,21 @@
 
 import re
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from slurm_driver import SlurmCluster, missing
-from system_driver import Runs, Started, astraflow, interrupt, num_steps, own_address, service_of, wait_until
+from system_driver import (
+    Runs,
+    interrupt,
+    num_steps,
+    own_address,
+    places_of,
+    service_of,
+    wait_for_nothing,
+    wait_until,
+)
 
 pytestmark = [
     pytest.mark.long,
@@ -34,34 +41,16 @@ def cluster() -> Iterator[SlurmCluster]:
         made.close()
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model `actor`, which knows nothing."""
-    folder = tmp_path_factory.mktemp("models")
-    spec = "recipes/models/quickstart.yaml"
-    done = astraflow("model", "init", spec, "warm_start.steps=0", "--out", str(folder / "actor"))
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def runs(models: Path, tmp_path: Path) -> Iterator[Runs]:
-    made = Runs(models, tmp_path)
-    yield made
-    made.close()
-
-
 def test_a_cancelled_job_and_a_lost_node_cost_a_service_and_the_run_stops_and_resumes(
-    cluster: SlurmCluster, runs: Runs, tmp_path: Path
+    cluster: SlurmCluster, runs: Runs
 ) -> None:
     recipe = runs.recipe(steps=100_000, services=3, launcher=launcher())
-    run = cluster.run(recipe, tmp_path / "run")
-    runs.started.append(run)
-    wait_until(run, lambda: num_steps(run) >= 3 and all(_starts(run, s) for s in SERVICES), timeout_s=120)
+    run = runs.start(recipe, place=cluster.place)
+    wait_until(run, lambda: num_steps(run) >= 3 and all(places_of(run, s) for s in SERVICES), timeout_s=120)
     assert sorted(cluster.jobs().values()) == [f"astraflow-{name}" for name in SERVICES]
 
     cluster.cancel("astraflow-rollout-1")
-    wait_until(run, lambda: _starts(run, "rollout-1") == 2, timeout_s=60)
+    wait_until(run, lambda: len(places_of(run, "rollout-1")) == 2, timeout_s=60)
     assert service_of(run, "rollout-1")["last_line"] == "its machine was lost"
     assert "no word" not in (run.run_dir / "logs" / "rollout-1.log").read_text()
 
@@ -73,59 +62,37 @@ def test_a_cancelled_job_and_a_lost_node_cost_a_service_and_the_run_stops_and_re
     wait_until(run, lambda: all(service_of(run, s)["state"] == "running" for s in SERVICES), timeout_s=120)
 
     assert interrupt(run) == 130, run.report()
-    _nothing_left(cluster)
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)
 
     steps = num_steps(run) + 20
-    resumed = cluster.run(recipe, tmp_path / "run", f"steps={steps}")
-    runs.started.append(resumed)
+    resumed = runs.start(recipe, f"steps={steps}", place=cluster.place)
     assert resumed.finish() == 0, resumed.report()
     assert resumed.summary()["audit_ok"], resumed.report()
-    _nothing_left(cluster)
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)
 
 
-def test_a_job_at_its_time_limit_drains_and_goes_on_as_another_job(
-    cluster: SlurmCluster, runs: Runs, tmp_path: Path
-) -> None:
+def test_a_job_at_its_time_limit_drains_and_goes_on_as_another_job(cluster: SlurmCluster, runs: Runs) -> None:
     limits = launcher(options=["--time=1"], notice_s=20)
-    run = cluster.run(runs.recipe(steps=100_000, launcher=limits), tmp_path / "run")
-    runs.started.append(run)
-    wait_until(run, lambda: _starts(run, "rollout-0") == 2, timeout_s=180)
+    run = runs.start(runs.recipe(steps=100_000, launcher=limits), place=cluster.place)
+    wait_until(run, lambda: len(places_of(run, "rollout-0")) == 2, timeout_s=180)
     log = (run.run_dir / "logs" / "rollout-0.log").read_text()
     assert "is lost" not in log, log  # it was told, and ended by itself
     assert service_of(run, "rollout-0")["last_line"] == "its machine was lost"
     assert interrupt(run) == 130, run.report()
-    _nothing_left(cluster)
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)
 
 
-def test_a_partition_that_does_not_exist_is_named_with_the_remedy(
-    cluster: SlurmCluster, runs: Runs, tmp_path: Path
-) -> None:
-    run = cluster.run(runs.recipe(launcher=launcher(partition="fast")), tmp_path / "run")
-    runs.started.append(run)
+def test_a_partition_that_does_not_exist_is_named_with_the_remedy(cluster: SlurmCluster, runs: Runs) -> None:
+    run = runs.start(runs.recipe(launcher=launcher(partition="fast")), place=cluster.place)
     assert run.finish() == 2
     text = "".join(run.lines)
     assert re.search(r"nvalid partition.*see `sinfo`", text), text
-    _nothing_left(cluster)
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)
 
 
-def test_a_job_that_waits_in_the_queue_is_gone_with_its_run(
-    cluster: SlurmCluster, runs: Runs, tmp_path: Path
-) -> None:
-    run = cluster.run(runs.recipe(steps=100_000, services=4, launcher=launcher()), tmp_path / "run")
-    runs.started.append(run)
+def test_a_job_that_waits_in_the_queue_is_gone_with_its_run(cluster: SlurmCluster, runs: Runs) -> None:
+    recipe = runs.recipe(steps=100_000, services=4, launcher=launcher())
+    run = runs.start(recipe, place=cluster.place)
     wait_until(run, lambda: len(cluster.jobs()) == 4 and num_steps(run) >= 3, timeout_s=120)
     assert interrupt(run) == 130, run.report()
-    _nothing_left(cluster)
-
-
-def _starts(run: Started, service: str) -> int:
-    """How often a service was started on a node, as its gathered log says."""
-    path = run.run_dir / "logs" / f"{service}.log"
-    return len(re.findall(r"^--- on machine ", path.read_text(), re.MULTILINE)) if path.exists() else 0
-
-
-def _nothing_left(cluster: SlurmCluster) -> None:
-    deadline = time.monotonic() + 30.0
-    while (left := cluster.left_over()) and time.monotonic() < deadline:
-        time.sleep(0.3)
-    assert left == []
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)

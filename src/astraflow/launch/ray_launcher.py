@@ -28,7 +28,7 @@ from astraflow.launch.cluster_config import RayLauncherConfig
 from astraflow.launch.local import LocalLauncher
 from astraflow.launch.process_host import ProcessHost
 from astraflow.launch.ray_process import NodeOf, RayProcess
-from astraflow.launch.room import Room, contents_of, missing_room, name_wait
+from astraflow.launch.room import Room, contents_of, is_movable, missing_room, naming_wait
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
 
 __all__ = ["RayLauncher", "room_of"]
@@ -82,7 +82,7 @@ class RayLauncher:
 
         Raises: ConfigError if no node can have room for it; ServiceError if Ray cannot start it.
         """
-        if spec.near or spec.writes or spec.address:
+        if not is_movable(spec):
             return await self._local.start(spec)
         if spec.name not in self._fitting and not self._config.autoscales:
             rooms = [room_of(node) for node in self._ray.nodes() if node["Alive"]]
@@ -126,10 +126,9 @@ class RayLauncher:
     async def _started(self, actor: Any, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
         errors = self._ray.exceptions
         node = NodeOf(self._ray)
-        named = asyncio.create_task(name_wait(spec))
         try:
-            await node.ask(actor)
-            named.cancel()
+            with naming_wait(spec):
+                await node.ask(actor)
             pid = await actor.start.remote(spec, files, astraflow.__version__)
         except errors.RayTaskError as err:
             if isinstance(err.cause, Error):
@@ -143,8 +142,6 @@ class RayLauncher:
                 f"Ray cannot start {spec.name}: {err}; is astraflow[ray] {astraflow.__version__} installed "
                 "on all nodes?"
             ) from err
-        finally:
-            named.cancel()
         _log.info("%s runs on node %s (process %d there)", spec.name, node.address, pid)
         return RayProcess(self._ray, actor, node, pid=pid, log_path=spec.log_path)
 

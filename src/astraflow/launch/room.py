@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import Needs, ProcessSpec
 
-__all__ = ["Room", "contents_of", "missing_room", "name_wait", "needs_text"]
+__all__ = ["Room", "contents_of", "is_movable", "missing_room", "naming_wait", "needs_text"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +62,23 @@ def needs_text(needs: Needs) -> str:
     return ", ".join(parts)
 
 
-async def name_wait(spec: ProcessSpec) -> None:
-    """Says that a process waits for a machine; cancelled once it has one."""
+def is_movable(spec: ProcessSpec) -> bool:
+    """Whether a process can run on another machine than the launcher's: it is near nobody, listens nowhere
+    and must find nothing again."""
+    return not (spec.near or spec.writes or spec.address)
+
+
+@contextmanager
+def naming_wait(spec: ProcessSpec) -> Generator[None]:
+    """While a process waits for a machine in this block, and does so for long, the log says it."""
+    named = asyncio.create_task(_name_wait(spec))
+    try:
+        yield
+    finally:
+        named.cancel()
+
+
+async def _name_wait(spec: ProcessSpec) -> None:
     await asyncio.sleep(_NAMED_AFTER_S)
     text = f"{spec.name} waits for a machine with room for it: {needs_text(spec.needs)}"
     _log.warning("%s", text)

@@ -10,6 +10,7 @@ cannot requeue such a job, and need not. What waits in the queue is `waiting` or
 
 import asyncio
 import logging
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -19,8 +20,8 @@ from astraflow.errors import ConfigError
 from astraflow.launch.cluster_config import SlurmLauncherConfig
 from astraflow.launch.host_link import HostLink, LinkLostError
 from astraflow.launch.local import LocalLauncher
-from astraflow.launch.piped_process import PipedProcess, started
-from astraflow.launch.room import contents_of, name_wait
+from astraflow.launch.piped_process import PipedProcesses
+from astraflow.launch.room import contents_of, is_movable, naming_wait
 from astraflow.protocols import ProcessHandle, ProcessSpec
 from astraflow.service.server import is_loopback
 
@@ -55,7 +56,7 @@ class SlurmLauncher:
         self._config = config
         self._host = _own_address(config)
         self._local = LocalLauncher()
-        self._running: set[PipedProcess] = set()
+        self._processes = PipedProcesses()
 
     @property
     def host(self) -> str:
@@ -67,22 +68,18 @@ class SlurmLauncher:
 
         Raises: ConfigError if Slurm never will, or the node refuses it for good.
         """
-        if spec.near or spec.writes or spec.address:
+        if not is_movable(spec):
             return await self._local.start(spec)
         files = await asyncio.to_thread(contents_of, spec)
-        named = asyncio.create_task(name_wait(spec))
-        try:
+        with naming_wait(spec):
             while True:
                 process = await self._try(spec, files)
                 if process is not None:
                     return process
-        finally:
-            named.cancel()
 
     def close(self) -> None:
         """Ends every job that is left."""
-        for process in tuple(self._running):
-            process.abandon()
+        self._processes.close()
         self._local.close()
 
     async def _try(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle | None:
@@ -109,17 +106,7 @@ class SlurmLauncher:
             raise ConfigError(
                 f"the launcher slurm needs `srun` ({err.strerror}); run this where Slurm's commands are"
             ) from err
-        try:
-            machine = (await link.hello()).hostname
-            pid = await started(link, machine, spec, files)
-        except BaseException:
-            link.close()
-            raise
-        process = PipedProcess(
-            link, machine, pid=pid, log_path=spec.log_path, on_end=lambda: self._running.discard(process)
-        )
-        self._running.add(process)
-        return process
+        return await self._processes.start(link, spec, files, patience_s=math.inf)
 
 
 def srun_command(config: SlurmLauncherConfig, spec: ProcessSpec) -> list[str]:

@@ -26,8 +26,8 @@ from astraflow.launch.cluster_config import SshLauncherConfig
 from astraflow.launch.host_frames import Hello
 from astraflow.launch.host_link import HostLink, LinkLostError
 from astraflow.launch.local import LocalLauncher
-from astraflow.launch.piped_process import PipedProcess, asked, started
-from astraflow.launch.room import Room, contents_of, missing_room, name_wait
+from astraflow.launch.piped_process import PipedProcesses, asked
+from astraflow.launch.room import Room, contents_of, is_movable, missing_room, naming_wait
 from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
 from astraflow.service.server import is_loopback
 
@@ -127,7 +127,7 @@ class SshLauncher:
         rooms = {name: Room(hello.cpus, hello.gpus, hello.memory_bytes) for name, hello in hellos.items()}
         self._book = HostBook([HostEntry(name, room) for name, room in rooms.items()])
         self._local = LocalLauncher()
-        self._running: set[PipedProcess] = set()
+        self._processes = PipedProcesses()
 
     @property
     def host(self) -> str:
@@ -139,7 +139,7 @@ class SshLauncher:
 
         Raises: ConfigError if no host can have room for it, or one refuses it for good.
         """
-        if spec.near or spec.writes or spec.address:
+        if not is_movable(spec):
             return await self._local.start(spec)
         if spec.needs.labels:
             raise ConfigError(
@@ -151,8 +151,7 @@ class SshLauncher:
         if missing:
             raise ConfigError(f"{spec.name}: {missing}")
         files = await asyncio.to_thread(contents_of, spec)
-        named = asyncio.create_task(name_wait(spec))
-        try:
+        with naming_wait(spec):
             while True:
                 host, gpus = await self._book.take(spec.needs)
                 try:
@@ -161,38 +160,29 @@ class SshLauncher:
                     host.num_failures += 1
                     _log.warning("%s cannot start on %s: %s", spec.name, host.name, err)
                 await asyncio.sleep(_ASK_AGAIN_S)
-        finally:
-            named.cancel()
 
     def close(self) -> None:
         """Closes every link; hosts end the processes whose launcher is gone."""
-        for process in tuple(self._running):
-            process.abandon()
+        self._processes.close()
         self._local.close()
 
     async def _start_on(
         self, host: HostEntry, gpus: Sequence[int], spec: ProcessSpec, files: Mapping[Path, bytes]
     ) -> ProcessHandle:
         """Starts a process on a host, where nothing is left of it if that fails. Raises: LinkLostError."""
+
+        def give_back() -> None:
+            self._book.give_back(host, spec.needs, gpus)
+
         try:
             link = await HostLink.open(ssh_command(self._config, host.name))
-            try:
-                await asked(link)
-                pid = await started(link, host.name, _seeing(spec, gpus), files)
-            except BaseException:
-                link.close()
-                raise
+            process = await self._processes.start(
+                link, _seeing(spec, gpus), files, machine=host.name, on_end=give_back
+            )
         except BaseException:
-            self._book.give_back(host, spec.needs, gpus)
+            give_back()
             raise
         host.num_failures = 0
-
-        def ended() -> None:
-            self._running.discard(process)
-            self._book.give_back(host, spec.needs, gpus)
-
-        process = PipedProcess(link, host.name, pid=pid, log_path=spec.log_path, on_end=ended)
-        self._running.add(process)
         return process
 
 

@@ -12,25 +12,11 @@ from astraflow.config import parse_config
 from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe
 from astraflow.launch.kubernetes import manifests, new_tokens, recipe_in_cluster
+from cluster_recipes import make_cluster_recipe
 
 
 def make_recipe(**sections: object) -> Recipe:
-    mapping: dict[str, object] = {
-        "name": "small_run",
-        "tasks": {"sources": {"sums": {"name": "jsonl", "path": "/models/tasks.jsonl"}}},
-        "policies": {
-            "actor": {"model": "/models/actor"},
-            "judge_1": {"model": "/models/judge", "role": "frozen"},
-        },
-        "cluster": {
-            "rollout": {"cpus": 4, "gpus": 1, "memory_gb": 32, "labels": {"pool": "spot"}},
-            "trainer": {"cpus": 8, "gpus": 1},
-            "least_services": 2,
-            "most_services": 16,
-            "k8s": {"image": "registry/astraflow:1", "namespace": "rl", "models_claim": "models"},
-        },
-    }
-    return Recipe.model_validate_json(json.dumps(mapping | sections))
+    return Recipe.model_validate_json(json.dumps(make_cluster_recipe(**sections)))
 
 
 def objects_of(recipe: Recipe) -> dict[str, dict[str, Any]]:
