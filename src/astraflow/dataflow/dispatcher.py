@@ -51,9 +51,16 @@ class Dispatcher:
     """
 
     def __init__(
-        self, core: Core, journal: Journal, liveness: Liveness, *, clock: Callable[[], float] | None = None
+        self,
+        core: Core,
+        journal: Journal,
+        liveness: Liveness,
+        *,
+        clock: Callable[[], float] | None = None,
+        shares: WaitShares | None = None,
     ) -> None:
-        """`clock`: Unix time of records and deadlines; by default a `SteadyClock`."""
+        """`clock`: Unix time of records and deadlines; by default a `SteadyClock`. `shares`: who waits for
+        whom, for the advice on the number of services."""
         self.core = core
         self.journal = journal
         self.liveness = liveness
@@ -61,7 +68,7 @@ class Dispatcher:
         self.started_s = self.clock()
         self.topics = Topics()
         self.lease_queue = LeaseQueue()
-        self.shares = WaitShares()
+        self.shares = shares or WaitShares()
         self.fatal = asyncio.Event()
         journal.on_broken = self.fatal.set
         self.deadline_moved = asyncio.Event()

@@ -287,14 +287,14 @@ class WorkerRoutes:
         return lambda: worker.newest_ask is this_request
 
     def _note_share(self, worker_id: str, load: Load) -> None:
-        """Notes how much of the service is idle, and whether that is because a trainer holds it back."""
-        if load.num_slots > 0:
-            self._dispatcher.shares.beat(
-                worker_id,
-                free_frac=max(0.0, 1 - load.num_running / load.num_slots),
-                is_held_back=self._core.why_no_lease(load.versions).startswith("trainer: "),
-                now_s=self._dispatcher.clock(),
-            )
+        """Notes how much of the service is idle, and whether that is because a trainer holds it back. One
+        that does not report its slots counts as busy."""
+        self._dispatcher.shares.beat(
+            worker_id,
+            free_frac=max(0.0, 1 - load.num_running / load.num_slots) if load.num_slots else 0.0,
+            is_held_back=self._core.why_no_lease(load.versions).startswith("trainer: "),
+            now_s=self._dispatcher.clock(),
+        )
 
     def _note_end(self, worker_id: str) -> None:
         """Notes that the service is about to read the run's end, if the run has ended."""

@@ -1,15 +1,20 @@
 """Advice on how many rollout services a run could use, from who waited for whom lately.
 
 It is passive, and time is an argument, in seconds of any one clock. The shares are not stored: after a
-restart they start from zero. Nothing acts on the advice.
+restart they start from zero. Who starts the services may act on the advice (`launch/pool.py`).
 
 - A trainer's wait share is the time that it waited for batches, divided by all of its time. It covers the
-  steps committed in the window and the wait that is going on now. If a trainer waits a share `w`, a pool of
-  `n` services makes only `1 - w` of what the trainer could train. So `n * w / (1 - w)` more services would
-  keep it busy.
+  steps committed in the window and the wait that is going on now. Left out are the time before the first
+  service was at work, and the wait for the first batch, unless that takes longer than the window: a pool of
+  any size has to make its first episodes. If a
+  trainer waits a share `w`, a pool of `n` services makes only `1 - w` of what the trainer could train. So
+  `n / (1 - w)` services would keep it busy.
 - The pool's wait share is the share of its slots (`rollout.max_episodes` of each service) that are empty
   because no group may begin before a trainer takes a batch; while a service loads its first version, it has
-  none. If a share `r` is empty, `n * r` services are too many.
+  none. If a share `r` is empty, `n * (1 - r)` services would do.
+
+In both, `n` is the mean number of services over the window, as the shares are means. So advice that was
+followed is not given again while the window still shows the time before.
 
 If both wait, they take turns, because the staleness bound forces them to. More services change little then.
 """
@@ -22,21 +27,25 @@ from astraflow.types import ScalingAdvice
 
 __all__ = ["WaitShares"]
 
-_WINDOW_S = 300.0
-"""Long enough for several steps of most runs, short enough to follow a pool that changes."""
 _BALANCED_FRAC = 0.05
 """Smaller shares are the ordinary variation between steps."""
-_TOO_EARLY_S = 30.0
-"""There is no advice while the window holds less than this."""
+_TOO_EARLY_FRAC = 0.1
+"""There is no advice while less than this share of the window is known."""
 _KNOWN_S = 8.0
 """The pool's share is told once the window holds this much of a service: a warning may come earlier than
 advice."""
+_COUNT_EVERY_S = 1.0
+"""Time between two counts of services; a beat comes from each of them every few seconds."""
+_LEAST_USE = 1e-3
+"""Bounds the advice if a trainer always waits."""
+_ROUNDING = 1e-9
 
 
 class _Share:
-    """The mean of a value over the last `_WINDOW_S`, weighted by time. Sums are kept, so reading is cheap."""
+    """The mean of a value over the last `window_s`, weighted by time. Sums are kept, so reading is cheap."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
         self._parts: deque[tuple[float, float, float]] = deque()
         """(end, length, value) of each stretch of time."""
         self._known_s = 0.0
@@ -56,7 +65,7 @@ class _Share:
         return max(0.0, self._known_s), max(0.0, self._weighted_s)
 
     def _forget(self, now_s: float) -> None:
-        while self._parts and self._parts[0][0] < now_s - _WINDOW_S:
+        while self._parts and self._parts[0][0] < now_s - self._window_s:
             _, length_s, value = self._parts.popleft()
             self._known_s -= length_s
             self._weighted_s -= length_s * value
@@ -68,11 +77,20 @@ class WaitShares:
     Example: `shares.committed("actor", waited_s=2.2, now_s=10.0)`, then `shares.advice(11.0, {}, ids)`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float = 300.0) -> None:
+        """`window_s`: how far back the shares look. 5 minutes are long enough for several steps of most runs,
+        and short enough to follow a pool that changes."""
+        self._window_s = window_s
         self._trainers: dict[str, _Share] = {}
         self._last_commit_s: dict[str, float] = {}
         self._services: dict[str, _Share] = {}
         self._last_beat_s: dict[str, float] = {}
+        self._size = _Share(window_s)
+        """The number of services at work."""
+        self._counted = 0
+        self._counted_s: float | None = None
+        """When services were counted last; None before the first one was at work."""
+        self._first_work_s: float | None = None
 
     def attached(self, policy: str, now_s: float) -> None:
         """Records that a trainer begins a session. The time before does not count as its time."""
@@ -80,9 +98,13 @@ class WaitShares:
 
     def committed(self, policy: str, *, waited_s: float, now_s: float) -> None:
         """Records that a trainer committed a step, after it had waited `waited_s` for the batch."""
-        length_s = now_s - self._last_commit_s.get(policy, now_s)
+        since_s = self._last_commit_s.get(policy, now_s)
+        if self._first_work_s is not None and since_s <= self._first_work_s:
+            waited_s = 0.0  # the first batch
+            since_s = self._first_work_s
+        length_s = now_s - since_s
         self._last_commit_s[policy] = now_s
-        share = self._trainers.setdefault(policy, _Share())
+        share = self._trainers.setdefault(policy, _Share(self._window_s))
         share.add(now_s, length_s, min(1.0, waited_s / length_s) if length_s > 0 else 0.0)
 
     def beat(self, service: str, *, free_frac: float, is_held_back: bool, now_s: float) -> None:
@@ -93,10 +115,13 @@ class WaitShares:
         """
         if service not in self._services and free_frac >= 1.0 and not is_held_back:
             return  # it loads its first version
+        if self._first_work_s is None:
+            self._first_work_s = now_s
         length_s = now_s - self._last_beat_s.get(service, now_s)
         self._last_beat_s[service] = now_s
-        share = self._services.setdefault(service, _Share())
+        share = self._services.setdefault(service, _Share(self._window_s))
         share.add(now_s, length_s, free_frac if is_held_back else 0.0)
+        self._count(now_s)
 
     def forget(self, service: str) -> None:
         """Forgets a rollout service that is gone."""
@@ -114,26 +139,56 @@ class WaitShares:
         """
         for gone in self._services.keys() - set(services):
             self.forget(gone)
+        self._count(now_s)
         trainers: dict[str, float] = {}
         for policy in self._last_commit_s:
-            known_s, waited_s = self._trainers.setdefault(policy, _Share()).totals(now_s)
+            known_s, waited_s = self._trainers.setdefault(policy, _Share(self._window_s)).totals(now_s)
             if policy in waiting_since_s:
-                ongoing_s = now_s - max(waiting_since_s[policy], self._last_commit_s[policy])
+                ongoing_s = now_s - max(waiting_since_s[policy], self._waits_since_s(policy, now_s))
                 known_s = known_s + max(0.0, ongoing_s)
                 waited_s = waited_s + max(0.0, ongoing_s)
-            if known_s >= _TOO_EARLY_S:
+            if known_s >= _TOO_EARLY_FRAC * self._window_s:
                 trainers[policy] = waited_s / known_s
         parts = [share.totals(now_s) for share in self._services.values()]
         known_s = sum(known for known, _ in parts)
         is_known = max((known for known, _ in parts), default=0.0) >= _KNOWN_S
         rollout = sum(free for _, free in parts) / known_s if is_known else 0.0
-        return _advice(trainers, rollout, len(services))
+        counted_s, size_s = self._size.totals(now_s)
+        mean_size = size_s / counted_s if counted_s else float(len(services))
+        return _advice(trainers, rollout, mean_size, len(services), len(self._services))
+
+    def _waits_since_s(self, policy: str, now_s: float) -> float:
+        """From when on a wait of a trainer that goes on counts."""
+        last_commit_s = self._last_commit_s[policy]
+        if self._first_work_s is not None and last_commit_s <= self._first_work_s:
+            return self._first_work_s + self._window_s  # the first batch
+        if self._first_work_s is not None:
+            return last_commit_s
+        has_trained = self._trainers[policy].totals(now_s)[0] > 0
+        return last_commit_s if has_trained else now_s
+
+    def _count(self, now_s: float) -> None:
+        """Notes how many services were at work since the last count."""
+        if self._counted_s is None:
+            if not self._services:
+                return
+        elif len(self._services) == self._counted and now_s - self._counted_s < _COUNT_EVERY_S:
+            return
+        else:
+            self._size.add(now_s, now_s - self._counted_s, float(self._counted))
+        self._counted_s = now_s
+        self._counted = len(self._services)
 
 
-def _advice(trainers: dict[str, float], rollout: float, num_services: int) -> ScalingAdvice:
+def _advice(
+    trainers: dict[str, float], rollout: float, mean_size: float, num_services: int, num_at_work: int
+) -> ScalingAdvice:
+    """`mean_size`: the mean number of services at work over the window. Now it is `num_at_work`: the others
+    load their first version."""
     policy = max(trainers, key=lambda name: trainers[name], default="")
     waited = trainers.get(policy, 0.0)
     who = f"trainer {policy} waits {waited:.0%}" if len(trainers) > 1 else f"trainer waits {waited:.0%}"
+    surplus = num_at_work - mean_size * (1 - rollout)
     missing = 0
     text = ""
     if not trainers or not num_services:
@@ -143,11 +198,12 @@ def _advice(trainers: dict[str, float], rollout: float, num_services: int) -> Sc
             f"{who}, rollouts wait {rollout:.0%}: they take turns; a larger max_staleness lets them overlap"
         )
     elif waited >= _BALANCED_FRAC:
-        # Rounded to the nearest number; the smallest divisor bounds the advice if the trainer always waits.
-        missing = max(1, math.ceil(num_services * waited / max(1 - waited, 1e-3) - 0.5))
+        missing = _missing(mean_size / max(1 - waited, _LEAST_USE), num_services)
         text = f"{who}: about {missing} more {_services(missing)}"
-    elif rollout >= _BALANCED_FRAC and num_services * rollout >= 1:
-        missing = -min(num_services - 1, math.floor(num_services * rollout))
+        if not missing:
+            text = f"{who}, but the pool has grown meanwhile"
+    elif rollout >= _BALANCED_FRAC and surplus + _ROUNDING >= 1 and num_services > 1:
+        missing = -min(num_services - 1, math.floor(surplus + _ROUNDING))
         text = f"rollouts wait {rollout:.0%}: {-missing} {_services(-missing)} too many"
     if not text:
         text = f"balanced: {who}, rollouts wait {rollout:.0%}"
@@ -158,6 +214,14 @@ def _advice(trainers: dict[str, float], rollout: float, num_services: int) -> Sc
         missing_services=missing,
         text=text,
     )
+
+
+def _missing(wanted: float, num_services: int) -> int:
+    """How many more services there should be, to the nearest number and at least one; none if the pool, which
+    may have grown since the shares were measured, would be balanced as it is."""
+    if 1 - num_services / wanted < _BALANCED_FRAC - _ROUNDING:
+        return 0
+    return max(1, math.ceil(wanted - num_services - 0.5))
 
 
 def _services(count: int) -> str:

@@ -33,6 +33,7 @@ from astraflow.dataflow.long_poll import LongPolls
 from astraflow.dataflow.records import PlanRow, PolicyFacts, schedule_of
 from astraflow.dataflow.routes import make_app
 from astraflow.dataflow.routes_shared import ServedRun
+from astraflow.dataflow.scaling import WaitShares
 from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.dataflow.trainer_contacts import TrainerContacts
 from astraflow.dataflow.waiting import waited
@@ -76,10 +77,12 @@ class DataflowService:
         *,
         peer_rules: PeerRules | None = None,
         resumes_failed: bool = False,
+        shares: WaitShares | None = None,
     ) -> None:
         """Recovers the core. Without `peer_rules`, no service learns where another serves weights.
 
-        `resumes_failed`: a run that ended with a failure goes on, because a person asked for it.
+        `resumes_failed`: a run that ended with a failure goes on, because a person asked for it. `shares`
+        take the place of those that look back over five minutes.
 
         Raises: JournalError if the journal does not replay.
         """
@@ -90,7 +93,7 @@ class DataflowService:
         begun = _as_begun(plan, journal)
         core = journal.recover(new=lambda: Core(begun), restored=lambda state: Core.restored(begun, state))
         self._liveness = Liveness(config.lease_timeout_s, heartbeat_s=config.heartbeat_s)
-        self._dispatcher = Dispatcher(core, journal, self._liveness)
+        self._dispatcher = Dispatcher(core, journal, self._liveness, shares=shares)
         self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
         self._watch: asyncio.Task[None] | None = None
         self._polls = LongPolls(self._dispatcher)
