@@ -11,6 +11,7 @@ from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.service.server import TokenAuth
 from astraflow.types import EpisodeResult, EpisodeResults, Failure, Heartbeat, LeaseRequest, Load
 from astraflow.worker_ids import handle_of, shown_target
 from dataflow_driver import (
@@ -122,6 +123,30 @@ async def test_a_service_keeps_its_id_over_a_restart_of_the_dataflow(tmp_path: P
         assert await worker.beat() == ()
         with pytest.raises(RefusedError, match="register again"):
             await run.client.drain(handle_of(worker.id))
+
+
+async def test_a_service_is_asked_to_leave_by_its_handle_and_by_no_other_service(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        await ScriptedTrainer(run.client).attach()
+        worker = ScriptedWorker(run.client)
+        await worker.register()
+        (lease,) = await worker.lease(1)
+        handle = handle_of(worker.id)
+        app = TokenAuth(run.service.app, {"worker-token": "worker"})
+        http = ServiceClient("memory", token="worker-token", transport=MemoryTransport(app))
+        with pytest.raises(RefusedError) as refusal:
+            await DataflowClient(http).ask_to_leave(handle)
+        assert refusal.value.code == "forbidden"
+
+        await run.client.ask_to_leave(handle)
+        beat = await run.client.heartbeat(worker.id, Heartbeat(lease_ids=(lease.id,), load=Load()))
+        assert beat.is_draining
+        assert await worker.lease(1) == ()
+        receipts = await worker.send(await worker.answer(lease))
+        assert [receipt.status for receipt in receipts.receipts] == ["accepted"]
+        assert (await run.client.status()).workers == ()
+        await run.client.ask_to_leave(handle)  # it is gone: nothing happens
+    assert audit(tmp_path).problems == ()
 
 
 async def test_a_target_shows_no_secret() -> None:

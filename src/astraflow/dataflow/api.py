@@ -120,6 +120,14 @@ ROUTES: tuple[Route, ...] = (
         _WORKER,
     ),
     Route(
+        "ask_to_leave",
+        "POST",
+        "/v1/workers/{handle}/leave",
+        "The service with this handle, its id in the status, takes no further leases, and is told so by its "
+        "next heartbeat; it leaves once its leases have results.",
+        _ADMIN,
+    ),
+    Route(
         "leases",
         "POST",
         "/v1/leases",

@@ -77,6 +77,10 @@ class DataflowClient:
         """Announces that the service leaves once its leases have results."""
         await self._client.call("POST", f"/v1/workers/{worker_id}/drain", None)
 
+    async def ask_to_leave(self, handle: str) -> None:
+        """Lets a rollout service leave once its leases have results; `handle` is its id in the status."""
+        await self._client.call("POST", f"/v1/workers/{handle}/leave", None, timeout_s=STATUS_S)
+
     async def leases(self, request: LeaseRequest) -> LeaseReply:
         """Leases, or none after `request.wait_s`."""
         timeout_s = min(request.wait_s, MAX_WAIT_S) + _ANSWER_S

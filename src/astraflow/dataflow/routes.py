@@ -34,6 +34,7 @@ def make_app(run: ServedRun) -> ASGIApp:
         "register": workers.register,
         "heartbeat": workers.heartbeat,
         "drain": workers.drain,
+        "ask_to_leave": workers.ask_to_leave,
         "leases": workers.leases,
         "episodes": workers.episodes,
         "push_tasks": workers.push_tasks,

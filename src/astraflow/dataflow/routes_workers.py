@@ -143,11 +143,17 @@ class WorkerRoutes:
         """`POST /v1/workers/{worker_id}/drain`."""
         secret_id = str(request.path_params["worker_id"])
         if not self._liveness.has_left(self._sender(secret_id)):
-            worker = self._known(secret_id)
-            worker.is_draining = True
-            self._dispatcher.lease_queue.recheck(worker.id)
-            self._drop_if_drained(worker.id)
+            self._start_drain(self._known(secret_id))
+            self._drop_if_drained(self._sender(secret_id))
         await self._dispatcher.settled()
+        return Response(status_code=204)
+
+    async def ask_to_leave(self, request: Request) -> Response:
+        """`POST /v1/workers/{handle}/leave`: soft state, lost by a restart. Nothing happens to a service that
+        is gone. One without leases is told like any other, by a heartbeat, and then says goodbye itself."""
+        worker = self._liveness.worker(str(request.path_params["handle"]))
+        if worker is not None:
+            self._start_drain(worker)
         return Response(status_code=204)
 
     async def leases(self, request: Request) -> Response:
@@ -300,6 +306,10 @@ class WorkerRoutes:
         """Notes that the service is about to read the run's end, if the run has ended."""
         if self._core.state != "running":
             self._liveness.tell_the_end(worker_id)
+
+    def _start_drain(self, worker: WorkerLife) -> None:
+        worker.is_draining = True
+        self._dispatcher.lease_queue.recheck(worker.id)
 
     def _drop_if_drained(self, worker_id: str) -> None:
         worker = self._liveness.worker(worker_id)
