@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from astraflow.config import Config, Use
 from astraflow.protocols import Needs
@@ -14,7 +14,9 @@ __all__ = [
     "LauncherConfig",
     "LocalLauncherConfig",
     "NeedsConfig",
+    "PoolConfig",
     "RayLauncherConfig",
+    "ServiceKindConfig",
     "SlurmLauncherConfig",
     "SshLauncherConfig",
 ]
@@ -99,6 +101,41 @@ class NeedsConfig(Config):
         return Needs(self.cpus, self.gpus, round(self.memory_gb * 1e9), self.labels)
 
 
+class ServiceKindConfig(Config):
+    """One kind of rollout services, e.g. those on spot machines."""
+
+    most: int = Field(ge=1)
+    """Most services of this kind."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of their nodes, besides those of `cluster.rollout`."""
+    cost: float = Field(default=1.0, ge=0)
+    """What one of them costs per hour, in any unit."""
+    speed: float = Field(default=1.0, gt=0)
+    """How much one of them generates, relative to the other kinds."""
+
+    @property
+    def price(self) -> float:
+        """Cost of a unit of speed: the cheapest kind is started first, and stopped last."""
+        return self.cost / self.speed
+
+
+class PoolConfig(Config):
+    """How a pool sizes itself, if `cluster.most_services` says that it does."""
+
+    kinds: dict[str, ServiceKindConfig] = Field(default_factory=dict)
+    """Kinds of services, by name; the cheapest for its speed comes first. Empty: all are alike."""
+    window_s: float = Field(default=300.0, ge=10)
+    """Seconds over which waits are averaged, for the size of the pool and for the advice of
+    `astraflow status`."""
+    shrink_after_s: float = Field(default=300.0, ge=0)
+    """A service is stopped after there have been too many for so long without a break."""
+    patience_s: float = Field(default=600.0, gt=0)
+    """A service that has found no machine, or has not joined, after this time is given up if there are other
+    kinds. Its own is tried again after the same time."""
+    drain_s: float = Field(default=300.0, ge=0)
+    """Time for a service that has to go to finish its episodes; what is not finished then is leased again."""
+
+
 class KubernetesConfig(Config):
     """What `astraflow cluster render` writes into manifests besides what processes reserve."""
 
@@ -127,8 +164,32 @@ class ClusterConfig(Config):
     dataflow: NeedsConfig = NeedsConfig()
     """The dataflow, and each publisher; for Kubernetes."""
     least_services: int = Field(default=1, ge=1)
-    """Fewest rollout services of a pool that sizes itself; for Kubernetes."""
+    """Fewest rollout services of a pool that sizes itself."""
     most_services: int = Field(default=0, ge=0)
-    """Most of them; 0: the pool does not size itself, and has `rollout.services`."""
+    """Most of them; 0: the pool does not size itself, and has `rollout.services`. Otherwise these are those
+    that it starts with."""
+    pool: PoolConfig = PoolConfig()
+    """How the pool sizes itself."""
     k8s: KubernetesConfig = KubernetesConfig()
     """Image, namespace and volumes; for Kubernetes."""
+
+    @property
+    def kinds(self) -> dict[str, ServiceKindConfig]:
+        """The kinds of services of a pool that sizes itself; one without a name if all are alike."""
+        return self.pool.kinds or {"": ServiceKindConfig(most=max(1, self.most_services))}
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> "ClusterConfig":
+        if not self.most_services:
+            return self
+        if self.most_services < self.least_services:
+            raise ValueError(
+                f"most_services = {self.most_services} is below least_services = {self.least_services}"
+            )
+        room = sum(kind.most for kind in self.kinds.values())
+        if room < self.least_services:
+            raise ValueError(
+                f"pool.kinds have room for {room} services, fewer than least_services = "
+                f"{self.least_services}; raise their `most`"
+            )
+        return self

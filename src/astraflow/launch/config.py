@@ -224,6 +224,13 @@ class Recipe(Config):
         return dataflow if is_elsewhere or listens_everywhere(host) else host
 
     @property
+    def most_services(self) -> int:
+        """Most rollout services that the run itself starts."""
+        pool = self.cluster
+        room = sum(kind.most for kind in pool.kinds.values())
+        return min(pool.most_services, room) if pool.most_services else self.rollout.services
+
+    @property
     def tokenizer_dir(self) -> Path:
         """Folder of the tokenizer that counts the tokens of prompts: that of the first trained policy."""
         return next(iter((self.trained or self.policies).values())).model_dir

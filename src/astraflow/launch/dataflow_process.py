@@ -7,6 +7,7 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.scaling import WaitShares
 from astraflow.dataflow.service import DataflowService
 from astraflow.launch.access import tls_files, tokens_of
 from astraflow.launch.config import Recipe
@@ -76,6 +77,7 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
         journal,
         peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
         resumes_failed=folder.is_asked_to_resume,
+        shares=WaitShares(recipe.cluster.pool.window_s),
     )
 
 

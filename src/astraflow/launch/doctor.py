@@ -110,7 +110,7 @@ def _threads(recipe: Recipe) -> dict[str, int]:
                 policy.train.backend
             )
     engine = num_threads(recipe.rollout.engine)
-    return {**trainers, **{f"rollout-{idx}": engine for idx in range(recipe.rollout.services)}}
+    return {**trainers, **{f"rollout-{idx}": engine for idx in range(recipe.most_services)}}
 
 
 def thread_finding(threads: Mapping[str, int], cores: int) -> Finding:
@@ -168,9 +168,9 @@ def _memory(recipe: Recipe) -> Finding:
     """Whether the run fits into memory: two sets of weights per engine; weights, gradients, two moments and
     a published copy per trainer."""
     sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
-    num_processes = recipe.rollout.services + 2 * len(recipe.trained) + 1
+    num_processes = recipe.most_services + 2 * len(recipe.trained) + 1
     # 4 bytes per number: a trainer's five copies take 20 bytes per parameter.
-    engines = recipe.rollout.services * 2 * 4 * sum(sizes.values())
+    engines = recipe.most_services * 2 * 4 * sum(sizes.values())
     trainers = 20 * sum(sizes[name] for name in recipe.trained)
     need = num_processes * _PROCESS_GIB * GIB + engines + trainers
     free = psutil.virtual_memory().available

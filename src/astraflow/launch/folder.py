@@ -74,6 +74,8 @@ class RunRecord(Item, frozen=True, kw_only=True):
     services: tuple[ServiceRecord, ...] = ()
     alarms: tuple[Alarm, ...] = ()
     """What the watchdog has found to be wrong now."""
+    pool: str = ""
+    """How many rollout services a pool that sizes itself has, and why it changed last, in words."""
     module_path: tuple[str, ...] = ()
     """Folders where the recipe's own modules were found."""
 
@@ -107,6 +109,7 @@ class RunFolder:
         self.trackers = path / "trackers"
         self.summary = path / "summary.json"
         self.record = path / "run.json"
+        self.pool = path / "pool.jsonl"
         self.curve = path / "learning_curve.png"
         self.cache = path / "cache"
         self.secrets = path / "secrets"

@@ -198,8 +198,11 @@ class _Run:
             return []
         least = self._cluster.least_services
         most = self._cluster.most_services
-        if most < least:
-            raise ConfigError(f"cluster.most_services = {most} is below cluster.least_services = {least}")
+        if self._cluster.pool.kinds:
+            raise ConfigError(
+                "cluster.pool.kinds are for launchers: here all rollout services are of one Deployment, so "
+                "leave them out"
+            )
         selector = {"matchLabels": {"service": f"{self._prefix}-dataflow"}}
         metric = {
             "metric": {"name": "astraflow_wanted_services", "selector": selector},

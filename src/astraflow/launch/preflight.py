@@ -259,10 +259,10 @@ def _check_attached(recipe: Recipe) -> None:
         return
     where = "rollout.engine.attach.url"
     num_policies = len(recipe.policies)
-    if num_policies > 1 or recipe.rollout.services > 1:
+    if num_policies > 1 or recipe.most_services > 1:
         raise ConfigError(
             f"{where} is one server, which cannot serve {num_policies} policies for "
-            f"{recipe.rollout.services} services; let the engine start its own servers, or "
+            f"{recipe.most_services} services; let the engine start its own servers, or "
             "use one policy and rollout.services = 1"
         )
     if recipe.eval.sets and not engine.attach.pinned_url:

@@ -6,8 +6,9 @@
     rollout-N .......... any machine that reaches the dataflow and the publishers
 
 There is a publisher and a trainer per trained policy, a publisher per frozen one, and `rollout.services`
-rollout services. Addresses are chosen beforehand: every process finds its counterparts on its command line,
-so that processes start, and restart, in any order. Secrets travel in the environment, never as arguments.
+rollout services; of a pool that sizes itself, all are declared that it may have. Addresses are chosen
+beforehand: every process finds its counterparts on its command line, so that processes start, and restart, in
+any order. Secrets travel in the environment, never as arguments.
 """
 
 import os
@@ -16,7 +17,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ from astraflow.errors import ConfigError
 from astraflow.launch.access import CA_VARIABLE, network_modules, tls_files, tokens_of
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.folder import RunFolder
+from astraflow.launch.pool_sizer import seats_of
 from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_process import OWN_ENV_PREFIX
@@ -141,7 +143,9 @@ def program(
     for policy, config in recipe.trained.items():
         specs += [nodes.publisher(policy), nodes.trainer(policy, config)]
     specs += [nodes.frozen_publisher(policy) for policy in frozen]
-    specs += [nodes.rollout(idx) for idx in range(recipe.rollout.services)]
+    pool = recipe.cluster
+    num_services = len(seats_of(pool)) if pool.most_services else recipe.rollout.services
+    specs += [nodes.rollout(idx) for idx in range(num_services)]
     return tuple(specs)
 
 
@@ -251,9 +255,18 @@ class _Nodes:
             reads=self._ca,
             scratch=[cache],
             near=self._rollout_machine,
-            needs=self._recipe.cluster.rollout.needs,
+            needs=self._needs(idx),
             is_finite=True,
         )
+
+    def _needs(self, idx: int) -> Needs:
+        """What a rollout service reserves; in a pool of several kinds, on nodes with its kind's labels."""
+        cluster = self._recipe.cluster
+        needs = cluster.rollout.needs
+        if not cluster.most_services:
+            return needs
+        kind = cluster.kinds[seats_of(cluster)[idx].kind]
+        return replace(needs, labels={**needs.labels, **kind.labels})
 
     def _spec(
         self,

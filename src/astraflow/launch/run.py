@@ -8,7 +8,7 @@ Loops of a `Run`, all in one TaskGroup that `launch` owns:
     keep best      best versions -> model folders; woken by evaluations
     follow end     waits for the other followers -> ends the processes in order, sets the result of `wait`
     show           twice per second: signs of life, status -> view, run.json (for display; nothing waits for
-                   it)
+                   it), and the pool if it sizes itself: services -> started, asked to leave, ended
 
 However a run ends, its processes are ended, the reason is written to run.json, and the report is made.
 Trackers have threads and processes of their own: see `tracking`.
@@ -22,7 +22,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from astraflow.launch.ending import ABANDONED, reason_of
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.launch.launcher import make_launcher, reachable
 from astraflow.launch.metrics_log import MetricsLog
+from astraflow.launch.pool import Pool
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.program import Addresses, check_files, choose_addresses, program
 from astraflow.launch.report import load_drawing, write_report
@@ -56,7 +57,7 @@ from astraflow.launch.watch.disk import DiskGauge
 from astraflow.launch.watch.sight import Sight, StepMemory
 from astraflow.launch.watch.watchdog import Watch, Watchdog, over_text
 from astraflow.mistakes import hint
-from astraflow.protocols import Launcher
+from astraflow.protocols import Launcher, ProcessSpec
 from astraflow.service.client import ServiceClient
 from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
 
@@ -170,6 +171,7 @@ class Run:
         self._begin_s = self._clock()
         self._earlier = folder.load_record().active if folder.record.is_file() else ()
         self._supervisor: Supervisor | None = None
+        self._pool: Pool | None = None
 
     # --- for the caller ---
 
@@ -214,12 +216,16 @@ class Run:
 
     # --- life ---
 
-    def start(self, group: asyncio.TaskGroup, supervisor: Supervisor) -> None:
-        """Starts all loops in `group`."""
+    def start(self, group: asyncio.TaskGroup, starter: Launcher, specs: Sequence[ProcessSpec]) -> None:
+        """Starts the processes, and all loops in `group`."""
+        if self.recipe.cluster.most_services:
+            self._pool = Pool(self.recipe, self.folder, specs, clock=self._clock)
+            specs = self._pool.first_specs
+        supervisor = Supervisor(starter, specs, on_change=self.note_change)
         self._supervisor = supervisor
         self.folder.summary.unlink(missing_ok=True)  # it is of an earlier end of the run
         self._save("running")
-        if self.recipe.rollout.services == 0:
+        if self.recipe.rollout.services == 0 and self._pool is None:
             token = f" --token-file {self.folder.secrets / 'worker'}" if needs_tokens(self.recipe) else ""
             self._view.note(
                 f"this run starts no rollout service; join it with: astraflow join {self.url}{token}"
@@ -306,6 +312,7 @@ class Run:
                 for service in services
             ),
             alarms=self._alarms if state == "running" else (),
+            pool=self._pool.text if self._pool is not None and state == "running" else "",
             module_path=self._module_path,
         )
         self.folder.save_record(record)
@@ -425,12 +432,24 @@ class Run:
                 if worker.load.generated_tokens > 0:
                     self._note_progress(worker.name)
             if status is not None:
+                await self._size(status, supervisor)
                 _note_done(status, supervisor)
             watch = self._watch(status, supervisor, max(0.0, self._clock() - answered_s))
             self._view.status(status, supervisor.states, watch)
             if turn % _SAVE_EVERY == 0:
                 self.note_change()
             await asyncio.sleep(_SHOW_EVERY_S)
+
+    async def _size(self, status: StatusReply, supervisor: Supervisor) -> None:
+        """Lets a pool that sizes itself follow the load."""
+        if self._pool is None:
+            return
+        look = self._pool.look(status, supervisor)
+        if look.note:
+            self._view.note(look.note)
+        for handle in look.asked_to_leave:
+            with contextlib.suppress(UnavailableError):  # it is asked again at the next look
+                await DataflowClient(self._quick_http).ask_to_leave(handle)
 
     def _watch(self, status: StatusReply | None, supervisor: Supervisor, unanswered_s: float) -> Watch:
         """Looks for what is wrong, and logs what is new."""
@@ -490,7 +509,7 @@ async def launch(
                     with run.blaming():
                         specs = program(recipe, folder, addresses, module_path=module_path)
                         check_files(specs)
-                        run.start(group, Supervisor(starter, specs, on_change=run.note_change))
+                        run.start(group, starter, specs)
                     yield run
                 except BaseException as err:
                     run.note_stop(reason_of(err))

@@ -143,7 +143,8 @@ class SshLauncher:
             return await self._local.start(spec)
         if spec.needs.labels:
             raise ConfigError(
-                "cluster.rollout.labels: the hosts of the launcher ssh have no labels; leave them out"
+                "cluster.rollout.labels: the hosts of the launcher ssh have no labels; leave them out, and "
+                "those of cluster.pool.kinds"
             )
         missing = missing_room(
             spec.needs, self._book.rooms, cluster="launcher.hosts", remedy="add a host to launcher.hosts"

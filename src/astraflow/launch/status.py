@@ -64,6 +64,9 @@ class RunStatus(Item, frozen=True, kw_only=True):
     """What is wrong, why, and what to do."""
     services: tuple[ServiceRecord, ...] = ()
     """The processes that the launcher started, as it saw them last; empty if the run was named by its URL."""
+    pool: str = ""
+    """How many rollout services a pool that sizes itself has, and why it changed last. Empty if it does not,
+    or if the run was named by its URL."""
     dataflow: StatusReply | None = None
     """The dataflow's own answer; null if it gave none in time."""
     steps: tuple[StepRecord, ...] = ()
@@ -139,6 +142,7 @@ async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_fi
         elapsed_s=time.time() - began_s,
         alarms=_alarms(record, folder, reply, recent, failure),
         services=record.services,
+        pool=record.pool,
         dataflow=reply,
         steps=recent.steps,
         evals=recent.evals,
@@ -236,6 +240,8 @@ def _print(status: RunStatus) -> None:
     )
     state.services = states
     console.print(render(state, now_s))
+    if status.pool:
+        console.print(Text(printable(f"pool: {status.pool}")), soft_wrap=True)
 
 
 def _print_end(status: RunStatus, summary: Summary, console: Console) -> None:

@@ -12,6 +12,8 @@ A process that crashed is restarted after an exponential backoff. `note_progress
 work again, forgets its earlier crashes; so does the loss of its machine, which is no crash. A process that
 keeps crashing, or that finds its settings wrong before it ever worked, fails the run: `run` ends with a
 ServiceError that names its log. Whatever ends `run`, no process is left behind.
+
+A pool that sizes itself starts further processes with `add`, and lets them go with `retire`.
 """
 
 import asyncio
@@ -122,10 +124,15 @@ class Supervisor:
     ) -> None:
         self._late_news_s = late_news_s
         self._launcher = launcher
-        self._specs = {spec.name: spec for spec in specs}
+        self._first_backoff_s = first_backoff_s
         self._on_change = on_change
-        self._backoffs = {s.name: Backoff(limit=s.max_restarts, first_s=first_backoff_s) for s in specs}
-        self._states = {spec.name: ServiceState(spec.name) for spec in specs}
+        self._group: asyncio.TaskGroup | None = None
+        """Of the watch tasks, while `run` runs."""
+        self._specs: dict[str, ProcessSpec] = {}
+        self._backoffs: dict[str, Backoff] = {}
+        self._states: dict[str, ServiceState] = {}
+        self._retired: set[str] = set()
+        """Processes that are forgotten when they have ended."""
         self._handles: dict[str, CheckedHandle] = {}
         self._killed_because: dict[str, str] = {}
         self._starting: dict[str, asyncio.Timeout] = {}
@@ -134,9 +141,11 @@ class Supervisor:
         self._troubled_s: dict[str, float] = {}
         """Process -> since when something is wrong with it."""
         self._has_worked: set[str] = set()
-        self._stops = {spec.name: asyncio.Event() for spec in specs}
-        self._done = {spec.name: asyncio.Event() for spec in specs}
-        self._ended = {spec.name: asyncio.Event() for spec in specs}
+        self._stops: dict[str, asyncio.Event] = {}
+        self._done: dict[str, asyncio.Event] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+        for spec in specs:
+            self._enter(spec)
 
     @property
     def states(self) -> tuple[ServiceState, ...]:
@@ -147,6 +156,29 @@ class Supervisor:
         """The process does its work, so that its earlier crashes are forgotten."""
         self._has_worked.add(name)
         self._backoffs[name].reset()
+
+    def add(self, spec: ProcessSpec) -> None:
+        """Starts one more process, whose name no other one has."""
+        self._enter(spec)
+        if self._group is not None:
+            self._group.create_task(self._watch(spec), name=f"watch:{spec.name}")
+        self._on_change()
+
+    def retire(self, name: str) -> None:
+        """The process is not started again, and is forgotten when it has ended. This does not end it, unless
+        it still waits for a machine."""
+        self._retired.add(name)
+        self._stop(name)
+
+    def terminate(self, name: str) -> None:
+        """Asks a process to stop, if it runs."""
+        if name in self._handles:
+            self._handles[name].terminate()
+
+    def kill(self, name: str) -> None:
+        """Ends a process at once, if it runs."""
+        if name in self._handles:
+            self._handles[name].kill()
 
     def note_done(self, name: str) -> None:
         """The process has no more to do, so that exit code 0 is its normal end from now on."""
@@ -193,17 +225,20 @@ class Supervisor:
         """Starts everything and watches until all have ended. Raises: ServiceError, Error of the launcher."""
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 for spec in self._specs.values():
                     group.create_task(self._watch(spec), name=f"watch:{spec.name}")
         except BaseExceptionGroup as err:
             raise err.exceptions[0] from err
         finally:
+            self._group = None
             await self.stop(grace_s=_TERMINATE_GRACE_S)
 
     async def ended(self, names: Sequence[str]) -> None:
         """Waits until these processes have ended for good."""
-        for name in names:
-            await self._ended[name].wait()
+        # Those that are known no more were retired and have ended.
+        for ended in [self._ended[name] for name in names if name in self._ended]:
+            await ended.wait()
 
     async def stop(self, names: Sequence[str] | None = None, *, grace_s: float = _TERMINATE_GRACE_S) -> None:
         """Asks these processes (by default all) to stop, and kills those that did not after `grace_s`."""
@@ -237,6 +272,7 @@ class Supervisor:
 
     async def _watch(self, spec: ProcessSpec) -> None:
         stop = self._stops[spec.name]
+        ended = self._ended[spec.name]
         try:
             while not stop.is_set():
                 code = await self._run_once(spec)
@@ -247,8 +283,29 @@ class Supervisor:
                     return
                 else:
                     await self._wait_for_restart(spec, code)
+            if spec.name in self._retired:
+                self._forget(spec.name)
         finally:
-            self._ended[spec.name].set()
+            ended.set()
+
+    def _enter(self, spec: ProcessSpec) -> None:
+        name = spec.name
+        self._specs[name] = spec
+        self._backoffs[name] = Backoff(limit=spec.max_restarts, first_s=self._first_backoff_s)
+        self._states[name] = ServiceState(name)
+        self._stops[name] = asyncio.Event()
+        self._done[name] = asyncio.Event()
+        self._ended[name] = asyncio.Event()
+
+    def _forget(self, name: str) -> None:
+        """Nothing is kept of a process that was retired and has ended."""
+        self._retired.discard(name)
+        self._has_worked.discard(name)
+        kept = (self._specs, self._backoffs, self._states, self._stops, self._done, self._ended)
+        times = (self._started_s, self._troubled_s, self._killed_because)
+        for of_name in (*kept, *times):
+            of_name.pop(name, None)
+        self._on_change()
 
     async def _is_done(self, spec: ProcessSpec) -> bool:
         """Whether a process that ended with code 0 had done its work.

@@ -136,7 +136,16 @@ def test_a_pool_that_does_not_size_itself_has_a_number_and_no_autoscaler() -> No
         ({"cluster": {}}, "cluster.k8s.image is empty"),
         ({"rollout": {"gpus": ["0"]}}, "rollout.gpus"),
         ({"cluster": {"rollout": {"gpus": 0.5}, "k8s": {"image": "x"}}}, "whole ones"),
-        ({"cluster": {"least_services": 5, "most_services": 4, "k8s": {"image": "x"}}}, "most_services = 4"),
+        (
+            {
+                "cluster": {
+                    "most_services": 4,
+                    "pool": {"kinds": {"spot": {"most": 4}}},
+                    "k8s": {"image": "x"},
+                }
+            },
+            "cluster.pool.kinds are for launchers",
+        ),
     ],
 )
 def test_what_cannot_run_in_a_cluster_is_named(sections: dict[str, object], named: str) -> None:

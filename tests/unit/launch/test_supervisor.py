@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,61 +9,7 @@ import pytest
 from astraflow.errors import ServiceError
 from astraflow.launch.supervisor import USER_ERROR_CODE, Backoff, Supervisor
 from astraflow.protocols import MACHINE_LOST, ProcessLife, ProcessSpec
-
-
-class FakeProcess:
-    """Runs until it is told its exit code."""
-
-    def __init__(self, pid: int, *, obeys: bool = True) -> None:
-        self.pid = pid
-        self.obeys = obeys
-        self.silent = asyncio.Event()
-        self.known = ProcessLife(silent_s=0.5)
-        self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self.code)
-
-    def end(self, code: int) -> None:
-        if not self.code.done():
-            self.code.set_result(code)
-
-    def terminate(self) -> None:
-        if self.obeys:
-            self.end(-15)
-
-    def kill(self) -> None:
-        self.end(-9)
-
-    def life(self) -> ProcessLife:
-        return self.known
-
-    async def silence(self, longest_s: float) -> str:
-        del longest_s
-        await self.silent.wait()
-        return "it is stopped"
-
-
-@dataclass
-class FakeLauncher:
-    """Each start takes the next exit code of its process; an empty list runs on."""
-
-    codes: dict[str, list[int]] = field(default_factory=dict)
-    obeys: bool = True
-    started: list[str] = field(default_factory=list)
-    processes: list[FakeProcess] = field(default_factory=list)
-    running: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def start(self, spec: ProcessSpec) -> FakeProcess:
-        process = FakeProcess(len(self.started) + 1, obeys=self.obeys)
-        self.started.append(spec.name)
-        self.processes.append(process)
-        codes = self.codes.get(spec.name, [])
-        if codes:
-            process.end(codes.pop(0))
-        else:
-            self.running.set()
-        return process
+from launcher_fakes import FakeLauncher, FakeProcess
 
 
 def make_spec(folder: Path, name: str = "worker", *, limit: int = 3, is_finite: bool = True) -> ProcessSpec:
@@ -334,3 +279,51 @@ async def test_a_start_that_waits_for_a_machine_ends_with_a_stop(tmp_path: Path,
     assert launcher.was_cancelled
     (state,) = supervisor.states
     assert state.state == "stopped"
+
+
+async def test_a_process_may_be_added_and_one_that_is_retired_is_forgotten(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    supervisor = Supervisor(launcher, [make_spec(tmp_path, "first")])
+    running = asyncio.create_task(supervisor.run())
+    await launcher.running.wait()
+    launcher.running.clear()
+    supervisor.add(make_spec(tmp_path, "second"))
+    await launcher.running.wait()
+    assert [state.name for state in supervisor.states] == ["first", "second"]
+
+    supervisor.retire("first")
+    await asyncio.sleep(0)
+    assert launcher.started == ["first", "second"]
+    assert not launcher.processes[0].code.done(), "it may finish what it does"
+    launcher.processes[0].end(0)
+    await supervisor.ended(["first"])
+    assert [(state.name, state.state) for state in supervisor.states] == [("second", "running")]
+
+    supervisor.retire("second")
+    supervisor.terminate("second")
+    async with asyncio.timeout(5):
+        await running
+    assert supervisor.states == ()
+
+
+async def test_a_retired_process_is_ended_with_all_others(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)])
+    running = asyncio.create_task(supervisor.run())
+    await launcher.running.wait()
+    supervisor.retire("worker")
+    running.cancel()
+    await asyncio.wait([running])
+    assert launcher.processes[0].code.done()
+
+
+async def test_a_retired_process_that_waits_for_a_machine_waits_no_longer(tmp_path: Path) -> None:
+    launcher = FullCluster()
+    supervisor = Supervisor(launcher, [make_spec(tmp_path)])
+    running = asyncio.create_task(supervisor.run())
+    await launcher.waits.wait()
+    supervisor.retire("worker")
+    async with asyncio.timeout(5):
+        await running
+    assert launcher.was_cancelled
+    assert supervisor.states == ()
