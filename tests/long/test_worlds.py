@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,10 @@ from recipes.alfworld.household_players import expert as household_expert
 from recipes.alfworld.household_players import random_player as household_random
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
+from recipes.webshop.shop_players import expert as shop_expert
+from recipes.webshop.shop_players import random_player as shop_random
 
+import shop_driver
 from agentbench_client import play_by_http, played_here
 from world_driver import rewards_of, take_odd_steps
 
@@ -41,3 +45,18 @@ async def test_household_by_agentbenchs_requests_is_the_one_of_this_process() ->
             player = household_expert if idx % 2 else partial(household_random, rng=rng)
             here = played_here(world, task, player)
             assert await play_by_http(client, idx, here.replies) == here
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"num_items": 40, "page_size": 3, "max_turns": 8}], ids=["default", "tiny"]
+)
+async def test_shop(shape: dict[str, Any]) -> None:
+    rng = random.Random(0)
+
+    def chance(seen: Any) -> Iterator[str]:
+        return shop_random(seen, rng)
+
+    async with shop_driver.opened(**shape, size=1_000) as shop:
+        assert statistics.mean(await shop_driver.rewards_of(shop, shop_expert, 1_000)) >= 0.99
+        assert statistics.mean(await shop_driver.rewards_of(shop, chance, 1_000)) <= 0.10
+        await shop_driver.take_odd_steps(shop, chance, [*ODD, "search[the]", "click[../etc/passwd]"], 10_000)
