@@ -45,6 +45,7 @@ class Bar:
 
 BARS: dict[str, dict[str, Bar]] = {
     "alfworld/tiny": {_SCORE: Bar(0.85, before=0.4)},
+    "webshop/tiny": {_SCORE: Bar(0.8, before=0.45)},
     "code/tiny": {_SCORE: Bar(0.9, before=0.4)},
     "search/tiny": {_SCORE: Bar(0.9, before=0.4)},
     "code-multi-agent/tiny": {_SCORE: Bar(0.85), "episode/valid_cases": Bar(0.85, before=0.55)},
@@ -54,7 +55,7 @@ USUAL = {_SCORE: Bar(0.85)}
 RL_LIMIT_S = 150.0
 WALL_LIMIT_S = 300.0
 """From the command to its end, with the warm start of the models."""
-GAMES = frozenset({"alfworld"})
+GAMES = frozenset({"alfworld", "webshop"})
 GAME_RL_LIMIT_S = 180.0
 GAME_WALL_LIMIT_S = 360.0
 """The same for games, whose episodes have many turns."""
@@ -204,7 +205,7 @@ def page_text(shown: Sequence[Shown]) -> str:
         "",
         "Every recipe here starts from nothing: the command builds its tiny models, trains them, and",
         "evaluates them on tasks that were never trained on. Each was run once. It needs",
-        "`pip install 'astraflow[quickstart,search]'`.",
+        "`pip install 'astraflow[quickstart,webshop]'`.",
         *busy_lines(shown),
         "",
         "| recipe | held-out before | after | RL | in all |",

@@ -18,7 +18,18 @@ FULL = sorted(
     entry.name for entry in gallery.entries() if entry.name.rpartition("/")[2].startswith(("1.7b", "8b"))
 )
 FULL = [name for name in FULL if not name.startswith("sizes/")]
-FAMILIES = {"alfworld", "code", "code-multi-agent", "math", "math-multi-agent", "efficient-math", "search"}
+FAMILIES = {
+    "alfworld",
+    "code",
+    "code-multi-agent",
+    "math",
+    "math-multi-agent",
+    "efficient-math",
+    "search",
+    "webshop",
+}
+WORLDS = ("alfworld", "webshop")
+"""Families whose tasks are generated."""
 SMOKE = {"model": "tiny", "scale": "smoke"}
 
 
@@ -66,7 +77,7 @@ def test_a_full_recipe_has_the_settings_of_the_paper(name: str) -> None:
     assert recipe.rollout.services == len(recipe.rollout.gpus)
 
 
-@pytest.mark.parametrize("name", [name for name in FULL if not name.startswith("alfworld")])
+@pytest.mark.parametrize("name", [name for name in FULL if not name.startswith(WORLDS)])
 def test_missing_data_name_the_command_that_gets_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
