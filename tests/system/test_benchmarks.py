@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from pool_run import Load, PoolRun, fixed
 from system_driver import ROOT, environment
 
 pytestmark = pytest.mark.system
@@ -30,6 +31,10 @@ _SMALL = {
     "multi_policy": (
         ("--only", "sweep", "--quick", "--steps", "2"),
         ("speedup_vs_best_range", "speedup_vs_plain_range", "speedup_unequal", "num_lost"),
+    ),
+    "autoscale": (
+        ("--quick", "--steps", "8"),
+        ("gpu_hours_saved_frac", "wall_ratio", "tokens_per_dollar_ratio", "spot_wall_ratio"),
     ),
 }
 _SMALL_BUT_LONG = {
@@ -110,6 +115,21 @@ print(json.dumps({
     assert ours["first"] < ours["second"], "the cheaper policy must not wait for the other one"
     coupled = runs["astraflow, barrier"]["ends"]
     assert ours["first"] < coupled["first"]
+
+
+def test_a_simulated_pool_pays_for_its_machines_and_begins_lost_episodes_again() -> None:
+    load = Load(steps=4, mean_tokens=lambda _: 200.0, step_s=20.0)
+    calm = PoolRun(load, fixed(2), num_services=2).run()
+    assert (calm.num_lost, calm.num_changes) == (0, 0)
+    assert calm.used_h == pytest.approx(2 * calm.wall_s / 3600)
+
+    def outage(now_s: float) -> dict[str, int]:
+        return {"": 0 if 100.0 < now_s < 200.0 else 2}
+
+    cut = PoolRun(load, fixed(2), num_services=2, market=outage).run()
+    assert cut.num_lost > 0
+    assert calm.wall_s + 190.0 < cut.wall_s < calm.wall_s + 230.0  # the outage, and a start
+    assert cut.used_h == pytest.approx(2 * (cut.wall_s - 98.0) / 3600, rel=0.02)
 
 
 def test_the_paper_page_has_every_row_that_the_command_knows() -> None:

@@ -1,0 +1,277 @@
+"""What a pool that sizes itself saves, on emulated GPUs under a virtual clock (`pool_run.py`).
+
+Part `lengths`: completions grow from 600 tokens to 4,800 and shrink to 1,200 as training goes on. Beside the
+pool that sizes itself (2 to 16 services) stand fixed pools; it is compared with the smallest of them that
+takes at most 3 % longer. How much there is to save depends on the load, so there are four, which need equally
+many services at the longest lengths. The figure is of the first:
+
+    x8, half      half of a step's time is constant, the other half grows with the tokens of its batch
+    x4, half      the same, with lengths that begin at 1,200 and end at 1,800
+    x8, constant  a step's time is constant
+    x8, tokens    all of a step's time grows with its tokens: training slows down as much as generation, so
+                  any length asks for as many services
+
+Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand ones (1.0). How
+many spot machines there are follows a trace that changes every two to six minutes; if there are too few,
+services lose theirs. Beside it stands the same pool with on-demand machines only. The trace is made up, from
+a seed: `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
+
+    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--trace FILE] [--processes 2]
+
+"""
+
+import argparse
+import bisect
+import itertools
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+from astraflow.config import parse_config
+from astraflow.launch.cluster_config import ClusterConfig
+from harness import report, show_table
+from pool_run import GROUP_SIZE, GROUPS, Load, PoolMeasured, PoolRun, fixed
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST = 16
+LONGEST = 4800.0
+"""Mean length of the longest completions."""
+LONGEST_S = 70.0
+"""Seconds of a training step at the longest lengths."""
+LOADS = {
+    "x8, half": (600.0, 1200.0, 0.5),
+    "x4, half": (1200.0, 1800.0, 0.5),
+    "x8, constant": (600.0, 1200.0, 1.0),
+    "x8, tokens": (600.0, 1200.0, 0.0),
+}
+"""Load -> first and last mean length, and the constant share of a step at the longest lengths."""
+SAME_WALL = 1.03
+SPOT_COST = 0.3
+TRACE_S = 100_000.0
+
+
+def length_at(first: float, last: float, done: float) -> float:
+    """Mean length of completions: it grows for 40 % of the steps, stays, and shrinks in the last 40 %."""
+    points = ((0.0, first), (0.4, LONGEST), (0.6, LONGEST), (1.0, last))
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if done <= right:
+            return low + (high - low) * (done - left) / (right - left)
+    return last
+
+
+def constant_length(done: float) -> float:
+    """The same for the whole run."""
+    del done
+    return 2400.0
+
+
+def make_load(steps: int, constant: float, mean_tokens: Callable[[float], float]) -> Load:
+    """The load whose trainer needs this share of its time whatever a batch holds."""
+    millions = LONGEST * GROUP_SIZE * GROUPS / 1e6
+    return Load(
+        steps=steps,
+        mean_tokens=mean_tokens,
+        step_s=constant * LONGEST_S,
+        million_tokens_s=(1 - constant) * LONGEST_S / millions,
+    )
+
+
+def pool_of(kinds: Mapping[str, Mapping[str, float]] | None = None) -> ClusterConfig:
+    """The pool that sizes itself, with the recipe's defaults but for the patience."""
+    pool = {"kinds": kinds or {}, "patience_s": 120.0}
+    fields = {"least_services": 2, "most_services": MOST, "pool": pool}
+    return parse_config(fields, ClusterConfig, where="cluster")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How many machines there are: sorted times, and a number from each on."""
+
+    times: tuple[float, ...]
+    numbers: tuple[int, ...]
+
+    def __call__(self, now_s: float) -> Mapping[str, int]:
+        return {"spot": self.numbers[max(0, bisect.bisect_right(self.times, now_s) - 1)]}
+
+
+def made_up(seed: int) -> Trace:
+    """Machines come and go by a few; now and then there is none at all for a while."""
+    rng = random.Random(seed)
+    times: list[float] = []
+    numbers: list[int] = []
+    now_s, number = 0.0, MOST - 4
+    while now_s < TRACE_S:
+        times.append(now_s)
+        numbers.append(0 if rng.random() < 0.05 else number)
+        now_s += rng.uniform(120.0, 360.0)
+        number = min(MOST, max(0, number + rng.randint(-4, 4)))
+    return Trace(tuple(times), tuple(numbers))
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace from a file."""
+    pairs = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    return Trace(tuple(float(first) for first, _ in pairs), tuple(int(second) for _, second in pairs))
+
+
+def run_one(job: Mapping[str, Any]) -> PoolMeasured:
+    """One run, in a process of its own."""
+    return PoolRun(**job).run()
+
+
+def run_all(jobs: Mapping[str, Mapping[str, Any]], num_processes: int) -> dict[str, PoolMeasured]:
+    """The runs by name."""
+    found: dict[str, PoolMeasured] = {}
+    with ProcessPoolExecutor(num_processes) as pool:
+        for name, run in zip(jobs, pool.map(run_one, jobs.values()), strict=True):
+            print(f"+ {name}: {run.wall_s / 3600:.2f} h", file=sys.stderr, flush=True)
+            found[name] = run
+    return found
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+def lengths(given: argparse.Namespace) -> dict[str, object]:
+    """The pool that sizes itself beside fixed ones, for each trainer."""
+    sizes = (4, 8, 12) if given.quick else range(5, 13)
+    names = [*LOADS][:1] if given.quick else [*LOADS]
+    jobs: dict[str, Mapping[str, Any]] = {}
+    for name in names:
+        first, last, constant = LOADS[name]
+        load = make_load(given.steps, constant, partial(length_at, first, last))
+        jobs[f"{name}: sized"] = {"load": load, "cluster": pool_of(), "num_services": 3}
+        jobs |= {
+            f"{name}: fixed {num}": {"load": load, "cluster": fixed(num), "num_services": num}
+            for num in sizes
+        }
+    runs = run_all(jobs, given.processes)
+    saved: dict[str, float] = {}
+    figures: dict[str, object] = {}
+    rows: list[tuple[object, ...]] = []
+    for load_name in names:
+        sized = runs[f"{load_name}: sized"]
+        walls_s = {num: runs[f"{load_name}: fixed {num}"].wall_s for num in sizes}
+        equal = [num for num, wall_s in walls_s.items() if wall_s <= SAME_WALL * sized.wall_s]
+        best = min(equal, default=max(sizes))
+        compared = (f"{load_name}: sized", f"{load_name}: fixed {best}")
+        rows += [
+            _row(name, run, "compared" if name in compared else "")
+            for name, run in runs.items()
+            if name.startswith(f"{load_name}:")
+        ]
+        other = runs[compared[1]]
+        saved[load_name] = round(1 - sized.used_h / other.used_h, 4)
+        if load_name == names[0]:
+            figures["gpu_hours_saved_frac"] = saved[load_name]
+            figures["wall_ratio"] = round(sized.wall_s / other.wall_s, 4)
+            figures["same_wall_services"] = best
+            figures["num_changes"] = sized.num_changes
+    header = ("load", "pool", "hours", "GPU-hours", "trainer busy", "changes", "")
+    show_table(f"{given.steps} steps; VIRTUAL time", header, rows)
+    if not given.quick:
+        draw(runs, given.images / "autoscale.png")
+    return {**figures, "saved_by_load": saved}
+
+
+def _row(name: str, run: PoolMeasured, mark: str) -> tuple[object, ...]:
+    load, _, pool = name.partition(": ")
+    busy = f"{run.busy_s / run.wall_s:.1%}"
+    return load, pool, run.wall_s / 3600, run.used_h, busy, run.num_changes, mark
+
+
+def draw(runs: Mapping[str, PoolMeasured], image: Path) -> None:
+    """Services over hours, a line per load."""
+    mpl.use("Agg")
+    figure, axes = plt.subplots(figsize=(8, 3.4), dpi=130)
+    for idx, name in enumerate(LOADS):
+        run = runs[f"{name}: sized"]
+        hours = [time_s / 3600 for time_s, _ in run.sizes] + [run.wall_s / 3600]
+        numbers = [number for _, number in run.sizes]
+        axes.step(hours, [*numbers, numbers[-1]], where="post", color=f"C{idx}", label=name)
+    axes.set(xlabel="virtual hours", ylabel="rollout services", ylim=(0, MOST))
+    axes.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(image)
+    plt.close(figure)
+
+
+# --- spot -----------------------------------------------------------------------------------------
+
+
+def spot(given: argparse.Namespace) -> dict[str, object]:
+    """Spot and on-demand machines beside on-demand ones only."""
+    trace = read_trace(given.trace) if given.trace else made_up(1)
+    load = make_load(given.steps, 0.5, constant_length)
+    on_demand = {"most": MOST, "cost": 1.0}
+    kinds = {"spot": {"most": MOST, "cost": SPOT_COST}, "on_demand": on_demand}
+    jobs = {
+        "spot and on demand": {
+            "load": load, "cluster": pool_of(kinds), "num_services": 6, "market": trace
+        },
+        "on demand only": {
+            "load": load, "cluster": pool_of({"on_demand": on_demand}), "num_services": 6
+        },
+    }  # fmt: skip
+    runs = run_all(jobs, given.processes)
+    both, only = runs["spot and on demand"], runs["on demand only"]
+    rows = [
+        (name, run.wall_s / 3600, run.used_s["spot"] / 3600, run.used_s["on_demand"] / 3600, run.num_lost,
+         run.num_changes, per_unit(run) / 1e6, per_unit(run, with_trainer=True) / 1e6)
+        for name, run in runs.items()
+    ]  # fmt: skip
+    header = (
+        "machines", "hours", "spot h", "on-demand h", "episodes lost", "changes", "M tokens/unit",
+        "with trainer",
+    )  # fmt: skip
+    show_table("a trace of spot machines; cost of an on-demand hour: 1 unit; VIRTUAL time", header, rows)
+    return {
+        "tokens_per_dollar_ratio": round(per_unit(both) / per_unit(only), 3),
+        "tokens_per_dollar_ratio_with_trainer": round(
+            per_unit(both, with_trainer=True) / per_unit(only, with_trainer=True), 3
+        ),
+        "spot_wall_ratio": round(both.wall_s / only.wall_s, 4),
+        "spot_share_of_hours": round(both.used_s["spot"] / sum(both.used_s.values()), 3),
+    }
+
+
+def per_unit(run: PoolMeasured, *, with_trainer: bool = False) -> float:
+    """Trained tokens for the cost of an on-demand hour. The trainer has one on-demand machine."""
+    hours = run.used_s["spot"] * SPOT_COST + run.used_s["on_demand"] + with_trainer * run.wall_s
+    return run.num_tokens / (hours / 3600)
+
+
+PARTS = {"lengths": lengths, "spot": spot}
+
+
+def main(given: argparse.Namespace) -> None:
+    """Runs what was asked for, and prints."""
+    given.steps = given.steps or (24 if given.quick else 200)
+    figures: dict[str, object] = {"is_virtual": True, "steps": given.steps}
+    chosen: Sequence[str] = (given.only,) if given.only else tuple(PARTS)
+    for name in chosen:
+        figures |= PARTS[name](given)
+    targets = {"gpu_hours_saved_frac": 0.13, "tokens_per_dollar_ratio": 2.0}
+    report(figures, at_least={} if given.quick else targets)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few steps and pools, no picture: for trying")
+    parser.add_argument("--steps", type=int, default=0, help="default: 200, quick: 24")
+    parser.add_argument("--only", choices=("", *PARTS), default="")
+    parser.add_argument("--trace", type=Path, help="lines SECONDS MACHINES, in place of the made-up trace")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs side by side")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the picture")
+    main(parser.parse_args())

@@ -1,0 +1,438 @@
+"""A run whose pool of rollout services changes, under a virtual clock: what it takes, and what it costs.
+
+What decides is the real thing: the dataflow's core (draws, tickets, leases, batches, versions), its shares of
+waiting and the advice from them, the sizer of the pool, and the emulated devices of the `paced` engine. Time
+is virtual, so other load on the machine changes nothing. Processes, HTTP, the journal and moving weights take
+no time here.
+
+A service costs from the moment that it has a machine until it has left, so also while it starts and while it
+finishes its last episodes. A market says how many machines of a kind there are; if there are fewer than run,
+the newest services lose theirs, with all that they have not finished.
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from astraflow.config import parse_config
+from astraflow.dataflow.config import TableConfig
+from astraflow.dataflow.core.commands import (
+    AddWorker,
+    AttachTrainer,
+    BatchView,
+    Command,
+    CommitStep,
+    DropWorker,
+    EpisodeFacts,
+    ExpireLeases,
+    IssueLeases,
+    LeaseView,
+    PayloadRef,
+    PublishVersion,
+    RecordResult,
+    TakeBatch,
+    TrajectoryMeta,
+)
+from astraflow.dataflow.core.core import Core
+from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
+from astraflow.dataflow.scaling import WaitShares
+from astraflow.launch.cluster_config import ClusterConfig
+from astraflow.launch.pool_sizer import PoolSizer, SeatState, seats_of
+from astraflow.types import Manifest, ServedVersions
+from astraflow_paced.device import PacedDevice, PacedJob
+
+__all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]
+
+POLICY = "actor"
+GROUP_SIZE = 8
+GROUPS = 32
+"""Groups of a batch."""
+NUM_SLOTS = 16
+"""Requests that run at once on a device."""
+SPARE = 4
+"""Episodes that a service takes beyond its slots."""
+TOKENS_PER_S = 100.0
+"""Of each request."""
+LOOK_S = 2.0
+"""Time between two looks at the pool, and between two heartbeats."""
+
+Market = Callable[[float], Mapping[str, int]]
+"""Seconds since the start -> machines of each kind that can be had; kinds that are left out have no limit."""
+
+
+def _no_limit(_now_s: float) -> Mapping[str, int]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a run asks for."""
+
+    steps: int
+    mean_tokens: Callable[[float], float]
+    """Share of the steps that are done -> mean length of completions."""
+    step_s: float = 0.0
+    """Seconds of a training step, whatever its batch holds."""
+    million_tokens_s: float = 0.0
+    """Seconds more for each million tokens of the batch."""
+    sigma: float = 0.8
+    """Of the logarithm of the lengths."""
+    join_s: float = 90.0
+    """From a machine to the first lease: start, import, fetch the weights."""
+
+    def num_tokens(self, done: float, rng: random.Random) -> int:
+        """Length of a completion; the longest are cut at four times the mean."""
+        mean = self.mean_tokens(done)
+        drawn = rng.lognormvariate(math.log(mean) - self.sigma**2 / 2, self.sigma)
+        return max(1, min(round(4 * mean), round(drawn)))
+
+
+def fixed(num_services: int) -> ClusterConfig:
+    """A pool of always so many services."""
+    fields = {"least_services": num_services, "most_services": num_services}
+    return parse_config(fields, ClusterConfig, where="cluster")
+
+
+@dataclass
+class PoolMeasured:
+    """How a run went."""
+
+    wall_s: float = 0.0
+    """Until all steps were done."""
+    used_s: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    """Kind -> seconds of all its services together."""
+    num_tokens: int = 0
+    """Trained tokens."""
+    sizes: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """Time, and number of services that are asked for from then on."""
+    num_lost: int = 0
+    """Episodes that were begun again because a machine was taken away."""
+    busy_s: float = 0.0
+    """Time in which the trainer trained."""
+
+    @property
+    def used_h(self) -> float:
+        """Hours of all services together."""
+        return sum(self.used_s.values()) / 3600
+
+    @property
+    def num_changes(self) -> int:
+        """Decisions of the sizer."""
+        return len(self.sizes) - 1
+
+
+@dataclass(eq=False)
+class _Service:
+    """A rollout service that is asked for."""
+
+    name: str
+    kind: str
+    speed: float
+    machine_s: float = math.inf
+    """Since when it has a machine."""
+    device: PacedDevice | None = None
+    """Once it has joined."""
+    is_leaving: bool = False
+    jobs: dict[str, PacedJob] = field(default_factory=dict[str, PacedJob])
+    """Lease -> its request."""
+    num_joined: int = 0
+
+    @property
+    def worker_id(self) -> str:
+        return f"{self.name}.{self.num_joined}"
+
+    @property
+    def room(self) -> int:
+        if self.device is None or self.is_leaving:
+            return 0
+        return NUM_SLOTS + SPARE - len(self.jobs)
+
+
+class PoolRun:
+    """One run. Example: `PoolRun(load, cluster).run().wall_s`."""
+
+    # size: everything that a simulated run consists of
+    def __init__(
+        self,
+        load: Load,
+        cluster: ClusterConfig,
+        *,
+        num_services: int = 1,
+        market: Market = _no_limit,
+        seed: int = 0,
+    ) -> None:
+        self._load = load
+        self._market = market
+        self._now_s = 0.0
+        self._events: list[tuple[float, int, partial[None]]] = []
+        self._order = itertools.count()
+        self._seats = {seat.name: seat for seat in seats_of(cluster)}
+        self._sizer = PoolSizer(cluster)
+        self._shares = WaitShares(cluster.pool.window_s)
+        self._services: dict[str, _Service] = {}
+        self._found = PoolMeasured()
+        self._ended: deque[tuple[_Service, LeaseView, int, int]] = deque()
+        """Completions that have just ended: service, lease, tokens, oldest version."""
+        self._tokens: dict[tuple[int, int], int] = {}
+        self._woken: set[str] = set()
+        self._step = 0
+        self._waits_since_s: float | None = 0.0
+        self._waited_s = 0.0
+        table = parse_config(
+            {"group_size": GROUP_SIZE, "groups_per_batch": GROUPS, "max_staleness": 4, "engine_lag": 1},
+            TableConfig,
+            where="table",
+        )
+        plan = RunPlan(
+            seed=seed,
+            group_size=GROUP_SIZE,
+            policies={POLICY: PolicyPlan(table=table, num_steps=load.steps)},
+            sources={"tasks": 1_000_000},
+            curators=(),
+            eval=EvalPlan(sets={}, every=1, deadline_s=300.0),
+            max_attempts=3,
+        )
+        self._core = Core(plan)
+        attach = AttachTrainer(policy=POLICY, trainer_id=POLICY, durable_step=0)
+        self._epoch: int = self._apply(attach).epoch
+        self._shares.attached(POLICY, 0.0)
+        self._publish()
+        for name in self._sizer.first(num_services):
+            self._ask_for(name)
+        self._note_size()
+
+    def run(self) -> PoolMeasured:
+        """Until all steps are done."""
+        self._look()
+        while True:
+            dues_s = [s.device.due_s for s in self._services.values() if s.device is not None]
+            self._now_s = max(self._now_s, min([*dues_s, self._events[0][0]]))
+            self._advance()
+            while self._events and self._events[0][0] <= self._now_s:
+                heapq.heappop(self._events)[-1]()
+            if self._step == self._load.steps:
+                break
+            if f"batch/{POLICY}" in self._woken and self._waits_since_s is not None:
+                self._take()
+            if "leases" in self._woken:
+                self._lease()
+            self._woken.clear()
+        for service in self._services.values():
+            self._pay(service)
+        self._found.wall_s = self._now_s
+        return self._found
+
+    def _apply(self, command: Command) -> Any:
+        decision = self._core.apply(command, self._now_s)
+        self._woken.update(decision.wakes)
+        return decision.answer
+
+    def _after(self, seconds: float, call: "partial[None]") -> None:
+        heapq.heappush(self._events, (self._now_s + seconds, next(self._order), call))
+
+    # --- the pool ---------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """What the dataflow learns from heartbeats, and the launcher from the dataflow."""
+        self._follow_market()
+        joined = [s for s in self._services.values() if s.device is not None]
+        is_held_back = self._core.why_no_lease(self._served()).startswith("trainer: ")
+        for service in joined:
+            free = 1 - len(service.jobs) / (NUM_SLOTS + SPARE)
+            self._shares.beat(service.worker_id, free_frac=free, is_held_back=is_held_back, now_s=self._now_s)
+        waiting = {} if self._waits_since_s is None else {POLICY: self._waits_since_s}
+        staying = [service.worker_id for service in joined if not service.is_leaving]
+        advice = self._shares.advice(self._now_s, waiting, staying)
+        change = self._sizer.decide(self._now_s, advice, {n: _state(s) for n, s in self._services.items()})
+        if change is not None:
+            for name in change.stop:
+                self._let_go(self._services[name])
+            for name in change.start:
+                self._ask_for(name)
+            self._note_size()
+        self._after(LOOK_S, partial(self._look))
+
+    def _note_size(self) -> None:
+        asked_for = sum(not service.is_leaving for service in self._services.values())
+        self._found.sizes.append((self._now_s, asked_for))
+
+    def _ask_for(self, name: str) -> None:
+        seat = self._seats[name]
+        self._services[name] = _Service(name, seat.kind, seat.speed)
+
+    def _follow_market(self) -> None:
+        """Takes machines away, and gives those that are free to the services that wait for one."""
+        room = dict(self._market(self._now_s))
+        by_age = sorted(self._services.values(), key=lambda service: service.machine_s)
+        for service in by_age:
+            has_machine = not math.isinf(service.machine_s)
+            is_there = room.get(service.kind, 1) > 0
+            if service.kind in room and is_there:
+                room[service.kind] -= 1
+            if has_machine and not is_there:
+                self._lose(service)
+            elif not has_machine and is_there:
+                service.machine_s = self._now_s
+                self._after(self._load.join_s, partial(self._join, service, self._now_s))
+
+    def _join(self, service: _Service, machine_s: float) -> None:
+        if service.machine_s != machine_s or self._services.get(service.name) is not service:
+            return  # it lost the machine before, or was not wanted any more
+        service.num_joined += 1
+        service.device = PacedDevice(num_slots=NUM_SLOTS, tokens_per_s=TOKENS_PER_S * service.speed)
+        service.device.advance(self._now_s)
+        self._apply(AddWorker(worker_id=service.worker_id, name=service.name, hosts=(POLICY,)))
+        self._woken.add("leases")
+
+    def _lose(self, service: _Service) -> None:
+        """Its machine is taken away; the service waits for another one, unless it was leaving."""
+        self._pay(service)
+        service.machine_s = math.inf
+        if service.device is not None:
+            self._found.num_lost += len(service.jobs)
+            if service.jobs:
+                self._apply(ExpireLeases(lease_ids=tuple(service.jobs), never_arrived=True))
+            self._apply(DropWorker(worker_id=service.worker_id, reason="preempted"))
+            self._shares.forget(service.worker_id)
+            self._woken.add("leases")
+        service.jobs.clear()
+        service.device = None
+        if service.is_leaving:
+            del self._services[service.name]
+
+    def _let_go(self, service: _Service) -> None:
+        service.is_leaving = True
+        if not service.jobs:
+            self._leave(service)
+
+    def _leave(self, service: _Service) -> None:
+        self._pay(service)
+        if service.device is not None:
+            self._apply(DropWorker(worker_id=service.worker_id, reason="drained"))
+        del self._services[service.name]
+
+    def _pay(self, service: _Service) -> None:
+        if not math.isinf(service.machine_s):
+            self._found.used_s[service.kind] += self._now_s - service.machine_s
+
+    # --- episodes ---------------------------------------------------------------------------------
+
+    def _served(self) -> tuple[ServedVersions, ...]:
+        return (ServedVersions(policy=POLICY, versions=(self._step,)),)
+
+    def _advance(self) -> None:
+        for service in self._services.values():
+            if service.device is not None:
+                for job in service.device.advance(self._now_s):
+                    job.ended()
+        while self._ended:
+            self._finish(*self._ended.popleft())
+
+    def _lease(self) -> None:
+        """Hands out what may run, a group at a time to the service with most room."""
+        while (service := max(self._services.values(), key=_room, default=None)) and service.room > 0:
+            request = IssueLeases(
+                worker_id=service.worker_id, num_free=min(service.room, GROUP_SIZE), served=self._served()
+            )
+            leases = self._apply(request)
+            for lease in leases:
+                self._begin(service, lease)
+            if not leases:
+                return
+
+    def _begin(self, service: _Service, lease: LeaseView) -> None:
+        done = self._step / self._load.steps
+        num_tokens = self._load.num_tokens(done, random.Random(lease.seed))
+        job = PacedJob(
+            owner=POLICY,
+            num_tokens=num_tokens,
+            prefill=0.0,
+            ended=partial(self._ended.append, (service, lease, num_tokens, self._step)),
+        )
+        service.jobs[lease.id] = job
+        assert service.device is not None
+        service.device.submit(job)
+
+    def _finish(self, service: _Service, lease: LeaseView, num_tokens: int, oldest: int) -> None:
+        if service.jobs.pop(lease.id, None) is None:
+            return  # the machine is gone
+        self._tokens[lease.group_id, lease.episode_idx] = num_tokens
+        facts = EpisodeFacts(
+            trajectories=(_meta(num_tokens, oldest, self._step, float(lease.seed & 1)),),
+            score=float(lease.seed & 1),
+            metrics=(),
+            duration_s=num_tokens / TOKENS_PER_S,
+        )
+        self._apply(RecordResult(lease_id=lease.id, worker_id=service.worker_id, outcome=facts))
+        self._woken.add("leases")
+        if service.is_leaving and not service.jobs:
+            self._leave(service)
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        manifest = Manifest(
+            policy=POLICY, version=self._step, kind="full", tensors=(), chunks=(), digest="0", num_bytes=0
+        )
+        command = PublishVersion(policy=POLICY, epoch=self._epoch, step=self._step, manifest=manifest)
+        self._apply(command)
+
+    def _take(self) -> None:
+        command = TakeBatch(policy=POLICY, epoch=self._epoch, step=self._step)
+        view: BatchView | None = self._apply(command)
+        if view is None:
+            return
+        assert self._waits_since_s is not None
+        self._waited_s = self._now_s - self._waits_since_s
+        self._waits_since_s = None
+        keys = {(sample.group_id, sample.episode_idx) for sample in view.samples}
+        num_tokens = sum(self._tokens.pop(key) for key in keys)
+        self._found.num_tokens += num_tokens
+        step_s = self._load.step_s + self._load.million_tokens_s * num_tokens / 1e6
+        self._found.busy_s += step_s
+        self._after(step_s, partial(self._trained))
+
+    def _trained(self) -> None:
+        command = CommitStep(
+            policy=POLICY, epoch=self._epoch, step=self._step, version=self._step + 1, metrics=()
+        )
+        self._step += 1
+        self._publish()
+        self._apply(command)
+        self._shares.committed(POLICY, waited_s=self._waited_s, now_s=self._now_s)
+        self._waits_since_s = self._now_s
+        self._woken |= {"leases", f"batch/{POLICY}"}
+
+
+def _room(service: _Service) -> int:
+    return service.room
+
+
+def _state(service: _Service) -> SeatState:
+    if service.is_leaving:
+        return "leaving"
+    return "starting" if service.device is None else "working"
+
+
+def _meta(num_tokens: int, oldest: int, newest: int, reward: float) -> TrajectoryMeta:
+    """What the core knows of an episode's trajectory; rewards differ within a group."""
+    return TrajectoryMeta(
+        policy=POLICY,
+        role=POLICY,
+        reward=reward,
+        num_tokens=num_tokens,
+        num_trained_tokens=num_tokens,
+        oldest_version=oldest,
+        newest_version=newest,
+        finish_reason="stop",
+        turn_spans=((0, num_tokens),),
+        turn_rewards=(reward,),
+        num_trained_by_turn=(num_tokens,),
+        payload=PayloadRef(segment=0, offset=0, length=0),
+    )
