@@ -9,7 +9,7 @@ import pytest
 
 from system_driver import ROOT, environment
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 def gpu_check(*arguments: str) -> "subprocess.CompletedProcess[str]":
