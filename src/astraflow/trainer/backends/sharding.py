@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -24,6 +25,9 @@ from astraflow.trainer.backends.recompute import layers_of
 from astraflow.trainer.ranks import Ranks
 
 __all__ = ["ModelWeights", "first_row", "local_part", "rank_device", "trained_parts"]
+
+_LARGE_BYTES = 4 << 20
+"""Where ranks on CPUs gather a tensor of this size, a second copy of it matters."""
 
 
 def rank_device(device: str, rank: int) -> str:
@@ -99,8 +103,7 @@ class ModelWeights:
             if not kept:
                 continue
             if isinstance(weight, DTensor):
-                part = cast("DTensor", weight if dtype is None else weight.to(dtype))
-                weight = part.full_tensor()
+                weight = self._whole(cast("DTensor", weight if dtype is None else weight.to(dtype)))
             for view in kept:
                 yield view.name, view.of(weight)
 
@@ -146,6 +149,21 @@ class ModelWeights:
     def held_bytes(self) -> int:
         """Bytes of this rank's rows."""
         return sum({id(weight): local_part(weight).nbytes for weight in self._weights.values()}.values())
+
+    def _whole(self, weight: DTensor) -> Tensor:
+        """All rows of a weight, on every rank."""
+        if weight.device.type != "cpu" or weight.numel() * weight.element_size() < _LARGE_BYTES:
+            return weight.full_tensor()
+        # Gloo gathers into memory of its own, and copies: this takes the tensor alone, but more messages.
+        whole = torch.empty(weight.shape, dtype=weight.dtype)
+        num_rows = -(-len(whole) // self._ranks.world)  # as torch.chunk cuts
+        for rank in range(self._ranks.world):
+            rows = whole[rank * num_rows : (rank + 1) * num_rows]
+            if rank == self._ranks.rank:
+                rows.copy_(weight.to_local())
+            if rows.numel():
+                dist.broadcast(rows.view(-1).view(torch.uint8), rank)
+        return whole
 
     def _found(self) -> dict[str, Tensor]:
         """The weights as they are now, by the names that the model gives them."""
