@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,7 +95,7 @@ class KeptPrograms:
         with tempfile.TemporaryDirectory(prefix="agent-", dir=_parent()) as name:
             command = (sys.executable, "-I", "-S", "-c", "")
             (Path(name) / "task.json").touch()
-            ended = await self._ended(command, Path(name), os.environ, is_boxed=True)
+            ended = await self._ended(command, Path(name), dict(os.environ), is_boxed=True)
         problem = ended.box_problem or ended.start_problem
         if ended.is_late:
             problem = f"its first program took longer than {self._config.timeout_s:g} s"
@@ -109,7 +108,7 @@ class KeptPrograms:
         return problem
 
     async def _ended(
-        self, command: tuple[str, ...], folder: Path, env: Mapping[str, str], *, is_boxed: bool
+        self, command: tuple[str, ...], folder: Path, env: dict[str, str], *, is_boxed: bool
     ) -> ProgramEnded:
         """Runs a program under a keeper. Afterwards, nothing that the program started is left."""
         specification = json.dumps(
@@ -154,11 +153,12 @@ class KeptPrograms:
 
 
 async def _started(
-    specification: str, folder: Path, env: Mapping[str, str], fds: tuple[int, int]
+    specification: str, folder: Path, env: dict[str, str], fds: tuple[int, int]
 ) -> asyncio.subprocess.Process:
     """Starts the keeper of a program; the program inherits its input and outputs.
 
     The outputs are files and not pipes, because a child that outlives the program could hold pipes open.
+    `env` is a dict because uvloop takes no other mapping.
     """
     with (
         (folder / "task.json").open("rb") as stdin,
