@@ -16,7 +16,7 @@ WORKERS ?= 2
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
-BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped weights_fanout
+BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside weights_fanout
 
 .PHONY: help web test-browser quickstart gallery test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference clean
 .DEFAULT_GOAL := help

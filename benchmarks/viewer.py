@@ -43,6 +43,7 @@ from astraflow.launch.folder import RunFolder
 from astraflow.types import MetricItem, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
 from harness import report, show_table
+from viewer_beside import throughput_loss
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP = 8
@@ -197,6 +198,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=400)
+    parser.add_argument("--pairs", type=int, default=5, help="of quickstarts, without and with an open page")
+    parser.add_argument("--steps", type=int, default=100, help="of a quickstart")
     given = parser.parse_args()
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
@@ -206,13 +209,24 @@ def main() -> None:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
-            measure(process.stdout.readline().strip(), psutil.Process(process.pid), given, rng)
+            url = process.stdout.readline().strip()
+            figures = measure(url, psutil.Process(process.pid), given, rng)
         finally:
             process.terminate()
             process.wait()
+        if given.pairs:
+            figures |= throughput_loss(given.pairs, given.steps, Path(name) / "beside")
+    report(
+        figures,
+        at_least={"index_episodes_per_s": 20_000},
+        at_most={"query_p99_ms": 100, "viewer_rss_mb": 500, "throughput_loss_frac": 0.02},
+    )
 
 
-def measure(url: str, viewer: psutil.Process, given: argparse.Namespace, rng: random.Random) -> None:
+def measure(
+    url: str, viewer: psutil.Process, given: argparse.Namespace, rng: random.Random
+) -> dict[str, object]:
+    """The figures of a viewer that was just started."""
     session = requests.Session()
     rss = 0
     start = time.perf_counter()
@@ -234,15 +248,13 @@ def measure(url: str, viewer: psutil.Process, given: argparse.Namespace, rng: ra
     show_table(
         f"{num:,} episodes; questions over HTTP", ("question", "number", "median ms", "worst ms"), rows
     )
-    report(
-        {
-            "episodes": num,
-            "index_episodes_per_s": round(num / filled_s),
-            "query_p50_ms": round(statistics.median(every), 2),
-            "query_p99_ms": round(every[min(len(every) - 1, int(0.99 * len(every)))], 2),
-            "viewer_rss_mb": round(rss / 1e6, 1),
-        }
-    )
+    return {
+        "episodes": num,
+        "index_episodes_per_s": round(num / filled_s),
+        "query_p50_ms": round(statistics.median(every), 2),
+        "query_p99_ms": round(every[min(len(every) - 1, int(0.99 * len(every)))], 2),
+        "viewer_rss_mb": round(rss / 1e6, 1),
+    }
 
 
 if __name__ == "__main__":

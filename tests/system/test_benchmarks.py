@@ -26,7 +26,10 @@ _SMALL = {
         ("programs_per_s", "p99_ms", "subprocess_programs_per_s", "verdict"),
     ),
     "dataflow_restart": (("--items", "500"), ("restart_s", "snapshot_mb")),
-    "viewer": (("--episodes", "800", "--queries", "20"), ("index_episodes_per_s", "query_p99_ms")),
+    "viewer": (
+        ("--episodes", "800", "--queries", "20", "--pairs", "0"),
+        ("index_episodes_per_s", "query_p99_ms"),
+    ),
     "dataflow_parked": (("--workers", "20", "--rounds", "1"), ("base_lease_p99_ms", "parked_lease_p99_ms")),
     "multi_policy": (
         ("--only", "sweep", "--quick", "--steps", "2"),

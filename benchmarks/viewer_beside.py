@@ -1,0 +1,81 @@
+"""What an open page costs a run: quickstarts whose page is open in a browser, and others whose page is not.
+
+The runs alternate and have the same seeds, so that the machine's changes of speed meet both alike. Chromium
+has no window, runs on the same cores, and was started before the run, as a browser of a person is.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selenium import webdriver
+
+from harness import Runs, show_table
+
+ROOT = Path(__file__).resolve().parent.parent
+TELLS_URL = "see the run at "
+_OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+
+
+def throughput_loss(num_pairs: int, steps: int, folder: Path) -> dict[str, Runs]:
+    """Loss per pair of runs, as `throughput_loss_frac`: 1 - tokens/s with the page / tokens/s without."""
+    model = folder / "model"
+    _astraflow("model", "init", "recipes/models/quickstart.yaml", "--out", str(model))
+    rows: list[tuple[int, float, float, float]] = []
+    for seed in range(num_pairs):
+        alone = _tokens_per_s(folder / f"alone-{seed}", model, seed, steps)
+        with _browser() as browser:
+            seen = _tokens_per_s(folder / f"seen-{seed}", model, seed, steps, browser)
+        rows.append((seed, alone, seen, 1 - seen / alone))
+    header = ("seed", "tokens/s alone", "tokens/s with the page open", "loss")
+    show_table(f"quickstart of {steps} steps, its page closed and open in Chromium", header, rows)
+    return {"throughput_loss_frac": Runs(tuple(row[3] for row in rows))}
+
+
+def _tokens_per_s(
+    run_dir: Path, model: Path, seed: int, steps: int, browser: webdriver.Chrome | None = None
+) -> float:
+    """Committed tokens per second of RL."""
+    settings = (f"seed={seed}", f"policies.actor.model={model}", f"policies.actor.train.steps={steps}")
+    argv = _argv("run", "recipes/quickstart.yaml", "--run-dir", str(run_dir), "--plain", *settings)
+    with subprocess.Popen(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", file=sys.stderr)
+            if browser is not None and TELLS_URL in line:
+                browser.get(f"{line.partition(TELLS_URL)[2].strip()}/#/r/{run_dir.name}/run")
+    if process.returncode != 0:
+        raise RuntimeError(f"the run in {run_dir} ended with exit code {process.returncode}")
+    was_seen = (run_dir / "view" / "index.sqlite").is_file()
+    if was_seen != (browser is not None):
+        raise RuntimeError(f"the page of {run_dir} was {'opened' if was_seen else 'never opened'}")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return summary["trained_tokens"] / summary["rl_wall_s"]
+
+
+@contextmanager
+def _browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for option in _OPTIONS:
+        options.add_argument(option)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    try:
+        driver.get("about:blank")
+        yield driver
+    finally:
+        driver.quit()
+
+
+def _argv(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "astraflow.cli.main", *arguments]
+
+
+def _astraflow(*arguments: str) -> None:
+    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    subprocess.run(_argv(*arguments), cwd=ROOT, check=True, stdout=sys.stderr)
