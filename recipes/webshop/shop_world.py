@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Literal
@@ -92,6 +93,8 @@ class Shop(InteractiveEnvironment):
             )
         if not 0 < heldout_frac < 1:
             raise ConfigError(f"heldout_frac = {heldout_frac} is not between 0 and 1, so a split is empty")
+        self._opened = AsyncExitStack()
+        """What `close` closes: nothing if opening failed before there was anything."""
         self._catalogue = make_catalogue(seed, num_items)
         self._page_size = page_size
         self._max_turns = max_turns
@@ -130,12 +133,13 @@ class Shop(InteractiveEnvironment):
     async def open(self) -> None:
         self._pages = self.pages()
         self._site = Site(self._pages)
+        self._opened.push_async_callback(self._site.stop)
         await self._site.start()
-        self._browser = aiohttp.ClientSession(self._site.address)
+        browser = aiohttp.ClientSession(self._site.address)
+        self._browser = await self._opened.enter_async_context(browser)
 
     async def close(self) -> None:
-        await self._browser.close()
-        await self._site.stop()
+        await self._opened.aclose()
 
     async def reset(self, task: Task, seed: int) -> tuple[_Visit, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
         spec = json.loads(task.spec)

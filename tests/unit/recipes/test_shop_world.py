@@ -165,8 +165,10 @@ async def test_a_missing_package_is_told_when_the_shop_opens(
     module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
+    shop = Shop(size=1)
     with pytest.raises(ConfigError, match=rf"needs {module}: pip install 'astraflow\[{extra}\]'"):
-        await Shop(size=1).open()
+        await shop.open()
+    await shop.close()  # as the service does at its end
 
 
 @pytest.mark.parametrize(
