@@ -5,11 +5,14 @@ The order of issue is:
 1. evaluation that the service can serve;
 2. episodes that wait for another attempt;
 3. the rest of groups that began on this service, or on one that is gone;
-4. new draws, while some policy has room;
-5. the rest of groups that began on other services.
+4. the rest of a group that began on another service and that holds up a trainer;
+5. new draws, while some policy has room;
+6. the rest of groups that began on other services.
 
-So a group stays on one service, which computes its prefix once, unless others would be idle. An episode that
-failed on a service waits for another one (see `conduct`).
+So a group stays on one service, which computes its prefix once, unless others would be idle, or a trainer
+waits for that group alone: where complete groups are evicted, there is always something new to draw, and its
+service may be alive and ask for nothing. An episode that failed on a service waits for another one (see
+`conduct`).
 """
 
 import math
@@ -27,7 +30,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.context import Context, derived_seed, refuse
 from astraflow.dataflow.core.fates import check_starved
 from astraflow.dataflow.core.state import GroupState, LeaseState, WorkerState
-from astraflow.dataflow.core.tables import why_no_room
+from astraflow.dataflow.core.tables import holds_up, why_no_room
 from astraflow.types import Failure, ServedVersions
 
 __all__ = ["add_worker", "drop_worker", "expire", "issue", "view_of", "why_none"]
@@ -138,6 +141,10 @@ def _groups(ctx: Context, worker: WorkerState) -> Iterator[GroupState]:
     # of some group is gone.
     for group_id in tuple(state.fresh if ctx.lost_homes else ctx.fresh_at.get(worker.id, ())):
         if not _is_elsewhere(ctx, group_id, worker):
+            yield state.groups[group_id]
+    for name in ctx.plan.policies:
+        group_id = holds_up(ctx, name)
+        if group_id in state.fresh and _is_elsewhere(ctx, group_id, worker):
             yield state.groups[group_id]
     while ctx.is_running and (group := groups.draw(ctx, worker.id)) is not None:
         yield group

@@ -27,6 +27,7 @@ __all__ = [
     "checked_session",
     "drop_batch",
     "has_room",
+    "holds_up",
     "normalized",
     "take_batch",
     "trainer_version",
@@ -79,6 +80,16 @@ def _why_full(ctx: Context, name: str) -> str:
         if least_staleness > table.max_staleness:
             return f"the trainer of policy {name!r} repeats steps and has not published far enough"
     return ""
+
+
+def holds_up(ctx: Context, name: str) -> int | None:
+    """The oldest group of the policy that is not complete, if its trainer waits although enough others are
+    complete to make a batch. None if the trainer waits for nothing, or for more groups."""
+    policy = ctx.state.policies[name]
+    is_idle = policy.session is not None and policy.session.done == policy.taken
+    if not is_idle or len(policy.ready) < ctx.plan.policies[name].table.groups_per_batch:
+        return None
+    return next((group_id for group_id in policy.waiting if group_id not in policy.ready), None)
 
 
 def _view_of(policy: PolicyState) -> TableView:

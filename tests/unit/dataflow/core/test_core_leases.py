@@ -104,6 +104,36 @@ def test_the_rest_of_another_services_group_is_taken_over_instead_of_idling():
     assert driver.lease(1, "w0") == ()
 
 
+@pytest.mark.parametrize(
+    "sampler", [{"name": "fifo"}, {"name": "window", "span": 2}], ids=lambda sampler: sampler["name"]
+)
+def test_the_rest_of_a_group_that_holds_up_the_trainer_comes_before_new_draws(sampler: dict[str, object]):
+    # Each complete group above two is evicted and gives its ticket back: there is always something to draw.
+    table = make_table(sampler=sampler, remover={"name": "capacity", "num_groups": 2})
+    driver = started(table=table)
+    driver.join("w1")
+    driver.finish(driver.lease(1, "w0")[0])  # its other episode waits for w0, which asks for nothing more
+    for _ in range(3):
+        leases = driver.lease(4, "w1")
+        if "0.1.0" in ids(leases):
+            break
+        for lease in leases:
+            driver.finish(lease)
+    assert ids(leases)[0] == "0.1.0"
+    for lease in leases:
+        driver.finish(lease)
+    assert driver.take(0) is not None
+
+
+def test_a_group_that_holds_up_nobody_stays_where_it_began():
+    driver = started(table=make_table(max_staleness=3))
+    driver.join("w1")
+    driver.lease(1, "w0")
+    for lease in driver.lease(2, "w1"):
+        driver.finish(lease)
+    assert [lease.group_id for lease in driver.lease(2, "w1")] == [2, 2]  # one group is no batch
+
+
 def test_a_group_that_failed_while_it_waited_for_a_retry_is_forgotten():
     driver = started()
     first, second = driver.lease(2)
