@@ -25,7 +25,7 @@ from astraflow.dataflow.openapi import openapi_document
 from astraflow.dataflow.tables import DATABASE
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import TokenAuth
-from astraflow.types import StatusReply
+from astraflow.types import ScalingAdvice, StatusReply
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, running
 
 SCHEMA = openapi.from_dict(openapi_document())
@@ -86,13 +86,15 @@ def sendable(case: Case) -> tuple[str, dict[str, str], bytes]:
 
 
 async def state_of(run: Run) -> tuple[int, StatusReply]:
-    """The newest record, and what a viewer sees, without the clock."""
+    """The newest record, and what a viewer sees, without the clock and what follows from it alone: who waits,
+    and the advice on services of which nothing is heard for seconds."""
     status = await run.client.status()
     workers = tuple(msgspec.structs.replace(worker, last_seen_s=0.0) for worker in status.workers)
     await run.journal.flushed()  # the tables follow the records that were answered for
     with closing(sqlite3.connect(run.folder / DATABASE)) as database:
         (seq,) = database.execute("SELECT MAX(seq) FROM records").fetchone()
-    return seq, msgspec.structs.replace(status, now_s=0.0, waits=(), workers=workers)
+    timeless = msgspec.structs.replace(status, now_s=0.0, waits=(), workers=workers, scaling=ScalingAdvice())
+    return seq, timeless
 
 
 async def check(run: Run, route: Route, case: Case) -> None:
