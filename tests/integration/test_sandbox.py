@@ -1,6 +1,7 @@
 """The sandbox with real boxes: what honest programs can do, and how boxes are shared and renewed."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import psutil
@@ -148,21 +149,24 @@ async def test_a_cancelled_caller_ends_its_program(sandbox: Sandbox) -> None:
     assert (await sandbox.run("print(1)")).stdout == "1\n"
 
 
-def children() -> list[str]:
-    """Children of this process that keep boxes."""
-    return [
-        child.name()
-        for child in psutil.Process().children()
-        if any("sandbox" in argument or "bwrap" in argument for argument in child.cmdline())
-    ]
+def keepers() -> dict[int, list[str]]:
+    """Children of this process that keep boxes: their command lines by their ids."""
+    found: dict[int, list[str]] = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two looks
+            command = child.cmdline()
+            if any("sandbox" in argument or "bwrap" in argument for argument in command):
+                found[child.pid] = command
+    return found
 
 
 async def test_a_closed_sandbox_leaves_no_process(sandbox: Sandbox) -> None:
+    others = keepers()
     await sandbox.run("pass")
-    assert children() != []
+    assert keepers().keys() - others.keys()
     await asyncio.gather(sandbox.run("pass"), sandbox.run("import os\nos.abort()"), sandbox.run("pass"))
     await sandbox.close()
-    assert children() == []
+    assert {pid: command for pid, command in keepers().items() if pid not in others} == {}
 
 
 async def test_without_a_usable_backend_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
