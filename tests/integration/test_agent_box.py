@@ -20,9 +20,9 @@ import pytest
 import astraflow
 from agent_play import ASKS, play_program, said
 from astraflow.errors import RolloutError
+from astraflow.sandbox.inside import keeper
 from astraflow.sandbox.inside.enter import boot_code
 from astraflow.types import Episode
-from astraflow.workflows import agent_box
 from ordinary_user import NOBODY, usable_pythons
 
 pytestmark = [
@@ -223,8 +223,8 @@ async def test_an_ordinary_user_gets_a_box_too() -> None:
     python = next(usable_pythons(NOBODY), None)
     if python is None:
         pytest.skip("no Python of this version that an ordinary user may start")
-    keeper = boot_code(str(Path(astraflow.__file__).parent.parent), agent_box.__name__, "")
-    argv = [python, "-I", "-S", "-c", keeper, specification, str(control[0]), str(status[1])]
+    code = boot_code(str(Path(astraflow.__file__).parent.parent), keeper.__name__, "")
+    argv = [python, "-I", "-S", "-c", code, specification, str(control[0]), str(status[1])]
     run = partial(
         subprocess.run, argv, pass_fds=(control[0], status[1]), cwd="/", stdin=subprocess.DEVNULL,
         capture_output=True, text=True, **NOBODY,

@@ -1,4 +1,4 @@
-"""Runs agent programs on this machine as it is, each under a keeper (`agent_box.py`), in a light box.
+"""Runs agent programs on this machine as it is, each under a keeper, in a light box.
 
 In the box, no secret of the run can be reached. The keeper kills everything that the program started when the
 program ends, takes too long or is cancelled, and when this process dies.
@@ -19,8 +19,8 @@ import msgspec
 
 import astraflow
 from astraflow.errors import ConfigError
+from astraflow.sandbox.inside import keeper
 from astraflow.sandbox.inside.enter import boot_code
-from astraflow.workflows import agent_box
 from astraflow.workflows.config import ProgramConfig
 from astraflow.workflows.program_start import ProgramEnded, ProgramStart
 
@@ -170,7 +170,7 @@ async def _started(
             "-I",
             "-S",
             "-c",
-            boot_code(_PACKAGE, agent_box.__name__, ""),
+            boot_code(_PACKAGE, keeper.__name__, ""),
             specification,
             *map(str, fds),
             stdin=stdin,
@@ -185,7 +185,7 @@ async def _started(
 async def _gone(process: asyncio.subprocess.Process) -> None:
     """Waits for a keeper that has been told to end. A keeper that does not end in time is killed."""
     try:
-        async with asyncio.timeout(2 * agent_box.LIMIT_S):
+        async with asyncio.timeout(2 * keeper.LIMIT_S):
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

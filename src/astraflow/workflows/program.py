@@ -9,13 +9,13 @@ printed is its final text.
 without the run's secrets (`kept_program.py`).
 """
 
-import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from astraflow.errors import ConfigError, RolloutError
+from astraflow.sandbox.passed_variables import passed_variables
 from astraflow.workflows.agent import AgentTask
 from astraflow.workflows.config import ProgramConfig
 from astraflow.workflows.conversation import AgentReport, Endpoint
@@ -29,33 +29,6 @@ _MAX_TEXT = 65_536
 """Number of characters, from the end of the output, that are the final text."""
 _MAX_TAIL = 1_000
 """Number of characters, from the end of the output, that a failure shows."""
-
-_PASSED_ON = frozenset(
-    {
-        "CONDA_PREFIX",
-        "CUDA_VISIBLE_DEVICES",
-        "HOME",
-        "JAVA_HOME",
-        "LANG",
-        "LANGUAGE",
-        "LD_LIBRARY_PATH",
-        "LOGNAME",
-        "NODE_PATH",
-        "PATH",
-        "REQUESTS_CA_BUNDLE",
-        "SHELL",
-        "SSL_CERT_DIR",
-        "SSL_CERT_FILE",
-        "TERM",
-        "TMPDIR",
-        "TZ",
-        "USER",
-        "VIRTUAL_ENV",
-    }
-)
-"""Variables of the service's environment that programs need and that hold no secret."""
-_PASSED_PREFIXES = ("LC_", "PYTHON")
-"""Variables with these prefixes are passed on too."""
 
 
 class ProgramRuns:
@@ -115,13 +88,8 @@ class ProgramRuns:
 
 def _environment(kept: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[str, str]:
     """A program's variables: those it needs of the service's, those that the recipe names, the episode's."""
-    passed = {
-        key: value
-        for key, value in os.environ.items()
-        if key in _PASSED_ON or key in kept or key.startswith(_PASSED_PREFIXES)
-    }
     return {
-        **passed,
+        **passed_variables(kept),
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
         "ASTRAFLOW_MODEL": model,

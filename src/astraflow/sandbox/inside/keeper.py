@@ -1,12 +1,13 @@
-"""The keeper of one agent program: it starts the program in a box and kills what the program leaves behind.
+"""The keeper of an agent program or a host: it starts the program and kills what the program leaves behind.
 
 The rollout service starts it in an interpreter without installed packages, so it uses only the standard
 library and what the sandbox is made of:
 
     python -I -S -c "...; main()" SPECIFICATION CONTROL_FD STATUS_FD
 
-The box consists of user and mount namespaces of its own. In it, the program has no capability, the folders
-that the specification names are empty or read-only, and the program cannot look into any process outside.
+An agent program runs in a box, which consists of user and mount namespaces of its own. In it, the program
+has no capability, the folders that the specification names are empty or read-only, and the program cannot
+look into any process outside.
 From Linux 6.12 on, it cannot send a signal to one either. Process ids and the network stay the machine's.
 A program that is to see nothing of the machine runs in the sandbox instead (`sandboxed_program.py`).
 
