@@ -12,6 +12,7 @@ import openai
 import psutil
 import pytest
 
+from astraflow.errors import ConfigError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Message
@@ -198,6 +199,35 @@ async def test_wrong_keys_unknown_models_and_ended_episodes_are_refused() -> Non
         with pytest.raises(openai.NotFoundError, match="it is over"):
             await gone.models.list()
         assert open_.trajectories() == ()
+
+
+async def test_roles_are_models_and_their_sessions_stay_apart() -> None:
+    engine = ScriptedEngine("ok")
+    async with episode(letters(engine)) as open_:
+        roles = {"solver": "actor", "critic": "actor"}
+        async with open_.dialogue.policies.endpoint(parser=tuple, roles=roles) as endpoint:
+            client = open_.client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
+            assert [model.id async for model in client.models.list()] == ["solver", "critic"]
+            with pytest.raises(openai.NotFoundError, match="roles: solver, critic"):
+                await client.chat.completions.create(model="actor", messages=[user("2")])
+            for role, session in (("solver", "a"), ("solver", "b"), ("critic", "b")):
+                history = [user("2")]
+                for _ in range(2):
+                    answer = await client.chat.completions.create(
+                        model=role, messages=history, extra_headers={"X-Session-ID": session}
+                    )
+                    said = answer.choices[0].message.content or ""
+                    history += [{"role": "assistant", "content": said}, user("3")]
+            heard = [(each.role, each.session) for each in endpoint.heard]
+    assert heard == [("solver", "a"), ("solver", "b"), ("critic", "b")]
+    found = [(t.role, len(t.turns), t.is_fork) for t in open_.trajectories()]
+    assert found == [("solver", 2, False), ("solver", 2, False), ("critic", 2, False)]
+
+
+async def test_a_role_of_a_policy_that_the_run_does_not_have_is_refused() -> None:
+    async with episode(letters(ScriptedEngine())) as open_:
+        with pytest.raises(ConfigError, match="policy 'ghost'; the run has actor"):
+            open_.dialogue.policies.endpoint(parser=tuple, roles={"solver": "ghost"})
 
 
 async def test_a_prompt_that_does_not_fit_is_refused_and_ends_its_conversation() -> None:

@@ -12,7 +12,7 @@ engine's context is refused; a later one that finds no room is a truncated compl
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -103,8 +103,10 @@ class Answer(msgspec.Struct, frozen=True):
     said: Said
 
 
-OpensEndpoint: TypeAlias = Callable[["Dialogue", CallParser], AbstractAsyncContextManager[Endpoint]]
-"""Opens an episode's endpoint for agent programs; the gateway does."""
+OpensEndpoint: TypeAlias = Callable[
+    ["Dialogue", CallParser, Mapping[str, str]], AbstractAsyncContextManager[Endpoint]
+]
+"""Opens an episode's endpoint for agent programs, as `Policies.endpoint`; the gateway does."""
 
 
 def generation_seed(episode_seed: int, idx: int) -> int:
@@ -158,15 +160,21 @@ class Dialogue:
         for chat, reward in rewards.items():
             if not isinstance(chat, RecordedConversation) or not chat.is_of(self):
                 raise RolloutError(
-                    "the workflow rewarded a conversation that is not of this episode", is_retryable=False
+                    "the workflow named a conversation that is not of this episode", is_retryable=False
                 )
             found[chat.idx] = reward
         return found
 
-    def open(self, hosted: HostedPolicy, messages: Sequence[Message], role: str) -> "RecordedConversation":
-        """A new conversation; `role` empty: the policy's name."""
+    def indices_of(self, chats: Iterable[Conversation]) -> frozenset[int]:
+        """The indices of conversations. Raises: RolloutError for a conversation of another episode."""
+        return frozenset(self.conversation_rewards(dict.fromkeys(chats, 0.0)))
+
+    def open(
+        self, hosted: HostedPolicy, messages: Sequence[Message], role: str, session: str = ""
+    ) -> "RecordedConversation":
+        """A new conversation; `role` empty: the policy's name. `session`: what its client calls it."""
         policy = hosted.info.name
-        speaker = Speaker(policy, role or policy, self.sampling(hosted).temperature)
+        speaker = Speaker(policy, role or policy, self.sampling(hosted).temperature, session)
         name = as_label(f"{policy} as {role}") if role and role != policy else policy
         self._exchanges.append(_Exchange(name, Said(tuple(messages))))
         return RecordedConversation(self, hosted, speaker, self._exchanges[-1], len(self._exchanges) - 1)
@@ -266,8 +274,12 @@ class _Policies(Policies):
     def __len__(self) -> int:
         return len(self._dialogue.hosted)
 
-    def endpoint(self, *, parser: CallParser = tagged_calls) -> AbstractAsyncContextManager[Endpoint]:
-        return self._opens(self._dialogue, parser)
+    def endpoint(
+        self, *, parser: CallParser = tagged_calls, roles: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Endpoint]:
+        for name in (roles or {}).values():
+            self[name]  # raises for a policy that the run does not have
+        return self._opens(self._dialogue, parser, roles or {})
 
 
 class _RecordedPolicy:

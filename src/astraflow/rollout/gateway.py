@@ -11,7 +11,7 @@ answers, so an agent cannot read what it is scored with.
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -82,9 +82,14 @@ class Gateway:
         self._app = Starlette(routes=routes)
 
     @asynccontextmanager
-    async def endpoint(self, dialogue: Dialogue, parser: CallParser) -> AsyncGenerator[EpisodeEndpoint]:
-        """Opens an episode's endpoint until the block ends; requests that still run then are cancelled."""
-        endpoint = EpisodeEndpoint(dialogue, parser, await self._started())
+    async def endpoint(
+        self, dialogue: Dialogue, parser: CallParser, roles: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[EpisodeEndpoint]:
+        """Opens an episode's endpoint until the block ends; requests that still run then are cancelled.
+
+        `roles`: see `Policies.endpoint`.
+        """
+        endpoint = EpisodeEndpoint(dialogue, parser, await self._started(), roles)
         self._endpoints[endpoint.id] = endpoint
         try:
             yield endpoint
@@ -155,7 +160,9 @@ def _json(body: msgspec.Struct, status: int = 200) -> Response:
 
 async def _chat(endpoint: EpisodeEndpoint, request: Request) -> Response:
     asked = await _read(request, ChatRequest)
-    completed = await _while_connected(request, endpoint.start(endpoint.chat(asked)))
+    completed = await _while_connected(
+        request, endpoint.start(endpoint.chat(asked, session=_session(request)))
+    )
     if completed is None:
         return Response(status_code=499)
     if not asked.stream:
@@ -172,7 +179,9 @@ def _chunks(completed: Completed, *, with_usage: bool) -> Iterator[bytes]:
 
 async def _responses(endpoint: EpisodeEndpoint, request: Request) -> Response:
     asked = await _read(request, ResponsesRequest)
-    response = await _while_connected(request, endpoint.start(endpoint.respond(asked)))
+    response = await _while_connected(
+        request, endpoint.start(endpoint.respond(asked, session=_session(request)))
+    )
     if response is None:
         return Response(status_code=499)
     if not asked.stream:
@@ -239,6 +248,11 @@ def _not_served(request: Request, path: str) -> RefusedError:
         code="unknown_url",
         status=404,
     )
+
+
+def _session(request: Request) -> str:
+    """What a client calls the conversation of a request; empty if it does not say."""
+    return as_label(request.headers.get("x-session-id", ""))
 
 
 async def _read(request: Request, kind: type[_ItemT]) -> _ItemT:

@@ -11,7 +11,7 @@ it is a new conversation.
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ from astraflow.rollout.gateway_wire import (
 )
 from astraflow.types import Sampling
 from astraflow.workflows.calls import CallParser, ToolCall
-from astraflow.workflows.conversation import AgentReport
+from astraflow.workflows.conversation import AgentReport, Heard
 
 __all__ = ["EpisodeEndpoint"]
 
@@ -72,7 +72,13 @@ class _Point:
     """The messages as the client sees them, in a form that can be compared."""
     said: Said
     """The messages and their exact tokens."""
+    speaks: Heard
+    """The conversation, with the role and the session in which it was held."""
     chat: RecordedConversation
+
+    def is_of(self, asked: "_Asked") -> bool:
+        """Whether a request may continue from here: only its own role and session may."""
+        return (self.speaks.role, self.speaks.session) == (asked.role, asked.session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,8 @@ class _Asked:
     request: ChatRequest
     hosted: HostedPolicy
     """The policy with the request's tools."""
+    role: str
+    session: str
     sampling: Sampling
     hint: Hint
 
@@ -95,7 +103,14 @@ class EpisodeEndpoint:
     cancels the requests that still run.
     """
 
-    def __init__(self, dialogue: Dialogue, parser: CallParser, gateway_url: str) -> None:
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        parser: CallParser,
+        gateway_url: str,
+        roles: Mapping[str, str] | None = None,
+    ) -> None:
+        """`roles`: see `Policies.endpoint`."""
         self.id = secrets.token_urlsafe(12)
         self._key = secrets.token_urlsafe(24)
         self.report: AgentReport | None = None
@@ -106,6 +121,7 @@ class EpisodeEndpoint:
         self._url = f"{gateway_url}/episodes/{self.id}"
         self._dialogue = dialogue
         self._parser = parser
+        self._roles = roles or {}
         self._points: list[_Point] = []
         self._running: set[asyncio.Task[Any]] = set()
         self._answered: dict[str, tuple[ChatMessage, ...]] = {}
@@ -130,15 +146,23 @@ class EpisodeEndpoint:
         return f"{self._url}/result"
 
     @property
+    def heard(self) -> tuple[Heard, ...]:
+        """See `Endpoint.heard`."""
+        return tuple(dict.fromkeys(point.speaks for point in self._points))
+
+    @property
     def unmet_frac(self) -> float | None:
         """See `Endpoint.unmet_frac`."""
         return self._num_unmet / self._num_hinted if self._num_hinted else None
 
     def models(self) -> tuple[Model, ...]:
-        """The episode's policies, as `GET /models` lists them."""
+        """The names that requests may ask, as `GET /models` lists them."""
         return tuple(
-            Model(id=name, object="model", created=0, owned_by="astraflow") for name in self._dialogue.hosted
+            Model(id=name, object="model", created=0, owned_by="astraflow") for name in self._names()
         )
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self._roles or self._dialogue.hosted)
 
     def start(self, answer: Coroutine[Any, Any, _ResultT]) -> asyncio.Task[_ResultT]:
         """Begins to answer a request (`chat` or `respond`), in a task that `close` cancels."""
@@ -154,7 +178,7 @@ class EpisodeEndpoint:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def respond(self, request: ResponsesRequest) -> Response:
+    async def respond(self, request: ResponsesRequest, *, session: str = "") -> Response:
         """Answers a request of the Responses API, as `chat` answers a chat.
 
         Raises: as `chat`; RefusedError if the response that it continues is not one of this episode.
@@ -167,28 +191,30 @@ class EpisodeEndpoint:
                 "previous_response_not_found",
             )
         messages = (*earlier, *input_messages(request))
-        completed = await self.chat(chat_of(request, messages))
+        completed = await self.chat(chat_of(request, messages), session=session)
         response = response_of(request, completed)
         self._answered[response.id] = (*messages, _sent_back(completed.choices[0]))
         return response
 
-    async def chat(self, request: ChatRequest) -> Completed:
+    async def chat(self, request: ChatRequest, *, session: str = "") -> Completed:
         """Answers a chat request, and records its completions.
+
+        `session`: what the client calls the conversation; another one never continues from it.
 
         Raises: RefusedError if the request asks for what no policy can do; RolloutError if the engine fails.
         """
-        asked = self._asked(request)
+        asked = self._asked(request, session)
         hosted = asked.hosted
-        start = self._start(hosted, request.messages)
+        start = self._start(asked, request.messages)
         num_known = len(start.keys) if start else 0
         said = start.said if start else Said()
         new = messages_of(request.messages[num_known:], request.messages[:num_known])
         new = asked.hint.added_to(new, said.messages)
         prompt = await prompt_of(hosted.renderer, said, new)
-        start = start or self._start_by_tokens(hosted, prompt)
+        start = start or self._start_by_tokens(asked, prompt)
         messages = (*said.messages, *new)
         # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
-        chats = [start.chat if start else self._dialogue.open(hosted, (), "") for _ in range(request.n or 1)]
+        chats = [start.chat if start else self._opened(asked) for _ in range(request.n or 1)]
         await self._check_room(hosted, chats[0], prompt)
         answers = await _all([chat.answer(messages, prompt, asked.sampling) for chat in chats])
         choices: list[Choice] = []
@@ -196,7 +222,8 @@ class EpisodeEndpoint:
             choice = self._choice(asked, answer, place)
             choices.append(choice)
             keys = tuple(message.key for message in (*request.messages, _sent_back(choice)))
-            self._points.append(_Point(hosted, keys, answer.said, chat))
+            heard = Heard(asked.role, session, chat)
+            self._points.append(_Point(hosted, keys, answer.said, heard, chat))
         self.problem = ""
         self.num_completions += len(answers)
         num_sampled = sum(answer.completion.num_tokens for answer in answers)
@@ -215,14 +242,19 @@ class EpisodeEndpoint:
 
     # --- who answers, and how ---
 
-    def _asked(self, request: ChatRequest) -> "_Asked":
+    def _opened(self, asked: "_Asked") -> RecordedConversation:
+        return self._dialogue.open(asked.hosted, (), asked.role, asked.session)
+
+    def _asked(self, request: ChatRequest, session: str) -> "_Asked":
         """Checks a request, and finds the policy that it names and how that samples."""
         request.check()
-        hosted = self._dialogue.hosted.get(request.model)
+        role = request.model if self._roles else ""
+        policy = self._roles.get(role, "") if self._roles else request.model
+        hosted = self._dialogue.hosted.get(policy)
         if hosted is None:
-            names = ", ".join(self._dialogue.hosted)
+            kind, listed = ("role", "roles") if self._roles else ("policy", "policies")
             raise RefusedError(
-                f"model {request.model!r} is not a policy of this run (policies: {names})",
+                f"model {request.model!r} is not a {kind} of this run ({listed}: {', '.join(self._names())})",
                 code="model_not_found",
                 status=404,
             )
@@ -231,6 +263,8 @@ class EpisodeEndpoint:
             self._num_requests,
             request,
             with_tools(hosted, tool_specs(request)),
+            role,
+            session,
             self._sampling(hosted, request),
             hint_of(request),
         )
@@ -286,16 +320,24 @@ class EpisodeEndpoint:
 
     # --- where a request continues ---
 
-    def _start(self, hosted: HostedPolicy, messages: tuple[ChatMessage, ...]) -> _Point | None:
+    def _start(self, asked: "_Asked", messages: tuple[ChatMessage, ...]) -> _Point | None:
         """The longest recorded history that the messages begin with; None if there is none."""
         keys = tuple(message.key for message in messages)
-        known = [p for p in self._points if p.hosted == hosted and p.keys == keys[: len(p.keys)]]
+        known = [
+            p
+            for p in self._points
+            if p.hosted == asked.hosted and p.is_of(asked) and p.keys == keys[: len(p.keys)]
+        ]
         return max(known, key=lambda point: len(point.keys), default=None)
 
-    def _start_by_tokens(self, hosted: HostedPolicy, prompt: tuple[int, ...]) -> _Point | None:
+    def _start_by_tokens(self, asked: "_Asked", prompt: tuple[int, ...]) -> _Point | None:
         """The longest recorded history with whose exact tokens the prompt begins; None if there is none."""
         known = [
-            p for p in self._points if p.hosted.info == hosted.info and _begins_with(prompt, p.said.token_ids)
+            p
+            for p in self._points
+            if p.hosted.info == asked.hosted.info
+            and p.is_of(asked)
+            and _begins_with(prompt, p.said.token_ids)
         ]
         return max(known, key=lambda point: len(point.said.token_ids), default=None)
 

@@ -10,6 +10,7 @@ else it is context. The tokens of a sequence are exactly what the engine saw and
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 import numpy as np
@@ -27,6 +28,8 @@ class Speaker(msgspec.Struct, frozen=True):
     policy: str
     role: str
     temperature: float
+    session: str = ""
+    """What the speaker's client calls the conversation; empty if it does not say."""
 
 
 class _Sequence:
@@ -177,13 +180,17 @@ class EpisodeRecorder:
         by_turn: Mapping[int, float],
         by_conversation: Mapping[int, float],
         by_policy: Mapping[str, float] | None = None,
+        left_out: AbstractSet[int] = frozenset(),
     ) -> tuple[Trajectory, ...]:
         """The episode's trajectories in the order in which they were opened, with rewards put in place.
 
         A reward of a conversation goes to all its trajectories, that of a policy to each of its own.
+        `left_out`: conversations that are not trained; a trajectory of no other conversation is dropped.
         """
         found: list[Trajectory] = []
         for idx, sequence in enumerate(self._sequences):
+            if sequence.conversations <= left_out:
+                continue
             whole = sum(by_conversation.get(conversation, 0.0) for conversation in sequence.conversations)
             whole += (by_policy or {}).get(sequence.speaker.policy, 0.0)
             streams = _streams(sequence, self._streams, f"trajectory {idx}") if self._streams else ()

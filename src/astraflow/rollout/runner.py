@@ -41,7 +41,14 @@ from astraflow.types import (
     Task,
     Trajectory,
 )
-from astraflow.workflows.conversation import MAX_TIMES, Play, Rewards, ScoredTask, Workflow
+from astraflow.workflows.conversation import (
+    MAX_TIMES,
+    OpenWorkflow,
+    Play,
+    Rewards,
+    ScoredTask,
+    Workflow,
+)
 
 __all__ = [
     "EpisodeExitError",
@@ -169,14 +176,30 @@ class EpisodeRunner:
         self._gateway = Gateway()
 
     async def __aenter__(self) -> "EpisodeRunner":
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def open(self) -> None:
+        """Opens what the episodes of a workflow share. Raises: ConfigError if that cannot be."""
+        for workflow in self._open_workflows():
+            await workflow.open()
+
     async def close(self) -> None:
-        """Closes the gateway of agent programs, if it was ever opened."""
+        """Closes the gateway of agent programs, if it was ever opened, and what workflows share."""
+        for workflow in self._open_workflows():
+            await workflow.close()
         await self._gateway.close()
+
+    def _open_workflows(self) -> list[OpenWorkflow]:
+        workflows = [self._workflow, *[conduct.workflow for conduct in self._evaluation.values()]]
+        return [workflow for workflow in workflows if isinstance(workflow, OpenWorkflow)]
 
     async def run(self, lease: Lease) -> EpisodeResult:
         """The result of a lease: its episode, or why there is none.
@@ -375,7 +398,8 @@ def _trajectories(rewards: Rewards, dialogue: Dialogue) -> tuple[Trajectory, ...
     for idx, key in rewards.states.items():
         dialogue.recorder.set_state(idx, key)
     by_conversation = dialogue.conversation_rewards(rewards.by_conversation)
-    return dialogue.recorder.trajectories(rewards.by_turn, by_conversation, rewards.by_policy)
+    left_out = dialogue.indices_of(rewards.left_out)
+    return dialogue.recorder.trajectories(rewards.by_turn, by_conversation, rewards.by_policy, left_out)
 
 
 def _episode_score(rewards: Rewards, task: ScoredTask, trajectories: tuple[Trajectory, ...]) -> float:

@@ -265,6 +265,7 @@ class RolloutService:
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
         await self._environments.open()
+        await self._runner.open()
         await self._scoring.start()
         await self._evaluation.start()
         await self._all_served()

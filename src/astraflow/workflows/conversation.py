@@ -22,9 +22,10 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -45,6 +46,8 @@ __all__ = [
     "Completion",
     "Conversation",
     "Endpoint",
+    "Heard",
+    "OpenWorkflow",
     "Play",
     "Played",
     "Policies",
@@ -207,6 +210,11 @@ class Endpoint(Protocol):
         ...
 
     @property
+    def heard(self) -> "tuple[Heard, ...]":
+        """The conversations that were held through it, in the order of their first completions."""
+        ...
+
+    @property
     def unmet_frac(self) -> float | None:
         """Share of the completions without the form that their request asked for.
 
@@ -215,14 +223,30 @@ class Endpoint(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A conversation that was held through an endpoint."""
+
+    role: str
+    """The role that its requests named as their model; empty if the endpoint has no roles."""
+    session: str
+    """What its requests said in `X-Session-ID`; empty if they did not say it."""
+    conversation: Conversation
+
+
 class Policies(Mapping[str, Policy]):
     """The policies of the run by name, in the recipe's order, with an endpoint for agent programs."""
 
     @abstractmethod
-    def endpoint(self, *, parser: CallParser = tagged_calls) -> AbstractAsyncContextManager[Endpoint]:
+    def endpoint(
+        self, *, parser: CallParser = tagged_calls, roles: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Endpoint]:
         """Opens the episode's own OpenAI-compatible endpoint for the time of an `async with`.
 
-        `parser` finds tool calls in the text of a policy.
+        `parser` finds tool calls in the text of a policy. `roles`: role -> policy; its models are then these
+        roles, and what a role says is recorded under its name. Without roles, its models are the policies.
+
+        Raises: ConfigError if a role's policy is not one of the run.
         """
 
 
@@ -378,6 +402,7 @@ class Rewards:
         self._metrics: list[MetricItem] = []
         self._streams: list[tuple[Completion, Stream]] = []
         self._states: dict[int, str] = {}
+        self._left_out: set[Conversation] = set()
 
     def add(self, target: Completion | Conversation, reward: float) -> None:
         """Adds a reward to a turn or to a conversation.
@@ -396,6 +421,10 @@ class Rewards:
         Raises: RolloutError if the reward is not finite.
         """
         self._by_policy[policy] = self._by_policy.get(policy, 0.0) + _finite(reward, "reward")
+
+    def leave_out(self, conversation: Conversation) -> None:
+        """Says that nothing of a conversation is trained, e.g. because a frozen part of a game held it."""
+        self._left_out.add(conversation)
 
     def set_score(self, score: float) -> None:
         """Sets the episode's score, which evaluation reports.
@@ -477,6 +506,11 @@ class Rewards:
         return self._by_policy
 
     @property
+    def left_out(self) -> AbstractSet[Conversation]:
+        """Conversations that are not trained."""
+        return self._left_out
+
+    @property
     def score(self) -> float | None:
         """The score that was set; None if none was."""
         return self._score
@@ -499,6 +533,19 @@ class Rewards:
 
 Workflow: TypeAlias = Callable[[ScoredTask, Policies], Awaitable[Rewards]]
 """Runs one episode on a task; the recipe binds further settings as keyword arguments."""
+
+
+@runtime_checkable
+class OpenWorkflow(Protocol):
+    """What a `Workflow` may have besides: something that all its episodes share, such as a process."""
+
+    async def open(self) -> None:
+        """Called before the first episode. Raises: ConfigError if its episodes could not run here."""
+        ...
+
+    async def close(self) -> None:
+        """Called after the last episode, also if `open` failed or was not called."""
+        ...
 
 
 def _finite(value: float, what: str) -> float:

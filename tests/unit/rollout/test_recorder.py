@@ -55,6 +55,31 @@ def test_a_second_turn_extends_the_same_trajectory() -> None:
     assert recorder.num_forks == 0
 
 
+def test_conversations_that_are_left_out_leave_no_trajectory() -> None:
+    recorder = EpisodeRecorder()
+    recorder.record(ACTOR, 0, (5, 6), make_generation(7))
+    recorder.record(ACTOR, 1, (5, 9), make_generation(8))
+    (trajectory,) = recorder.trajectories({}, {0: 1.0, 1: 2.0}, left_out={0})
+    assert (ids(trajectory), trajectory.reward) == ([5, 9, 8], 2.0)
+
+
+def test_what_a_shared_trajectory_trains_stays_if_one_of_its_conversations_is_left_out() -> None:
+    recorder = EpisodeRecorder()
+    recorder.record(ACTOR, 0, (5, 6), make_generation(7))
+    recorder.record(ACTOR, 1, (5, 6, 7, 9), make_generation(8))
+    (trajectory,) = recorder.trajectories({}, {}, left_out={1})
+    assert mask(trajectory) == [0, 0, 1, 0, 1]
+
+
+def test_sessions_never_share_a_trajectory() -> None:
+    recorder = EpisodeRecorder()
+    recorder.record(Speaker("actor", "actor", 1.0, "a"), 0, (5, 6), make_generation(7))
+    recorder.record(Speaker("actor", "actor", 1.0, "b"), 1, (5, 6, 7, 9), make_generation(8))
+    first, second = recorder.trajectories({}, {0: 1.0, 1: -1.0})
+    assert (ids(first), mask(first), first.reward) == ([5, 6, 7], [0, 0, 1], 1.0)
+    assert (ids(second), mask(second), second.reward) == ([5, 6, 7, 9, 8], [0, 0, 0, 0, 1], -1.0)
+
+
 def test_an_edited_history_forks_and_trains_each_sampled_token_once() -> None:
     recorder = EpisodeRecorder()
     recorder.record(ACTOR, 0, (5, 6), make_generation(7, 8))
