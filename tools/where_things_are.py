@@ -44,6 +44,11 @@ FOLDERS = (
         "src/astraflow/sandbox/inside",
         "What runs in a box, and makes one: scripts that need the standard library alone.",
     ),
+    Folder("src/astraflow/hosts", "Hosts: environments in a Python of their own, in which episodes run."),
+    Folder(
+        "src/astraflow/hosts/inside",
+        "What runs in a host: its program, in the standard library alone, and adapters to what it serves.",
+    ),
     Folder("src/astraflow/envs", "Environments: where tasks come from, and how answers are scored."),
     Folder("src/astraflow/envs/data_sets", "Known data sets: prepared once, then read from a folder."),
     Folder("src/astraflow/retrieval", "Search indexes: built once, then searched by workflows."),

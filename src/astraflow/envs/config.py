@@ -20,6 +20,7 @@ __all__ = [
     "ExtractMode",
     "F1Reward",
     "FormatReward",
+    "HostedSourceConfig",
     "HubSourceConfig",
     "JsonlSourceConfig",
     "JudgeReward",
@@ -169,12 +170,25 @@ class EnvironmentSourceConfig(Config):
     """Which of its tasks to use; the environment says which splits it has."""
 
 
+class HostedSourceConfig(Config):
+    """The tasks of the environment that the workflow `hosted` names."""
+
+    name: Literal["hosted"] = "hosted"
+    split: str = ""
+    """Which of its tasks to use; the environment says which splits it has."""
+    skip: int = Field(default=0, ge=0)
+    """Number of tasks to pass over, e.g. those that are trained on, in an evaluation set."""
+    limit: int = Field(default=0, ge=0, le=1_000_000)
+    """Number of tasks to use, behind those; 0: all. A set of tasks without an end needs one."""
+
+
 TaskSourceConfig = Annotated[
     ReasoningGymConfig
     | JsonlSourceConfig
     | HubSourceConfig
     | PreparedSourceConfig
     | EnvironmentSourceConfig
+    | HostedSourceConfig
     | Use,
     Field(discriminator="name"),
 ]

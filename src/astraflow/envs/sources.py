@@ -16,6 +16,7 @@ from astraflow.config import Use, check_args, load_attr
 from astraflow.envs.config import (
     EnvironmentConfig,
     EnvironmentSourceConfig,
+    HostedSourceConfig,
     HubSourceConfig,
     JsonlSourceConfig,
     PreparedSourceConfig,
@@ -29,6 +30,9 @@ from astraflow.envs.rows import shortened, task_from_row
 from astraflow.envs.selection import fitting
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.extras import install_command
+from astraflow.hosts.config import HostConfig
+from astraflow.hosts.listing import hosted_tasks
+from astraflow.hosts.messages import HostedSpec
 from astraflow.mistakes import hint
 from astraflow.own_code import described
 from astraflow.protocols import TaskSource
@@ -36,6 +40,8 @@ from astraflow.types import Task
 
 __all__ = ["ListSource", "make_source"]
 
+_MAX_HOSTED = 100_000
+"""Tasks of a host whose source sets no limit; they are kept in memory."""
 _OTHER_FILES = "; {name: datasets} reads files of other kinds (one JSON array, CSV, parquet)"
 
 
@@ -44,13 +50,14 @@ def make_source(
     *,
     name: str = "",
     environments: Mapping[str, EnvironmentConfig] | None = None,
+    host: HostConfig | None = None,
     tokenizer_dir: Path | None = None,
 ) -> TaskSource:
     """Makes the source of a config.
 
     `name`: the source's name in the recipe, which is also the tasks' `source` and the start of their ids.
-    `environments`: the environments of the recipe. `tokenizer_dir`: the model folder whose tokenizer counts
-    the tokens of prompts.
+    `environments`: the environments of the recipe. `host`: that of the workflow which runs the tasks; None if
+    it has none. `tokenizer_dir`: the model folder whose tokenizer counts the tokens of prompts.
 
     Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
     file.
@@ -66,6 +73,8 @@ def make_source(
             return PreparedSource(config, name=name, tokenizer_dir=tokenizer_dir)
         case EnvironmentSourceConfig():
             return _EnvironmentSource(config, environments or {}, name=name)
+        case HostedSourceConfig():
+            return _hosted_source(config, host, name=name)
         case Use():
             return _user_source(config)
 
@@ -143,6 +152,32 @@ class _EnvironmentSource:
         task = self._tasks.task(idx)
         named = msgspec.structs.replace(task, id=f"{self._name}/{task.id}", source=self._name)
         return with_environment(named, self._environment)
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+def _hosted_source(config: HostedSourceConfig, host: HostConfig | None, *, name: str) -> ListSource:
+    """Raises: ConfigError if the workflow has no host; as `hosted_tasks`."""
+    if host is None:
+        raise ConfigError(
+            "the source `hosted` takes its tasks from the workflow's environment, but the workflow is not "
+            "`hosted`; use another source, or `workflow: {name: hosted, python: ..., serve: ...}`"
+        )
+    listed = hosted_tasks(host, split=config.split, skip=config.skip, limit=config.limit or _MAX_HOSTED + 1)
+    if len(listed) > _MAX_HOSTED:
+        raise DataError(
+            f"the host has more than {_MAX_HOSTED:,} tasks, or no end of them; set `limit` of the source"
+        )
+    return ListSource(
+        Task(
+            id=f"{name}/{task.id}",
+            source=name,
+            prompt=task.prompt,
+            spec=msgspec.json.encode(HostedSpec(task.data)).decode(),
+        )
+        for task in listed
+    )
 
 
 # --- JSONL ----------------------------------------------------------------------------------------

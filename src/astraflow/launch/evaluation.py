@@ -21,6 +21,7 @@ from astraflow.dataflow.core.context import derived_seed
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe
+from astraflow.launch.eval_config import TrainingWorkflow
 from astraflow.launch.hosting import open_runner
 from astraflow.metrics import reduce_metrics
 from astraflow.mistakes import hint
@@ -28,6 +29,7 @@ from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, Failure, Item, Lease, MetricItem
+from astraflow.workflows.config import HostedConfig
 
 __all__ = ["EvalReport", "EvalScore", "EvalSize", "evaluate", "evaluation_table"]
 
@@ -131,11 +133,13 @@ def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
 
 def _opened(recipe: Recipe, name: str, size: EvalSize) -> _Round:
     config = recipe.eval.sets[name]
+    workflow = recipe.workflow if isinstance(config.workflow, TrainingWorkflow) else config.workflow
     try:
         source = make_source(
             config.source,
             name=name,
             environments=recipe.tasks.environments,
+            host=workflow if isinstance(workflow, HostedConfig) else None,
             tokenizer_dir=recipe.tokenizer_dir,
         )
     except (ConfigError, DataError) as err:

@@ -35,6 +35,7 @@ from astraflow.workflows.config import (
     AgentConfig,
     CodeAndTestConfig,
     EnvironmentWorkflowConfig,
+    HostedConfig,
     WorkflowConfig,
 )
 from astraflow.workflows.factory import make_workflow
@@ -150,22 +151,25 @@ def _how_to_get(model: str) -> str:
 def open_sources(recipe: Recipe) -> OpenSources:
     """Opens every task source. Raises: ConfigError or DataError, naming the source."""
     train = {
-        name: _open(config, recipe, name, f"tasks.sources.{name}")
+        name: _open(config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
         for name, config in recipe.tasks.sources.items()
     }
     held_out = {
-        name: _open(config.source, recipe, name, f"eval.sets.{name}.source")
+        name: _open(config.source, recipe, name, f"eval.sets.{name}.source", _workflow_of(config, recipe))
         for name, config in recipe.eval.sets.items()
     }
     return OpenSources(train, held_out)
 
 
-def _open(config: TaskSourceConfig, recipe: Recipe, name: str, where: str) -> TaskSource:
+def _open(
+    config: TaskSourceConfig, recipe: Recipe, name: str, where: str, workflow: WorkflowConfig
+) -> TaskSource:
     try:
         return make_source(
             config,
             name=name,
             environments=recipe.tasks.environments,
+            host=workflow if isinstance(workflow, HostedConfig) else None,
             tokenizer_dir=recipe.tokenizer_dir,
         )
     except (ConfigError, DataError) as err:
@@ -274,11 +278,11 @@ def _check_attached(recipe: Recipe) -> None:
 
 def _check_answers(recipe: Recipe, sources: OpenSources) -> None:
     """The reward must be able to score every task. Agents and workflows of the user need not use it."""
-    if not isinstance(recipe.workflow, Use | AgentConfig):
+    if not isinstance(recipe.workflow, Use | AgentConfig | HostedConfig):
         for name, config in recipe.tasks.sources.items():
             _check_gradable(f"tasks.sources.{name}", recipe.tasks.reward, sources.train[name], config)
     for name, config in recipe.eval.sets.items():
-        if isinstance(_workflow_of(config, recipe), Use | AgentConfig):
+        if isinstance(_workflow_of(config, recipe), Use | AgentConfig | HostedConfig):
             continue
         reward = recipe.tasks.reward if isinstance(config.reward, TrainingReward) else config.reward
         _check_gradable(f"eval.sets.{name}", reward, sources.eval[name], config.source)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from astraflow.config import Config, Use, with_installed
+from astraflow.hosts.config import HostConfig
 from astraflow.retrieval.config import IndexConfig
 from astraflow.workflows.code_and_test import CASE_PATTERN, FAILED_PROMPT, TEST_PROMPT
 from astraflow.workflows.debate import DEBATE_PROMPT, seats
@@ -31,6 +32,7 @@ __all__ = [
     "CodeAndTestConfig",
     "DebateConfig",
     "EnvironmentWorkflowConfig",
+    "HostedConfig",
     "MultiTurnConfig",
     "PlanAndSolveConfig",
     "ProgramConfig",
@@ -441,11 +443,30 @@ class AgentConfig(PolicyRoles):
         return acting
 
 
+class HostedConfig(HostConfig):
+    """An environment in a Python of its own, such as a task set of `verifiers`, plays the episodes."""
+
+    name: Literal["hosted"] = "hosted"
+    roles: dict[str, str] = Field(default_factory=dict)
+    """Policy of each role of the environment, e.g. `{solver: actor}`; empty: the recipe's policies in their
+    order, and its last one for all roles that are left."""
+    parser: Literal["tagged", "bare_json"] | Use = "tagged"
+    """How the model writes tool calls: JSON in `<tool_call>` tags (Hermes, Qwen), bare JSON (Llama 3), or a
+    function of your own from a text to calls."""
+
+    def acting(self, names: Sequence[str]) -> dict[str, str]:
+        """Maps each role to a policy. Which roles there are without `roles`, only the host knows."""
+        return {
+            f"roles.{role}": name for role, name in (self.roles or {name: name for name in names}).items()
+        }
+
+
 WorkflowConfig = (
     SingleTurnConfig
     | AgentConfig
     | MultiTurnConfig
     | EnvironmentWorkflowConfig
+    | HostedConfig
     | ToolUseConfig
     | SearchConfig
     | SolveAndVerifyConfig

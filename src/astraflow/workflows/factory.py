@@ -11,9 +11,11 @@ from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError
 from astraflow.retrieval.index import check_index, open_index
 from astraflow.workflows.agent import agent, function_run
+from astraflow.workflows.calls import CALL_PARSERS
 from astraflow.workflows.code_and_test import code_and_test
 from astraflow.workflows.config import (
     AgentConfig,
+    HostedConfig,
     ProgramConfig,
     SearchConfig,
     ToolConfig,
@@ -23,6 +25,7 @@ from astraflow.workflows.config import (
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.debate import debate
 from astraflow.workflows.environment import environment
+from astraflow.workflows.hosted import Hosted
 from astraflow.workflows.multi_turn import multi_turn
 from astraflow.workflows.plan_and_solve import plan_and_solve
 from astraflow.workflows.program import ProgramRuns
@@ -65,10 +68,15 @@ def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> 
     `private`: files and folders that the recipe's agent programs must not see.
 
     Raises: ConfigError if a function of the user's does not exist, is not async where it must be, or does not
-    take the arguments; DataError if the index of a search is missing or broken.
+    take the arguments, or if the Python of a host does not exist; DataError if the index of a search is
+    missing or broken.
     """
     if isinstance(config, WorkflowVariant):
         return cast("Workflow", config.make())
+    if isinstance(config, HostedConfig):
+        config.interpreter()
+        parser = _parser(config)
+        return Hosted(config, CALL_PARSERS[parser] if isinstance(parser, str) else parser)
     if not isinstance(config, Use):
         if isinstance(config, AgentConfig) and isinstance(config.run, ProgramConfig):
             return _program_agent(config.run, _parser(config), private)
@@ -117,7 +125,7 @@ def _tool(config: ToolConfig, where: str) -> Tool:
     return replace(made, function=processes.call, turns=processes.turns)
 
 
-def _parser(config: ToolUseConfig | AgentConfig) -> str | Callable[..., Any]:
+def _parser(config: ToolUseConfig | AgentConfig | HostedConfig) -> str | Callable[..., Any]:
     """The name of a built-in parser of calls, or the user's own parser."""
     parser = config.parser
     return parser if isinstance(parser, str) else _function(parser, "workflow.parser")

@@ -287,6 +287,15 @@ def test_a_follower_names_whom_it_follows(past: dict[str, object], message: str)
         make_recipe(policies=policies)
 
 
+def test_a_hosts_python_and_what_it_serves_must_be_allowed_where_a_service_joins() -> None:
+    recipe = make_recipe(workflow={"name": "hosted", "python": ".venv-games", "serve": "games:Games"})
+    assert network_modules(recipe) == (".venv-games games:Games",)
+    assert needs_tokens(recipe)
+    with pytest.raises(ConfigError, match=r"--allow '\.venv-games games:Games'"):
+        check_allowed(recipe, ("games",))
+    check_allowed(recipe, network_modules(recipe))
+
+
 def test_an_agents_command_must_be_allowed_where_a_service_joins(tmp_path: Path) -> None:
     run = {"name": "program", "command": ["python", "my agent.py"]}
     recipe = make_recipe(workflow={"name": "agent", "run": run})

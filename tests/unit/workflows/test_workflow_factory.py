@@ -12,6 +12,7 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.workflows.config import (
     DebateConfig,
+    HostedConfig,
     RouteConfig,
     SingleTurnConfig,
     SolveAndVerifyConfig,
@@ -25,7 +26,7 @@ from workflow_driver import letter_renderer
 CONFIGS: dict[str, type[PolicyRoles]] = {
     config.model_fields["name"].default: config
     for config in get_args(get_args(WorkflowConfig)[0])
-    if config is not Use and not issubclass(config, Variant)
+    if config not in (Use, HostedConfig) and not issubclass(config, Variant)
 }
 
 OWN = '''
@@ -85,6 +86,24 @@ def test_a_config_has_exactly_the_arguments_of_its_function(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(WORKFLOWS) - {"agent", "search", "tool_use"}))
 def test_the_name_alone_is_a_whole_config(name: str) -> None:
     assert make_workflow(parsed(name=name)).keywords  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_a_host_needs_a_python_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no .*/bin/python; make the environment"):
+        make_workflow(parsed(name="hosted", python=str(tmp_path), serve="verifiers"))
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"serve": "verifier"}, 'did you mean "verifiers"'),
+        ({"serve": "games.Games"}, 'not of the form "module:attr"'),
+        ({"serve": "verifiers", "keeps_env": ["ASTRAFLOW_TOKEN"]}, "belongs to the service"),
+    ],
+)
+def test_a_section_of_a_host_is_checked(section: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parsed(name="hosted", python="python3", **section)
 
 
 async def test_a_workflow_of_the_users_own_gets_its_arguments(module: str) -> None:
