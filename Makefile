@@ -18,13 +18,14 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside weights_fanout
 
-.PHONY: help web test-browser quickstart gallery test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference clean
+.PHONY: help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart [SEED=n] [RUN=dir]  set up and train a tiny real model on this machine (minutes)"
 	@echo "make test [WORKERS=n]               set up and run what CI runs: all tests but those below"
 	@echo "make test-all                       all tests: chaos, agent libraries, trackers and real vLLM too"
+	@echo "make interop                        environments of other libraries, each in an environment of its own"
 	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
 	@echo "make test-ray                       runs on a Ray cluster of several nodes here, in an environment of its own"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
@@ -110,18 +111,28 @@ $(VENV)/.dense: $(VENV)/.dev
 	    || { rm -rf .venv-agents; exit 1; }; done
 	@touch $@
 
+# The library `verifiers`, whose pins and ours exclude each other (openai).
+.venv-verifiers: tests/interop/verifiers.txt
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install --quiet --disable-pip-version-check -r tests/interop/verifiers.txt \
+	  || { rm -rf .venv-verifiers; exit 1; }
+	@touch $@
+
 quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow model init recipes/models/quickstart.yaml --out models/quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30 -m "not gpu and not long and not vllm and not trackers and not browser" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30 -m "not gpu and not long and not vllm and not trackers and not browser and not interop" $(PYTEST_ARGS)
 
 test-browser: $(VENV)/.dev web/node_modules
 	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)
 
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+
+interop: $(VENV)/.dev .venv-verifiers
+	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.dev .venv-ray
 	$(BIN)/python -m pytest tests/long/test_ray_run.py $(PYTEST_ARGS)
@@ -140,7 +151,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-ray .venv-s3 .venv-trackers .venv-vllm
+test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-ray .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

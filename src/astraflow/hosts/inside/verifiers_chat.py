@@ -1,0 +1,71 @@
+"""The harness `astraflow_chat` of `verifiers`: a conversation without tools, held in the host's own process.
+
+The library's own harnesses start a program for each run of an agent, which costs more than a second. This one
+asks the model itself, so it is for task sets that need no tool and no files. It can be resumed, so that
+environments can hold conversations of many turns with it.
+"""
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import aiohttp
+
+__all__ = ["chat_harness"]
+
+_MAX_SHOWN = 2_000
+"""Characters of a refusal that a failure shows."""
+
+
+def chat_harness(name: str) -> ModuleType:
+    """A module of this name with the harness in it: the library finds harnesses by the names of modules.
+
+    Raises: ImportError if the library is not installed.
+    """
+    vf: Any = importlib.import_module("verifiers.v1")
+    chat: Any = importlib.import_module("verifiers.v1.dialects.chat")
+    base: Any = vf.Harness
+
+    class ChatHarness(base):
+        """One request per segment, with the whole conversation."""
+
+        APPENDS_SYSTEM_PROMPT = True
+        SUPPORTS_RESUME = True
+        EXECUTES_CODE = False
+        NEEDS_CONTAINER = False
+
+        async def launch(  # noqa: PLR0917 - the library's signature
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: Mapping[str, str],
+            data: Any,
+        ) -> Any:
+            """Holds one segment of a conversation. Returns how the program would have ended."""
+            system, prompt = self.resolve_prompt(data)
+            messages: list[Any] = [{"role": "system", "content": system}] if system else []
+            if isinstance(prompt, str):
+                messages.append({"role": "user", "content": prompt})
+            else:
+                messages += [chat.message_to_wire(message) for message in prompt or ()]
+            status, said = await _posted(endpoint, secret, {"model": ctx.model, "messages": messages})
+            if status != 200:
+                return vf.ProgramResult(exit_code=1, stdout="", stderr=said[:_MAX_SHOWN])
+            return vf.ProgramResult(exit_code=0, stdout=said, stderr="")
+
+    module = ModuleType(name)
+    module.__dict__.update(ChatHarness=ChatHarness, __all__=["ChatHarness"])
+    return module
+
+
+async def _posted(endpoint: str, secret: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{endpoint}/chat/completions", json=body) as answer,
+    ):
+        return answer.status, await answer.text()
