@@ -70,7 +70,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
         load_attr(use.use, where=f"{where}.use")
     for tracker in recipe.trackers:
         check_tracker(tracker)
-    _check_workflow(recipe)
+    _check_workflows(recipe)
     _check_judges(recipe)
     check_environments(recipe.tasks, played=_played(recipe))
     _check_lengths(recipe)
@@ -176,20 +176,16 @@ def _open(
         raise type(err)(f"{where}: {err}") from err
 
 
-def _check_workflow(recipe: Recipe) -> None:
+def _check_workflows(recipe: Recipe) -> None:
+    """Raises: ConfigError if a workflow cannot be made."""
+    make_workflow(recipe.workflow)
     for name, config in recipe.eval.sets.items():
-        if not isinstance(config.workflow, TrainingWorkflow):
-            _acting(config.workflow, recipe, f"eval.sets.{name}.workflow")
-    acting = _acting(recipe.workflow, recipe, "workflow")
-    if isinstance(recipe.workflow, Use):
-        return
-    idle = [name for name in recipe.trained if name not in acting.values()]
-    if idle:
-        listed = ", ".join(repr(name) for name in dict.fromkeys(acting.values()))
-        raise ConfigError(
-            f"policies.{idle[0]} is trained, but the workflow {recipe.workflow.name} lets only {listed} act, "
-            "so its table could never fill a batch; give it `role: frozen`, or name a workflow that uses it"
-        )
+        if isinstance(config.workflow, TrainingWorkflow):
+            continue
+        try:
+            make_workflow(config.workflow)
+        except ConfigError as err:
+            raise ConfigError(f"eval.sets.{name}.workflow: {err}") from err
 
 
 def _check_judges(recipe: Recipe) -> None:
@@ -207,25 +203,6 @@ def _check_judges(recipe: Recipe) -> None:
                     f"{where}.reward: the judge {judge.policy!r} is a policy of the role {role}; give it "
                     "`role: frozen`, since a judge that changes would change what the scores mean"
                 )
-
-
-def _acting(workflow: WorkflowConfig, recipe: Recipe, where: str) -> dict[str, str]:
-    """The policy of each role; none for a workflow of the user's own.
-
-    Raises: ConfigError if the workflow cannot be made, or a role's policy does not exist.
-    """
-    try:
-        make_workflow(workflow)
-    except ConfigError as err:
-        raise ConfigError(str(err) if where == "workflow" else f"{where}: {err}") from err
-    if isinstance(workflow, Use):
-        return {}
-    acting = workflow.acting(tuple(recipe.policies))
-    for role, name in acting.items():
-        if name not in recipe.policies:
-            known = hint(name, list(recipe.policies))
-            raise ConfigError(f"{where}.{role} = {name!r} is not a policy{known}")
-    return acting
 
 
 def _workflow_of(config: EvalSetConfig, recipe: Recipe) -> WorkflowConfig:

@@ -124,6 +124,12 @@ def test_a_policy_that_never_acts_is_refused(folder: Path) -> None:
         check_recipe(make_recipe(folder, policies=policies))
 
 
+def test_a_misspelt_policy_is_no_second_policy(folder: Path) -> None:
+    policies = {name: make_policy(folder) for name in ("actor", "actr")}
+    with pytest.raises(ConfigError, match=r'policies\.actr is trained, but .*; did you mean "actor"\?'):
+        make_recipe(folder, policies=policies)
+
+
 def test_a_workflow_of_an_unknown_policy_is_refused(folder: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"workflow\.policy = 'akctor' is not a policy; did you mean \"actor\""
