@@ -122,8 +122,12 @@ quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow model init recipes/models/quickstart.yaml --out models/quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
 
+# The page is tested where there are Chromium, its driver and npm; elsewhere these tests are skipped.
+BROWSER := $(and $(shell command -v chromium),$(shell command -v chromedriver),$(shell command -v npm))
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30 -m "not gpu and not long and not vllm and not trackers and not browser and not interop" $(PYTEST_ARGS)
+	@$(if $(BROWSER),$(MAKE) --no-print-directory web/node_modules || echo "no axe-core: the tests of the page are skipped")
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations=30 -m "not gpu and not long and not vllm and not trackers and not interop" $(PYTEST_ARGS)
 
 test-browser: $(VENV)/.dev web/node_modules
 	$(BIN)/python -m pytest -m browser $(PYTEST_ARGS)

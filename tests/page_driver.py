@@ -1,4 +1,4 @@
-"""Drives the viewer's page in Chromium, and judges it: console, accessibility, speed."""
+"""Drives the viewer's page in Chromium, and judges it: console, accessibility, width."""
 
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,3 @@ class Browser:
         found = self.driver.execute_async_script(_RUN_AXE)
         worst = [each for each in found if each[0] in {"serious", "critical"}]
         assert worst == [], worst
-
-    @property
-    def first_paint_ms(self) -> float:
-        script = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
-        return float(self.driver.execute_script(script))
