@@ -77,15 +77,19 @@ def recipe_of(system: str, models: Path, folder: Path, token_budget: int) -> dic
         train = policy.setdefault("train", {})
         if name == "verifier" and token_budget:
             train["token_budget"] = token_budget
-        if system != "astraflow":
-            train["backend"] = with_turns({"name": "torch"}, name, POLICIES, folder)
-        if system in {"in turn", "one step off"}:
-            ahead = system == "one step off"
+        if system == "astraflow":
+            continue
+        is_synchronous = system != "barrier"
+        train["backend"] = with_turns(
+            {"name": "torch"}, name, POLICIES, folder, ends_together=is_synchronous
+        )
+        if is_synchronous:
+            ahead = system == "one step off"  # its tickets are two batches, else one
+            sampler = "sweep" if ahead else "on_policy"
             policy["table"] |= {
                 "max_staleness": int(ahead),
                 "engine_lag": 0,
-                "sampler": {"name": "sweep" if ahead else "on_policy"},
-                "limiter": {"use": "turns:Together", "args": {"name": name, "ahead": ahead}},
+                "sampler": {"name": sampler},
             }
     return recipe
 
