@@ -15,7 +15,11 @@ export const token = {
 
 export async function ask(path, signal) {
   const headers = token.get() ? { authorization: `Bearer ${token.get()}` } : {};
-  const reply = await fetch(path, { headers, signal });
+  let reply = await fetch(path, { headers, signal });
+  while (reply.status === 503 && reply.headers.has("retry-after")) {
+    await new Promise((done) => setTimeout(done, 300)); // the viewer is still starting
+    reply = await fetch(path, { headers, signal });
+  }
   if (reply.status === 401) throw new NeedsToken("this viewer needs a token");
   if (!reply.ok) {
     let message = `${reply.status} ${reply.statusText}`;

@@ -7,7 +7,8 @@ const HEIGHT = 170;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (idx) => style(`--series-${idx % 8}`);
 
-// series: [{label, x: [], y: [], low?: [], high?: [], dash?}]. Joins them over one x axis.
+// series: [{label, x: [], y: [], low?: [], high?: [], dash?}]. Joins them over one x axis. A chart is drawn again when it
+// gets another list, so callers keep theirs until it changes.
 function joined(series) {
   const tables = series.flatMap(({ x, y, low, high }) => {
     const parts = [[x, y]];
@@ -67,7 +68,7 @@ export function Chart({ title, series, xLabel = "step" }) {
   }, [shape, document.documentElement.dataset.theme]);
   useEffect(() => {
     if (plot.current) plot.current.setData(joined(shown));
-  });
+  }, [series]);
   const last = (line) => line.y.findLast((value) => value != null);
   return html`<figure class="chart">
     <figcaption>${title}</figcaption>

@@ -1,5 +1,5 @@
 // The page of a run: who does what now, the curves, and what happened.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Chart } from "./charts.js";
 import { ago, askJson, clock, html, num, Problem, useAnswer } from "./base.js";
 
@@ -171,9 +171,18 @@ function Fates({ policies }) {
     )}</tbody></table></div>`;
 }
 
+// Title and lines of each chart that has any.
+const curvesOf = (rows) => [
+  ["held-out score (band: ± 2 standard errors)", evalSeries(rows)],
+  ...CHARTS.map(([title, names]) => [title, seriesOf(rows, names).filter((line) => line.x.length)]).filter(
+    ([, series]) => series.length,
+  ),
+];
+
 export function RunPage({ run }) {
   const { data, error } = useAnswer(`api/runs/${encodeURIComponent(run)}`, 1000);
-  const rows = useMetrics(run, 1500);
+  const rows = useMetrics(run, 3000);
+  const curves = useMemo(() => curvesOf(rows), [rows]);
   if (!data) return html`<${Problem} error=${error} /><p class="loading">Loading…</p>`;
   const { status } = data;
   const others = [...new Set(rows.filter((r) => r.kind === "step").flatMap((r) => Object.keys(r)))]
@@ -197,10 +206,7 @@ export function RunPage({ run }) {
       )}
       ${status.dataflow && html`<${Fates} policies=${status.dataflow.policies} />`}</section>`}
     <section><h2>Curves</h2><div class="charts">
-      <${Chart} title="held-out score (band: ± 2 standard errors)" series=${evalSeries(rows)} />
-      ${CHARTS.filter(([, names]) => names.some((name) => rows.some((row) => row[name] != null))).map(
-        ([title, names]) => html`<${Chart} key=${title} title=${title} series=${seriesOf(rows, names).filter((s) => s.x.length)} />`,
-      )}</div>
+      ${curves.map(([title, series]) => html`<${Chart} key=${title} title=${title} series=${series} />`)}</div>
       ${others.length > 0 && html`<details><summary>${others.length} more numbers</summary><${Others} rows=${rows} names=${others} /></details>`}
     </section>
     <section><h2>What happened</h2><ul class="happenings">
@@ -213,7 +219,8 @@ export function RunPage({ run }) {
 
 function Others({ rows, names }) {
   const [chosen, choose] = useState(names[0]);
+  const series = useMemo(() => seriesOf(rows, [chosen]), [rows, chosen]);
   return html`<label>number <select value=${chosen} onChange=${(event) => choose(event.target.value)}>
       ${names.map((name) => html`<option>${name}</option>`)}</select></label>
-    <${Chart} title=${chosen} series=${seriesOf(rows, [chosen])} />`;
+    <${Chart} title=${chosen} series=${series} />`;
 }

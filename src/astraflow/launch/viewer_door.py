@@ -1,6 +1,7 @@
 """The address of a run's viewer: a socket that listens from the start, and a process once somebody comes.
 
-    launching process:  the door listens on loopback; at a connection it starts the viewer and waits
+    launching process:  the door listens on loopback; at a connection it starts the viewer, and shows the empty
+                        page until the viewer is ready
     viewer process:     accepts from the same socket; reads the run folder; ends after ten quiet minutes
 
 So a viewer that nobody opens costs the run one open socket. One that ends, for whatever reason, is started
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 from astraflow.launch.program import PRIVATE_VARIABLE, TOKEN_VARIABLE
+from astraflow.launch.viewer_porch import Porch
 from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE
 
 __all__ = ["ViewerDoor"]
@@ -79,7 +81,9 @@ class ViewerDoor:
     async def _run_viewer(self) -> None:
         """Runs one viewer until it ends; ends it when cancelled. Raises: OSError."""
         read_fd, write_fd = os.pipe()
-        # The viewer ends when the launching process does, for then the pipe closes.
+        ready_fd, tells_fd = os.pipe()
+        # The viewer ends when the launching process does, for then the first pipe closes. The second one
+        # closes when the viewer is ready, or has ended.
         try:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             fd = self._listener.fileno()
@@ -91,20 +95,26 @@ class ViewerDoor:
                     _MODULE,
                     str(self._run_dir),
                     str(fd),
+                    str(tells_fd),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=_environment(read_fd),
-                    pass_fds=(fd, read_fd),
+                    pass_fds=(fd, read_fd, tells_fd),
                     start_new_session=True,
                 )
+            os.close(tells_fd)
+            tells_fd = -1
             try:
+                with Porch(self._listener):
+                    await _closed(ready_fd)
                 await process.wait()
             finally:
                 await _end(process)
         finally:
-            os.close(read_fd)
-            os.close(write_fd)
+            for each in (read_fd, write_fd, ready_fd, tells_fd):
+                if each >= 0:
+                    os.close(each)
 
     def _log(self, text: str) -> None:
         with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
@@ -133,6 +143,17 @@ def _environment(parent_fd: int) -> dict[str, str]:
     dropped = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, PARENT_FD_VARIABLE: str(parent_fd)}
+
+
+async def _closed(fd: int) -> None:
+    """Returns when all others have closed the pipe that this end reads."""
+    loop = asyncio.get_running_loop()
+    happened = asyncio.Event()
+    loop.add_reader(fd, happened.set)
+    try:
+        await happened.wait()
+    finally:
+        loop.remove_reader(fd)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -26,7 +26,6 @@ import functools
 import io
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
-from importlib import resources
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,6 +37,7 @@ from starlette.routing import Route
 
 from astraflow.errors import ConfigError, Error
 from astraflow.launch.status import run_status
+from astraflow.launch.viewer_page import PAGE_HEADERS, page_files
 from astraflow.types import ErrorReply
 from astraflow.view import timeline
 from astraflow.view.episode import EpisodeView, episode_view
@@ -48,22 +48,8 @@ from astraflow.view.runs import ShownRun, ShownRuns
 from astraflow.view.search import choices, group_rows, search
 from astraflow.view.slots import slot_lanes
 
-__all__ = ["ASSETS", "make_app"]
+__all__ = ["make_app"]
 
-ASSETS = {
-    "app.js": "text/javascript",
-    "app.css": "text/css",
-    "icon.svg": "image/svg+xml",
-}
-"""What `/assets` serves, and nothing else."""
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
 _FILL_S = 0.5
 """Time that one question spends on filling the index; the page shows how far it is."""
 _MAX_LIMIT = 200
@@ -79,8 +65,7 @@ def make_app(runs: ShownRuns) -> Starlette:
     """The ASGI app over some runs."""
     views = _Views(runs)
     routes = [
-        Route("/", _asset("index.html", "text/html; charset=utf-8")),
-        *(Route(f"/assets/{name}", _asset(name, kind)) for name, kind in ASSETS.items()),
+        *(Route(path, _file(*found)) for path, found in page_files().items()),
         Route("/api/runs", _guarded(views.list_runs)),
         Route("/api/runs/{run}", _guarded(views.overview)),
         Route("/api/runs/{run}/metrics", _guarded(views.metrics)),
@@ -98,12 +83,10 @@ def make_app(runs: ShownRuns) -> Starlette:
     return Starlette(routes=routes)
 
 
-def _asset(name: str, media_type: str) -> _Handler:
-    content = resources.files("astraflow.view").joinpath("assets", name).read_bytes()
-
+def _file(media_type: str, content: bytes) -> _Handler:
     async def serve(request: Request) -> Response:
         del request
-        return Response(content, media_type=media_type, headers=_HEADERS)
+        return Response(content, media_type=media_type, headers=PAGE_HEADERS)
 
     return serve
 
@@ -129,7 +112,7 @@ def _guarded(handler: _Handler) -> _Handler:
 
 def _json(value: object, *, status: int = 200) -> Response:
     # NaN and infinity become null: JSON has neither.
-    return Response(msgspec.json.encode(value), status, _HEADERS, "application/json")
+    return Response(msgspec.json.encode(value), status, PAGE_HEADERS, "application/json")
 
 
 class _Views:
@@ -223,7 +206,7 @@ class _Views:
         form = request.query_params.get("form", "jsonl")
         if form not in {"jsonl", "parquet"}:
             raise ConfigError(f"form = {form!r} is none of jsonl, parquet")
-        headers = {**_HEADERS, "content-disposition": f'attachment; filename="{run.name}.{form}"'}
+        headers = {**PAGE_HEADERS, "content-disposition": f'attachment; filename="{run.name}.{form}"'}
         if form == "parquet":
             check_parquet()
             data = await asyncio.to_thread(_parquet, run, wanted, limit)
@@ -261,7 +244,7 @@ class _Views:
         data = await self._read(request, lambda db, _: timeline.perfetto(db))
         name = f'attachment; filename="{self._run(request).name}.trace.json"'
         return Response(
-            data, headers={**_HEADERS, "content-disposition": name}, media_type="application/json"
+            data, headers={**PAGE_HEADERS, "content-disposition": name}, media_type="application/json"
         )
 
 

@@ -1,8 +1,8 @@
 """The main function of the viewer's process that `astraflow run` starts, once somebody opens the page.
 
-    python -m astraflow.view.process RUN_DIR FD
+    python -m astraflow.view.process RUN_DIR FD READY_FD
 
-FD is a socket that listens on loopback. The process ends with its launcher, or after ten minutes without a
+FD is a socket that listens on loopback. READY_FD is closed when the viewer accepts from it. The process ends with its launcher, or after ten minutes without a
 question; the launcher starts another one at the next.
 """
 
@@ -24,13 +24,15 @@ _NICE = 10
 
 def main() -> int:
     """Runs the process; returns its exit code."""
-    run_dir, fd = sys.argv[1:]
+    run_dir, fd, ready_fd = sys.argv[1:]
     os.nice(_NICE)
     listener = socket.socket(fileno=int(fd))
     listener.setblocking(False)
 
     async def run(stop: asyncio.Event) -> None:
-        await serve(stop, [Path(run_dir)], Viewing(idle_s=_IDLE_S), listener=listener)
+        started = asyncio.get_running_loop().create_future()
+        started.add_done_callback(lambda _: os.close(int(ready_fd)))
+        await serve(stop, [Path(run_dir)], Viewing(idle_s=_IDLE_S), listener=listener, started=started)
 
     return run_service(run, name="viewer")
 

@@ -1,6 +1,6 @@
 """Serves the viewer's page, for `astraflow view` and for the process that `astraflow run` starts.
 
-On loopback it is open, as the services are; beyond it, everything but the empty page needs a token.
+On loopback it is open, as the services are; beyond it, everything but the empty page, which asks for the token, needs one.
 """
 
 import asyncio
@@ -15,9 +15,10 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astraflow.errors import ConfigError
+from astraflow.launch.viewer_page import PAGE_PATHS
 from astraflow.service.server import HttpServer, TokenAuth, is_loopback
 from astraflow.service.web_guard import WebRules
-from astraflow.view.app import ASSETS, make_app
+from astraflow.view.app import make_app
 from astraflow.view.remote import RemoteRun
 from astraflow.view.runs import ShownRuns
 
@@ -26,8 +27,6 @@ __all__ = ["DEFAULT_PORT", "Viewing", "free_listener", "new_token", "serve"]
 DEFAULT_PORT = 7433
 """Taken if it is free and no other is named, so that a link to the page lasts."""
 _LOOK_EVERY_S = 5.0
-_OPEN_PATHS = frozenset({"/", *(f"/assets/{name}" for name in ASSETS)})
-"""The page itself shows nothing of a run; it asks for the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ async def serve(
         raise ConfigError(f"the viewer on {viewing.host} needs a token, for others reach it there")
     runs = ShownRuns(roots, remotes)
     tokens = {viewing.token: "viewer"} if viewing.token else {}
-    app = _LastAsked(TokenAuth(make_app(runs), tokens, open_paths=_OPEN_PATHS))
+    app = _LastAsked(TokenAuth(make_app(runs), tokens, open_paths=PAGE_PATHS))
     server = HttpServer(
         app,
         host=viewing.host,

@@ -3,13 +3,18 @@
 import asyncio
 import os
 import signal
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import psutil
 import pytest
+from yarl import URL
 
 from astraflow.launch.viewer_door import ViewerDoor
+from astraflow.launch.viewer_page import PAGE_HEADERS, page_files
+from astraflow.launch.viewer_porch import Porch
 from view_runs import RunWriter
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,8 +29,38 @@ def viewers() -> list[psutil.Process]:
 
 
 async def runs_at(url: str) -> list[str]:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/api/runs") as reply:
-        return [run["name"] for run in await reply.json()]
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{url}/api/runs") as reply:
+                if reply.status != 503:
+                    return [run["name"] for run in await reply.json()]
+                assert float(reply.headers["retry-after"]) > 0
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.setblocking(False)
+        yield made
+
+
+async def test_the_page_is_there_before_the_viewer(listener: socket.socket) -> None:
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with Porch(listener):
+        silent = socket.create_connection(listener.getsockname())  # it keeps nobody waiting
+        async with aiohttp.ClientSession() as session:
+            for path, (media, content) in page_files().items():
+                async with session.get(url + path) as reply:
+                    assert reply.status == 200
+                    assert reply.headers["content-type"] == media
+                    assert PAGE_HEADERS.items() <= {k.lower(): v for k, v in reply.headers.items()}.items()
+                    assert await reply.read() == content
+            for path in ("/api/runs", "/assets/../viewer_door.py", "/assets/report.css"):
+                async with session.get(URL(url + path, encoded=True)) as reply:
+                    assert reply.status == 503
+                    assert (await reply.json())["code"] == "starting"
+        silent.close()
+    assert listener.fileno() >= 0  # it is left to the viewer
 
 
 async def test_a_viewer_is_started_by_its_first_visitor_and_again_after_its_end(tmp_path: Path) -> None:

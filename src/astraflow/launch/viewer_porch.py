@@ -1,0 +1,80 @@
+"""Shows the viewer's page while the viewer is still starting, which takes seconds on a busy machine.
+
+The page comes at once, empty; whatever it asks for is answered with 503 and `Retry-After`, and it asks again.
+"""
+
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+from astraflow.launch.viewer_page import PAGE_HEADERS, page_files
+
+__all__ = ["Porch"]
+
+_POLL_S = 0.02
+_READ_S = 5.0
+"""Longest silence of a visitor in the middle of its request."""
+_STARTING = b'{"code": "starting", "message": "the viewer is starting"}'
+
+
+class Porch:
+    """Answers on a socket that listens, until it is left. Example: `with Porch(listener): ...`."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._server = _Server(listener)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="viewer porch", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Accepts from a socket that others accept from, too. A slow visitor keeps nobody waiting."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener.dup()
+        self.files = page_files()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A visitor that leaves in the middle is nobody's trouble."""
+        del request, client_address
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _READ_S
+
+    def do_GET(self) -> None:
+        found = self.server.files.get(self.path.partition("?")[0])
+        if found is None:
+            self._answer(503, "application/json", _STARTING)
+        else:
+            self._answer(200, *found)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the launcher's terminal is for the run."""
+
+    def _answer(self, status: int, media_type: str, content: bytes) -> None:
+        self.send_response(status)
+        for name, value in PAGE_HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("content-type", media_type)
+        self.send_header("content-length", str(len(content)))
+        if status == 503:
+            self.send_header("retry-after", "1")
+        self.end_headers()
+        self.wfile.write(content)
