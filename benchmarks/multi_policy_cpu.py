@@ -80,9 +80,7 @@ def recipe_of(system: str, models: Path, folder: Path, token_budget: int) -> dic
         if system == "astraflow":
             continue
         is_synchronous = system != "barrier"
-        train["backend"] = with_turns(
-            {"name": "torch"}, name, POLICIES, folder, ends_together=is_synchronous
-        )
+        train["backend"] = with_turns({"name": "torch"}, name, POLICIES, folder, ends_together=is_synchronous)
         if is_synchronous:
             ahead = system == "one step off"  # its tickets are two batches, else one
             sampler = "sweep" if ahead else "on_policy"

@@ -219,7 +219,12 @@ def main() -> None:
     report(
         figures,
         at_least={"index_episodes_per_s": 20_000},
-        at_most={"query_p99_ms": 100, "viewer_rss_mb": 500, "throughput_loss_frac": 0.02, "first_paint_ms": 1000},
+        at_most={
+            "query_p99_ms": 100,
+            "viewer_rss_mb": 500,
+            "throughput_loss_frac": 0.02,
+            "first_paint_ms": 1000,
+        },
     )
 
 

@@ -15,11 +15,7 @@ export const token = {
 
 export async function ask(path, signal) {
   const headers = token.get() ? { authorization: `Bearer ${token.get()}` } : {};
-  let reply = await fetch(path, { headers, signal });
-  while (reply.status === 503 && reply.headers.has("retry-after")) {
-    await new Promise((done) => setTimeout(done, 300)); // the viewer is still starting
-    reply = await fetch(path, { headers, signal });
-  }
+  const reply = await fetch(path, { headers, signal });
   if (reply.status === 401) throw new NeedsToken("this viewer needs a token");
   if (!reply.ok) {
     let message = `${reply.status} ${reply.statusText}`;
@@ -86,6 +82,17 @@ export function useWidth() {
     return () => watch.disconnect();
   }, []);
   return [ref, width];
+}
+
+// Whether the element is on the screen, or nearly.
+export function useSeen(ref) {
+  const [isSeen, setSeen] = useState(false);
+  useEffect(() => {
+    const watch = new IntersectionObserver(([entry]) => setSeen(entry.isIntersecting), { rootMargin: "200px" });
+    watch.observe(ref.current);
+    return () => watch.disconnect();
+  }, []);
+  return isSeen;
 }
 
 export function Problem({ error }) {

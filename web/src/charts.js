@@ -1,14 +1,14 @@
 // Curves, by uPlot. Colours come from the style sheet, so that light and dark agree.
 import uPlot from "uplot";
 import { useEffect, useRef } from "preact/hooks";
-import { html, num, useWidth } from "./base.js";
+import { html, num, useSeen, useWidth } from "./base.js";
 
 const HEIGHT = 170;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (idx) => style(`--series-${idx % 8}`);
 
 // series: [{label, x: [], y: [], low?: [], high?: [], dash?}]. Joins them over one x axis. A chart is drawn again when it
-// gets another list, so callers keep theirs until it changes.
+// gets another list while it is on the screen, so callers keep theirs until it changes.
 function joined(series) {
   const tables = series.flatMap(({ x, y, low, high }) => {
     const parts = [[x, y]];
@@ -54,6 +54,7 @@ function options(series, width, xLabel) {
 
 export function Chart({ title, series, xLabel = "step" }) {
   const [box, width] = useWidth();
+  const isSeen = useSeen(box);
   const target = useRef(null);
   const plot = useRef(null);
   const shown = series.filter(({ x }) => x.length > 0);
@@ -67,8 +68,8 @@ export function Chart({ title, series, xLabel = "step" }) {
     };
   }, [shape, document.documentElement.dataset.theme]);
   useEffect(() => {
-    if (plot.current) plot.current.setData(joined(shown));
-  }, [series]);
+    if (plot.current && isSeen) plot.current.setData(joined(shown));
+  }, [series, isSeen]);
   const last = (line) => line.y.findLast((value) => value != null);
   return html`<figure class="chart">
     <figcaption>${title}</figcaption>

@@ -180,8 +180,8 @@ const curvesOf = (rows) => [
 ];
 
 export function RunPage({ run }) {
-  const { data, error } = useAnswer(`api/runs/${encodeURIComponent(run)}`, 1000);
-  const rows = useMetrics(run, 3000);
+  const { data, error } = useAnswer(`api/runs/${encodeURIComponent(run)}`, 2000);
+  const rows = useMetrics(run, 4000);
   const curves = useMemo(() => curvesOf(rows), [rows]);
   if (!data) return html`<${Problem} error=${error} /><p class="loading">Loading…</p>`;
   const { status } = data;

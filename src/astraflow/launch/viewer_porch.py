@@ -1,6 +1,7 @@
 """Shows the viewer's page while the viewer is still starting, which takes seconds on a busy machine.
 
-The page comes at once, empty; whatever it asks for is answered with 503 and `Retry-After`, and it asks again.
+The page comes at once, empty. What it asks for waits until the viewer accepts, and is then sent there, which is
+the same address, by a redirect.
 """
 
 import socket
@@ -15,7 +16,6 @@ __all__ = ["Porch"]
 _POLL_S = 0.02
 _READ_S = 5.0
 """Longest silence of a visitor in the middle of its request."""
-_STARTING = b'{"code": "starting", "message": "the viewer is starting"}'
 
 
 class Porch:
@@ -32,6 +32,7 @@ class Porch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._server.is_over.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -48,6 +49,7 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listener.dup()
         self.files = page_files()
+        self.is_over = threading.Event()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A visitor that leaves in the middle is nobody's trouble."""
@@ -59,22 +61,21 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _READ_S
 
     def do_GET(self) -> None:
-        found = self.server.files.get(self.path.partition("?")[0])
-        if found is None:
-            self._answer(503, "application/json", _STARTING)
+        if (found := self.server.files.get(self.path.partition("?")[0])) is not None:
+            media_type, content = found
+            self._answer(200, {"content-type": media_type}, content)
+        elif self.path.startswith("/api/"):
+            self.server.is_over.wait()
+            self._answer(307, {"location": self.path}, b"")
         else:
-            self._answer(200, *found)
+            self._answer(404, {}, b"")
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the launcher's terminal is for the run."""
 
-    def _answer(self, status: int, media_type: str, content: bytes) -> None:
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
         self.send_response(status)
-        for name, value in PAGE_HEADERS.items():
+        for name, value in {**PAGE_HEADERS, **headers, "content-length": str(len(content))}.items():
             self.send_header(name, value)
-        self.send_header("content-type", media_type)
-        self.send_header("content-length", str(len(content)))
-        if status == 503:
-            self.send_header("retry-after", "1")
         self.end_headers()
         self.wfile.write(content)
