@@ -89,7 +89,9 @@ def run(
     loaded = load_recipe(source.recipe, _placed(source.recipe, source.overrides, on))
     if dry_run:
         from astraflow.config import dump_yaml
+        from astraflow.launch.roles import check_roles
 
+        check_roles(loaded)
         sys.stdout.write(dump_yaml(loaded))
         return
     folder = source.run_dir or Path("runs") / loaded.name

@@ -10,13 +10,13 @@ from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.task_gates import TaskGateConfig
 from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
-from astraflow.config import Config, Use, load_mapping, overridden, override_pairs, parse_config
+from astraflow.config import Config, load_mapping, overridden, override_pairs, parse_config
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import TasksConfig
 from astraflow.launch.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
-from astraflow.launch.eval_config import EvalConfig, TrainingWorkflow
+from astraflow.launch.eval_config import EvalConfig
 from astraflow.launch.gallery import model_folder
-from astraflow.mistakes import hint, nearest_hint
+from astraflow.mistakes import hint
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.service.server import is_loopback
 from astraflow.trackers.config import TrackerConfig, tracker_key
@@ -263,7 +263,6 @@ class Recipe(Config):
             raise ValueError(f"tasks.curators: {unknown[0]!r} is not a trained policy{known}")
         for name, policy in self.policies.items():
             self._check_follower(name, policy)
-        self._check_roles()
         self._check_emulation()
         return self
 
@@ -289,35 +288,6 @@ class Recipe(Config):
                 f"{backends[0]} publishes weights of no model, which rollout.engine `torch` cannot serve; "
                 "emulate the engine, too"
             )
-
-    def _check_roles(self) -> None:
-        """Each role is a policy, and each trained policy has a role. Nothing is known of workflows of the
-        user's own."""
-        for name, config in self.eval.sets.items():
-            if not isinstance(config.workflow, TrainingWorkflow):
-                self._acting(config.workflow, f"eval.sets.{name}.workflow")
-        if isinstance(self.workflow, Use):
-            return
-        acting = self._acting(self.workflow, "workflow")
-        idle = [name for name in self.trained if name not in acting]
-        if idle:
-            listed = ", ".join(repr(name) for name in dict.fromkeys(acting))
-            raise ValueError(
-                f"policies.{idle[0]} is trained, but the workflow {self.workflow.name} lets only {listed} "
-                f"act, so its table could never fill a batch{nearest_hint(idle[0], acting)}; give it `role: "
-                "frozen`, or name a workflow that uses it"
-            )
-
-    def _acting(self, workflow: WorkflowConfig, where: str) -> list[str]:
-        """The policies that have a role."""
-        if isinstance(workflow, Use):
-            return []
-        acting = workflow.acting(tuple(self.policies))
-        for role, name in acting.items():
-            if name not in self.policies:
-                known = hint(name, list(self.policies))
-                raise ValueError(f"{where}.{role} = {name!r} is not a policy{known}")
-        return list(acting.values())
 
     def _check_follower(self, name: str, policy: PolicyConfig) -> None:
         if policy.role != "follower":

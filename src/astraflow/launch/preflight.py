@@ -21,6 +21,7 @@ from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.launch.plan import named_uses, scoring_tasks
+from astraflow.launch.roles import check_roles
 from astraflow.mistakes import hint
 from astraflow.models.families import engine_refusal, family_of, length_refusal, quantization_of
 from astraflow.models.weight_files import check_weight_files
@@ -59,8 +60,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
 
     Raises: ConfigError or DataError for the first thing that is wrong.
     """
-    if not recipe.trained:
-        raise ConfigError("policies: none has `role: trained`, so nothing would be trained")
+    check_roles(recipe)
     for name, policy in recipe.policies.items():
         check_model(name, policy)
         _check_family(name, policy, recipe.rollout)

@@ -1,7 +1,7 @@
 """The address of a run's viewer: a socket that listens from the start, and a process once somebody comes.
 
-    launching process:  the door listens on loopback; at a connection it starts the viewer, and shows the empty
-                        page until the viewer is ready
+    launching process:  the door listens on loopback; at a connection it starts the viewer, and shows the
+                        empty page until the viewer is ready
     viewer process:     accepts from the same socket; reads the run folder; ends after ten quiet minutes
 
 So a viewer that nobody opens costs the run one open socket. One that ends, for whatever reason, is started

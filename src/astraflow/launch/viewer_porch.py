@@ -1,7 +1,7 @@
 """Shows the viewer's page while the viewer is still starting, which takes seconds on a busy machine.
 
-The page comes at once, empty. What it asks for waits until the viewer accepts, and is then sent there, which is
-the same address, by a redirect.
+The page comes at once, empty. What it asks for waits until the viewer accepts, and is then sent there by a
+redirect, to the same address.
 """
 
 import socket

@@ -2,8 +2,8 @@
 
     python -m astraflow.view.process RUN_DIR FD READY_FD
 
-FD is a socket that listens on loopback. READY_FD is closed when the viewer accepts from it. The process ends with its launcher, or after ten minutes without a
-question; the launcher starts another one at the next.
+FD is a socket that listens on loopback. READY_FD is closed when the viewer accepts from it. The process ends
+with its launcher, or after ten minutes without a question; the launcher starts another one at the next.
 """
 
 import asyncio

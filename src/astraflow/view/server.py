@@ -1,6 +1,7 @@
 """Serves the viewer's page, for `astraflow view` and for the process that `astraflow run` starts.
 
-On loopback it is open, as the services are; beyond it, everything but the empty page, which asks for the token, needs one.
+On loopback it is open, as the services are; beyond it, everything but the empty page needs a token, for which
+the page asks.
 """
 
 import asyncio

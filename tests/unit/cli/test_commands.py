@@ -88,6 +88,7 @@ def test_a_dry_run_prints_the_recipe_with_its_changes(
     [
         (("policies.actor.train.looss=1",), 'train.looss is not a key; did you mean "loss"?'),
         (("seed",), "override 'seed' is not of the form a.b=value"),
+        (("policies.actr.model=x", "--dry-run"), 'did you mean "actor"?'),
         ((), "policies.actor.model = 'models/none': no such folder"),
     ],
 )

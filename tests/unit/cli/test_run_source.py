@@ -13,6 +13,7 @@ from astraflow.launch.folder import RunFolder
 RECIPE = """\
 name: demo
 tasks: {sources: {train: {name: jsonl, path: tasks.jsonl}}}
+workflow: {name: solve_and_verify}
 policies:
   solver: {model: models/a, train: {steps: 30}}
   verifier: {extends: solver, train: {lr: 1.0e-3}}

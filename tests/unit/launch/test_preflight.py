@@ -10,6 +10,7 @@ from astraflow.envs.data_sets.manifest import CONVERSION, DataManifest, Prepared
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.preflight import check_recipe
+from astraflow.launch.roles import check_roles
 from weight_files import NO_TENSORS
 
 
@@ -127,7 +128,7 @@ def test_a_policy_that_never_acts_is_refused(folder: Path) -> None:
 def test_a_misspelt_policy_is_no_second_policy(folder: Path) -> None:
     policies = {name: make_policy(folder) for name in ("actor", "actr")}
     with pytest.raises(ConfigError, match=r'policies\.actr is trained, but .*; did you mean "actor"\?'):
-        make_recipe(folder, policies=policies)
+        check_roles(make_recipe(folder, policies=policies))
 
 
 def test_a_workflow_of_an_unknown_policy_is_refused(folder: Path) -> None:
