@@ -7,7 +7,7 @@ redirect, to the same address.
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+from typing import Self, cast
 
 from astraflow.launch.viewer_page import PAGE_HEADERS, page_files
 
@@ -57,15 +57,15 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
     timeout = _READ_S
 
     def do_GET(self) -> None:
-        if (found := self.server.files.get(self.path.partition("?")[0])) is not None:
+        server = cast("_Server", self.server)
+        if (found := server.files.get(self.path.partition("?")[0])) is not None:
             media_type, content = found
             self._answer(200, {"content-type": media_type}, content)
         elif self.path.startswith("/api/"):
-            self.server.is_over.wait()
+            server.is_over.wait()
             self._answer(307, {"location": self.path}, b"")
         else:
             self._answer(404, {}, b"")
