@@ -88,11 +88,7 @@ def run(
     source = _source_of(recipe, overrides or [], run_dir)
     loaded = load_recipe(source.recipe, _placed(source.recipe, source.overrides, on))
     if dry_run:
-        from astraflow.config import dump_yaml
-        from astraflow.launch.roles import check_roles
-
-        check_roles(loaded)
-        sys.stdout.write(dump_yaml(loaded))
+        _print_checked(loaded)
         return
     folder = source.run_dir or Path("runs") / loaded.name
     folders = module_path(source.recipe, *source.module_path)
@@ -103,6 +99,14 @@ def run(
     from astraflow.launch.commands import run_recipe
 
     raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
+
+
+def _print_checked(recipe: "LoadedRecipe") -> None:
+    from astraflow.config import dump_yaml
+    from astraflow.launch.roles import check_roles
+
+    check_roles(recipe)
+    sys.stdout.write(dump_yaml(recipe))
 
 
 @dataclass(frozen=True, slots=True)
