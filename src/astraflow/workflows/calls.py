@@ -61,7 +61,8 @@ def _call(text: str) -> ToolCall:
 def _loaded(text: str) -> object:
     """Decodes JSON.
 
-    Raises: ValueError if the text is not JSON, or is nested too deeply.
+    Raises: ValueError if the text is not JSON, is nested too deeply, or has what no JSON can say again: a
+    number beyond all bounds, `NaN`, half a character.
     """
     try:
         loaded = cast("object", json.loads(text))
@@ -73,6 +74,7 @@ def _loaded(text: str) -> object:
         depth += 1
         if depth > _MAX_DEPTH:
             raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+    json.dumps(loaded, ensure_ascii=False, allow_nan=False).encode()
     return loaded
 
 
