@@ -3,8 +3,9 @@
 Owns the tokenizer of one policy. Sampled tokens are never turned into text and back: `extend` keeps the
 prefix as it is and tokenises only what the template puts after the last completion. That suffix is found by
 rendering the conversation with a marker behind the last completion's text. Where the template no longer shows
-an earlier message (reasoning stripped, messages merged away), `extend` refuses and the caller renders again.
-Differences of white space alone are no rewriting: the exact prefix stands.
+a message that it showed when that completion was sampled (reasoning stripped, messages merged away), `extend`
+refuses and the caller renders again. Differences of white space alone are no rewriting: the exact prefix
+stands.
 """
 
 import json
@@ -91,8 +92,8 @@ class ChatRenderer:
     ) -> tuple[int, ...]:
         """`prefix` plus the ids that the template puts between the last completion and the next one.
 
-        Raises: HistoryRewrittenError if a message of `history` no longer shows, or if it ends in no
-        completion.
+        Raises: HistoryRewrittenError if a message of `history` shows no longer, although the last completion
+        was asked for with it, or if the history ends in no completion.
         """
         if not history or history[-1].role != "assistant":
             raise HistoryRewrittenError("the history does not end in a completion, so nothing can follow it")
@@ -101,11 +102,33 @@ class ChatRenderer:
         before, marker, after = text.partition(_MARKER)
         if not marker:
             raise HistoryRewrittenError("the template does not show the last completion")
-        _check_shown(history, before)
+        self._check_shown(history, before)
         ids = self._tokenizer.encode(after)
         if ids and ids[0] == prefix[-1] and ids[0] in self._stop_ids:
             del ids[0]
         return (*prefix, *ids)
+
+    def _check_shown(self, history: Sequence[Message], before: str) -> None:
+        """Checks that the template shows a history as it did when the last completion was asked for.
+
+        `before`: what it shows now, up to the end of that completion. Templates strip reasoning of earlier
+        turns: what was stripped then need not show now.
+        """
+        shown = _squeezed(before)
+        completion = _squeezed(history[-1].content)
+        hidden = _first_hidden(history, shown)
+        if hidden is not None and (hidden == len(history) - 1 or not self._was_hidden(history, shown)):
+            raise HistoryRewrittenError(
+                f"the template changes message {hidden} ({history[hidden].role}) once more messages follow"
+            )
+        if not shown.endswith(completion):
+            raise HistoryRewrittenError("the template adds to the last completion once more messages follow")
+
+    def _was_hidden(self, history: Sequence[Message], shown: str) -> bool:
+        """Whether the last completion was asked for by a prompt that showed no more than `shown` does."""
+        prompt = _squeezed(self._tokenizer.text(history[:-1], self._tools))
+        head = shown.removesuffix(_squeezed(history[-1].content))
+        return _is_opened_by(head, prompt, history[-2])
 
     def parse(self, token_ids: Sequence[int]) -> Message:
         """The assistant message of sampled ids, without stop tokens."""
@@ -115,19 +138,30 @@ class ChatRenderer:
         return Message(role="assistant", content=self._tokenizer.decode(token_ids[:end]))
 
 
-def _check_shown(history: Sequence[Message], text: str) -> None:
-    shown = "".join(text.split())
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _first_hidden(history: Sequence[Message], shown: str) -> int | None:
+    """Index of the first message that a text without white space does not show; None if it shows all in
+    order."""
     pos = 0
     for idx, message in enumerate(history):
-        content = "".join(message.content.split())
+        content = _squeezed(message.content)
         found = shown.find(content, pos)
         if found < 0:
-            raise HistoryRewrittenError(
-                f"the template changes message {idx} ({message.role}) once more messages follow"
-            )
+            return idx
         pos = found + len(content)
-    if not shown.endswith("".join(history[-1].content.split())):
-        raise HistoryRewrittenError("the template adds to the last completion once more messages follow")
+    return None
+
+
+def _is_opened_by(head: str, prompt: str, last: Message) -> bool:
+    """Whether a prompt is `head`, up to what only the opening of a completion has (such as `<think>`).
+
+    Both are without white space; `last` is the prompt's last message, which `head` must hold.
+    """
+    rest = prompt[len(head) :]
+    return prompt.startswith(head) and (not rest or _squeezed(last.content) not in rest)
 
 
 # --- Hugging Face ---------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from astraflow.errors import DataError, HistoryRewrittenError, RolloutError
 from astraflow.rollout.renderer import ChatRenderer, load_renderer
 from astraflow.types import Message, ToolSpec
-from workflow_driver import SPECIAL, LetterTokenizer
+from workflow_driver import SPECIAL, TEMPLATES, LetterTokenizer
 
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}"
@@ -16,6 +16,7 @@ STRIPPING = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{{ m.content.split('</think>')[-1] }}"
     "{% else %}{{ m.content }}{% endif %}<end>\n{% endfor %}<assistant>"
 )
+AGENTIC = TEMPLATES["agentic"]
 TRIMMING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>\n{% endfor %}<assistant>"
 
 
@@ -29,6 +30,10 @@ def user(text: str) -> Message:
 
 def said(text: str) -> Message:
     return Message(role="assistant", content=text)
+
+
+def tool(text: str) -> Message:
+    return Message(role="tool", content=text)
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -67,7 +72,8 @@ def test_white_space_that_a_template_trims_is_no_rewriting() -> None:
     ("history", "template"),
     [
         ([user("hi"), said("<think>hm</think>yo")], STRIPPING),
-        ([user("a"), said("<think>hm</think>b"), user("c"), said("d")], STRIPPING),
+        ([user("a"), said("b"), user("c"), said("<think>hm</think>d")], STRIPPING),
+        ([user("a"), said("<think>hm</think>b"), tool("c"), said("d")], AGENTIC),
         ([user("a"), said("b"), user("c"), said("d")], PLAIN.replace("messages", "messages[-3:]", 1)),
         ([user("hi")], PLAIN),
         ([], PLAIN),
@@ -76,6 +82,35 @@ def test_white_space_that_a_template_trims_is_no_rewriting() -> None:
 def test_a_history_that_the_template_changes_is_refused(history: list[Message], template: str) -> None:
     with pytest.raises(HistoryRewrittenError):
         make_renderer(template).extend((5, 6, 1), history, [user("so?")])
+
+
+@pytest.mark.parametrize("opening", ["<assistant>", "<assistant><think>\n"])
+def test_reasoning_that_was_stripped_before_the_last_completion_need_not_show(opening: str) -> None:
+    template = STRIPPING.removesuffix("<assistant>") + opening
+    history = [user("a"), said("<think>hm</think>b"), user("c"), said("d")]
+    prefix = (*ids(f"<user>a<end>\n<assistant>b<end>\n<user>c<end>\n{opening}"), 900, 1)
+    extended = make_renderer(template).extend(prefix, history, [user("so?")])
+    assert extended == (*prefix, *ids(f"\n<user>so?<end>\n{opening}"))
+
+
+def test_calls_of_tools_extend_under_a_template_that_strips_what_was_before_the_user() -> None:
+    renderer = make_renderer(AGENTIC)
+    history = [user("a"), said("<think>hm</think>b"), user("c"), said("<think>so</think>d")]
+    prefix = (*renderer.render(history[:3]), 900, 1)
+    assert renderer.extend(prefix, history, [tool("5")])[: len(prefix)] == prefix
+    with pytest.raises(HistoryRewrittenError):
+        renderer.extend(prefix, history, [user("so?")])
+
+
+def test_a_message_that_the_last_completion_was_asked_for_with_must_show() -> None:
+    """A template that leaves out what was said just before the last completion shows a shorter history."""
+    hides = PLAIN.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}{% if not (loop.index0 in (1, 2) and messages | length > 4) %}",
+    ).replace("{% endfor %}", "{% endif %}{% endfor %}")
+    history = [user("a"), said("b"), user("c"), said("d")]
+    with pytest.raises(HistoryRewrittenError):
+        make_renderer(hides).extend((5, 1), history, [user("so?")])
 
 
 def test_reasoning_that_the_template_keeps_extends() -> None:
