@@ -183,11 +183,15 @@ async def test_a_stream_has_one_choice_a_chunk_its_usage_and_an_end() -> None:
     [
         ("POST", "/completions", "POST v1/completions is not served.*send messages to /v1/chat/completions"),
         ("POST", "/embeddings", "embed nothing"),
-        ("POST", "/messages", "Anthropic"),
+        ("GET", "/responses/resp_1", "it is in the reply to its request"),
         ("POST", "/v1/chat/completions", "ends in /v1 already"),
         ("GET", "/chat/completions", "GET v1/chat/completions is not served"),
         ("DELETE", "/models/actor", "is not served"),
-        ("GET", "/files", "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"),
+        (
+            "GET",
+            "/files",
+            "POST /v1/chat/completions, POST /v1/responses, POST /v1/messages, .* GET /v1/models",
+        ),
     ],
 )
 async def test_an_address_that_is_not_served_says_what_is(method: str, path: str, message: str) -> None:

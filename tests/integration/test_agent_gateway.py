@@ -73,6 +73,24 @@ async def test_an_edited_history_forks_and_a_new_one_is_a_conversation_of_its_ow
     assert forks == [False, True, False]
 
 
+async def test_a_reply_sent_back_without_its_reasoning_is_a_fork_and_counted() -> None:
+    async with episode(letters(ScriptedEngine("<think>hm</think>5"))) as open_:
+        chat = open_.client.chat.completions
+        await chat.create(model="actor", messages=[user("2+3")])
+        history = [user("2+3"), {"role": "assistant", "content": "5"}, user("sure?")]
+        await chat.create(model="actor", messages=history)
+        await chat.create(model="actor", messages=[user("2+3"), user("sure?")])
+        assert [t.is_fork for t in open_.trajectories()] == [False, True, False]
+        assert open_.dialogue.recorder.num_forks == 1
+
+
+async def test_a_request_that_is_sent_again_is_a_conversation_of_its_own() -> None:
+    async with episode(letters(ScriptedEngine("5"))) as open_:
+        for _ in range(2):
+            await open_.client.chat.completions.create(model="actor", messages=[user("2+3")])
+        assert [t.is_fork for t in open_.trajectories()] == [False, False]
+
+
 async def test_several_choices_share_a_prompt_and_only_one_trains_each_token() -> None:
     engine = ScriptedEngine("yes")
     async with episode(letters(engine)) as open_:

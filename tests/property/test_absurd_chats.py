@@ -14,6 +14,7 @@ import pytest
 from absurd_driver import NAMES, bodies
 from astraflow import wire
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.gateway_messages import MessagesRequest
 from astraflow.rollout.gateway_responses import ResponsesRequest
 from astraflow.rollout.gateway_wire import ChatRequest
 from astraflow.workflows.conversation import AgentReport
@@ -34,6 +35,13 @@ KNOWN = {
 RESPONSES = {
     "type": "message", "input": "2+3", "text": None, "background": None, "previous_response_id": None,
     "include": None, "max_output_tokens": 4,
+}  # fmt: skip
+
+TOO_LONG = (b"context_length_exceeded", b"prompt is too long")
+"""How the dialects say that a prompt leaves no room."""
+MESSAGES = {
+    "type": "custom", "tool_choice": None, "context_management": None, "output_config": None,
+    "output_format": None, "stop_sequences": None, "system": None, "top_k": None,
 }  # fmt: skip
 
 
@@ -57,7 +65,7 @@ class Fight:
         assert reply.status < 500, f"{about}: {answer[:300]!r}"
         assert time.thread_time() - started_s < MAX_BLOCK_S, about
         if reply.status >= 400:
-            if b"context_length_exceeded" not in answer:  # that its conversation ended there is recorded
+            if not any(words in answer for words in TOO_LONG):  # that its conversation ended is recorded
                 assert (recorder.num_completions, self.open.endpoint.report) == before, about
             assert len(answer) < 10_000, about
         self.num_accepted += reply.status < 400
@@ -98,6 +106,33 @@ async def test_no_field_of_a_responses_request_ends_an_episode() -> None:
         assert fight.num_accepted > 50
         sound = msgspec.json.encode({"model": "actor", "input": "2+3"})
         assert await fight.send("POST", "/v1/responses", "sound", sound) == 200
+        await fight.session.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_no_field_of_a_messages_request_ends_an_episode(path: str) -> None:
+    known = {**KNOWN, **MESSAGES}
+    async with episode(policies()) as open_:
+        fight = Fight(open_)
+        for about, media_type, body in bodies(MessagesRequest, known):
+            if media_type == wire.JSON:
+                await fight.send("POST", path, about, body)
+        assert fight.num_accepted > 50
+        sound = msgspec.json.encode({**CHAT, "max_tokens": 4})
+        assert await fight.send("POST", path, "sound", sound) == 200
+        await fight.session.close()
+
+
+@pytest.mark.parametrize("part", ["tools", "tool_choice", "content", "system", "output_config"])
+async def test_no_optional_part_of_a_message_ends_an_episode(part: str) -> None:
+    known = {key: value for key, value in {**KNOWN, **MESSAGES}.items() if key != part}
+    async with episode(policies()) as open_:
+        fight = Fight(open_)
+        for about, media_type, body in bodies(MessagesRequest, known):
+            if media_type == wire.JSON and f".{part}" in about:
+                await fight.send("POST", "/v1/messages", about, body)
+        sound = msgspec.json.encode({**CHAT, "max_tokens": 4})
+        assert await fight.send("POST", "/v1/messages", "sound", sound) == 200
         await fight.session.close()
 
 

@@ -1,8 +1,12 @@
-"""The agent gateway: an OpenAI-compatible server on loopback, with an address and a key for each episode.
+"""The agent gateway: a server on loopback, with an address and a key for each episode.
 
     agent program --HTTP--> Gateway --> EpisodeEndpoint --> Dialogue --> engine
                                                                 |
                                                                 +--> recorder
+
+It speaks three dialects: OpenAI's chat completions and Responses, and Anthropic's Messages. Each is a pair of
+pure functions, from its request to a chat and from the chat's answer to its form; errors have the form of the
+dialect too.
 
 Each process has one server, which starts when the first episode asks for an endpoint. An endpoint is open
 inside its workflow's `async with`; afterwards its address is unknown. The gateway knows nothing of tasks and
@@ -24,9 +28,17 @@ from starlette.routing import Route
 from astraflow import wire
 from astraflow.bounds import as_label
 from astraflow.errors import Error, RefusedError, RolloutError
+from astraflow.rollout import gateway_messages, gateway_responses
 from astraflow.rollout.dialogue import Dialogue
 from astraflow.rollout.gateway_endpoint import EpisodeEndpoint
-from astraflow.rollout.gateway_responses import ResponsesRequest, events_of
+from astraflow.rollout.gateway_messages import (
+    MessageError,
+    MessageEvent,
+    MessagesRequest,
+    TokenCount,
+    models_of,
+)
+from astraflow.rollout.gateway_responses import ResponsesRequest
 from astraflow.rollout.gateway_wire import ChatRequest, Completed, ErrorBody, ModelList
 from astraflow.service.messages import media_type_of, unsupported_media_type
 from astraflow.service.server import HttpServer
@@ -44,14 +56,16 @@ _MAX_BODY_BYTES = 16 * 2**20
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SERVED = (
-    "POST /v1/chat/completions, POST /v1/responses, GET /v1/models and GET /v1/models/MODEL below the "
-    "episode's address, which OPENAI_BASE_URL holds (it ends in /v1)"
+    "POST /v1/chat/completions, POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens, "
+    "GET /v1/models and GET /v1/models/MODEL below the episode's address, which OPENAI_BASE_URL holds (it "
+    "ends in /v1) and ANTHROPIC_BASE_URL too (it ends before /v1)"
 )
 _ADVICE = {
     "completions": "policies are chat models: send messages to /v1/chat/completions",
     "embeddings": "policies are chat models and embed nothing: use another server for embeddings",
-    "messages": "this is Anthropic's API: set the agent's provider to OpenAI or an OpenAI-compatible one",
-    "v1": "the address ends in /v1 already: use it as it is",
+    "messages": "of Anthropic's API there are only these: answers are sent to the caller that waits for them",
+    "responses": "an answer is not kept here: it is in the reply to its request",
+    "v1": "the address ends in /v1 already: use it as it is (clients of Anthropic's take it without /v1)",
 }
 """What to do instead, by a part of the address that is not served."""
 
@@ -75,6 +89,8 @@ class Gateway:
             Route("/episodes/{episode}/v1/models", self._guarded(_models)),
             Route("/episodes/{episode}/v1/models/{model}", self._guarded(_model)),
             Route("/episodes/{episode}/v1/responses", self._guarded(_responses), methods=["POST"]),
+            Route("/episodes/{episode}/v1/messages", self._guarded(_messages), methods=["POST"]),
+            Route("/episodes/{episode}/v1/messages/count_tokens", self._guarded(_count), methods=["POST"]),
             Route("/episodes/{episode}/result", self._guarded(_result), methods=["POST"]),
             Route("/episodes/{episode}/{path:path}", self._guarded(_unknown), methods=_METHODS),
             Route("/{path:path}", _outside, methods=_METHODS),
@@ -113,7 +129,7 @@ class Gateway:
         return self._url
 
     def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
-        """Wraps a handler: finds the endpoint, checks the key, and turns errors into OpenAI's format."""
+        """Wraps a handler: finds the endpoint, checks the key, and turns errors into the dialect's format."""
 
         async def answer(request: Request) -> Response:
             endpoint = self._endpoints.get(str(request.path_params["episode"]))
@@ -121,28 +137,42 @@ class Gateway:
                 if endpoint is None:
                     message = "no such episode; it is over, or the address is wrong"
                     raise RefusedError(message, code="episode_not_found", status=404)
-                given = request.headers.get("authorization", "").removeprefix("Bearer ")
-                if not hmac.compare_digest(given.encode(), endpoint.api_key.encode()):
+                if not _has_key(request, endpoint.api_key):
                     raise RefusedError("wrong API key", code="invalid_api_key", status=401)
                 return await handler(endpoint, request)
             except RecursionError:
                 err = RefusedError("JSON nested too deeply", code="invalid_request", status=400)
-                return _refused(endpoint, err)
+                return _refused(request, endpoint, err)
             except Error as err:
-                return _refused(endpoint, err)
+                return _refused(request, endpoint, err)
 
         return answer
 
 
-def _refused(endpoint: EpisodeEndpoint | None, error: Error) -> Response:
+def _has_key(request: Request, key: str) -> bool:
+    """Whether a request shows the episode's key, as OpenAI's clients do or as Anthropic's do."""
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    own = request.headers.get("x-api-key", "")
+    # Both are always compared, and in a time that does not tell how far they are right.
+    return hmac.compare_digest(bearer.encode(), key.encode()) | hmac.compare_digest(
+        own.encode(), key.encode()
+    )
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Whether a request is in Anthropic's dialect, of which all clients say the version."""
+    return "anthropic-version" in request.headers or "/v1/messages" in request.url.path
+
+
+def _refused(request: Request, endpoint: EpisodeEndpoint | None, error: Error) -> Response:
     """The response for an error. The endpoint keeps it, so that a failure of the episode can name it."""
     if endpoint is not None:
         endpoint.problem = str(error)
-    return _error_response(error)
+    return _error_response(request, error)
 
 
-def _error_response(error: Error) -> Response:
-    """An error in OpenAI's format; one that is not the caller's fault is 503, which clients retry."""
+def _error_response(request: Request, error: Error) -> Response:
+    """An error in its dialect's format; one that is not the caller's fault is 503, which clients retry."""
     status = 503
     code = "unavailable"
     if isinstance(error, RefusedError):
@@ -151,7 +181,8 @@ def _error_response(error: Error) -> Response:
     elif isinstance(error, RolloutError) and not error.is_retryable:
         status = 400
         code = "invalid_request"
-    return _json(ErrorBody.of(str(error), code, status), status)
+    form = MessageError if _is_anthropic(request) else ErrorBody
+    return _json(form.of(str(error), code, status), status)
 
 
 def _json(body: msgspec.Struct, status: int = 200) -> Response:
@@ -186,11 +217,33 @@ async def _responses(endpoint: EpisodeEndpoint, request: Request) -> Response:
         return Response(status_code=499)
     if not asked.stream:
         return _json(response)
-    events = (
-        f"event: {event.type}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
-        for event in events_of(response)
+    return _stream(gateway_responses.events_of(response))
+
+
+async def _messages(endpoint: EpisodeEndpoint, request: Request) -> Response:
+    asked = await _read(request, MessagesRequest)
+    answer = await _while_connected(
+        request, endpoint.start(endpoint.message(asked, session=_session(request)))
     )
-    return StreamingResponse(events, media_type="text/event-stream")
+    if answer is None:
+        return Response(status_code=499)
+    if not asked.stream:
+        return _json(answer)
+    return _stream(gateway_messages.events_of(answer))
+
+
+def _stream(events: Iterator[gateway_responses.Event] | Iterator[MessageEvent]) -> Response:
+    """A stream of events that say their type twice: before their data and in it."""
+    lines = (
+        f"event: {event.type}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n" for event in events
+    )
+    return StreamingResponse(lines, media_type="text/event-stream")
+
+
+async def _count(endpoint: EpisodeEndpoint, request: Request) -> Response:
+    asked = gateway_messages.chat_of(await _read(request, MessagesRequest))
+    count = await endpoint.num_prompt_tokens(asked, session=_session(request))
+    return _json(TokenCount(input_tokens=count))
 
 
 async def _while_connected(request: Request, work: asyncio.Task[_ResultT]) -> _ResultT | None:
@@ -213,15 +266,16 @@ async def _hung_up(request: Request) -> None:
 
 
 async def _models(endpoint: EpisodeEndpoint, request: Request) -> Response:
-    return _json(ModelList(object="list", data=endpoint.models()))
+    models = endpoint.models()
+    return _json(models_of(models) if _is_anthropic(request) else ModelList(object="list", data=models))
 
 
 async def _model(endpoint: EpisodeEndpoint, request: Request) -> Response:
     name = str(request.path_params["model"])
-    found = [model for model in endpoint.models() if model.id == name]
+    found = tuple(model for model in endpoint.models() if model.id == name)
     if not found:
         raise RefusedError(f"model {name!r} is not a policy of this run", code="model_not_found", status=404)
-    return _json(found[0])
+    return _json(models_of(found).data[0] if _is_anthropic(request) else found[0])
 
 
 async def _result(endpoint: EpisodeEndpoint, request: Request) -> Response:
@@ -234,7 +288,7 @@ async def _unknown(endpoint: EpisodeEndpoint, request: Request) -> Response:
 
 
 async def _outside(request: Request) -> Response:
-    return _error_response(_not_served(request, request.url.path))
+    return _error_response(request, _not_served(request, request.url.path))
 
 
 def _not_served(request: Request, path: str) -> RefusedError:

@@ -4,8 +4,11 @@ A request carries the whole history of a conversation, so the recorded histories
 The endpoint looks for the longest recorded history that the request begins with, compared as clients see it.
 The new prompt continues the exact tokens of that history, and the recorder then extends its trajectory or
 forks it. If there is no such history, the request is rendered anew. Its tokens may still begin with those of
-a recorded history: then it is the same conversation, in which the client only changed white space. Otherwise
-it is a new conversation.
+a recorded history: then it is the same conversation, in which the client only changed white space. If it has
+another reply where a policy's stood, it is a fork of that conversation. Otherwise it is a new conversation.
+
+A dialect is a request that becomes a `ChatRequest`, and a form of the answer to that. All requests are
+answered by `chat`.
 """
 
 import asyncio
@@ -19,6 +22,7 @@ import msgspec
 
 from astraflow.bounds import as_label
 from astraflow.errors import RefusedError
+from astraflow.rollout import gateway_messages
 from astraflow.rollout.dialogue import (
     Answer,
     Dialogue,
@@ -29,6 +33,7 @@ from astraflow.rollout.dialogue import (
     with_tools,
 )
 from astraflow.rollout.gateway_hints import Hint, hint_of
+from astraflow.rollout.gateway_messages import MessageAnswer, MessagesRequest, message_of
 from astraflow.rollout.gateway_responses import (
     Response,
     ResponsesRequest,
@@ -50,7 +55,7 @@ from astraflow.rollout.gateway_wire import (
     messages_of,
     tool_specs,
 )
-from astraflow.types import Sampling
+from astraflow.types import Message, Sampling
 from astraflow.workflows.calls import CallParser, ToolCall
 from astraflow.workflows.conversation import AgentReport, Heard
 
@@ -94,6 +99,16 @@ class _Asked:
     session: str
     sampling: Sampling
     hint: Hint
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompted:
+    """A request as the policy sees it."""
+
+    messages: tuple[Message, ...]
+    token_ids: tuple[int, ...]
+    chat: RecordedConversation | None
+    """The conversation that it goes on from or edits; None if it is a new one."""
 
 
 class EpisodeEndpoint:
@@ -155,6 +170,11 @@ class EpisodeEndpoint:
         """See `Endpoint.unmet_frac`."""
         return self._num_unmet / self._num_hinted if self._num_hinted else None
 
+    @property
+    def anthropic_url(self) -> str:
+        """See `Endpoint.anthropic_url`."""
+        return self._url
+
     def models(self) -> tuple[Model, ...]:
         """The names that requests may ask, as `GET /models` lists them."""
         return tuple(
@@ -165,7 +185,7 @@ class EpisodeEndpoint:
         return tuple(self._roles or self._dialogue.hosted)
 
     def start(self, answer: Coroutine[Any, Any, _ResultT]) -> asyncio.Task[_ResultT]:
-        """Begins to answer a request (`chat` or `respond`), in a task that `close` cancels."""
+        """Begins to answer a request (`chat`, `respond` or `message`), in a task that `close` cancels."""
         task = asyncio.create_task(answer)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -205,18 +225,14 @@ class EpisodeEndpoint:
         """
         asked = self._asked(request, session)
         hosted = asked.hosted
-        start = self._start(asked, request.messages)
-        num_known = len(start.keys) if start else 0
-        said = start.said if start else Said()
-        new = messages_of(request.messages[num_known:], request.messages[:num_known])
-        new = asked.hint.added_to(new, said.messages)
-        prompt = await prompt_of(hosted.renderer, said, new)
-        start = start or self._start_by_tokens(asked, prompt)
-        messages = (*said.messages, *new)
+        prompted = await self._prompted(asked)
+        known = prompted.chat
         # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
-        chats = [start.chat if start else self._opened(asked) for _ in range(request.n or 1)]
-        await self._check_room(hosted, chats[0], prompt)
-        answers = await _all([chat.answer(messages, prompt, asked.sampling) for chat in chats])
+        chats = [known or self._opened(asked) for _ in range(request.n or 1)]
+        await self._check_room(hosted, chats[0], prompted.token_ids)
+        answers = await _all(
+            [chat.answer(prompted.messages, prompted.token_ids, asked.sampling) for chat in chats]
+        )
         choices: list[Choice] = []
         for place, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
             choice = self._choice(asked, answer, place)
@@ -234,11 +250,39 @@ class EpisodeEndpoint:
             model=request.model,
             choices=tuple(choices),
             usage=Usage(
-                prompt_tokens=len(prompt),
+                prompt_tokens=len(prompted.token_ids),
                 completion_tokens=num_sampled,
-                total_tokens=len(prompt) + num_sampled,
+                total_tokens=len(prompted.token_ids) + num_sampled,
             ),
         )
+
+    async def message(self, request: MessagesRequest, *, session: str = "") -> MessageAnswer:
+        """Answers a request in Anthropic's format.
+
+        Raises: RefusedError and RolloutError as `chat`.
+        """
+        if request.max_tokens is None:
+            raise bad_request("max_tokens is missing; name the largest number of tokens of the reply")
+        return message_of(request, await self.chat(gateway_messages.chat_of(request), session=session))
+
+    async def num_prompt_tokens(self, request: ChatRequest, *, session: str = "") -> int:
+        """Number of tokens of the prompt that a request would be answered for; nothing is sampled.
+
+        Raises: RefusedError as `chat`.
+        """
+        return len((await self._prompted(self._asked(request, session))).token_ids)
+
+    async def _prompted(self, asked: _Asked) -> _Prompted:
+        """The prompt of a request: it goes on from the exact tokens of a recorded history, if it can."""
+        messages = asked.request.messages
+        start = self._start(asked, messages)
+        num_known = len(start.keys) if start else 0
+        said = start.said if start else Said()
+        new = messages_of(messages[num_known:], messages[:num_known])
+        new = asked.hint.added_to(new, said.messages)
+        token_ids = await prompt_of(asked.hosted.renderer, said, new)
+        start = start or self._start_by_tokens(asked, token_ids) or self._start_of_edited(asked)
+        return _Prompted((*said.messages, *new), token_ids, start.chat if start else None)
 
     # --- who answers, and how ---
 
@@ -341,6 +385,22 @@ class EpisodeEndpoint:
         ]
         return max(known, key=lambda point: len(point.said.token_ids), default=None)
 
+    def _start_of_edited(self, asked: _Asked) -> _Point | None:
+        """The longest recorded history whose last reply a request replaces by another; None if there is
+        none."""
+        messages = asked.request.messages
+        keys = tuple(message.key for message in messages)
+        known = [
+            point
+            for point in self._points
+            if point.hosted.info == asked.hosted.info
+            and point.is_of(asked)
+            and len(point.keys) <= len(keys)
+            and messages[len(point.keys) - 1].role == "assistant"
+            and point.keys[:-1] == keys[: len(point.keys) - 1]
+        ]
+        return max(known, key=lambda point: len(point.keys), default=None)
+
     # --- what the client sees ---
 
     def _choice(self, asked: "_Asked", answer: Answer, place: int) -> Choice:
@@ -348,10 +408,8 @@ class EpisodeEndpoint:
         request = asked.request
         completion = answer.completion
         generation = answer.generation
-        text = next(
-            (completion.text.removesuffix(s) for s in asked.sampling.stop if completion.text.endswith(s)),
-            completion.text,
-        )
+        stop = next((stop for stop in asked.sampling.stop if completion.text.endswith(stop)), "")
+        text = completion.text.removesuffix(stop)
         self.last_text = text
         calls = self._calls(completion.reply) if request.tools and request.tool_choice != "none" else ()
         if asked.hint.lines:
@@ -369,7 +427,13 @@ class EpisodeEndpoint:
         finish_reason = "tool_calls" if calls else "stop"
         if completion.is_truncated:
             finish_reason = "length"
-        return Choice(index=place, finish_reason=finish_reason, logprobs=logprobs, message=reply)
+        return Choice(
+            index=place,
+            finish_reason=finish_reason,
+            logprobs=logprobs,
+            message=reply,
+            stop_reason=stop if stop in request.stops else None,
+        )
 
     def _calls(self, text: str) -> tuple[ToolCall, ...]:
         """The calls in a text; none if one of them cannot be read, so that the text is shown as it is."""

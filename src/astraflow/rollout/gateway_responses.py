@@ -20,9 +20,12 @@ from astraflow.rollout.gateway_wire import (
     Choice,
     Completed,
     JsonSchema,
+    Part,
     ReplyFormat,
     TokenLogprob,
+    assistant_message,
     bad_request,
+    text_of,
 )
 
 __all__ = [
@@ -52,12 +55,9 @@ _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 # --- requests -------------------------------------------------------------------------------------
 
 
-class _Part(msgspec.Struct, frozen=True):
-    type: Label
-    text: Text = ""
-
-
-_Content = Text | Annotated[tuple[_Part, ...], Meta(max_length=_MAX_PARTS)]
+_Content = Text | Annotated[tuple[Part, ...], Meta(max_length=_MAX_PARTS)]
+_TEXTS = ("input_text", "output_text", "text")
+"""Types of parts that are text."""
 
 
 class InputItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,11 +174,11 @@ def input_messages(request: ResponsesRequest) -> tuple[ChatMessage, ...]:
 def _chat_message(item: InputItem) -> ChatMessage:
     match item.type:
         case "message" if item.role is not None:
-            return ChatMessage(role=item.role, content=_text(item.content))
+            return ChatMessage(role=item.role, content=text_of(item.content, _TEXTS))
         case "function_call":
             return _with_call(ChatMessage(role="assistant"), item)
         case "function_call_output":
-            return ChatMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id)
+            return ChatMessage(role="tool", content=text_of(item.output, _TEXTS), tool_call_id=item.call_id)
         case _:
             raise bad_request(
                 f"input: an item of type {item.type!r} cannot be shown to a policy; expected message with a "
@@ -189,21 +189,8 @@ def _chat_message(item: InputItem) -> ChatMessage:
 
 def _with_call(message: ChatMessage, item: InputItem) -> ChatMessage:
     """An assistant's message with one more call."""
-    call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-    calls = (*msgspec.to_builtins(message.tool_calls or ()), call)
-    return msgspec.convert(
-        {"role": "assistant", "content": message.content, "tool_calls": calls}, ChatMessage
-    )
-
-
-def _text(content: _Content | None) -> str:
-    """The content as one text. Raises: RefusedError for images and other parts that are not text."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    other = [part.type for part in content if part.type not in {"input_text", "output_text", "text"}]
-    if other:
-        raise bad_request(f"a message has a part of type {other[0]!r}; policies here read text only")
-    return "".join(part.text for part in content)
+    calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    return assistant_message(message.text, [*calls, (item.call_id, item.name, item.arguments)])
 
 
 def _chat_tool(tool: _Tool) -> ChatTool:

@@ -7,7 +7,7 @@ effect. `seed` is accepted without effect too, because the episodes of a task mu
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,15 +29,18 @@ __all__ = [
     "JsonSchema",
     "Model",
     "ModelList",
+    "Part",
     "Reply",
     "ReplyCall",
     "ReplyFormat",
     "TokenLogprob",
     "Usage",
+    "assistant_message",
     "bad_request",
     "called",
     "logprobs_of",
     "messages_of",
+    "text_of",
     "tool_specs",
 ]
 
@@ -62,9 +65,24 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
-class _Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True):
+    """A part of a message."""
+
     type: Label
     text: Text = ""
+
+
+def text_of(content: str | Sequence[Part] | None, kinds: Collection[str] = ("text",)) -> str:
+    """The content of a message as one text; `kinds`: the types of parts that are text.
+
+    Raises: RefusedError for images and other parts that are not text.
+    """
+    if isinstance(content, str) or content is None:
+        return content or ""
+    other = [part.type for part in content if part.type not in kinds]
+    if other:
+        raise bad_request(f"a message has a part of type {other[0]!r}; policies here read text only")
+    return "".join(part.text for part in content)
 
 
 class _Called(msgspec.Struct, frozen=True):
@@ -81,7 +99,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. Unknown fields are ignored, because clients add fields when they send replies back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[tuple[_Part, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    content: Text | Annotated[tuple[Part, ...], Meta(max_length=_MAX_PARTS)] | None = None
     name: Label | None = None
     tool_calls: Annotated[tuple[_Call, ...], Meta(max_length=_MAX_PARTS)] | None = None
     tool_call_id: Id | None = None
@@ -92,12 +110,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: RefusedError for images and other parts that are not text.
         """
-        if isinstance(self.content, str) or self.content is None:
-            return self.content or ""
-        other = [part.type for part in self.content if part.type != "text"]
-        if other:
-            raise bad_request(f"a message has a part of type {other[0]!r}; policies here read text only")
-        return "".join(part.text for part in self.content)
+        return text_of(self.content)
 
     @property
     def key(self) -> tuple[str, str, object]:
@@ -111,6 +124,15 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
         )
         role = "system" if self.role == "developer" else self.role
         return role, self.text.strip() if role == "assistant" else self.text, calls
+
+
+def assistant_message(text: str, calls: Sequence[tuple[str, str, str]]) -> ChatMessage:
+    """A reply as a caller sends it back; each call is an id, a name and the arguments as JSON."""
+    return ChatMessage(
+        role="assistant",
+        content=text,
+        tool_calls=tuple(_Call(_Called(name, arguments), id=call_id) for call_id, name, arguments in calls),
+    )
 
 
 def _normal(arguments: str) -> str:
@@ -313,6 +335,8 @@ class Choice(_Answer, frozen=True, kw_only=True):
     logprobs: _Logprobs | None
     message: Reply | None = None
     delta: Reply | dict[str, str] | None = None
+    stop_reason: str | None = None
+    """The text in `stop` that ended the completion, under the name that vLLM gives it; None if none did."""
 
 
 class Completed(_Answer, frozen=True, kw_only=True):
@@ -329,7 +353,7 @@ class Completed(_Answer, frozen=True, kw_only=True):
         """The same as a stream: first the texts, then why they ended, then the usage if it is asked for."""
         chunks: list[Chunk] = []
         for choice in self.choices:
-            end = Choice(index=choice.index, finish_reason=choice.finish_reason, logprobs=None, delta={})
+            end = msgspec.structs.replace(choice, logprobs=None, message=None, delta={})
             chunks += [self._chunk((_said(choice),)), self._chunk((end,))]
         if with_usage:
             chunks.append(self._chunk((), self.usage))

@@ -164,14 +164,20 @@ class AgentReport(Item, frozen=True, kw_only=True):
 
 
 class Endpoint(Protocol):
-    """An OpenAI-compatible endpoint for the agent program of one episode; each policy is a `model` of it.
+    """An endpoint for the agent program of one episode; each policy is a `model` of it.
 
-    Everything that is sampled through it is recorded as if a workflow had asked for it.
+    It speaks OpenAI's chat completions, OpenAI's Responses and Anthropic's Messages. Everything that is
+    sampled through it is recorded as if a workflow had asked for it.
     """
 
     @property
     def base_url(self) -> str:
         """The URL that an OpenAI client takes as `base_url`."""
+        ...
+
+    @property
+    def anthropic_url(self) -> str:
+        """The URL that an Anthropic client takes as `base_url`: that of OpenAI's clients without `/v1`."""
         ...
 
     @property

@@ -1,9 +1,9 @@
 """Runs an agent program in a process of its own.
 
-The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, the model's name in `ASTRAFLOW_MODEL`, and the task
-as JSON on its standard input and in the file `ASTRAFLOW_TASK_FILE`. It may write an `AgentReport` as JSON to
-the file `ASTRAFLOW_RESULT_FILE`, or POST it to `ASTRAFLOW_RESULT_URL`. If it does neither, the text that it
-printed is its final text.
+The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`, the
+model's name in `ASTRAFLOW_MODEL`, and the task as JSON on its standard input and in the file
+`ASTRAFLOW_TASK_FILE`. It may write an `AgentReport` as JSON to the file `ASTRAFLOW_RESULT_FILE`, or POST it
+to `ASTRAFLOW_RESULT_URL`. If it does neither, the text that it printed is its final text.
 
 `run.box` says what the program can reach: either the sandbox alone (`sandboxed_program.py`), or this machine
 without the run's secrets (`kept_program.py`).
@@ -92,9 +92,17 @@ def _environment(kept: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[
         **passed_variables(kept),
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
+        **_of_anthropic(kept, endpoint),
         "ASTRAFLOW_MODEL": model,
         "ASTRAFLOW_RESULT_URL": endpoint.result_url,
     }
+
+
+def _of_anthropic(kept: tuple[str, ...], endpoint: Endpoint) -> dict[str, str]:
+    """The variables of Anthropic's clients; none if the recipe keeps the user's own."""
+    if any(name.startswith("ANTHROPIC_") for name in kept):
+        return {}
+    return {"ANTHROPIC_BASE_URL": endpoint.anthropic_url, "ANTHROPIC_API_KEY": endpoint.api_key}
 
 
 def _left(result: bytes | None) -> AgentReport | None:
