@@ -126,10 +126,13 @@ class DiceEngine(ScriptedEngine):
         dice = random.Random(request.sampling.seed)
         return " ".join(dice.choices(SAYINGS, k=dice.randint(1, 3)))
 
+    def samples(self, request: GenerateRequest) -> tuple[int, ...]:
+        """The tokens of what it says to a request, with the one that ends them."""
+        return (*map(ord, self.says(request)), END)
+
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
-        said = (*map(ord, self.says(request)), END)
-        ids, finish_reason = self._cut(said, request.sampling.max_tokens)
+        ids, finish_reason = self._cut(self.samples(request), request.sampling.max_tokens)
         versions = [(self._num_sampled + idx) // 7 for idx in range(len(ids))]
         self._num_sampled += len(ids)
         before = digests(ids, digests(request.token_ids)[-1])

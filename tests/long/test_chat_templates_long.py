@@ -1,0 +1,21 @@
+"""10,000 random episodes over the chat templates of 12 families: see `tests/template_driver.py`."""
+
+from pathlib import Path
+
+import pytest
+
+from template_driver import FAMILIES, make_model, play
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+EPISODES = 840
+"""A family; 10,080 in all."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_no_episode_of_thousands_trains_another_token_than_was_sampled(
+    name: str, tmp_path: Path
+) -> None:
+    model = make_model(FAMILIES[name], tmp_path)
+    for seed in range(1_000, 1_000 + EPISODES):
+        await play(model, seed=seed)
