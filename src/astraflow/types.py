@@ -63,6 +63,8 @@ from astraflow.bounds import (
 __all__ = [
     "PERCENTILES",
     "PROTOCOL_VERSION",
+    "RESAMPLED_TOKENS",
+    "RESUMED_TOKENS",
     "AdvantageSpan",
     "Batch",
     "BatchReply",
@@ -74,6 +76,7 @@ __all__ = [
     "DeltaFile",
     "DropReply",
     "DropRequest",
+    "EarlierProgress",
     "Episode",
     "EpisodeReceipt",
     "EpisodeResult",
@@ -104,8 +107,13 @@ __all__ = [
     "MediaRef",
     "Message",
     "MetricItem",
+    "PastCompletion",
     "PolicyInfo",
     "PolicyStatus",
+    "Progress",
+    "ProgressReply",
+    "ProgressReport",
+    "ProgressTotals",
     "Publication",
     "PublicationReply",
     "PublisherHealth",
@@ -152,6 +160,11 @@ FinishReason = Literal["stop", "length", "abort"]
 Reduction = Literal["mean", "sum", "max", "min", "last", "p50", "p95"]
 PERCENTILES: Mapping[Reduction, float] = {"p50": 0.5, "p95": 0.95}
 """The reductions that are percentiles, with the share of values that they are not below."""
+RESUMED_TOKENS = "resumed_tokens"
+"""Metric of an episode that another attempt had begun: tokens of that attempt which it contains."""
+RESAMPLED_TOKENS = "resampled_tokens"
+"""Metric of such an episode: tokens of the earlier attempt that fit none of its requests, and were sampled
+anew."""
 RunState = Literal["running", "draining", "finished", "failed"]
 Fate = Literal["trained", "filtered", "stale", "evicted", "failed", "unadmitted", "unused", "cancelled"]
 
@@ -525,6 +538,78 @@ class Receipts(Item, frozen=True, kw_only=True):
     """One receipt per result, in the same order."""
 
     receipts: Annotated[tuple[EpisodeReceipt, ...], Meta(max_length=4096)]
+
+
+class PastCompletion(Item, frozen=True, kw_only=True):
+    """A whole completion of an episode that has not ended yet.
+
+    If the lease is lost, the next attempt at the episode gets it wherever it makes the same request, instead
+    of sampling again.
+    """
+
+    policy: Word
+    request: Digest
+    """Names the request. Those who sample choose it so that equal digests mean equal requests, in each token
+    of the prompt, in the sampling parameters and in the seed."""
+    token_ids: Blob
+    """int32 [T]: the sampled tokens."""
+    logprobs: Blob
+    """float32 [T], in nats; as `Trajectory.behavior_logprobs`."""
+    versions: Annotated[tuple[VersionSpan, ...], Meta(max_length=8192)]
+    """Cover all T tokens, in order."""
+    finish_reason: FinishReason
+    streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
+    """Columns of the engine's own, with entries for the T tokens."""
+
+
+class Progress(Item, frozen=True, kw_only=True):
+    """Completions of one running episode that were not reported before.
+
+    Example: `Progress(lease_id="17.3.0", num_before=2, completions=(third,))`.
+    """
+
+    lease_id: LeaseId
+    num_before: Count
+    """Number of completions that the dataflow has of this episode already, those of earlier attempts
+    included. 0 replaces whatever it has."""
+    completions: Annotated[tuple[PastCompletion, ...], Meta(max_length=4096)]
+
+
+class ProgressReport(Item, frozen=True, kw_only=True):
+    """How far running episodes are, so that they can go on elsewhere if their service is lost."""
+
+    parts: Annotated[tuple[Progress, ...], Meta(max_length=65_536)]
+
+
+class ProgressReply(Item, frozen=True, kw_only=True):
+    """The parts of a report that were not kept, by their leases; all others were."""
+
+    missing: LeaseIds = ()
+    """The dataflow does not have the `num_before` completions, for example after a restart: report all of the
+    episode again."""
+    refused: LeaseIds = ()
+    """Nothing more of these is kept, because the sender does not hold the lease, a completion breaks a rule,
+    or there is no room: report no more of the episode."""
+
+
+class EarlierProgress(Item, frozen=True, kw_only=True):
+    """What earlier attempts at an episode sampled; empty if nothing is known of it."""
+
+    completions: Annotated[tuple[PastCompletion, ...], Meta(max_length=4096)] = ()
+
+
+class ProgressTotals(Item, frozen=True, kw_only=True):
+    """What the dataflow keeps of unfinished episodes, and what came of it since the dataflow started."""
+
+    num_episodes: Count = 0
+    """Unfinished episodes with reported completions."""
+    num_bytes: Count = 0
+    """Memory that they take."""
+    num_resumed_tokens: Count = 0
+    """Tokens of lost attempts that accepted episodes contain."""
+    num_resampled_tokens: Count = 0
+    """Tokens of lost attempts that were reported, fit no request of the next attempt, and were sampled
+    anew."""
 
 
 class PushTasks(Item, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from astraflow.service.client import MemoryTransport, Reply, Transport
 from astraflow.service.server import TokenAuth
 from astraflow.types import (
     BatchReply,
+    EarlierProgress,
     EpisodeResults,
     LeaseReply,
     LeaseRequest,
@@ -351,6 +352,10 @@ MUTANTS: dict[str, tuple[str, Callable[[], Mutation]]] = {
     ),
     "loses count": ("D30", lambda: ChangesAnswer("/v1/status", StatusReply, miscounted)),
     "takes results from every service": ("D33", AnswersForAll),
+    "keeps nothing of what it takes": (
+        "D34",
+        lambda: ChangesAnswer("/progress/", EarlierProgress, replaced(completions=()), method="GET"),
+    ),
     "never ends": ("D32", lambda: ChangesAnswer("/batches/", BatchReply, never_ends)),
 }
 

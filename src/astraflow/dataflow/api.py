@@ -10,6 +10,7 @@ from astraflow.types import (
     Commit,
     DropReply,
     DropRequest,
+    EarlierProgress,
     EpisodeResults,
     EvalsReply,
     Health,
@@ -18,6 +19,9 @@ from astraflow.types import (
     Item,
     LeaseReply,
     LeaseRequest,
+    ProgressReply,
+    ProgressReport,
+    ProgressTotals,
     Publication,
     PublicationReply,
     PushTasks,
@@ -48,6 +52,8 @@ _CONTROL_BYTES = 1 * _MIB
 _LEASES_BYTES = 8 * _MIB
 """Room for 65,536 lease ids and 10,000 spans."""
 _TASKS_BYTES = 32 * _MIB
+_PROGRESS_BYTES = 32 * _MIB
+"""Four million tokens, of 8 bytes each; what is more is sent in several reports."""
 _MANIFEST_BYTES = 64 * _MIB
 """Room for 2^18 tensors and 2^19 chunks, with their names and hashes."""
 
@@ -146,6 +152,24 @@ ROUTES: tuple[Route, ...] = (
         body=EpisodeResults,
         max_bytes=wire.MAX_BODY_BYTES,
         reply=Receipts,
+    ),
+    Route(
+        "tell_progress",
+        "POST",
+        "/v1/workers/{worker_id}/progress",
+        "Completions of running episodes, for their next attempts if the service is lost.",
+        _WORKER,
+        body=ProgressReport,
+        max_bytes=_PROGRESS_BYTES,
+        reply=ProgressReply,
+    ),
+    Route(
+        "earlier_progress",
+        "GET",
+        "/v1/workers/{worker_id}/progress/{lease_id}",
+        "What earlier attempts at the episode of a lease sampled; empty if the service does not hold it.",
+        _WORKER,
+        reply=EarlierProgress,
     ),
     Route(
         "push_tasks",
@@ -250,6 +274,14 @@ ROUTES: tuple[Route, ...] = (
         params={"after": Param("integer", "Rounds that the caller has.", 0), "wait_s": _WAIT},
     ),
     Route("status", "GET", "/v1/status", "Who waits for whom, since when.", _ALL, reply=StatusReply),
+    Route(
+        "progress",
+        "GET",
+        "/v1/progress",
+        "What is kept of unfinished episodes, and what came of it.",
+        _ALL,
+        reply=ProgressTotals,
+    ),
     Route("stop", "POST", "/v1/stop", "Ends the run: live groups are cancelled.", _ADMIN, body=StopRequest),
     Route(
         "metrics",

@@ -12,6 +12,7 @@ from astraflow.types import (
     Commit,
     DropReply,
     DropRequest,
+    EarlierProgress,
     EpisodeResults,
     EvalRecord,
     EvalsReply,
@@ -20,6 +21,9 @@ from astraflow.types import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    ProgressReply,
+    ProgressReport,
+    ProgressTotals,
     Publication,
     PublicationReply,
     PushTasks,
@@ -91,6 +95,16 @@ class DataflowClient:
         return await self._client.call(
             "POST", "/v1/episodes", Receipts, body=results, timeout_s=_BATCH_ANSWER_S
         )
+
+    async def tell_progress(self, worker_id: str, report: ProgressReport) -> ProgressReply:
+        """Reports completions of running episodes."""
+        return await self._client.call(
+            "POST", f"/v1/workers/{worker_id}/progress", ProgressReply, body=report
+        )
+
+    async def earlier_progress(self, worker_id: str, lease_id: str) -> EarlierProgress:
+        """What earlier attempts at the episode of a lease sampled."""
+        return await self._client.call("GET", f"/v1/workers/{worker_id}/progress/{lease_id}", EarlierProgress)
 
     async def push_tasks(self, tasks: PushTasks) -> PushTasksReply:
         """Adds tasks that are drawn before the sources' own."""
@@ -190,6 +204,10 @@ class DataflowClient:
     async def status(self) -> StatusReply:
         """What waits for what, and since when. A try takes at most `STATUS_S`."""
         return await self._client.call("GET", "/v1/status", StatusReply, timeout_s=STATUS_S)
+
+    async def progress(self) -> ProgressTotals:
+        """What is kept of unfinished episodes, and what came of it. A try takes at most `STATUS_S`."""
+        return await self._client.call("GET", "/v1/progress", ProgressTotals, timeout_s=STATUS_S)
 
     async def drop_batch(self, policy: str, request: DropRequest) -> DropReply:
         """Gives up the batch of a step that is not committed. Raises: FencedError if `request.epoch` is not

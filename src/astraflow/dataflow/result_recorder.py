@@ -13,6 +13,7 @@ from astraflow.dataflow.ingest import (
     lease_kind,
     vocab_size,
 )
+from astraflow.dataflow.progress import episode_of
 from astraflow.dataflow.results import DecodedResults
 from astraflow.dataflow.routes_shared import ServedRun
 from astraflow.dataflow.tables import TranscriptRow
@@ -37,7 +38,7 @@ class ResultRecorder:
         """Records results of one service; a receipt per result, in order. Raises: JournalError."""
         results = decoded.results
         wrong = {
-            **check_results(results, policies=self._limits(), hosts=self._hosts(worker_id)),
+            **check_results(results, policies=self.limits(), hosts=self._hosts(worker_id)),
             **decoded.beyond_bounds,
         }
         # Payloads are stored only if the commands that name them can be journaled.
@@ -72,11 +73,24 @@ class ResultRecorder:
         receipt: EpisodeReceipt = decision.answer
         if receipt.status == "accepted":
             self._dispatcher.liveness.end((result.lease_id,))
+            self._end_progress(result, is_new=not receipt.reason)
         if problem is not None:
             return _invalid(result, problem)
         if receipt.status == "accepted" and row is not None and isinstance(result.outcome, Episode):
             self._keeper.keep(row, result.outcome.messages)
         return receipt
+
+    def _end_progress(self, result: EpisodeResult, *, is_new: bool) -> None:
+        """Whether the episode succeeded or its workflow failed, nothing goes on from what was sampled.
+
+        `is_new`: the result was not recorded before.
+        """
+        if lease_kind(result.lease_id) == "eval":
+            return
+        self._run.progress.forget(episode_of(result.lease_id))
+        is_first_attempt = result.lease_id.endswith(".0")
+        if is_new and isinstance(result.outcome, Episode) and not is_first_attempt:
+            self._run.progress.note_accepted(result.outcome)
 
     def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
         """What is recorded of a result, after its payloads are stored."""
@@ -94,7 +108,7 @@ class ResultRecorder:
         worker = self._dispatcher.liveness.worker(worker_id)
         return worker.hosts if worker is not None else ()
 
-    def _limits(self) -> dict[str, PolicyLimits]:
+    def limits(self) -> dict[str, PolicyLimits]:
         """The limits of trajectories at present, by policy."""
         limits: dict[str, PolicyLimits] = {}
         for name, info in self._run.policies.items():

@@ -10,6 +10,8 @@ from starlette.routing import Route as AppRoute
 from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
 from astraflow.dataflow.api import ROUTES, Route
+from astraflow.dataflow.result_recorder import ResultRecorder
+from astraflow.dataflow.routes_progress import ProgressRoutes
 from astraflow.dataflow.routes_shared import ServedRun
 from astraflow.dataflow.routes_trainers import Handler, TrainerRoutes
 from astraflow.dataflow.routes_views import ViewRoutes
@@ -25,7 +27,9 @@ _MAX_SHOWN = 256
 
 def make_app(run: ServedRun) -> ASGIApp:
     """The dataflow's ASGI app. Authentication is the caller's (`TokenAuth` around it)."""
-    workers = WorkerRoutes(run)
+    recorder = ResultRecorder(run)
+    workers = WorkerRoutes(run, recorder)
+    progress = ProgressRoutes(run, recorder)
     trainers = TrainerRoutes(run)
     views = ViewRoutes(run)
     handlers: dict[str, Handler] = {
@@ -37,6 +41,8 @@ def make_app(run: ServedRun) -> ASGIApp:
         "ask_to_leave": workers.ask_to_leave,
         "leases": workers.leases,
         "episodes": workers.episodes,
+        "tell_progress": progress.tell,
+        "earlier_progress": progress.earlier,
         "push_tasks": workers.push_tasks,
         "attach": trainers.noted("attach", trainers.attach),
         "batch": trainers.noted("batch", trainers.batch),
@@ -48,6 +54,7 @@ def make_app(run: ServedRun) -> ASGIApp:
         "steps": views.steps,
         "evals": views.evals,
         "status": views.status,
+        "progress": progress.totals,
         "stop": views.stop,
         "metrics": views.metrics,
         "openapi": views.openapi,

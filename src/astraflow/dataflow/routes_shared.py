@@ -16,13 +16,16 @@ from astraflow.dataflow.api import ROUTES
 from astraflow.dataflow.batch_slices import PAGE_BYTES
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.dispatcher import Dispatcher
+from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.long_poll import LongPolls
+from astraflow.dataflow.progress import ProgressKeeper
 from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.dataflow.trainer_contacts import TrainerContacts
 from astraflow.errors import RefusedError, VersionMismatchError, WireError
 from astraflow.service.messages import read_item
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, Item, PolicyInfo, RunInfo, Wait
 from astraflow.weights.addresses import PeerRules
+from astraflow.worker_ids import handle_of, is_key_of
 
 __all__ = [
     "MAX_SHOWN",
@@ -71,6 +74,11 @@ class ServedRun:
     """Policy -> its batch that is too large to be sent, as the status shows it: a person has to act."""
 
     @cached_property
+    def progress(self) -> ProgressKeeper:
+        """What unfinished episodes have sampled so far."""
+        return ProgressKeeper(self.dispatcher.core.is_open)
+
+    @cached_property
     def policies(self) -> dict[str, PolicyInfo]:
         """All policies of the run by name."""
         return {policy.name: policy for policy in self.run_info.policies}
@@ -83,6 +91,25 @@ class ServedRun:
     def current_run_info(self) -> RunInfo:
         """The run's description with its present state."""
         return msgspec.structs.replace(self.run_info, state=self.dispatcher.core.state)
+
+    def sender(self, secret_id: str) -> str:
+        """The handle of the service that was given this id; empty if it is not known (any more)."""
+        handle = handle_of(secret_id)
+        return handle if is_key_of(secret_id, self.dispatcher.core.worker_key(handle)) else ""
+
+    def known_worker(self, secret_id: str) -> WorkerLife:
+        """The service, noted as seen now. Raises: RefusedError if it must register (again)."""
+        liveness = self.dispatcher.liveness
+        worker = liveness.worker(self.sender(secret_id))
+        if worker is None:
+            raise RefusedError(
+                f"rollout service {handle_of(secret_id)[:MAX_SHOWN]!r} is not known here under this id: it "
+                "never joined, left, or was silent for too long; register again",
+                code="unknown_worker",
+                status=404,
+            )
+        liveness.seen(worker.id, self.dispatcher.loop.time())
+        return worker
 
     def trained_policy(self, request: Request) -> str:
         """The policy in the path. Raises: RefusedError if it is not trained in this run."""

@@ -23,7 +23,6 @@ from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.result_recorder import ResultRecorder
 from astraflow.dataflow.results import DecodedResults, EpisodeResults, decode_results, sliced
 from astraflow.dataflow.routes_shared import (
-    MAX_SHOWN,
     ServedRun,
     caller,
     check_fingerprints,
@@ -47,7 +46,7 @@ from astraflow.types import (
     ServedVersions,
     Wait,
 )
-from astraflow.worker_ids import handle_of, is_key_of, new_worker_id
+from astraflow.worker_ids import new_worker_id
 
 __all__ = ["WorkerRoutes"]
 
@@ -65,12 +64,12 @@ _SLICE_RESULTS = 256
 class WorkerRoutes:
     """One method per route."""
 
-    def __init__(self, run: ServedRun) -> None:
+    def __init__(self, run: ServedRun, recorder: ResultRecorder) -> None:
         self._run = run
         self._dispatcher = run.dispatcher
         self._core = run.dispatcher.core
         self._liveness = run.dispatcher.liveness
-        self._recorder = ResultRecorder(run)
+        self._recorder = recorder
 
     async def register(self, request: Request) -> Response:
         """`POST /v1/workers`."""
@@ -117,10 +116,10 @@ class WorkerRoutes:
         if state != "running":
             # A service that hears of the end leaves, so a crash must not undo it.
             await self._dispatcher.settled()
-        if self._liveness.has_left(self._sender(secret_id)):
+        if self._liveness.has_left(self._run.sender(secret_id)):
             reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
             return item_response(reply, request)
-        worker = self._known(secret_id)
+        worker = self._run.known_worker(secret_id)
         worker_id = worker.id
         _check_served(beat.load.versions, worker_id)
         if beat.peer_url and beat.peer_url != worker.peer_url:
@@ -142,9 +141,9 @@ class WorkerRoutes:
     async def drain(self, request: Request) -> Response:
         """`POST /v1/workers/{worker_id}/drain`."""
         secret_id = str(request.path_params["worker_id"])
-        if not self._liveness.has_left(self._sender(secret_id)):
-            self._start_drain(self._known(secret_id))
-            self._drop_if_drained(self._sender(secret_id))
+        if not self._liveness.has_left(self._run.sender(secret_id)):
+            self._start_drain(self._run.known_worker(secret_id))
+            self._drop_if_drained(self._run.sender(secret_id))
         await self._dispatcher.settled()
         return Response(status_code=204)
 
@@ -159,7 +158,7 @@ class WorkerRoutes:
     async def leases(self, request: Request) -> Response:
         """`POST /v1/leases`: long-poll."""
         body = await read_body(request, LeaseRequest)
-        worker = self._known(body.worker_id)
+        worker = self._run.known_worker(body.worker_id)
         _check_served(body.served, worker.id)
         is_newest = self._reclaim_lost(worker, body.held)
         since_s = self._dispatcher.clock()
@@ -202,7 +201,7 @@ class WorkerRoutes:
         """`POST /v1/episodes`: each result is checked, its payloads are stored, then it is recorded."""
         body = await read_item(request, EpisodeResults)
         media_type = request.headers.get("content-type", wire.MSGPACK)
-        sender = self._sender(body.worker_id)
+        sender = self._run.sender(body.worker_id)
         self._liveness.seen(sender, self._dispatcher.loop.time())
         # All are decoded before the first is recorded, because a malformed result refuses the whole request.
         decoded: list[DecodedResults] = []
@@ -240,24 +239,6 @@ class WorkerRoutes:
             _log.error("the run ends: %s", err, exc_info=err)
             self._dispatcher.apply(StopRun(reason=str(err)[:MAX_REASON], is_failure=True))
             return ()
-
-    def _sender(self, secret_id: str) -> str:
-        """The handle of the service that was given this id; empty if it is not known (any more)."""
-        handle = handle_of(secret_id)
-        return handle if is_key_of(secret_id, self._core.worker_key(handle)) else ""
-
-    def _known(self, secret_id: str) -> WorkerLife:
-        """The service, noted as seen now. Raises: RefusedError if it must register (again)."""
-        worker = self._liveness.worker(self._sender(secret_id))
-        if worker is None:
-            raise RefusedError(
-                f"rollout service {handle_of(secret_id)[:MAX_SHOWN]!r} is not known here under this id: it "
-                "never joined, left, or was silent for too long; register again",
-                code="unknown_worker",
-                status=404,
-            )
-        self._liveness.seen(worker.id, self._dispatcher.loop.time())
-        return worker
 
     def _make_room(self) -> None:
         """Lets one more service join. Raises: RefusedError if there are too many and none is silent."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from astraflow.service.client import Transport
 from astraflow_conformance import dataflow_trainers as trainers
 from astraflow_conformance import dataflow_workers as workers
+from astraflow_conformance.dataflow_progress import progress
 from astraflow_conformance.probe_client import ProbeClient, RefusalError
 from astraflow_conformance.report import AbandonedError, BrokenError, Checks, Report
 from astraflow_conformance.rules import RULES
@@ -32,6 +33,7 @@ _SCENARIOS: tuple[tuple[_Scenario, str], ...] = (
     (workers.drain, "D17"),
     (workers.lost_answer, "D18"),
     (workers.strangers, "D33"),
+    (progress, "D34"),
     (trainers.fencing, "D20"),
     (trainers.batches, "D24"),
     (trainers.commits, "D27"),

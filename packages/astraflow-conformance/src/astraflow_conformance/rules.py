@@ -93,6 +93,8 @@ _DATAFLOW = {
     "batches are given out.",
     "D33": "Only the service that a lease was granted to can answer it; a result from another service "
     "is `dropped`.",
+    "D34": "If it takes reports of unfinished episodes: the next attempt gets what was reported of an "
+    "episode whose lease was lost, and nothing of one that failed.",
 }
 
 _ROLLOUT = {

@@ -213,6 +213,12 @@ class Core:
         """A lease that is out now, as it was issued; None for any other."""
         return leases.view_of(self._ctx, lease_id)
 
+    def is_open(self, episode: tuple[int, int]) -> bool:
+        """Whether a training episode, named by its group and its position in it, still needs a result."""
+        group_id, episode_idx = episode
+        group = self._ctx.state.groups.get(group_id)
+        return group is not None and group.episodes[episode_idx].status in {"pending", "running"}
+
     def worker_key(self, worker_id: str) -> str:
         """The key of a service that is here, or left lately; empty for any other."""
         worker = self._ctx.state.workers.get(worker_id)
