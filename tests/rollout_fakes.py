@@ -13,6 +13,7 @@ from astraflow.protocols import Capacity
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.types import (
     BusySpan,
+    EarlierProgress,
     EpisodeReceipt,
     EpisodeResult,
     EpisodeResults,
@@ -26,7 +27,10 @@ from astraflow.types import (
     LeaseRequest,
     Manifest,
     Message,
+    PastCompletion,
     PolicyInfo,
+    ProgressReply,
+    ProgressReport,
     PushTasks,
     PushTasksReply,
     Receipts,
@@ -246,6 +250,12 @@ class MemoryDataflow:
         self.invalid: dict[str, str] = {}
         self.manifests: dict[str, list[Manifest]] = {name: [] for name in policies}
         self.pinned: dict[str, tuple[int, ...]] = dict.fromkeys(policies, ())
+        self.reports: list[ProgressReport] = []
+        self.progress_reply = ProgressReply()
+        """The answer to the next report; those after it are kept whole."""
+        self.knows_progress = True
+        self.earlier: dict[str, tuple[PastCompletion, ...]] = {}
+        """Lease -> what earlier attempts at its episode sampled."""
         self.heartbeat_s = 0.01
         self.refused = asyncio.Event()
         """A call failed because `is_up` is False."""
@@ -334,6 +344,23 @@ class MemoryDataflow:
         self.batches.append(results.results)
         await self.notify()
         return Receipts(receipts=tuple(self._receipt(result.lease_id) for result in results.results))
+
+    async def tell_progress(self, worker_id: str, report: ProgressReport) -> ProgressReply:
+        self._check(worker_id)
+        self._check_progress()
+        self.reports.append(report)
+        reply, self.progress_reply = self.progress_reply, ProgressReply()
+        await self.notify()
+        return reply
+
+    async def earlier_progress(self, worker_id: str, lease_id: str) -> EarlierProgress:
+        self._check(worker_id)
+        self._check_progress()
+        return EarlierProgress(completions=self.earlier.get(lease_id, ()))
+
+    def _check_progress(self) -> None:
+        if not self.knows_progress:
+            raise RefusedError("no such route", code="not_found", status=404)
 
     async def push_tasks(self, tasks: PushTasks) -> PushTasksReply:
         return PushTasksReply(num_accepted=len(tasks.tasks), num_known=0)

@@ -1,8 +1,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from astraflow import wire
@@ -25,7 +27,17 @@ from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
 from astraflow.sandbox.config import SandboxConfig
 from astraflow.sandbox.pool import Sandbox
-from astraflow.types import Episode, Failure, Heartbeat, RegisterWorker, Registration, Task
+from astraflow.types import (
+    Episode,
+    Failure,
+    Heartbeat,
+    LeaseReply,
+    LeaseRequest,
+    RegisterWorker,
+    Registration,
+    Task,
+)
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.single_turn import single_turn
 from rollout_fakes import (
     CharRenderer,
@@ -51,6 +63,8 @@ class Rig:
         dataflow: MemoryDataflow | None = None,
         make_renderer: Callable[[Path], Renderer] = lambda _: CharRenderer(),
         tasks: TasksConfig = EXACT,
+        workflow: Workflow = single_turn,
+        resumes: bool = False,
     ) -> None:
         self.dataflow = dataflow or MemoryDataflow(names)
         self.weights = MemoryWeights()
@@ -60,13 +74,14 @@ class Rig:
             self.dataflow,
             name="rollout-0",
             policies=[make_policy(name) for name in names],
-            workflow=single_turn,
+            workflow=workflow,
             scoring=ScoringPool(tasks),
             weights=self.weights,
             config=RolloutConfig(max_episodes=max_episodes, outage_s=outage_s),
             make_engine=self._engine,
             make_renderer=make_renderer,
             drain_s=drain_s,
+            resumes=resumes,
         )
         self.task = asyncio.create_task(self.service.run(self.stop))
 
@@ -449,3 +464,84 @@ async def test_an_engine_that_is_lost_while_it_is_idle_ends_the_service(start: S
     with pytest.raises(ServiceError, match="ended 3 times"):
         await rig.ended()
     assert rig.dataflow.drained == ["w1"]
+
+
+# --- unfinished episodes --------------------------------------------------------------------------
+
+
+async def two_turns_and_a_wait(
+    task: ScoredTask, policies: Policies, *, waiting: "asyncio.Queue[str] | None" = None
+) -> Rewards:
+    chat = policies["actor"].conversation()
+    await chat.say(task.prompt)
+    await chat.say("go on")
+    if waiting is not None:
+        waiting.put_nowait(task.id)
+    await asyncio.Event().wait()
+    return Rewards()
+
+
+def num_told(dataflow: MemoryDataflow) -> int:
+    """Completions in all reports."""
+    return sum(len(part.completions) for report in dataflow.reports for part in report.parts)
+
+
+class NotesReturns(MemoryDataflow):
+    """Notes how many turns were reported when leases are given back."""
+
+    def __init__(self, policies: tuple[str, ...]) -> None:
+        super().__init__(policies)
+        self.heartbeat_s = 60.0  # no report but the last
+        self.told_at_return: list[int] = []
+
+    async def leases(self, request: LeaseRequest) -> LeaseReply:
+        if request.held == () and request.num_free == 0:
+            self.told_at_return.append(num_told(self))
+        return await super().leases(request)
+
+
+async def test_a_service_that_is_told_to_stop_reports_its_turns_before_it_gives_leases_back(
+    start: Start,
+) -> None:
+    dataflow = NotesReturns(("actor",))
+    waiting = asyncio.Queue[str]()
+    rig = start(dataflow=dataflow, workflow=partial(two_turns_and_a_wait, waiting=waiting), resumes=True)
+    await dataflow.publish("actor", 0)
+    await dataflow.offer(make_lease("1.0.0"), make_lease("2.0.0"))
+    async with asyncio.timeout(5):
+        await waiting.get()
+        await waiting.get()
+    rig.stop.set()
+    await rig.ended()
+    assert dataflow.told_at_return == [4]
+    assert dataflow.drained
+    assert dataflow.results == {}
+
+
+async def test_a_revoked_or_ended_episode_is_reported_no_more(start: Start) -> None:
+    rig = start(workflow=two_turns_and_a_wait, resumes=True)
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1.0.0"))
+    await rig.dataflow.until(lambda: num_told(rig.dataflow) == 2)
+    rig.dataflow.revoked.append("1.0.0")
+    num_reports = len(rig.dataflow.reports)
+    num_beats = len(rig.dataflow.beats)
+    await rig.dataflow.until(lambda: len(rig.dataflow.beats) > num_beats + 3)
+    rig.stop.set()
+    await rig.ended()
+    assert len(rig.dataflow.reports) == num_reports
+
+
+async def test_a_service_goes_on_from_what_a_lost_attempt_reported(start: Start) -> None:
+    rig = start(workflow=two_turns_and_a_wait, resumes=True)
+    await rig.dataflow.publish("actor", 0)
+    await rig.dataflow.offer(make_lease("1.0.0"))
+    await rig.dataflow.until(lambda: num_told(rig.dataflow) == 2)
+    told = [past for report in rig.dataflow.reports for part in report.parts for past in part.completions]
+    rig.dataflow.earlier["1.0.1"] = tuple(told[:1])
+    rig.dataflow.revoked.append("1.0.0")
+    await rig.dataflow.offer(msgspec.structs.replace(make_lease("1.0.1"), attempt=1))
+    await rig.dataflow.until(lambda: rig.dataflow.reports[-1].parts[0].lease_id == "1.0.1")
+    part = rig.dataflow.reports[-1].parts[0]
+    assert (part.num_before, part.completions) == (1, tuple(told[1:]))
+    assert len(rig.engine.requests) == 3, "the first turn was not sampled again"

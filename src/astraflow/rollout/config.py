@@ -136,6 +136,10 @@ class RolloutConfig(Config):
     """Largest duration of an episode, in seconds; a longer one fails."""
     max_proposals: int = Field(default=8, ge=0)
     """Number of new tasks that the workflow of one episode may propose; further ones are refused."""
+    resume: Literal["auto", "always", "never"] = "auto"
+    """What becomes of an episode whose service is lost or told to stop. `auto`: if the workflow is built in
+    and replayable, the next attempt goes on from the completions of the lost one; `always`: the same for any
+    workflow, which you thereby declare to be replayable; `never`: it samples everything again."""
     scorers: int = Field(default=1, ge=1)
     """Number of scoring processes per service."""
     outage_s: float = Field(default=900.0, gt=0)

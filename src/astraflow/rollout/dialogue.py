@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from astraflow.bounds import as_label
 from astraflow.errors import ConfigError, HistoryRewrittenError, RolloutError
 from astraflow.protocols import Engine, Renderer, ToolRenderer
+from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.workflows.calls import CallParser, tagged_calls
@@ -131,9 +132,10 @@ class Dialogue:
         opens: OpensEndpoint,
         pinned: Mapping[str, int] | None = None,
         sampling: Mapping[str, Any] | None = None,
+        progress: EpisodeProgress | None = None,
     ) -> None:
         """`pinned`: exact versions by policy, for evaluation; `sampling`: fields that replace the policies'
-        own."""
+        own; `progress`: what earlier attempts sampled, and what this one samples; None keeps nothing."""
         self.hosted = policies
         self.recorder = EpisodeRecorder()
         self.generate_s = 0.0
@@ -141,6 +143,7 @@ class Dialogue:
         self._num_generations = 0
         self._pinned = pinned or {}
         self._sampling = sampling or {}
+        self._progress = progress
         self._exchanges: list[_Exchange] = []
         self._opens = opens
 
@@ -200,15 +203,27 @@ class Dialogue:
             sampling=msgspec.structs.replace(sampling, seed=seed, max_tokens=max_tokens),
             version=self._pinned.get(hosted.info.name, -1),
         )
-        started = time.perf_counter()
-        generation = await hosted.engine.generate(request)
-        self.generate_s += time.perf_counter() - started
+        generation = await self._recalled(hosted, request)
+        is_new = generation is None
+        if generation is None:
+            started = time.perf_counter()
+            generation = await hosted.engine.generate(request)
+            self.generate_s += time.perf_counter() - started
         idx = self.recorder.record(speaker, conversation, prompt, generation)
+        if is_new and self._progress is not None:
+            self._progress.add(hosted.info.name, request, generation)
         message = hosted.renderer.parse(generation.token_ids)
         completion = Completion(
             hosted.info.name, message.content, generation.finish_reason, len(generation.token_ids), idx
         )
         return completion, generation
+
+    async def _recalled(self, hosted: HostedPolicy, request: GenerateRequest) -> Generation | None:
+        """What an earlier attempt at the episode sampled for the same request."""
+        if self._progress is None or not self._progress.has_earlier:
+            return None
+        await asyncio.sleep(0)  # an episode that recalls all its turns lets others go on between them
+        return self._progress.recall(hosted.info.name, request)
 
     async def logprobs(self, hosted: HostedPolicy, completion: Completion) -> NDArray[np.float32]:
         """What one policy makes of a completion of another; as `Policy.logprobs`."""

@@ -8,11 +8,14 @@ from typing import Protocol, TypeVar
 
 from astraflow.errors import RefusedError
 from astraflow.types import (
+    EarlierProgress,
     EpisodeResults,
     Heartbeat,
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    ProgressReply,
+    ProgressReport,
     PushTasks,
     PushTasksReply,
     Receipts,
@@ -47,6 +50,10 @@ class WorkerLink(Protocol):
     async def leases(self, request: LeaseRequest) -> LeaseReply: ...
 
     async def episodes(self, results: EpisodeResults) -> Receipts: ...
+
+    async def tell_progress(self, worker_id: str, report: ProgressReport) -> ProgressReply: ...
+
+    async def earlier_progress(self, worker_id: str, lease_id: str) -> EarlierProgress: ...
 
     async def push_tasks(self, tasks: PushTasks) -> PushTasksReply: ...
 

@@ -19,7 +19,7 @@ from astraflow.errors import RolloutError
 from astraflow.types import FinishReason, Generation, Stream, Trajectory, Turn, VersionSpan
 from astraflow.wire import array, column
 
-__all__ = ["EpisodeRecorder", "Speaker"]
+__all__ = ["EpisodeRecorder", "Speaker", "version_spans"]
 
 
 class Speaker(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class _Sequence:
         self.token_ids.extend(generation.token_ids)
         self.mask.extend(b"\x01" * len(generation.token_ids))
         self.logprobs.extend(generation.logprobs)
-        self.versions.extend(_version_spans(generation.versions, start))
+        self.versions.extend(version_spans(generation.versions, start))
         self.turns.append((start, len(self.token_ids), completion_idx))
         self.finish_reason = generation.finish_reason
 
@@ -227,7 +227,8 @@ def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _version_spans(versions: Sequence[int], start: int) -> list[VersionSpan]:
+def version_spans(versions: Sequence[int], start: int) -> list[VersionSpan]:
+    """The versions of sampled tokens, of which the first stands at `start`, as spans."""
     if min(versions) == max(versions):
         return [VersionSpan(start, len(versions), versions[0])]
     spans: list[VersionSpan] = []

@@ -30,6 +30,7 @@ from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Conduct, Scores
 from astraflow.rollout.gateway import Gateway
+from astraflow.rollout.progress import EpisodeProgress
 from astraflow.types import (
     Episode,
     EpisodeResult,
@@ -201,10 +202,11 @@ class EpisodeRunner:
         workflows = [self._workflow, *[conduct.workflow for conduct in self._evaluation.values()]]
         return [workflow for workflow in workflows if isinstance(workflow, OpenWorkflow)]
 
-    async def run(self, lease: Lease) -> EpisodeResult:
+    async def run(self, lease: Lease, progress: EpisodeProgress | None = None) -> EpisodeResult:
         """The result of a lease: its episode, or why there is none.
 
-        An evaluation's episode goes without trajectories: nothing of it is trained.
+        An evaluation's episode goes without trajectories: nothing of it is trained. `progress`: see
+        `episode`.
         """
         pinned = {served.policy: served.versions[-1] for served in lease.pinned}
         conduct = self._evaluation.get(lease.eval_set, _AS_IN_TRAINING)
@@ -215,6 +217,7 @@ class EpisodeRunner:
                 pinned=pinned,
                 conduct=conduct if lease.kind == "eval" else _AS_IN_TRAINING,
                 is_training=lease.kind == "train",
+                progress=progress,
             )
         except GeneratorExit:
             raise
@@ -247,11 +250,13 @@ class EpisodeRunner:
         pinned: Mapping[str, int] | None = None,
         conduct: Conduct = _AS_IN_TRAINING,
         is_training: bool = False,
+        progress: EpisodeProgress | None = None,
     ) -> Episode:
         """One run of the workflow, in this process.
 
         `pinned`: exact versions by policy; `conduct`: what differs from training; `is_training`: tasks that
-        the workflow proposes go into the run, and the metrics count scores that came too late.
+        the workflow proposes go into the run, and the metrics count scores that came too late; `progress`:
+        completions of earlier attempts, which requests that are the same get again; it collects new ones.
         Raises: DeadlineError over the timeout; BoundError naming a reward, score or metric that is too large
         or no number; RolloutError and whatever the workflow raises.
         """
@@ -263,6 +268,7 @@ class EpisodeRunner:
             opens=self._gateway.endpoint,
             pinned=pinned,
             sampling=conduct.sampling,
+            progress=progress,
         )
         proposals = Proposals(self._proposing if is_training else None)
         scored = self._scored(task, proposals, seed, conduct.score or self._counted_score)
@@ -271,6 +277,8 @@ class EpisodeRunner:
         metrics = _metrics(dialogue, scored, trajectories)
         if is_training:
             metrics += (MetricItem("score_timeouts", float(self._taken_late_scores()), "sum"),)
+        if progress is not None:
+            metrics += progress.metrics()
         episode = Episode(
             trajectories=tuple([t for t in trajectories if self._policies[t.policy].info.is_trained]),
             score=_episode_score(rewards, scored, trajectories),

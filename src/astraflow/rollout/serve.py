@@ -11,7 +11,7 @@ from astraflow.errors import ConfigError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.mistakes import hint
 from astraflow.protocols import Engine
-from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.config import EngineConfig, RolloutConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import EvalRules, Evaluation
@@ -25,7 +25,7 @@ from astraflow.weights.arrival import Arrival
 from astraflow.weights.peer import Spool, served
 from astraflow.weights.receiver import Receiver
 from astraflow.workflows.config import WorkflowConfig
-from astraflow.workflows.factory import make_workflow
+from astraflow.workflows.factory import is_replayable, make_workflow
 
 __all__ = ["run_rollout"]
 
@@ -58,8 +58,10 @@ async def run_rollout(
     Raises: ConfigError for a component that cannot be built or an address that cannot be bound;
     RefusedError if the dataflow refuses the service.
     """
-    async with _receiving(cache_dir, peer, token, max_upload_mb_s) as (weights, peer_url):
-        loading = asyncio.create_task(asyncio.to_thread(preload, rollout.engine), name="preload")
+    async with (
+        _receiving(cache_dir, peer, token, max_upload_mb_s) as (received, peer_url),
+        _after_loading(received, rollout.engine) as weights,
+    ):
         service = RolloutService(
             link,
             name=name,
@@ -67,7 +69,7 @@ async def run_rollout(
             workflow=make_workflow(workflow, private=private),
             scoring=make_scoring(tasks, num_workers=rollout.scorers),
             environments=Environments(tasks.environments),
-            weights=_AfterLoading(weights, loading),
+            weights=weights,
             config=rollout,
             make_engine=partial(_settled_engine, engine_maker(rollout.engine)),
             make_renderer=load_renderer,
@@ -75,11 +77,14 @@ async def run_rollout(
             labels=labels,
             peer_url=peer_url,
             fingerprints=fingerprints,
+            resumes=_resumes(rollout, workflow),
         )
-        try:
-            await service.run(stop)
-        finally:
-            loading.cancel()
+        await service.run(stop)
+
+
+def _resumes(rollout: RolloutConfig, workflow: WorkflowConfig) -> bool:
+    """Whether an unfinished episode goes on with what an earlier attempt sampled."""
+    return rollout.resume == "always" or (rollout.resume == "auto" and is_replayable(workflow))
 
 
 def _settled_engine(make_engine: Callable[[WeightSnapshot], Engine], snapshot: WeightSnapshot) -> Engine:
@@ -104,6 +109,16 @@ async def _receiving(
             yield weights, spool.url
     finally:
         await weights.close()
+
+
+@asynccontextmanager
+async def _after_loading(weights: Receiver, engine: EngineConfig) -> AsyncGenerator["_AfterLoading"]:
+    """Imports the libraries of an engine in a thread meanwhile."""
+    loading = asyncio.create_task(asyncio.to_thread(preload, engine), name="preload")
+    try:
+        yield _AfterLoading(weights, loading)
+    finally:
+        loading.cancel()
 
 
 class _AfterLoading:

@@ -8,14 +8,15 @@
                                                              environment
     send (outbox)    results             receipts            results                an episode that ends
     heartbeat        revocations, state  lease life, load    its interval           the clock, new weights
+    progress         completions         reports of them     its interval           the clock
 
 All tasks belong to one task group in `run`. An episode's task ends by itself, or is cancelled when its lease
 is revoked or the service leaves. The loops share `_running` (the lease loop adds, the end of an episode
 removes), the outbox, and the weight slots of each host (only its follow loop writes them).
 
-A stop signal ends leasing at once, gives running episodes `drain_s`, sends what is finished, and says
-goodbye. An engine that will never serve again ends the service the same way, and `run` then raises its error;
-the supervisor restarts the service.
+A stop signal ends leasing at once, gives running episodes `drain_s`, sends what is finished and what the
+others have sampled, and says goodbye, within 5 s. An engine that will never serve again ends the service the
+same way, and `run` then raises its error; the supervisor restarts the service.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ from astraflow.rollout.judging import JudgedScoring
 from astraflow.rollout.membership import Membership, WorkerLink
 from astraflow.rollout.outbox import Outbox
 from astraflow.rollout.policy_host import FetchesWeights, PolicyHost
+from astraflow.rollout.progress_reports import ProgressReports
 from astraflow.rollout.runner import EpisodeRunner, Proposing, failure_of
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.waiting import done_or_set, first_of, unless
@@ -103,10 +105,12 @@ class RolloutService:
         labels: Mapping[str, str] | None = None,
         peer_url: str = "",
         fingerprints: Fingerprints | None = None,
+        resumes: bool = False,
         drain_s: float = 2.0,
     ) -> None:
         """`policies`: those that it hosts, in the recipe's order. `peer_url`: where it serves their weights
-        to other services; empty if it does not."""
+        to other services; empty if it does not. `resumes`: unfinished episodes of other services go on here,
+        and the other way round, because the workflow is replayable."""
         self._link = link
         self._scoring = scoring
         self._evaluation = evaluation or Evaluation({})
@@ -139,6 +143,7 @@ class RolloutService:
         self._running: dict[str, asyncio.Task[None]] = {}
         """Lease id -> its episode."""
         self._outbox = Outbox(link, self._membership, busy_share=self._busy_share)
+        self._progress = ProgressReports(link, self._membership, is_on=resumes)
         self._hosted: dict[str, HostedPolicy] = {}
         """Filled once all policies are served: the runner reads it when an episode starts."""
         self._evaluation.host(self._hosted)
@@ -195,6 +200,7 @@ class RolloutService:
             ("lease", self._lease(group)),
             ("send", self._outbox.run()),
             ("heartbeat", self._beat()),
+            ("progress", self._progress.run()),
             *follows,
         ]
 
@@ -205,7 +211,12 @@ class RolloutService:
         if not self._ended.is_set():
             _log.info("leaving: %d episodes run", len(self._running))
             num_abandoned = await self._finish_running(stop)
-            await _within(_GOODBYE_S, self._outbox.emptied())
+            # An episode that was given up goes on elsewhere as soon as its lease is back: its progress first.
+            sending = (
+                _within(_GOODBYE_S, self._outbox.emptied()),
+                _within(_GOODBYE_S, self._progress.tell()),
+            )
+            await asyncio.gather(*sending)
             await _within(_GOODBYE_S, self._say_goodbye(num_abandoned))
         for task in (*loops, *self._running.values()):
             task.cancel()
@@ -331,6 +342,7 @@ class RolloutService:
         result = await self._result(lease)
         if not (isinstance(result.outcome, Failure) and self._has_lost_an_engine()):
             self._outbox.put(result)
+            self._progress.end(lease.id)
         self._freed.set()
 
     def _has_lost_an_engine(self) -> bool:
@@ -345,7 +357,7 @@ class RolloutService:
 
     async def _result(self, lease: Lease) -> EpisodeResult:
         if not lease.pinned:
-            return await self._runner.run(lease)
+            return await self._runner.run(lease, await self._progress.begin(lease))
         with ExitStack() as held:
             try:
                 for pin in lease.pinned:
@@ -382,6 +394,7 @@ class RolloutService:
         for lease_id in reply.revoked:
             if (task := self._running.get(lease_id)) is not None:
                 task.cancel()
+            self._progress.end(lease_id)
         self._outbox.discard(reply.revoked)
         self._freed.set()
 

@@ -78,6 +78,7 @@ def _check_differ(first: str, second: str) -> None:
 class SingleTurnConfig(PolicyRoles):
     """One prompt, one completion, one score."""
 
+    is_replayable: ClassVar[bool] = True
     name: Literal["single_turn"] = "single_turn"
     policy: str = ""
     """Policy that answers; empty: the recipe's first policy."""
@@ -86,6 +87,7 @@ class SingleTurnConfig(PolicyRoles):
 class MultiTurnConfig(PolicyRoles):
     """A wrong answer gets feedback and another try in the same conversation."""
 
+    is_replayable: ClassVar[bool] = True
     name: Literal["multi_turn"] = "multi_turn"
     policy: str = ""
     """Policy that answers; empty: the recipe's first policy."""
@@ -150,6 +152,7 @@ def _has_one_group(pattern: str) -> str:
 class SearchConfig(PolicyRoles):
     """The policy searches an index, by tags in its text or by tool calls, until it answers."""
 
+    is_replayable: ClassVar[bool] = True
     name: Literal["search"] = "search"
     index: IndexConfig
     """What is searched."""
@@ -179,6 +182,7 @@ class SolveAndVerifyConfig(PolicyRoles):
     """A verifier approves or rejects an answer; a rejected task is solved again with the critique."""
 
     roles: ClassVar[tuple[str, ...]] = ("solver", "verifier")
+    is_replayable: ClassVar[bool] = True
     name: Literal["solve_and_verify"] = "solve_and_verify"
     solver: str = ""
     """Policy that solves; empty: the recipe's first policy."""
@@ -212,6 +216,7 @@ class SolveAndCheckConfig(PolicyRoles):
     """A checker reads the solver's answer and gives the final answer itself."""
 
     roles: ClassVar[tuple[str, ...]] = ("solver", "checker")
+    is_replayable: ClassVar[bool] = True
     name: Literal["solve_and_check"] = "solve_and_check"
     solver: str = ""
     """Policy that solves; empty: the recipe's first policy."""
@@ -237,6 +242,7 @@ class CodeAndTestConfig(PolicyRoles):
     """A test writer makes test cases for a coder's program; a program that fails one is written again."""
 
     roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
+    is_replayable: ClassVar[bool] = True
     name: Literal["code_and_test"] = "code_and_test"
     coder: str = ""
     """Policy that writes programs; empty: the recipe's first policy."""
@@ -265,6 +271,7 @@ class PlanAndSolveConfig(PolicyRoles):
     """A planner writes a plan, and solvers follow it."""
 
     roles: ClassVar[tuple[str, ...]] = ("planner", "solver")
+    is_replayable: ClassVar[bool] = True
     name: Literal["plan_and_solve"] = "plan_and_solve"
     planner: str = ""
     """Policy that plans; empty: the recipe's first policy."""
@@ -284,6 +291,7 @@ class ProposeAndSelectConfig(PolicyRoles):
     """A proposer makes several proposals in parallel, and a selector picks one."""
 
     roles: ClassVar[tuple[str, ...]] = ("proposer", "selector")
+    is_replayable: ClassVar[bool] = True
     name: Literal["propose_and_select"] = "propose_and_select"
     proposer: str = ""
     """Policy that proposes; empty: the recipe's first policy."""
@@ -301,6 +309,7 @@ class RouteConfig(PolicyRoles):
     """A router sends each task to a small or to a large model."""
 
     roles: ClassVar[tuple[str, ...]] = ("router", "small", "large")
+    is_replayable: ClassVar[bool] = True
     name: Literal["route"] = "route"
     router: str = ""
     """Policy that routes; empty: the recipe's first policy."""
@@ -326,6 +335,7 @@ class RouteConfig(PolicyRoles):
 class DebateConfig(PolicyRoles):
     """Several debaters answer, read each other's answers, answer again, and vote."""
 
+    is_replayable: ClassVar[bool] = True
     name: Literal["debate"] = "debate"
     debaters: tuple[str, ...] = ()
     """Policies that take the seats in turn; empty: all policies of the recipe."""
@@ -348,6 +358,7 @@ class SpawnConfig(PolicyRoles):
     """An agent may split its problem and start sub-agents in parallel, down to a given depth."""
 
     roles: ClassVar[tuple[str, ...]] = ("agent", "helper")
+    is_replayable: ClassVar[bool] = True
     name: Literal["spawn"] = "spawn"
     agent: str = ""
     """Policy that gets the task; empty: the recipe's first policy."""

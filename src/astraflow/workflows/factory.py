@@ -41,7 +41,7 @@ from astraflow.workflows.tool_process import ToolProcesses
 from astraflow.workflows.tool_use import tool_use
 from astraflow.workflows.tools import Tool, make_tool
 
-__all__ = ["WORKFLOWS", "make_workflow"]
+__all__ = ["WORKFLOWS", "is_replayable", "make_workflow"]
 
 WORKFLOWS: dict[str, Callable[..., Awaitable[Rewards]]] = {
     "agent": agent,
@@ -89,6 +89,11 @@ def make_workflow(config: WorkflowConfig, *, private: tuple[Path, ...] = ()) -> 
         )
     check_args(function, config.args, where="workflow.args")
     return cast("Workflow", partial(function, **config.args))
+
+
+def is_replayable(config: WorkflowConfig) -> bool:
+    """Whether the workflow is known to be replayable; one of the user's own is not."""
+    return isinstance(config, PolicyRoles) and config.is_replayable
 
 
 def _arguments(config: PolicyRoles) -> dict[str, Any]:

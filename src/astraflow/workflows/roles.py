@@ -37,6 +37,9 @@ class PolicyRoles(Config):
 
     roles: ClassVar[tuple[str, ...]] = ("policy",)
     """Fields that name a policy each: the first defaults to the recipe's first policy, and so on."""
+    is_replayable: ClassVar[bool] = False
+    """Whether the requests of an episode depend on nothing but its task, its seed and the completions so far.
+    It then makes the same requests when it runs again, as long as it gets the same completions."""
 
     def acting(self, names: Sequence[str]) -> dict[str, str]:
         """Maps each role to a policy, where the recipe's policies are `names`."""

@@ -18,7 +18,7 @@ from astraflow.workflows.config import (
     SolveAndVerifyConfig,
     WorkflowConfig,
 )
-from astraflow.workflows.factory import WORKFLOWS, make_workflow
+from astraflow.workflows.factory import WORKFLOWS, is_replayable, make_workflow
 from astraflow.workflows.roles import PolicyRoles
 from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 from workflow_driver import letter_renderer
@@ -104,6 +104,14 @@ def test_a_host_needs_a_python_that_exists(tmp_path: Path) -> None:
 def test_a_section_of_a_host_is_checked(section: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed(name="hosted", python="python3", **section)
+
+
+def test_workflows_that_depend_on_code_of_the_users_do_not_pass_for_replayable(module: str) -> None:
+    replayable = {name for name, config in CONFIGS.items() if config.is_replayable}
+    assert set(WORKFLOWS) - replayable == {"agent", "environment", "tool_use"}
+    assert is_replayable(parsed(name="multi_turn"))
+    assert not is_replayable(parsed(name="environment"))
+    assert not is_replayable(Use(use=f"{module}:own"))
 
 
 async def test_a_workflow_of_the_users_own_gets_its_arguments(module: str) -> None:

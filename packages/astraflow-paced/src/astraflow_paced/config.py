@@ -7,7 +7,7 @@ nothing heavy: what they describe is imported when it is made.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
@@ -81,6 +81,7 @@ class PacedWorkflowConfig(WorkflowVariant):
     """For benchmarks of the system: every policy speaks in turn, and an environment takes an emulated time to
     answer. It needs the extra `paced`."""
 
+    is_replayable: ClassVar[bool] = True
     name: Literal["paced"] = "paced"
     turns: int = Field(default=1, ge=1)
     """Number of completions per policy."""
