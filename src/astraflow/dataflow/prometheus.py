@@ -8,7 +8,7 @@ the same numbers a second time.
 from collections.abc import Callable, Iterator, Sequence
 
 from astraflow.metrics import MetricRow
-from astraflow.types import PolicyStatus, StatusReply, WorkerStatus
+from astraflow.types import PolicyStatus, ProgressTotals, StatusReply, WorkerStatus
 
 __all__ = ["prometheus_text"]
 
@@ -42,12 +42,20 @@ _Row = tuple[dict[str, str], float]
 """One sample: its labels and its value."""
 
 
-def prometheus_text(status: StatusReply, *, num_records: int, newest: Sequence[MetricRow] = ()) -> str:
+def prometheus_text(
+    status: StatusReply,
+    *,
+    num_records: int,
+    newest: Sequence[MetricRow] = (),
+    progress: ProgressTotals | None = None,
+) -> str:
     """One sample per figure of the run, of each policy and of each rollout service.
 
-    `newest` holds the row of the newest step of each policy, and of its newest evaluation of each set.
+    `newest` holds the row of the newest step of each policy, and of its newest evaluation of each set;
+    `progress`: what came of unfinished episodes.
     """
-    lines = [*_lines(status, num_records), *_newest_lines(newest)]
+    lines = [*_lines(status, num_records), *_progress_lines(progress or ProgressTotals())]
+    lines += _newest_lines(newest)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -82,6 +90,26 @@ def _lines(status: StatusReply, num_records: int) -> Iterator[str]:
             for worker in status.workers
         ]
         yield from _family(f"worker_{name}", kind, text, rows)
+
+
+def _progress_lines(progress: ProgressTotals) -> Iterator[str]:
+    for name, kind, text, value in (
+        ("progress_episodes", "gauge", "Unfinished episodes that were reported.", progress.num_episodes),
+        ("progress_bytes", "gauge", "Memory that their completions take.", progress.num_bytes),
+        (
+            "resumed_tokens_total",
+            "counter",
+            "Tokens of lost attempts that accepted episodes contain.",
+            progress.num_resumed_tokens,
+        ),
+        (
+            "resampled_tokens_total",
+            "counter",
+            "Reported tokens of lost attempts that were sampled again.",
+            progress.num_resampled_tokens,
+        ),
+    ):
+        yield from _family(name, kind, text, [({}, value)])
 
 
 def _newest_lines(newest: Sequence[MetricRow]) -> Iterator[str]:

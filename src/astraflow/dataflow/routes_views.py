@@ -136,7 +136,9 @@ class ViewRoutes:
         """`GET /metrics`."""
         newest = [row_of(record) for record in self._core.newest_records()]
         num_records = self._dispatcher.journal.seq
-        text = prometheus_text(self._status(), num_records=num_records, newest=newest)
+        text = prometheus_text(
+            self._status(), num_records=num_records, newest=newest, progress=self._run.progress.totals
+        )
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from astraflow.dataflow.client import STATUS_S, DataflowClient
-from astraflow.errors import UnavailableError
+from astraflow.errors import RefusedError, UnavailableError
 from astraflow.launch.ending import known_end
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
 from astraflow.launch.process_state import state_of
@@ -32,7 +32,7 @@ from astraflow.launch.watch.disk import DiskGauge
 from astraflow.launch.watch.sight import LauncherLife, Sight
 from astraflow.launch.watch.watchdog import alarms_now
 from astraflow.service.client import ServiceClient
-from astraflow.types import EvalRecord, Item, StatusReply, StepRecord
+from astraflow.types import EvalRecord, Item, ProgressTotals, StatusReply, StepRecord
 
 __all__ = ["RunStatus", "run_status", "show_status"]
 
@@ -72,6 +72,9 @@ class RunStatus(Item, frozen=True, kw_only=True):
     steps: tuple[StepRecord, ...] = ()
     """The newest steps of each policy, while the run goes on."""
     evals: tuple[EvalRecord, ...] = ()
+    progress: ProgressTotals | None = None
+    """What is kept of unfinished episodes, and how many tokens of lost attempts were not sampled again; null
+    if the dataflow does not say."""
     summary: Summary | None = None
     """The results of a run that has ended."""
 
@@ -96,7 +99,7 @@ async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") 
     """
     if where.startswith(("http://", "https://")):
         token = token_file.read_text(encoding="utf-8").strip() if token_file else ""  # noqa: ASYNC240
-        reply, recent = await _ask(where, token, ca_file)
+        reply, recent, progress = await _ask(where, token, ca_file)
         sight = Sight(now_s=reply.now_s, status=reply, steps=recent.by_policy)
         return RunStatus(
             where=where,
@@ -108,6 +111,7 @@ async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") 
             dataflow=reply,
             steps=recent.steps,
             evals=recent.evals,
+            progress=progress,
         )
     folder = RunFolder(Path(where))
     record = known_end(folder)
@@ -128,9 +132,10 @@ async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_fi
     token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
     reply: StatusReply | None = None
     recent = Recent()
+    progress: ProgressTotals | None = None
     failure = ""
     try:
-        reply, recent = await _ask(record.url, token, _ca_file(folder))
+        reply, recent, progress = await _ask(record.url, token, _ca_file(folder))
     except UnavailableError as err:
         failure = str(err)
     began_s = record.active[-1][0] if record.active else time.time()
@@ -146,20 +151,23 @@ async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_fi
         dataflow=reply,
         steps=recent.steps,
         evals=recent.evals,
+        progress=progress,
     )
 
 
-async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Recent]:
+async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Recent, ProgressTotals | None]:
     """The dataflow's answers. Raises: UnavailableError if it gives none in time."""
     client = ServiceClient(url, token=token, patience_s=_PATIENCE_S, ca_file=ca_file)
     recent = Recent()
+    progress: ProgressTotals | None = None
     began_s = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(began_s + _DEADLINE_S):
             status = await DataflowClient(client).status()
-        with contextlib.suppress(TimeoutError, UnavailableError):
+        with contextlib.suppress(TimeoutError, UnavailableError, RefusedError):
             async with asyncio.timeout_at(began_s + _RECENT_S):
                 recent = await recent_of(DataflowClient(client), status)
+                progress = await DataflowClient(client).progress()
     except TimeoutError as err:
         raise UnavailableError(
             f"the dataflow at {url} has not answered within {_DEADLINE_S:g} s; it is stopped, hangs, or "
@@ -167,7 +175,7 @@ async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Re
         ) from err
     finally:
         await client.close()
-    return status, recent
+    return status, recent, progress
 
 
 def _ca_file(folder: RunFolder) -> str:
@@ -242,6 +250,18 @@ def _print(status: RunStatus) -> None:
     console.print(render(state, now_s))
     if status.pool:
         console.print(Text(printable(f"pool: {status.pool}")), soft_wrap=True)
+    if status.progress and (text := _progress_text(status.progress)):
+        console.print(Text(text), soft_wrap=True)
+
+
+def _progress_text(progress: ProgressTotals) -> str:
+    """What became of the episodes of services that went away; empty if none did."""
+    if not progress.num_resumed_tokens and not progress.num_resampled_tokens:
+        return ""
+    return (
+        f"resumed: {progress.num_resumed_tokens:,} tokens of lost attempts went on elsewhere, "
+        f"{progress.num_resampled_tokens:,} reported ones were sampled again"
+    )
 
 
 def _print_end(status: RunStatus, summary: Summary, console: Console) -> None:

@@ -2,7 +2,15 @@ import re
 
 from astraflow.dataflow.prometheus import prometheus_text
 from astraflow.metrics import MetricRow
-from astraflow.types import FateCounts, Load, PolicyStatus, ScalingAdvice, StatusReply, WorkerStatus
+from astraflow.types import (
+    FateCounts,
+    Load,
+    PolicyStatus,
+    ProgressTotals,
+    ScalingAdvice,
+    StatusReply,
+    WorkerStatus,
+)
 
 _SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (\S+)')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -79,6 +87,16 @@ def test_the_text_parses_and_holds_the_figures() -> None:
     assert samples["astraflow_wanted_services",] == 4
     assert samples["astraflow_run_state", ("state", "running")] == 1
     assert samples["astraflow_run_state", ("state", "failed")] == 0
+
+
+def test_what_came_of_unfinished_episodes_is_shown() -> None:
+    status = StatusReply(name="x", state="running", reason="", now_s=100.0, policies=(), workers=(), waits=())
+    progress = ProgressTotals(num_episodes=3, num_bytes=5000, num_resumed_tokens=70, num_resampled_tokens=9)
+    samples = parse(prometheus_text(status, num_records=7, progress=progress))
+    assert samples["astraflow_progress_episodes",] == 3
+    assert samples["astraflow_progress_bytes",] == 5000
+    assert samples["astraflow_resumed_tokens_total",] == 70
+    assert samples["astraflow_resampled_tokens_total",] == 9
 
 
 def test_the_newest_step_and_evaluation_are_shown() -> None:
