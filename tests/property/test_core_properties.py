@@ -173,6 +173,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.trainers = {policy: Trainer(self.driver, policy) for policy in self.policies}
         self.num_workers = 0
         self.leases: list[tuple[LeaseView, tuple[ServedVersions, ...]]] = []
+        self.begun: dict[tuple[int, int], dict[str, int]] = {}
+        """Training episode -> policy -> version at its first attempt since one failed by itself."""
         self.answered: list[tuple[str, EpisodeFacts]] = []
         self.expired: set[str] = set()
         self.events_seen = 0
@@ -200,19 +202,34 @@ class CoreMachine(RuleBasedStateMachine):
         )
         leases = self.driver.lease(data.draw(st.integers(1, 6)), data.draw(st.sampled_from(workers)), served)
         for lease in leases:
-            self.leases.append((lease, served))
+            self._hold(lease, served)
             for entry in served:
                 if lease.kind == "train":
                     assert entry.versions[-1] >= newest[entry.policy] - self.table.engine_lag
 
+    def _hold(self, lease: LeaseView, served: tuple[ServedVersions, ...]) -> None:
+        self.leases.append((lease, served))
+        if lease.kind == "train":
+            versions = {entry.policy: entry.versions[-1] for entry in served}
+            self.begun.setdefault((lease.group_id, lease.episode_idx), versions)
+
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), reward=st.sampled_from([0.0, 0.5, 1.0]), acts=st.booleans())
-    def finish(self, data: st.DataObject, reward: float, acts: bool) -> None:
+    @rule(
+        data=st.data(),
+        reward=st.sampled_from([0.0, 0.5, 1.0]),
+        acts=st.booleans(),
+        resumes=st.booleans(),
+    )
+    def finish(self, data: st.DataObject, reward: float, acts: bool, resumes: bool) -> None:
+        """An attempt that resumes contains what the attempts before it sampled, under older versions."""
         lease, served = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        is_later = resumes and lease.kind == "train"
+        begun = self.begun.get((lease.group_id, lease.episode_idx), {}) if is_later else {}
         metas = []
         for entry in served:
-            oldest = entry.versions[-1]
-            newest = data.draw(st.integers(oldest, self.driver.status(entry.policy).newest_version))
+            now = entry.versions[-1]
+            oldest = min(now, begun.get(entry.policy, now))
+            newest = data.draw(st.integers(now, self.driver.status(entry.policy).newest_version))
             num_trained = 4 if acts or entry.policy == "actor" else 0
             metas.append(
                 make_meta(entry.policy, reward=reward, versions=(oldest, newest), num_trained=num_trained)
@@ -226,6 +243,7 @@ class CoreMachine(RuleBasedStateMachine):
     def fail(self, data: st.DataObject, is_retryable: bool) -> None:
         lease, _ = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
         self.driver.fail(lease, is_retryable=is_retryable)
+        self.begun.pop((lease.group_id, lease.episode_idx), None)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -256,7 +274,8 @@ class CoreMachine(RuleBasedStateMachine):
         newest = {p: self.driver.status(p).newest_version for p in self.policies}
         served = self.driver.served(**{p: max(v - lag, 0) for p, v in newest.items() if v >= 0})
         leases = self.driver.lease(num_leases, workers[-1].worker_id, served)
-        self.leases.extend((lease, served) for lease in leases[:num_left_out])
+        for lease in leases[:num_left_out]:
+            self._hold(lease, served)
         for lease in leases[num_left_out:]:
             reward = float(lease.episode_idx % 2)
             metas = [make_meta(e.policy, reward=reward, versions=(e.versions[-1],) * 2) for e in served]

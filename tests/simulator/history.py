@@ -70,6 +70,11 @@ class _Episode:
     winner: str = ""
     has_failed: bool = False
     facts: EpisodeFacts | None = None
+    afresh: int = 0
+    """The first attempt after the newest one that failed by itself: it goes on from no other."""
+    oldest: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
+    """Attempt -> policy -> oldest version that a token of its result may have: what its service served, or
+    those of the lost attempts that it may go on from."""
 
     @property
     def is_open(self) -> bool:
@@ -374,6 +379,8 @@ class History:
         if event.kind == "eval":
             self._rounds.leased(event, served)
             return
+        before = {} if attempt == episode.afresh else episode.oldest.get(attempt - 1, {})
+        episode.oldest[attempt] = {p: min(v[-1], before.get(p, v[-1])) for p, v in served.items() if v}
         if self._is_complete(event.group_id):
             self._problem(f"{event.lease_id} goes out, but its group is over")
         for name, policy in self._policies.items():
@@ -401,6 +408,10 @@ class History:
             return
         if not episode.is_open or attempt > episode.issued:
             self._problem(f"{command.lease_id} is accepted, but its episode is {episode}")
+        for meta in facts.trajectories:
+            oldest = episode.oldest.get(attempt, {}).get(meta.policy, -1)
+            if meta.num_trained_tokens and meta.oldest_version < oldest:
+                self._problem(f"{command.lease_id}: {meta} is older than all that was served: {oldest}")
         episode.winner, episode.facts = command.lease_id, facts
         holder = episode.worker_id if episode.lease_id == command.lease_id else command.worker_id
         self._num_good += 1
@@ -419,6 +430,8 @@ class History:
         is_hopeless = isinstance(command, RecordResult) and not _can_be_retried(command.outcome)
         service = self._workers.get(episode.worker_id)
         is_hopeless &= service is None or service.strikes < 3
+        if isinstance(command, RecordResult):
+            episode.afresh = attempt + 1
         if event.is_final != (is_hopeless or attempt + 1 >= self._plan.max_attempts):
             self._problem(f"{event} after {command}, of {self._plan.max_attempts} attempts")
         is_blamed = not (isinstance(command, ExpireLeases) and command.never_arrived)
