@@ -41,6 +41,10 @@ _SMALL = {
     ),
 }
 _SMALL_BUT_LONG = {
+    "goodput": (
+        ("--quick",),
+        ("goodput_frac", "resampled_frac", "resampled_frac_afresh", "resumed_tokens", "audits_hold"),
+    ),
     "weights": (
         ("--megabytes", "8", "--repeats", "1"),
         ("delta_ms", "apply_ms", "encode_vs_naive", "compression_1pct", "delta_vs_full"),
