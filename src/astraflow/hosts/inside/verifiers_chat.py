@@ -14,6 +14,8 @@ import aiohttp
 
 __all__ = ["chat_harness"]
 
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)
+"""The deadline of an episode bounds its requests."""
 _MAX_SHOWN = 2_000
 """Characters of a refusal that a failure shows."""
 
@@ -65,7 +67,7 @@ def chat_harness(name: str) -> ModuleType:
 async def _posted(endpoint: str, secret: str, body: Mapping[str, Any]) -> tuple[int, str]:
     headers = {"Authorization": f"Bearer {secret}"}
     async with (
-        aiohttp.ClientSession(headers=headers) as http,
+        aiohttp.ClientSession(headers=headers, timeout=_NO_TIMEOUT) as http,
         http.post(f"{endpoint}/chat/completions", json=body) as answer,
     ):
         return answer.status, await answer.text()

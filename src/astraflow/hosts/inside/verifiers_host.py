@@ -19,7 +19,6 @@ Source: verifiers/v1/serve/server.py of https://github.com/PrimeIntellect-ai/ver
 
 import importlib
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -27,12 +26,15 @@ from importlib.metadata import version
 from typing import Any
 
 from astraflow.hosts.inside.main import HostedEpisode
+from astraflow.hosts.inside.relay import Relay
 from astraflow.hosts.inside.verifiers_chat import chat_harness
 
 __all__ = ["EpisodeFailedError", "VerifiersHost"]
 
 _CHAT_HARNESS = "astraflow_chat"
 """Id of a harness that this package adds: a conversation without tools, held in the host's own process."""
+_KEY_VARIABLE = "ASTRAFLOW_API_KEY"
+"""The library takes a key by the name of a variable, and hides those with API_KEY from programs."""
 _OLDEST = (0, 4)
 _MAX_METRICS = 48
 """Metrics of an episode that travel; the protocol has room for a few more."""
@@ -75,13 +77,16 @@ class VerifiersHost:
         self._env: Any = self._vf.load_environment(config.model_copy(update=own))
         self._task_type: Any = type(self._env.taskset).task_type()
         self._serving = AsyncExitStack()
+        self._relay = Relay()
 
     async def open(self) -> None:
         """Starts what the episodes share: tool servers, and what the environment starts itself."""
+        await self._relay.start()
+        self._serving.push_async_callback(self._relay.close)
+        os.environ[_KEY_VARIABLE] = self._relay.key
+        client = self._vf.EvalClientConfig(base_url=self._relay.url, api_key_var=_KEY_VARIABLE)
+        self._context: Any = self._vf.ModelContext(model="", client=client)
         await self._serving.enter_async_context(self._env.serving())
-        # Each run of an agent then brings an interception of its own, which ends with it. A shared one would
-        # keep a client for every episode's address until the end of the host.
-        self._env._interception = None
 
     async def close(self) -> None:
         """Ends what `open` started."""
@@ -109,15 +114,13 @@ class VerifiersHost:
         task = self._task_type(
             self._task_type.data_type().model_validate(data), self._env.config.taskset.task
         )
-        # The library takes keys by the names of variables, and hides those with API_KEY from programs.
-        variable = f"ASTRAFLOW_API_KEY_{secrets.token_hex(8)}"
-        os.environ[variable] = episode.api_key
-        try:
-            client = self._vf.EvalClientConfig(base_url=episode.base_url, api_key_var=variable)
-            (slot,) = self._env.slots(task)
-            ended = await self._env.run_slot(slot, self._vf.ModelContext(model="", client=client))
-        finally:
-            del os.environ[variable]
+        (slot,) = self._env.slots(task)
+        with self._relay.sessions(episode) as sessions:
+
+            def watch(trace: Any) -> None:
+                sessions.add(trace.id)
+
+            ended = await self._env.run_slot(slot, self._context, on_trace=watch)
         if not ended.ok:
             raise EpisodeFailedError(_last_error(ended))
         traces = [trace for trace in ended.traces if trace.agent.name in self.roles]
