@@ -118,6 +118,13 @@ $(VENV)/.dense: $(VENV)/.dev
 	  || { rm -rf .venv-verifiers; exit 1; }
 	@touch $@
 
+# A server of OpenEnv, which brings gradio.
+.venv-openenv: tests/interop/openenv.txt
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/pip install --quiet --disable-pip-version-check -r tests/interop/openenv.txt \
+	  || { rm -rf .venv-openenv; exit 1; }
+	@touch $@
+
 quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow model init recipes/models/quickstart.yaml --out models/quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)
@@ -135,7 +142,7 @@ test-browser: $(VENV)/.dev web/node_modules
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
-interop: $(VENV)/.dev .venv-verifiers
+interop: $(VENV)/.dev .venv-openenv .venv-verifiers
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.dev .venv-ray
@@ -155,7 +162,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-ray .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
+test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-openenv .venv-ray .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev
