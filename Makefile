@@ -125,6 +125,11 @@ $(VENV)/.dense: $(VENV)/.dev
 	  || { rm -rf .venv-openenv; exit 1; }
 	@touch $@
 
+# Coding CLIs, for tests/long/test_coding_clis.py.
+.npm-agents: tests/agent_programs/npm/package.json
+	mkdir -p $@ && cp $< $@ && npm install --prefix $@ --no-audit --no-fund --silent || { rm -rf $@; exit 1; }
+	@touch $@
+
 quickstart: $(VENV)/.quickstart
 	$(BIN)/astraflow model init recipes/models/quickstart.yaml --out models/quickstart
 	$(BIN)/astraflow run recipes/quickstart.yaml --run-dir $(RUN) seed=$(SEED)

@@ -50,6 +50,24 @@ async def test_calls_and_results_sent_back_as_items_go_on_in_one_trajectory() ->
     assert (len(trajectory.turns), replayed(trajectory)) == (2, engine.sampled)
 
 
+async def test_tools_of_a_group_are_shown_called_and_sent_back_under_both_names() -> None:
+    engine = Scripted(CALL.replace("add", "sums.add"), "It is 5.")
+    group: Any = {"type": "namespace", "name": "sums", "description": "Sums.", "tools": [ADD]}
+    async with episode(policies(engine)) as open_:
+        ask: Any = open_.client.responses.create
+        items: list[Any] = [{"role": "user", "content": "2+3"}]
+        first = await ask(
+            model="actor", input=items, tools=[group], extra_body={"client_metadata": {"a": "b"}}
+        )
+        (call,) = first.output
+        assert (call.namespace, call.name, json.loads(call.arguments)) == ("sums", "add", {"a": 2})
+        items += [call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": "5"}]
+        await ask(model="actor", input=items, tools=[group])
+        (trajectory,) = open_.trajectories()
+    assert "[sums.add " in engine.shown()
+    assert (len(trajectory.turns), replayed(trajectory)) == (2, engine.sampled)
+
+
 async def test_a_response_is_continued_by_its_id_with_instructions_of_its_own() -> None:
     engine = Scripted("5.", "Yes.")
     async with episode(policies(engine)) as open_:
@@ -125,6 +143,11 @@ async def test_a_completion_that_is_cut_off_is_incomplete_and_shows_its_logprobs
     ("asked", "named"),
     [
         ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "custom", "name": "y"}]}]}, "x.y"),
+        (
+            {"tools": [{"type": "namespace", "name": "x" * 150, "tools": [{**ADD, "name": "y" * 150}]}]},
+            "too long",
+        ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ({"input": [{"type": "reasoning", "id": "x", "summary": []}]}, "reasoning"),
         (

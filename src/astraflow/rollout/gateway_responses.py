@@ -6,13 +6,13 @@ episode. What only OpenAI's servers can do (their own tools, stored prompts and 
 work) is refused by name.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from astraflow.bounds import Id, JsonText, Label, Position, Temperature, Text, TopP, Word
+from astraflow.bounds import Id, JsonText, Label, Position, Temperature, Text, TopP, Word, as_label
 from astraflow.rollout.gateway_wire import (
     ChatMessage,
     ChatRequest,
@@ -69,8 +69,16 @@ class InputItem(msgspec.Struct, frozen=True, kw_only=True):
     content: _Content | None = None
     call_id: Id = ""
     name: Label = ""
+    namespace: Label | None = None
     arguments: JsonText = "{}"
     output: _Content | None = None
+
+
+class _GroupedTool(msgspec.Struct, frozen=True, kw_only=True):
+    type: Label
+    name: Label = ""
+    description: Text | None = None
+    parameters: _Schema | None = None
 
 
 class _Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +86,8 @@ class _Tool(msgspec.Struct, frozen=True, kw_only=True):
     name: Label = ""
     description: Text | None = None
     parameters: _Schema | None = None
+    tools: Annotated[tuple[_GroupedTool, ...], Meta(max_length=_MAX_PARTS)] | None = None
+    """Those of a group, which has the type `namespace`."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -119,6 +129,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     safety_identifier: object = None
     prompt_cache_key: object = None
     prompt_cache_retention: object = None
+    client_metadata: object = None
 
     @property
     def has_logprobs(self) -> bool:
@@ -141,7 +152,7 @@ def chat_of(request: ResponsesRequest, messages: Sequence[ChatMessage]) -> ChatR
         max_completion_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
-        tools=tuple(map(_chat_tool, request.tools)) if request.tools else None,
+        tools=_chat_tools(request.tools) if request.tools else None,
         tool_choice=_chat_tool_choice(request.tool_choice),
         logprobs=request.has_logprobs or None,
         top_logprobs=request.top_logprobs,
@@ -190,17 +201,41 @@ def _chat_message(item: InputItem) -> ChatMessage:
 def _with_call(message: ChatMessage, item: InputItem) -> ChatMessage:
     """An assistant's message with one more call."""
     calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
-    return assistant_message(message.text, [*calls, (item.call_id, item.name, item.arguments)])
+    return assistant_message(
+        message.text, [*calls, (item.call_id, _shown_name(item.namespace, item.name), item.arguments)]
+    )
 
 
-def _chat_tool(tool: _Tool) -> ChatTool:
+def _chat_tools(tools: Sequence[_Tool]) -> tuple[ChatTool, ...]:
+    """The tools as chats have them; those of a group are shown under the group's name and their own."""
+    found: list[ChatTool] = []
+    for tool in tools:
+        if tool.type == "namespace":
+            found += [_chat_tool(each, tool.name) for each in tool.tools or ()]
+        else:
+            found.append(_chat_tool(tool, None))
+    if len(found) > _MAX_PARTS:
+        raise bad_request(f"tools: there are {len(found)} with those of groups; there may be {_MAX_PARTS}")
+    return tuple(found)
+
+
+def _chat_tool(tool: _Tool | _GroupedTool, namespace: str | None) -> ChatTool:
+    name = _shown_name(namespace, tool.name)
     if tool.type != "function":
         raise bad_request(
-            f"tools: no policy has a tool of type {tool.type!r}; only function tools, which the caller runs",
+            f"tools: no policy has a tool of type {tool.type!r} (name {name!r}); only function tools, which "
+            "the caller runs",
             "unsupported_value",
         )
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    if as_label(name) != name:
+        raise bad_request(f"tools: the name {as_label(name)!r}, with that of its group, is too long")
+    function = {"name": name, "description": tool.description, "parameters": tool.parameters}
     return msgspec.convert({"type": "function", "function": function}, ChatTool)
+
+
+def _shown_name(namespace: str | None, name: str) -> str:
+    """A tool's name as the policy is shown it."""
+    return f"{namespace}.{name}" if namespace else name
 
 
 def _chat_tool_choice(choice: str | dict[str, object] | None) -> str | dict[str, object] | None:
@@ -246,6 +281,8 @@ class OutputItem(_Answer, frozen=True, kw_only=True):
     content: tuple[OutputText, ...] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
+    """The group of the tool, if it has one."""
     arguments: str | None = None
 
 
@@ -323,7 +360,7 @@ def response_of(request: ResponsesRequest, completed: Completed) -> Response:
         created_at=completed.created,
         status="incomplete" if is_cut else "completed",
         model=completed.model,
-        output=_output(choice, completed.id.removeprefix("chatcmpl-")),
+        output=_output(choice, completed.id.removeprefix("chatcmpl-"), _grouped(request.tools or ())),
         instructions=request.instructions,
         previous_response_id=request.previous_response_id,
         tools=request.tools or (),
@@ -344,7 +381,17 @@ def response_of(request: ResponsesRequest, completed: Completed) -> Response:
     )
 
 
-def _output(choice: Choice, name: str) -> tuple[OutputItem, ...]:
+def _grouped(tools: Sequence[_Tool]) -> dict[str, tuple[str, str]]:
+    """Name that the policy is shown -> group and name of a tool of a group."""
+    return {
+        _shown_name(tool.name, each.name): (tool.name, each.name)
+        for tool in tools
+        if tool.type == "namespace"
+        for each in tool.tools or ()
+    }
+
+
+def _output(choice: Choice, name: str, grouped: Mapping[str, tuple[str, str]]) -> tuple[OutputItem, ...]:
     """A completion as items: its text, if it has any or nothing else, and its calls."""
     assert choice.message is not None
     status: _Status = "incomplete" if choice.finish_reason == "length" else "completed"
@@ -355,7 +402,8 @@ def _output(choice: Choice, name: str) -> tuple[OutputItem, ...]:
             type="function_call",
             status=status,
             call_id=call.id,
-            name=call.function.name,
+            namespace=grouped.get(call.function.name, (None, ""))[0],
+            name=grouped.get(call.function.name, ("", call.function.name))[1],
             arguments=call.function.arguments,
         )
         for place, call in enumerate(choice.message.tool_calls)
