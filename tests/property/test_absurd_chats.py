@@ -109,17 +109,18 @@ async def test_no_field_of_a_responses_request_ends_an_episode() -> None:
         await fight.session.close()
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-async def test_no_field_of_a_messages_request_ends_an_episode(path: str) -> None:
+async def test_no_field_of_a_messages_request_ends_an_episode() -> None:
     known = {**KNOWN, **MESSAGES}
     async with episode(policies()) as open_:
         fight = Fight(open_)
-        for about, media_type, body in bodies(MessagesRequest, known):
+        for number, (about, media_type, body) in enumerate(bodies(MessagesRequest, known)):
             if media_type == wire.JSON:
-                await fight.send("POST", path, about, body)
+                await fight.send("POST", "/v1/messages", about, body)
+            if media_type == wire.JSON and number % 20 == 0:  # it is read as the other is
+                await fight.send("POST", "/v1/messages/count_tokens", about, body)
         assert fight.num_accepted > 50
         sound = msgspec.json.encode({**CHAT, "max_tokens": 4})
-        assert await fight.send("POST", path, "sound", sound) == 200
+        assert await fight.send("POST", "/v1/messages", "sound", sound) == 200
         await fight.session.close()
 
 
