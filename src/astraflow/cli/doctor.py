@@ -42,7 +42,8 @@ def doctor(
     Checks versions, cores, memory, disk, GPUs, the run folder, threads, ports, models, chat templates and
     data, and runs episodes in this process for a second. Prints one line per finding: ok, warn or fail, and
     what to do. With --drift, the largest difference between the logprobs of engine and trainer must stay
-    below 1e-4 nats (0.5 if both compute in bfloat16). Exits with 1 if anything fails.
+    below 1e-4 nats (0.5 if both compute in bfloat16; with `exact` it must be 0). Exits with 1 if anything
+    fails.
 
     Examples: `astraflow doctor`, `astraflow doctor recipes/quickstart.yaml --drift`.
     """

@@ -162,6 +162,23 @@ class RecipeTasksConfig(TasksConfig):
         return TasksConfig.model_validate_json(self.model_dump_json(exclude={"curators"}))
 
 
+_EXACT: dict[str, object] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "num_threads": 1,
+    "publish_dtype": "float32",
+}
+"""Settings of engine and trainer for which `exact` is promised. Several threads share work at places that
+depend on how much there is."""
+
+
+def _not_exact(where: str, value: object, promised: object) -> str:
+    return (
+        f"exact: true is not promised with {where} = {value!r}; set it to {promised!r}, or leave exact out, "
+        "and engine and trainer differ by rounding"
+    )
+
+
 # size: one field per section of a recipe
 class Recipe(Config):
     """A complete run."""
@@ -187,6 +204,9 @@ class Recipe(Config):
     trackers: tuple[TrackerConfig, ...] = ()
     """Where the rows of `metrics.jsonl` are shown besides: names, such as `[tensorboard]`, or sections, such
     as `[{name: wandb, project: mine, mode: offline}]`."""
+    exact: bool = False
+    """Engine and trainer give a token the same logprob under one version, to the last bit. For engine and
+    trainer `torch` on CPUs, and dense models of the Llama family; it takes more time."""
     view: bool = True
     """Whether `astraflow run` offers a page about the run on loopback; it starts when somebody opens it."""
 
@@ -264,6 +284,7 @@ class Recipe(Config):
         for name, policy in self.policies.items():
             self._check_follower(name, policy)
         self._check_emulation()
+        self._check_exact()
         return self
 
     @property
@@ -288,6 +309,25 @@ class Recipe(Config):
                 f"{backends[0]} publishes weights of no model, which rollout.engine `torch` cannot serve; "
                 "emulate the engine, too"
             )
+
+    def _check_exact(self) -> None:
+        if not self.exact:
+            return
+        parts: dict[str, Config] = {"rollout.engine": self.rollout.engine}
+        for name, policy in self.trained.items():
+            where = f"policies.{name}.train"
+            parts[f"{where}.backend"] = policy.train.backend
+            if policy.train.ranks > 1:
+                raise ValueError(_not_exact(f"{where}.ranks", policy.train.ranks, 1))
+        for where, part in parts.items():
+            settings = part.model_dump()
+            if not isinstance(part, TorchEngineConfig | TorchBackendConfig):
+                raise ValueError(_not_exact(f"{where}.name", settings["name"], "torch"))
+            for key in _EXACT.keys() & settings.keys():
+                if settings[key] != _EXACT[key]:
+                    raise ValueError(_not_exact(f"{where}.{key}", settings[key], _EXACT[key]))
+            if isinstance(part, TorchBackendConfig) and part.lora.rank:
+                raise ValueError(_not_exact(f"{where}.lora.rank", part.lora.rank, 0))
 
     def _check_follower(self, name: str, policy: PolicyConfig) -> None:
         if policy.role != "follower":

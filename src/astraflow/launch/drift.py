@@ -43,14 +43,15 @@ class PolicyDrift(Item, frozen=True, kw_only=True):
     """Mean over the steps."""
     gap_max: float
     limit: float
-    """`gap_max` must stay below this: `LIMIT`, or more if engine and trainer both compute in bfloat16."""
+    """`gap_max` must stay below this: `LIMIT`; more if engine and trainer both compute in bfloat16. With
+    `exact` it is 0, and so must be `gap_max`."""
     are_weights_unchanged: bool
     """Whether lr=0 left every bit of the weights."""
 
     @property
     def is_ok(self) -> bool:
         """Whether engine and trainer agree."""
-        return self.gap_max < self.limit and self.are_weights_unchanged
+        return (self.gap_max < self.limit or self.gap_max == 0) and self.are_weights_unchanged
 
 
 async def measure_drift(
@@ -63,7 +64,9 @@ async def measure_drift(
     short = _with_lr_0(recipe, steps)
     sources = check_recipe(short)
     probes = {
-        name: _Probe(name, make_learner(policy.train, model_dir=policy.model_dir, seed=short.seed))
+        name: _Probe(
+            name, make_learner(policy.train, model_dir=policy.model_dir, seed=short.seed, exact=short.exact)
+        )
         for name, policy in short.trained.items()
     }
     with tempfile.TemporaryDirectory(prefix="astraflow-drift-") as folder:
@@ -152,6 +155,8 @@ def _drift(name: str, probe: _Probe, limit: float) -> PolicyDrift:
 def _limit(recipe: Recipe, policy: PolicyConfig) -> float:
     """Allows for rounding if both sides compute in bfloat16. Components of the user must meet the strict
     limit."""
+    if recipe.exact:
+        return 0.0
     parts = (recipe.rollout.engine, policy.train.backend)
     dtypes = {
         p.dtype for p in parts if isinstance(p, TorchEngineConfig | ServerEngineConfig | TorchBackendConfig)

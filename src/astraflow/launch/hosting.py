@@ -35,7 +35,7 @@ async def host_models(
     """An engine of the recipe per snapshot; closes the engines at the end."""
     from astraflow.rollout.engines.factory import engine_maker  # heavy: imports the engine's libraries
 
-    make_engine = engine_maker(recipe.rollout.engine)
+    make_engine = engine_maker(recipe.rollout.engine, exact=recipe.exact)
     async with AsyncExitStack() as stack:
         hosted: dict[str, HostedPolicy] = {}
         for name, snapshot in snapshots.items():

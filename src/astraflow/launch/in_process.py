@@ -139,7 +139,7 @@ def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: Memo
         environments=Environments(recipe.tasks.environments),
         weights=versions,
         config=recipe.rollout,
-        make_engine=engine_maker(recipe.rollout.engine),
+        make_engine=engine_maker(recipe.rollout.engine, exact=recipe.exact),
         make_renderer=load_renderer,
         evaluation=Evaluation(eval_rules(recipe), num_workers=recipe.rollout.scorers),
         fingerprints=Fingerprints(recipe=info.fingerprints.recipe),

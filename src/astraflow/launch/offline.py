@@ -204,7 +204,7 @@ def _trained(
     recipe: Recipe, name: str, paths: Sequence[Path], out: Path, note: Callable[[StepRecord], None]
 ) -> TrainedModel:
     policy = recipe.policies[name]
-    learner = make_learner(policy.train, model_dir=policy.model_dir, seed=recipe.seed)
+    learner = make_learner(policy.train, model_dir=policy.model_dir, seed=recipe.seed, exact=recipe.exact)
     for step, path in enumerate(paths):
         batch = _load(path, name, step)
         note(_record(batch, learner.train_step(batch)))

@@ -23,7 +23,13 @@ from astraflow.launch.eval_config import EvalSetConfig, TrainingReward, Training
 from astraflow.launch.plan import named_uses, scoring_tasks
 from astraflow.launch.roles import check_roles
 from astraflow.mistakes import hint
-from astraflow.models.families import engine_refusal, family_of, length_refusal, quantization_of
+from astraflow.models.families import (
+    engine_refusal,
+    exact_refusal,
+    family_of,
+    length_refusal,
+    quantization_of,
+)
 from astraflow.models.weight_files import check_weight_files
 from astraflow.protocols import TaskSource
 from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
@@ -63,7 +69,7 @@ def check_recipe(recipe: Recipe) -> OpenSources:
     check_roles(recipe)
     for name, policy in recipe.policies.items():
         check_model(name, policy)
-        _check_family(name, policy, recipe.rollout)
+        _check_family(name, policy, recipe.rollout, exact=recipe.exact)
         if (offline := policy.train.auxiliary.offline) is not None:
             offline_files(Path(offline.folder).expanduser())
     for where, use in named_uses(recipe):
@@ -91,7 +97,7 @@ def check_model(name: str, policy: PolicyConfig) -> None:
             _check_folder(f"policies.{name}.train.auxiliary.{key} = {model!r}", model)
 
 
-def _check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig) -> None:
+def _check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exact: bool) -> None:
     """Raises: ConfigError if the model is of a kind that the engine or the trainer cannot run exactly."""
     config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
     who = f"policies.{name}.model = {policy.model!r} ({family_of(config)})"
@@ -100,6 +106,8 @@ def _check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig) -> No
             f"{who}: its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
             "numbers, so use the folder that it was quantized from"
         )
+    if exact and (reason := exact_refusal(config)):
+        raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
     engine = rollout.engine
     if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
         return

@@ -48,6 +48,7 @@ MAY_CHANGE = (
     "cluster",
     "trackers",
     "view",
+    "exact",
     "tasks.score_timeout_s",
     "policies.*.train.steps",
     "policies.*.train.lr",

@@ -51,11 +51,7 @@ async def run_rollout_service(
         info = await link.run()
         recipe = recipe_of(info, url)
         check_allowed(recipe, allow)
-        if peer and not recipe.weights.peers:
-            raise ConfigError(
-                f"--peer {peer}: in this run no service serves weights to others (weights.peers is off); "
-                "leave --peer out, or start the run with weights.peers=true"
-            )
+        _check_peer(peer, recipe)
         with _cache_folder(cache) as folder:
             await run_rollout(
                 link,
@@ -71,11 +67,20 @@ async def run_rollout_service(
                 token=token,
                 peer=peer,
                 private=private,
+                exact=recipe.exact,
                 max_upload_mb_s=recipe.weights.max_upload_mb_s,
             )
     finally:
         await client.close()
     return 0
+
+
+def _check_peer(peer: str, recipe: Recipe) -> None:
+    if peer and not recipe.weights.peers:
+        raise ConfigError(
+            f"--peer {peer}: in this run no service serves weights to others (weights.peers is off); "
+            "leave --peer out, or start the run with weights.peers=true"
+        )
 
 
 def recipe_of(info: RunInfo, url: str) -> Recipe:

@@ -106,6 +106,7 @@ async def _parts(folder: RunFolder, recipe: Recipe, policy: str, link: _Link) ->
         config.train,
         model_dir=config.model_dir,
         seed=recipe.seed,
+        exact=recipe.exact,
         states=folder.checkpoints / policy / "states",
         make_engine=partial(make_engine, recipe.rollout.engine),
     )

@@ -7,7 +7,7 @@ named here is tried: the engine compares its own forward with the model's before
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["engine_refusal", "family_of", "length_refusal", "quantization_of"]
+__all__ = ["engine_refusal", "exact_refusal", "family_of", "length_refusal", "quantization_of"]
 
 _ATTENTION_KINDS = {"full_attention", "attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that remember nothing but keys and values, as `layer_types` names them."""
@@ -54,6 +54,8 @@ _UNEVEN = {"gemma3n", "gemma3n_text", "gemma4", "gemma4_text"}
 """Families whose layers differ in the sizes of their heads, or share their keys."""
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 """Rotary kinds that turn every position by another angle once a sequence is longer than a limit."""
+_INVARIANT = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that `models.invariant` computes."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -105,6 +107,22 @@ def length_refusal(config: Mapping[str, Any], *, max_context: int) -> str:
         f"beyond {limit} tokens its {kind} positions depend on the longest sequence that is computed beside "
         f"it, so a token's logprob would, too; set rollout.engine.max_context to at most {limit}"
     )
+
+
+def exact_refusal(config: Mapping[str, Any]) -> str:
+    """Why `exact: true` is not promised for the model, as a clause; empty if it is."""
+    text = _text(config)
+    if family_of(config) not in _INVARIANT:
+        return f"only {', '.join(_INVARIANT)} are computed batch-invariantly"
+    if (activation := text.get("hidden_act", "silu")) != "silu":
+        return f"its activation is {activation!r}, and only silu is computed batch-invariantly"
+    if text.get("sliding_window") and text.get("use_sliding_window", True):
+        return f"its attention sees a window of {text['sliding_window']} positions, and not all"
+    rope = cast("Mapping[str, Any]", text.get("rope_parameters") or text.get("rope_scaling") or {})
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    if kind in _LENGTH_DEPENDENT_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return f"its rotary embeddings ({kind}) are not the same for every position and length"
+    return ""
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

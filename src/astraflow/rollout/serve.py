@@ -47,14 +47,14 @@ async def run_rollout(
     token: str = "",
     peer: str = "",
     max_upload_mb_s: float = 0.0,
+    exact: bool = False,
     private: tuple[Path, ...] = (),
 ) -> None:
     """Serves a run until it ends or `stop` is set.
 
     `hosts`: policies to serve; empty: all. `token`: shown to sources of weights that ask for one. `peer`:
     address at which this service offers its weights to others, at `max_upload_mb_s` at most; empty: none.
-    `evaluation`: how the episodes of each set run. `private`: what agent programs must not see.
-
+    `evaluation`: how the episodes of each set run. `private`: hidden from agents. `exact`: as in the recipe.
     Raises: ConfigError for a component that cannot be built or an address that cannot be bound;
     RefusedError if the dataflow refuses the service.
     """
@@ -71,7 +71,7 @@ async def run_rollout(
             environments=Environments(tasks.environments),
             weights=weights,
             config=rollout,
-            make_engine=partial(_settled_engine, engine_maker(rollout.engine)),
+            make_engine=partial(_settled_engine, engine_maker(rollout.engine, exact=exact)),
             make_renderer=load_renderer,
             evaluation=Evaluation(evaluation or {}, num_workers=rollout.scorers, private=private),
             labels=labels,

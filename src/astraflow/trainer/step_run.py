@@ -231,6 +231,7 @@ class StepRun:
             values["reference_kl"] = float((np.expm1(away) - away).mean())
         if (fresh := is_fresh[is_at_start]).any():
             values["logprob_mismatch"] = float(np.abs(gap[fresh]).mean())
+            values["logprob_mismatch_max"] = float(np.abs(gap[fresh]).max())
         return tuple(MetricItem(name, value, _reduction(name)) for name, value in values.items())
 
 

@@ -45,6 +45,8 @@ class CacheShape:
     """Size of a head's values; latent attention (DeepSeek) has other sizes for keys and for values."""
     dtype: torch.dtype
     device: torch.device
+    multiple: int = 1
+    """A slot's number of positions is rounded up to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class KvCache:
 
     def __init__(self, shape: CacheShape, *, num_slots: int, max_context: int) -> None:
         heads = shape.num_kv_heads
+        max_context = -(-max_context // shape.multiple) * shape.multiple
         self._heads = heads
         self._key_dim = shape.key_dim
         self._value_dim = shape.value_dim
@@ -255,6 +258,10 @@ class KvCache:
         return _attention(query, keys, values, ~hidden, rule)
 
     # --- whole rows -------------------------------------------------------------------------------
+
+    def entries(self, layer: int, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv heads, positions, dim] of rows; those of a slice are views."""
+        return self._keys[layer][rows], self._values[layer][rows]
 
     def moves(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Moves of rows (from, to) that make later steps cheaper, as `row_moves` finds them.

@@ -31,9 +31,10 @@ _TOKENIZER_LIBRARY = "transformers.models.auto.tokenization_auto"
 """What a renderer needs, whichever engine generates."""
 
 
-def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
+def engine_maker(config: EngineConfig, *, exact: bool = False) -> Callable[[WeightSnapshot], Engine]:
     """The function that makes the engines of one service, one per policy.
 
+    `exact`: their logprobs are the trainer's, to the last bit. Only the torch engine promises this.
     Raises: ConfigError, DataError or WeightsError if the engine cannot serve; so does the function.
     """
     if isinstance(config, Use):
@@ -41,7 +42,7 @@ def engine_maker(config: EngineConfig) -> Callable[[WeightSnapshot], Engine]:
     if isinstance(config, Variant):
         return cast("Callable[[WeightSnapshot], Engine]", config.make())
     if isinstance(config, TorchEngineConfig):
-        return partial(_torch_engine, config)
+        return partial(_torch_engine, config, exact=exact)
     return partial(ServerEngine, _server_api(config), config)
 
 
@@ -70,11 +71,11 @@ def _users_engine(config: Use, snapshot: WeightSnapshot) -> Engine:
     return target(snapshot, **config.args)
 
 
-def _torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot) -> Engine:
+def _torch_engine(config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool) -> Engine:
     # Imported here, since it loads torch, which services with other engines do not need.
     from astraflow.rollout.engines.torch_engine import TorchEngine
 
-    return TorchEngine(config, snapshot)
+    return TorchEngine(config, snapshot, exact=exact)
 
 
 def _server_api(config: VllmEngineConfig | SglangEngineConfig) -> ServerApi:

@@ -2,7 +2,8 @@
 
 `lean` runs the Llama family from its parameters alone; for small models it takes a fraction of the module
 code's time. `generic` runs any causal language model of transformers whose attention goes through its
-`AttentionInterface`. Either one must agree with the model's own forward before it serves.
+`AttentionInterface`. `invariant` runs the Llama family so that logprobs are the trainer's to the last bit,
+where that is asked for. Each of them must agree with the model's own forward before it serves.
 """
 
 import logging
@@ -18,6 +19,7 @@ from astraflow.errors import DataError
 from astraflow.models.families import engine_refusal, family_of, length_refusal
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.generic import GenericForward
+from astraflow.rollout.engines.invariant import InvariantForward
 from astraflow.rollout.engines.lean import LeanForward, is_lean
 
 if TYPE_CHECKING:
@@ -72,8 +74,10 @@ class Forward(Protocol):
 
 
 @torch.inference_mode()
-def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "model") -> Forward:
-    """The fastest forward that agrees with the model's own.
+def make_forward(
+    model: "PreTrainedModel", *, max_context: int, name: str = "model", exact: bool = False
+) -> Forward:
+    """The fastest forward that agrees with the model's own; with `exact`, the batch-invariant one.
 
     Raises: DataError that names the model's family and the reason, if it cannot be run with slots.
     """
@@ -88,6 +92,8 @@ def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "mod
     probe = probe[: max_context - 1].to(model.device)
     expected = _own_logprobs(model, probe)
     tolerance = _TOLERANCE[model.dtype]
+    if exact:
+        return _checked(InvariantForward(model), probe, expected, who)
     if is_lean(model, max_context=max_context):
         lean = LeanForward(model, max_context=max_context)
         error = _probe_error(lean, probe, expected)
@@ -109,6 +115,15 @@ def make_forward(model: "PreTrainedModel", *, max_context: int, name: str = "mod
             f"{tolerance}); its attention is not one that the torch engine can run. {_INSTEAD}"
         )
     return generic
+
+
+def _checked(forward: Forward, tokens: Tensor, expected: Tensor, who: str) -> Forward:
+    error = _probe_error(forward, tokens, expected)
+    if not error <= _TOLERANCE[expected.dtype]:  # true for NaN as well
+        raise DataError(
+            f"{who}: exact: true differs from the model's own forward by {error:.2g} nats; leave exact out"
+        )
+    return forward
 
 
 def _own_logprobs(model: "PreTrainedModel", tokens: Tensor) -> Tensor:

@@ -132,7 +132,8 @@ class Rows:
         self.positions[row] = length - 1
         self._last[row] = length - 1 + job.max_new
         self._is_greedy[row] = sampling.temperature == 0
-        self._inverse_temperatures[row] = 1 / sampling.temperature if sampling.temperature else 1
+        # Divided in float32, as a trainer does: it knows the temperature in float32.
+        self._inverse_temperatures[row] = np.float32(1) / np.float32(sampling.temperature or 1)
         self._seeds[row] = sampling.seed & _SEED_MASK
         self.prompt_lengths[row] = length
         self._top_p[row] = sampling.top_p

@@ -363,8 +363,10 @@ class Lanes:
     Raises: DataError or WeightsError if the first snapshot cannot serve.
     """
 
-    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot) -> None:
+    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool = False) -> None:
+        """`exact`: every logprob is the trainer's, to the last bit."""
         self._config = config
+        self._exact = exact
         self.policy = snapshot.policy
         self.live = self.build(snapshot)
         self.pinned: LoadedModel | None = None
@@ -389,8 +391,9 @@ class Lanes:
         config = self._config
         model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
         install_tensors(model, snapshot.tensors)
+        who = f"policy {snapshot.policy!r}"
         lane = Lane(
-            make_forward(model, max_context=config.max_context, name=f"policy {snapshot.policy!r}"),
+            make_forward(model, max_context=config.max_context, name=who, exact=self._exact),
             num_slots=config.num_slots,
             max_context=config.max_context,
             stop_ids=stop_ids(model, snapshot.model_dir),

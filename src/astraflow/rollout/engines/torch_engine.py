@@ -78,12 +78,13 @@ class TorchEngine:
     Raises: DataError, WeightsError or ConfigError if the first snapshot or the device cannot serve.
     """
 
-    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot) -> None:
+    def __init__(self, config: TorchEngineConfig, snapshot: WeightSnapshot, *, exact: bool = False) -> None:
+        """`exact`: its logprobs are those of an exact trainer, to the last bit."""
         self._config = config
         self._policy = snapshot.policy
         self._model_dir: Path = snapshot.model_dir
         _check_device(config.device)
-        self._lanes = Lanes(config, snapshot)
+        self._lanes = Lanes(config, snapshot, exact=exact)
         self._vocab_size = self._lanes.live.lane.vocab_size
         self._decoder: TokenDecoder | None = None
         self._clock = BusyClock("generate")

@@ -24,6 +24,7 @@ def make_learner(
     states: Path | None = None,
     make_engine: Callable[[WeightSnapshot], Engine] | None = None,
     ranks: "Ranks | None" = None,
+    exact: bool = False,
 ) -> Learner:
     """A learner with the model loaded.
 
@@ -31,7 +32,8 @@ def make_learner(
     `TrainerBackend`, or it is a `Learner`, which makes whole steps itself.
 
     `states`, `make_engine`: what a loop of the user's own saves in and samples with. `ranks`: the others
-    that have a share of the batches and of the model, if there are any. With `auxiliary.offline` its batches
+    that have a share of the batches and of the model, if there are any. `exact`: logprobs are those of an
+    exact engine, to the last bit; only the torch backend promises this. With `auxiliary.offline` its batches
     are mixed. Raises: ConfigError or DataError if it cannot be built.
     """
     if isinstance(config.backend, OwnLoopBackendConfig):
@@ -41,7 +43,7 @@ def make_learner(
             config, model_dir=model_dir, seed=seed, states=states, make_engine=make_engine
         )
     elif isinstance(config.backend, TorchBackendConfig):
-        learner = _torch_learner(config, model_dir, seed, ranks)
+        learner = _torch_learner(config, model_dir, seed, ranks, exact=exact)
     else:
         made = _make(config, model_dir=model_dir, seed=seed)
         learner = _by_verbs(config, made, seed) if isinstance(made, TrainerBackend) else made
@@ -55,13 +57,15 @@ def _by_verbs(config: TrainConfig, backend: TrainerBackend, seed: int) -> Learne
     return LossLearner(config, backend, seed=seed)
 
 
-def _torch_learner(config: TrainConfig, model_dir: str | Path, seed: int, ranks: "Ranks | None") -> Learner:
+def _torch_learner(
+    config: TrainConfig, model_dir: str | Path, seed: int, ranks: "Ranks | None", *, exact: bool
+) -> Learner:
     from astraflow.trainer.backends.torch_backend import TorchBackend
     from astraflow.trainer.learner import LossLearner
     from astraflow.trainer.ranks import ALONE
 
     ranks = ALONE if ranks is None else ranks
-    backend = TorchBackend(config, model_dir=model_dir, seed=seed, ranks=ranks)
+    backend = TorchBackend(config, model_dir=model_dir, seed=seed, ranks=ranks, exact=exact)
     return LossLearner(config, backend, seed=seed, ranks=ranks)
 
 

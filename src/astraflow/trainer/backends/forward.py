@@ -30,6 +30,7 @@ from astraflow.models.loading import DTYPES
 from astraflow.protocols import EntropyUse
 from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.backends.head import chunked_logprobs, num_chunk_tokens
+from astraflow.trainer.backends.invariant import InvariantLogprobs, with_value
 from astraflow.trainer.backends.replay import RouterReplay
 from astraflow.trainer.backends.varlen import VarlenRows, find_varlen
 from astraflow.trainer.columns import columns_from_samples
@@ -106,6 +107,8 @@ class Forward:
         self._dtype = config.dtype
         self.replay: RouterReplay | None = None
         """Sends tokens to the experts that the engine chose, if set."""
+        self.invariant: InvariantLogprobs | None = None
+        """Makes the logprobs of the trained tokens the engine's to the last bit, if set."""
         self._is_idle = False
         """Whether the next pass is for nothing."""
         replace_norms(model)
@@ -129,6 +132,7 @@ class Forward:
         # and samples of a group may have been sent to different experts at the end of their prompt.
         share = self.is_packed and self._shares and self._varlen is None
         share = share and not (self.replay is not None and EXPERTS_STREAM in columns.streams)
+        share = share and self.invariant is None  # it computes whole sequences
         return self.tensors(make_layout(columns, samples, share=share))
 
     def cut(self, columns: Columns, samples: NDArray[np.int64], token_budget: int) -> list[NDArray[np.int64]]:
@@ -194,7 +198,13 @@ class Forward:
             counts = torch.is_grad_enabled() and not self._is_idle
             self.replay.begin(columns, packed.trained, positions, counts=counts)
             self._is_idle = False
-        return self.entry(partial(self._logprobs, packed, temperatures, entropy))
+        if self.invariant is None:
+            return self.entry(partial(self._logprobs, packed, temperatures, entropy))
+        value = self.invariant.of(packed, temperatures)
+        if entropy == "none" and not torch.is_grad_enabled():
+            return value, None
+        usual, found = self.entry(partial(self._logprobs, packed, temperatures, entropy))
+        return with_value(usual, value), found
 
     def _outputs(self, packed: LayoutTensors) -> Tensor:
         with self._precision():

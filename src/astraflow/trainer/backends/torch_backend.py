@@ -23,6 +23,7 @@ from astraflow.models.loading import DTYPES, load_causal_lm
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
 from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.backends.forward import Forward
+from astraflow.trainer.backends.invariant import InvariantLogprobs
 from astraflow.trainer.backends.lora import Lora
 from astraflow.trainer.backends.memory import check_memory, free_bytes, memory_need
 from astraflow.trainer.backends.recompute import recompute_layers
@@ -66,11 +67,13 @@ class TorchBackend:
         seed: int = 0,
         ranks: Ranks = ALONE,
         model: "PreTrainedModel | None" = None,
+        exact: bool = False,
     ) -> None:
         """Loads the models. Raises: DataError if a folder does not hold one, ConfigError for a bad device.
 
         `ranks`: who has the rest of every batch, and of every weight. All of them make the same calls.
-        `model`: the policy's, in float32, if it is on the device already.
+        `model`: the policy's, in float32, if it is on the device already. `exact`: the policy's logprobs are
+        those of an exact engine, to the last bit.
         """
         backend = _torch_config(config.backend)
         torch.set_num_threads(backend.num_threads)
@@ -90,6 +93,8 @@ class TorchBackend:
             recompute_layers(self._model)
         self._weights = ModelWeights(self._model, ranks)
         forward = Forward(self._model, vocab_size=self._vocab_size, config=backend)
+        if exact:
+            forward.invariant = InvariantLogprobs(self._model)
         self._replay = forward.replay = RouterReplay.of(self._model)
         self._policy = TrainedModel(self._model, forward, config, weights=self._weights, ranks=ranks)
         self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, ranks=ranks)

@@ -1,0 +1,269 @@
+"""Computes a model so that a token's numbers depend on no other sequence: not on the batch, nor its layout.
+
+A kernel of linear algebra chooses the order of its sums by the shapes that it gets. An engine decodes a few
+tokens per step against a cache, and a trainer computes whole sequences at once; so the logprobs of a token
+differ in their last bits between the two, although the weights are the same. Here each product has one shape
+(batch-invariant kernels): tokens go through projections in tiles of `TILE` rows, and a query attends alone,
+to as many positions as its own position asks for, in steps of `SPAN`. Norms, activations and softmax reduce
+each row by itself. Rotary tables are made in blocks of one size.
+
+What no shape can fix is tried at load: that the place of a row in its tile, and the number of rows beside it,
+do not matter to this machine's kernels. Gradients are not computed here. It runs on one thread of a CPU, in
+float32, for the families of `families.exact_refusal`.
+
+Legend: N tokens, n rows, H query heads, K key heads, D dimension of a head, L positions, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from astraflow.errors import DataError
+from astraflow.models.families import exact_refusal, family_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["SPAN", "Attend", "InvariantModel", "attend"]
+
+TILE = 64
+"""Rows of every product with a projection. Fewer would fill the kernels less, and more would be padding when
+an engine has few requests left."""
+SPAN = 64
+"""A query's keys are padded to a multiple of this."""
+_TABLE_POSITIONS = 256
+"""Positions of a block of the rotary tables."""
+_CHUNK_LOGITS = 2**22
+"""Logits (16 MB) that are in memory at once."""
+_ALIGNMENT = 64
+"""Bytes; kernels may sum in another order where an operand begins elsewhere in a cache line."""
+_PROBE_LENGTHS = (41, 24, 7, 1)
+"""Sequences of the comparison at load. They reach into a second tile, and begin at different rows."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, query [N, H, D], keys [N, K, D], values [N, K, D]) -> the attention's output [N, H * D]."""
+
+
+class InvariantModel:
+    """Reads the parameters of a model at every call; the model stays the caller's.
+
+    Example: `hidden = model.sequences(tokens, lengths)`, then `model.logprobs(hidden[at], targets)`.
+    """
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        """Raises: DataError if the model's family, or this machine, is not one for which it is promised."""
+        whole = cast("Any", model)
+        config = cast("Mapping[str, Any]", whole.config.to_dict())
+        if reason := exact_refusal(config):
+            raise DataError(f"exact: true is not promised for {family_of(config)!r}: {reason}")
+        for parameter in model.parameters():
+            if parameter.data_ptr() % _ALIGNMENT:  # a file in memory begins its tensors anywhere
+                parameter.data = parameter.data.clone()
+        self._body = whole.model
+        self._head = whole.lm_head
+        self._layers = list(self._body.layers)
+        attention = self._layers[0].self_attn
+        self.dim = int(attention.head_dim)
+        self.num_kv_heads = int(whole.config.num_key_value_heads)
+        self.scale = float(attention.scaling)
+        empty = self._embedding.new_empty(0, 1, self.dim)
+        self._tables = (empty, empty)
+        """Cosines and sines [positions, 1, D] of the positions that were needed so far."""
+        self._refuse_uneven(family_of(config))
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self._layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self._head.weight.shape[0]
+
+    @torch.no_grad()
+    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The hidden states [N, h] that the output head gets, of tokens [N] at their positions [N]."""
+        num_tokens = len(tokens)
+        cos, sin = self._rotary(_padded(positions))
+        hidden = self._embedding[_padded(tokens)]
+        for idx, layer in enumerate(self._layers):
+            query, keys, values = self._heads(layer, hidden, cos, sin)
+            out = attend(idx, query[:num_tokens], keys[:num_tokens], values[:num_tokens])
+            hidden = hidden + _projected(layer.self_attn.o_proj, _padded(out))
+            normed = _normed(layer.post_attention_layernorm, hidden)
+            gate = functional.silu(_projected(layer.mlp.gate_proj, normed))
+            inner = gate * _projected(layer.mlp.up_proj, normed)
+            hidden = hidden + _projected(layer.mlp.down_proj, inner)
+        return _normed(self._body.norm, hidden)[:num_tokens]
+
+    def sequences(self, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+        """`hidden` of whole sequences, which stand one after the other in `tokens`."""
+        layout = _Sequences(lengths, self.scale)
+        return self.hidden(tokens, layout.positions, layout.attend)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, V] from `hidden` [N, h]."""
+        return _projected(self._head, _padded(hidden))[: len(hidden)]
+
+    @torch.no_grad()
+    def logprobs(self, hidden: Tensor, targets: Tensor, inverse_temperatures: Tensor | None = None) -> Tensor:
+        """Logprobs [N] of `targets` [N], each at its temperature; None: all have temperature 1.
+
+        An engine that samples must do the same: logits times the inverse, then `torch.log_softmax`.
+        """
+        size = max(1, _CHUNK_LOGITS // (TILE * self.vocab_size)) * TILE
+        found = hidden.new_empty(len(hidden))
+        for start in range(0, len(hidden), size):
+            part = slice(start, start + size)
+            logits = self.logits(hidden[part])
+            if inverse_temperatures is not None:
+                logits = logits * inverse_temperatures[part, None]
+            found[part] = torch.log_softmax(logits, -1).gather(1, targets[part, None])[:, 0]
+        return found
+
+    @property
+    def _embedding(self) -> Tensor:
+        return self._body.embed_tokens.weight
+
+    def _heads(self, layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated query, rotated keys, and values, each [N, heads, D]."""
+        attention = layer.self_attn
+        normed = _normed(layer.input_layernorm, hidden)
+        query, keys, values = (
+            _projected(projection, normed).view(len(hidden), -1, self.dim)
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if "q_norm" in dict(attention.named_children()):  # of these families only Qwen3 norms its heads
+            query = _normed(attention.q_norm, query)
+            keys = _normed(attention.k_norm, keys)
+        return _rotated(query, cos, sin), _rotated(keys, cos, sin), values
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [N, 1, D]."""
+        while len(self._tables[0]) <= int(positions.max()):
+            start = len(self._tables[0])
+            block = torch.arange(start, start + _TABLE_POSITIONS)[None]
+            made = self._body.rotary_emb(self._embedding[:1], block)
+            cos, sin = (
+                torch.cat((table, new[0, :, None])) for table, new in zip(self._tables, made, strict=True)
+            )
+            self._tables = (cos, sin)
+        cos, sin = self._tables
+        return cos[positions], sin[positions]
+
+    @torch.no_grad()
+    def _refuse_uneven(self, family: str) -> None:
+        """Raises: DataError if sequences get other logprobs together than each of them alone."""
+        tokens = torch.arange(sum(_PROBE_LENGTHS)).mul(7).remainder(self.vocab_size)
+        starts = [0, *accumulate(_PROBE_LENGTHS)]
+        together = torch.log_softmax(self.logits(self.sequences(tokens, _PROBE_LENGTHS)), -1)
+        for start, end in pairwise(starts):
+            hidden = self.sequences(tokens[start:end], [end - start])
+            alone = torch.log_softmax(self.logits(hidden), -1)
+            if not torch.equal(alone, together[start:end]):
+                gap = float((alone - together[start:end]).abs().max())
+                raise DataError(
+                    f"exact: true is not promised for {family!r} on this machine: a sequence of "
+                    f"{end - start} tokens gets other logprobs alone than beside others (by {gap:.2g} nats), "
+                    "so torch's kernels here depend on the place of a row; leave exact out"
+                )
+
+
+class _Sequences:
+    """The attention of whole sequences that stand one after the other."""
+
+    def __init__(self, lengths: Sequence[int], scale: float) -> None:
+        self._scale = scale
+        sizes = torch.tensor(lengths)
+        starts = sizes.cumsum(0) - sizes
+        self.positions = torch.cat([torch.arange(length) for length in lengths])
+        # The longest come first, so that those which have a t-th token are the first ones, for every t.
+        order = torch.argsort(sizes, descending=True, stable=True)
+        self._starts = starts[order]
+        longest = int(sizes.max())
+        held = torch.arange(-(-longest // SPAN) * SPAN)
+        # Padding repeats a sequence's last token: its numbers are finite, and no query sees them.
+        self._places = self._starts[:, None] + torch.minimum(held, sizes[order][:, None] - 1)
+        self._counts = [int((sizes > position).sum()) for position in range(longest)]
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """As `Attend`. All sequences take a step together, as they do in an engine."""
+        del layer
+        all_keys, all_values = (part[self._places].transpose(1, 2).contiguous() for part in (keys, values))
+        out = torch.empty_like(query).flatten(1)
+        for position, count in enumerate(self._counts):
+            at = self._starts[:count] + position
+            positions = torch.full((count,), position)
+            out[at] = attend(query[at], all_keys[:count], all_values[:count], positions, self._scale)
+        return out
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:
+    """One query per row, at its position, over the entries of its row up to that position.
+
+    Shapes: query [n, H, D]; keys and values [n, K, L, D], contiguous and finite, L a multiple of `SPAN` that
+    exceeds all positions; positions [n].
+    Returns: [n, H * D].
+    """
+    spans = positions // SPAN
+    shortest = int(spans.min())
+    longest = int(spans.max())
+    if shortest == longest:
+        reach = (longest + 1) * SPAN
+        return _attend(query, keys[:, :, :reach], values[:, :, :reach], positions, scale)
+    out = torch.empty_like(query).flatten(1)
+    for span in range(shortest, longest + 1):
+        rows = (spans == span).nonzero()[:, 0]
+        reach = (span + 1) * SPAN
+        if len(rows):
+            held_keys, held_values = (part[rows, :, :reach] for part in (keys, values))
+            out[rows] = _attend(query[rows], held_keys, held_values, positions[rows], scale)
+    return out
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, positions: Tensor, scale: float) -> Tensor:
+    """Attention over all L entries given, of which those behind a row's position are hidden."""
+    num_rows, num_heads, dim = query.shape
+    num_kv_heads, length = keys.shape[1:3]
+    # Each pair of a row and a key head is one product, of the query heads that share the key head.
+    groups = num_rows * num_kv_heads
+    scaled = (query * scale).view(groups, -1, dim)
+    scores = torch.bmm(scaled, keys.reshape(groups, length, dim).transpose(1, 2))
+    is_hidden = torch.arange(length) > positions[:, None]
+    scores = scores.view(num_rows, num_heads, length).masked_fill_(is_hidden[:, None], -torch.inf)
+    weights = torch.softmax(scores, -1).view(groups, -1, length)
+    return torch.bmm(weights, values.reshape(groups, length, dim)).view(num_rows, num_heads * dim)
+
+
+def _projected(projection: Any, rows: Tensor) -> Tensor:
+    """A linear layer on rows [N, in], where N is a multiple of `TILE`."""
+    weight = projection.weight.t()
+    out = rows.new_empty(len(rows), weight.shape[1])
+    for start in range(0, len(rows), TILE):
+        tile = slice(start, start + TILE)
+        torch.mm(rows[tile], weight, out=out[tile])
+    return out if projection.bias is None else out + projection.bias
+
+
+def _normed(norm: Any, rows: Tensor) -> Tensor:
+    """RMS norm over the last axis."""
+    scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return rows * scale * norm.weight
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding of heads [N, heads, D]."""
+    low, high = heads.chunk(2, -1)
+    return heads * cos + torch.cat((-high, low), -1) * sin
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """With zeros behind the rows [N, ...], up to a multiple of `TILE`."""
+    missing = -len(rows) % TILE
+    return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))) if missing else rows

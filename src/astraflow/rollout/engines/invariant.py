@@ -1,0 +1,94 @@
+"""Runs a model so that a token's logprob is the trainer's, bit for bit (`models.invariant`).
+
+Prefilling, extending and decoding are the same here: tokens at given positions of given rows, whose keys and
+values are stored before each of them attends by itself.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from astraflow.models.invariant import SPAN, InvariantModel, attend
+from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["InvariantForward"]
+
+
+class InvariantForward:
+    """A `Forward`. Raises: DataError if it is not promised for the model, or on this machine."""
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self._model = InvariantModel(model)
+        self._dtype = model.dtype
+        self._device = model.device
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """What a cache for this model must hold."""
+        return CacheShape(
+            num_layers=self._model.num_layers,
+            num_kv_heads=self._model.num_kv_heads,
+            key_dim=self._model.dim,
+            value_dim=self._model.dim,
+            dtype=self._dtype,
+            device=self._device,
+            multiple=SPAN,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self._model.vocab_size
+
+    def refresh(self) -> None:
+        """Does nothing: nothing is derived from parameters."""
+
+    def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
+        """Stores keys and values of prefixes [B, T] in the cache's rows."""
+        length = tokens.shape[1]
+        self._hidden(tokens, cache.stretch(rows, torch.zeros_like(rows), length, reach=length), rows, cache)
+
+    def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
+        """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
+        self._hidden(tokens, stretch, stretch.rows, cache)
+
+    def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
+        """One step: logits [B, V]."""
+        num_rows = len(tokens)
+        starts = torch.from_numpy(positions)
+        stretch = cache.stretch(torch.arange(num_rows), starts, 1, reach=int(positions.max()) + 1)
+        return self._model.logits(self._hidden(tokens[:, None], stretch, slice(0, num_rows), cache))
+
+    def score(self, tokens: Tensor) -> Tensor:
+        """Logprobs [T - 1] of tokens 1..T-1 of one sequence."""
+        hidden = self._model.sequences(tokens, [len(tokens)])
+        return self._model.logprobs(hidden[:-1], tokens[1:])
+
+    def _hidden(self, tokens: Tensor, stretch: Stretch, rows: Tensor | slice, cache: KvCache) -> Tensor:
+        """Hidden states [B * T, h] of tokens [B, T], after their keys and values were stored.
+
+        `rows` are those of the stretch; as a slice they are not copied.
+        """
+        num_rows, length = tokens.shape
+
+        def in_rows(heads: Tensor) -> Tensor:
+            return heads.view(num_rows, length, *heads.shape[1:])
+
+        def attend_rows(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            new_keys, new_values = (in_rows(heads).transpose(1, 2) for heads in (keys, values))
+            cache.write_stretch(layer, new_keys, new_values, stretch)
+            held = cache.entries(layer, rows)
+            queries = in_rows(query)
+            columns = [
+                attend(queries[:, idx], *held, stretch.positions[:, idx], self._model.scale)
+                for idx in range(length)
+            ]
+            return torch.stack(columns, 1).flatten(0, 1)
+
+        return self._model.hidden(tokens.reshape(-1), stretch.positions.reshape(-1), attend_rows)
