@@ -764,6 +764,7 @@ class Manifest(Item, frozen=True, kw_only=True):
     base: Version = -1
     encoding: Label = "raw"
     tensors: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
+    """All versions of a policy have the same. Empty where a dataflow and its caller have a name for it."""
     chunks: Annotated[tuple[Chunk, ...], Meta(max_length=MAX_CHUNKS)]
     digest: Digest
     """xxh3-128, in hex, over the xxh3-128 of each 512 KiB of the version's bytes. Installed bytes must match
@@ -840,6 +841,9 @@ class VersionsReply(Item, frozen=True, kw_only=True):
     manifests: Annotated[tuple[Manifest, ...], Meta(max_length=65_536)]
     pinned: Versions
     state: RunState
+    table: Digest = ""
+    """A name of the tensor table that the manifests have; empty without manifests. If the caller named this
+    table, the manifests come without it."""
 
 
 # --- a trainer's session --------------------------------------------------------------------------
@@ -874,12 +878,16 @@ class Publication(Item, frozen=True, kw_only=True):
     step: Count
     """Number of steps that these weights contain."""
     manifest: Manifest
+    table: Digest = ""
+    """In the place of the manifest's `tensors`: the name of the policy's table, from an earlier answer."""
 
 
 class PublicationReply(Item, frozen=True, kw_only=True):
     """Versions of the policy that someone still needs; the publisher may delete the others."""
 
     needed: Versions
+    table: Digest = ""
+    """A name of the policy's tensor table, which later publications may give in place of it."""
 
 
 class Commit(Item, frozen=True, kw_only=True):

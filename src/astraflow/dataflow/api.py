@@ -209,7 +209,7 @@ ROUTES: tuple[Route, ...] = (
         "publish",
         "POST",
         "/v1/policies/{policy}/versions",
-        "A version's chunks are downloadable.",
+        "A version's chunks are downloadable. 409 `unknown_table`: send the manifest with its tensors.",
         _TRAINER,
         body=Publication,
         max_bytes=_MANIFEST_BYTES,
@@ -227,6 +227,7 @@ ROUTES: tuple[Route, ...] = (
             "after": Param("integer", "Newest version that the caller has.", -1),
             "wait_s": _WAIT,
             "pinned": Param("string", "The pinned versions that the caller knows, comma separated.", ""),
+            "table": Param("string", "Name of the tensor table that the caller has, from an answer.", ""),
         },
     ),
     Route(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from astraflow.dataflow.api import MAX_WAIT_S
+from astraflow.errors import RefusedError, WireError
 from astraflow.service.client import ServiceClient
 from astraflow.types import (
     Batch,
@@ -40,6 +41,7 @@ from astraflow.types import (
     StepRecord,
     StepsReply,
     StopRequest,
+    TensorInfo,
     VersionsReply,
 )
 
@@ -64,6 +66,8 @@ class DataflowClient:
         self._client = client
         self._pinned: dict[str, tuple[int, ...]] = {}
         """Policy -> pinned versions in the last answer, so that a change ends the next long-poll at once."""
+        self._tables: dict[str, tuple[tuple[TensorInfo, ...], str]] = {}
+        """Policy -> the tensor table of its versions, and the name under which the dataflow knows it."""
 
     # --- rollout services ---
 
@@ -113,15 +117,25 @@ class DataflowClient:
     async def versions(self, policy: str, *, after: int, wait_s: float = MAX_WAIT_S) -> VersionsReply:
         """Newer manifests; returns early when the pinned versions change or the run ends."""
         pinned = ",".join(str(version) for version in self._pinned.get(policy, ()))
+        tensors, known = self._tables.get(policy, ((), ""))
         reply = await self._client.call(
             "GET",
             f"/v1/policies/{policy}/versions",
             VersionsReply,
-            params={"after": str(after), "wait_s": str(wait_s), "pinned": pinned},
+            params={"after": str(after), "wait_s": str(wait_s), "pinned": pinned, "table": known},
             timeout_s=min(wait_s, MAX_WAIT_S) + _ANSWER_S,
         )
         self._pinned[policy] = reply.pinned
-        return reply
+        if not reply.table or not reply.manifests:
+            return reply
+        if reply.table != known:
+            tensors = reply.manifests[0].tensors
+            if not tensors:
+                raise WireError(f"the versions of {policy!r} came without their tensors, {reply.table!r}")
+            self._tables[policy] = (tensors, reply.table)
+        # One table in memory for all of them, whether it came with them or not.
+        whole = tuple(msgspec.structs.replace(manifest, tensors=tensors) for manifest in reply.manifests)
+        return msgspec.structs.replace(reply, manifests=whole, table="")
 
     # --- trainers ---
 
@@ -163,10 +177,26 @@ class DataflowClient:
                 return reply
 
     async def publish(self, policy: str, publication: Publication) -> PublicationReply:
-        """Announces a version; the answer lists the versions that someone still needs."""
-        return await self._client.call(
-            "POST", f"/v1/policies/{policy}/versions", PublicationReply, body=publication
-        )
+        """Announces a version; the answer lists the versions that someone still needs.
+
+        The tensor table is left out where the dataflow has named it in an earlier answer.
+        """
+        path = f"/v1/policies/{policy}/versions"
+        tensors, known = self._tables.get(policy, ((), ""))
+        reply: PublicationReply | None = None
+        if known and publication.manifest.tensors == tensors:
+            bare = msgspec.structs.replace(publication.manifest, tensors=())
+            body = msgspec.structs.replace(publication, manifest=bare, table=known)
+            try:
+                reply = await self._client.call("POST", path, PublicationReply, body=body)
+            except RefusedError as err:
+                if err.code != "unknown_table":
+                    raise
+        if reply is None:
+            reply = await self._client.call("POST", path, PublicationReply, body=publication)
+        if reply.table:
+            self._tables[policy] = (publication.manifest.tensors, reply.table)
+        return reply
 
     async def commit(self, policy: str, commit: Commit) -> None:
         """The step is trained and published."""

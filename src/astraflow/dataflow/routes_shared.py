@@ -18,6 +18,7 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.dispatcher import Dispatcher
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.long_poll import LongPolls
+from astraflow.dataflow.manifest_tables import ManifestTables
 from astraflow.dataflow.progress import ProgressKeeper
 from astraflow.dataflow.task_lookup import TaskLookup
 from astraflow.dataflow.trainer_contacts import TrainerContacts
@@ -70,6 +71,7 @@ class ServedRun:
     """A slice of a batch that is asked for whole is one body."""
     page_bytes: int = PAGE_BYTES
     """Of a slice that is asked for in pages."""
+    tables: ManifestTables = field(default_factory=ManifestTables)
     oversized: dict[str, Wait] = field(default_factory=dict[str, Wait])
     """Policy -> its batch that is too large to be sent, as the status shows it: a person has to act."""
 

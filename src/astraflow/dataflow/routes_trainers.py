@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +21,7 @@ from astraflow.dataflow.core.commands import (
     TakeBatch,
 )
 from astraflow.dataflow.ingest import check_metrics, check_publication
+from astraflow.dataflow.manifest_tables import bare
 from astraflow.dataflow.routes_shared import (
     ServedRun,
     check_fingerprints,
@@ -134,15 +136,22 @@ class TrainerRoutes:
         """`POST /v1/policies/{policy}/versions`; a frozen policy has no session, and its `epoch` is 0."""
         policy = self._run.published_policy(request)
         body = await read_body(request, Publication)
-        kept = self._core.versions(policy).manifests if self._run.policies[policy].is_trained else ()
-        check_publication(body.manifest, kept[-1] if kept else None)
-        if self._run.policies[policy].is_trained:
-            command = PublishVersion(policy=policy, epoch=body.epoch, step=body.step, manifest=body.manifest)
+        is_trained = self._run.policies[policy].is_trained
+        kept = self._core.versions(policy).manifests
+        known = kept[-1].tensors if kept else ()
+        manifest = self._run.tables.whole(body, policy, known)
+        check_publication(manifest, kept[-1] if kept and is_trained else None)
+        if is_trained:
+            recorded = (
+                bare(manifest) if kept else manifest
+            )  # the journal has the table with the first version
+            command = PublishVersion(policy=policy, epoch=body.epoch, step=body.step, manifest=recorded)
         else:
-            command = PublishFrozen(policy=policy, manifest=body.manifest)
+            command = PublishFrozen(policy=policy, manifest=manifest)
         reply = self._dispatcher.apply(command).answer
         await self._dispatcher.settled()
-        return item_response(reply, request)
+        table = self._run.tables.digest(policy, known or manifest.tensors)
+        return item_response(msgspec.structs.replace(reply, table=table), request)
 
     async def commit(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/commit`."""

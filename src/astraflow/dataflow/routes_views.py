@@ -60,6 +60,7 @@ class ViewRoutes:
         after = int_param(request, "after", -1)
         wait_s = float_param(request, "wait_s", 0.0)
         known = request.query_params.get("pinned", "")
+        table = request.query_params.get("table", "")
 
         def look() -> VersionsReply | None:
             reply = self._core.versions(policy, after=after)
@@ -69,6 +70,7 @@ class ViewRoutes:
         found = await self._run.polls.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
         reply = found or self._core.versions(policy, after=after)
         await self._dispatcher.settled()
+        reply = self._run.tables.named(policy, reply, known=table)
         return item_response(self._with_peers(policy, reply, caller(request)), request)
 
     def _with_peers(self, policy: str, reply: VersionsReply, asker: str) -> VersionsReply:

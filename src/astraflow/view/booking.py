@@ -113,6 +113,8 @@ class Booker:
         self._drawn: list[tuple[int, int, float]] = []
         self._happenings: list[tuple[object, ...]] = []
         self._versions: list[tuple[object, ...]] = []
+        self._sizes: dict[str, int] = {}
+        """Policy -> bytes of a full version."""
         self._texts: list[tuple[int, str]] = []
         self._workers: dict[str, str] = {}
         """Lease -> the service that has it."""
@@ -283,11 +285,22 @@ class Booker:
                 pass
 
     def _publish(self, manifest: Manifest, step: int) -> None:
-        full = sum(tensor.num_bytes for tensor in manifest.tensors)
+        full = sum(tensor.num_bytes for tensor in manifest.tensors) or self._full_bytes(manifest)
+        self._sizes[manifest.policy] = full
         shortcut = sum(chunk.num_bytes for chunk in manifest.shortcut.chunks) if manifest.shortcut else 0
         row = (manifest.policy, manifest.version, step, self._at_s, manifest.kind, manifest.base)
         self._versions.append((*row, manifest.num_bytes, full, shortcut, len(manifest.chunks)))
         self._happen("publish", manifest.policy, step=step, version=manifest.version)
+
+    def _full_bytes(self, manifest: Manifest) -> int:
+        """Bytes of all tensors of a version whose record has no table; the policy's first one has."""
+        policy = manifest.policy
+        if manifest.kind == "full":
+            return sum(chunk.num_bytes for chunk in manifest.chunks)
+        if policy not in self._sizes:
+            query = "SELECT max(full_bytes) FROM versions WHERE policy = ?"
+            self._sizes[policy] = self._database.execute(query, (policy,)).fetchone()[0] or 0
+        return self._sizes[policy]
 
     def _note(self, event: Event) -> None:
         """Remembers an event about the steps of a policy."""

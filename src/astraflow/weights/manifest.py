@@ -49,6 +49,7 @@ __all__ = [
     "pack",
     "plan_path",
     "span_bytes",
+    "table_digest",
     "table_of",
     "tensors_in",
     "tensors_of",
@@ -143,6 +144,11 @@ def table_of(tensors: Iterable[tuple[str, Sequence[int], str]]) -> tuple[TensorI
         )
     check_tensors(infos)
     return tuple(infos)
+
+
+def table_digest(tensors: Sequence[TensorInfo]) -> str:
+    """A name of a table: xxh3-128 of its encoding, as 32 hexadecimal digits."""
+    return hash_bytes(msgspec.msgpack.encode(tensors))
 
 
 def lay_out(tensors: Sequence[HostTensor]) -> tuple[TensorInfo, ...]:

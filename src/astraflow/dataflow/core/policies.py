@@ -7,6 +7,8 @@ committed steps; they are only counted.
 
 from collections.abc import Sequence
 
+import msgspec
+
 from astraflow.dataflow.core import evals
 from astraflow.dataflow.core.commands import (
     AttachTrainer,
@@ -25,7 +27,15 @@ from astraflow.dataflow.core.metric_sums import reduced
 from astraflow.dataflow.core.state import BatchState, EpisodeSums, PolicyState, ReadyGroup, SessionState
 from astraflow.dataflow.core.tables import checked_session, trainer_version
 from astraflow.errors import ComponentError
-from astraflow.types import MetricItem, PublicationReply, Session, StepRecord, VersionsReply
+from astraflow.types import (
+    Manifest,
+    MetricItem,
+    PublicationReply,
+    Session,
+    StepRecord,
+    TensorInfo,
+    VersionsReply,
+)
 
 __all__ = ["attach", "commit", "needed_versions", "publish", "publish_frozen", "release", "versions_reply"]
 
@@ -73,14 +83,16 @@ def publish(ctx: Context, command: PublishVersion) -> PublicationReply:
     name = command.policy
     manifest = command.manifest
     session = checked_session(policy, name, command.epoch)
-    if manifest.version == policy.newest and manifest == policy.manifests.get(manifest.version):
+    known = policy.manifests.get(policy.newest)
+    if manifest.version == policy.newest and known is not None and _bare(manifest) == _bare(known):
         return PublicationReply(needed=needed_versions(ctx, name))
     if not ctx.is_running:
         refuse("finished", f"the run is over: {ctx.state.reason}")
     _check_publication(policy, session, command)
     version = manifest.version
     policy.newest = version
-    policy.manifests[version] = manifest
+    policy.tensors = manifest.tensors or _tensors(policy)
+    policy.manifests[version] = _bare(manifest)
     policy.steps_of[version] = command.step
     policy.changed_s = ctx.now_s
     ctx.emit(VersionPublished(policy=name, version=version, step=command.step, epoch=command.epoch))
@@ -321,6 +333,15 @@ def needed_versions(ctx: Context, name: str) -> tuple[int, ...]:
     return tuple(sorted(needed))
 
 
+def _bare(manifest: Manifest) -> Manifest:
+    return msgspec.structs.replace(manifest, tensors=())
+
+
+def _tensors(policy: PolicyState) -> tuple[TensorInfo, ...]:
+    """The tensor table of a policy's versions; empty before the first one."""
+    return policy.tensors or next((m.tensors for m in policy.manifests.values() if m.tensors), ())
+
+
 def versions_reply(ctx: Context, name: str, after: int) -> VersionsReply:
     """The kept manifests newer than `after`, oldest first, and what evaluation pins."""
     if name in ctx.plan.frozen:
@@ -332,9 +353,11 @@ def versions_reply(ctx: Context, name: str, after: int) -> VersionsReply:
             state=ctx.state.run_state,
         )
     policy = ctx.policy(name)
+    tensors = _tensors(policy)
+    newer = (manifest for version, manifest in policy.manifests.items() if version > after)
     return VersionsReply(
         newest=policy.newest,
-        manifests=tuple(m for version, m in policy.manifests.items() if version > after),
+        manifests=tuple(msgspec.structs.replace(manifest, tensors=tensors) for manifest in newer),
         pinned=evals.pinned_versions(ctx, name),
         state=ctx.state.run_state,
     )

@@ -16,7 +16,17 @@ import msgspec
 
 from astraflow.dataflow.core.commands import EpisodeFacts, SampleView
 from astraflow.dataflow.core.plan import Schedule
-from astraflow.types import EvalRecord, Fate, LeaseKind, Manifest, Reduction, RunState, StepRecord, Task
+from astraflow.types import (
+    EvalRecord,
+    Fate,
+    LeaseKind,
+    Manifest,
+    Reduction,
+    RunState,
+    StepRecord,
+    Task,
+    TensorInfo,
+)
 
 __all__ = [
     "BatchState",
@@ -241,7 +251,9 @@ class PolicyState(msgspec.Struct, gc=False):
     session: SessionState | None = None
     newest: int = -1
     manifests: dict[int, Manifest] = {}
-    """Versions that someone may still need."""
+    """Versions that someone may still need, without their tensors: those are in `tensors`."""
+    tensors: tuple[TensorInfo, ...] = ()
+    """The table of all versions. In snapshots of versions that kept it in each manifest, it is there."""
     steps_of: dict[int, int] = {}
     """Steps done by the weights of each kept version."""
     evaluated_step: int = -1
