@@ -70,6 +70,7 @@ SCRIPT = """
 set -eu
 PATH={bin}:$PATH
 HOME=$(mktemp -d)
+trap 'rm -rf "$HOME"' EXIT
 export PATH HOME CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 prompt=$(node -p 'JSON.parse(require("fs").readFileSync(0, "utf8")).prompt')
 cd "$HOME"
