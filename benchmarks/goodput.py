@@ -184,10 +184,14 @@ class Pool:
         for first in range(0, len(self.names), STARTS_AT_ONCE):
             for name in self.names[first : first + STARTS_AT_ONCE]:
                 await self._start(name)
-            async with asyncio.timeout(JOIN_S):
-                while not set(self._processes) <= {n for n, w in self._seen.items() if w.load.num_running}:
-                    self._check()
-                    await asyncio.sleep(LOOK_S)
+            await self.all_work()
+
+    async def all_work(self) -> None:
+        """Waits until each service that was started has episodes."""
+        async with asyncio.timeout(JOIN_S):
+            while not set(self._processes) <= {n for n, w in self._seen.items() if w.load.num_running}:
+                self._check()
+                await asyncio.sleep(LOOK_S)
 
     async def watch(self) -> None:
         """Notes what the services say of themselves, until it is cancelled."""
@@ -255,6 +259,7 @@ async def drive(recipe: Recipe, folder: Path, outcome: Outcome, args: argparse.N
             await _kill_some(run, pool, outcome, args)
             outcome.end_s = time.time()
             if outcome.kills:
+                await pool.all_work()  # on a busy machine, a process takes long to start
                 await asyncio.sleep(args.tail_s)
         finally:
             watch.cancel()
@@ -338,13 +343,13 @@ def conclude(outcomes: Sequence[Outcome]) -> None:
     figures: dict[str, object] = {}
     rows: list[tuple[object, ...]] = []
     for outcome in outcomes:
-        frac = outcome.tokens_per_s / base.tokens_per_s if base and base.tokens_per_s else math.nan
+        frac = outcome.tokens_per_s / base.tokens_per_s if base and base.tokens_per_s else None
         kills = ", ".join(f"{num} {kind}" for kind, num in outcome.kills.items()) or "none"
         rows.append(
             (
                 outcome.mode,
                 round(outcome.tokens_per_s),
-                f"{frac:.3f}",
+                "-" if frac is None else f"{frac:.3f}",
                 f"{outcome.resampled_frac:.4f}",
                 outcome.resumed_tokens,
                 kills,
@@ -354,7 +359,8 @@ def conclude(outcomes: Sequence[Outcome]) -> None:
         )
         if outcome.mode != "undisturbed":
             end = "" if outcome.mode == "resume" else "_afresh"
-            figures[f"goodput_frac{end}"] = round(frac, 4)
+            if frac is not None:
+                figures[f"goodput_frac{end}"] = round(frac, 4)
             figures[f"resampled_frac{end}"] = round(outcome.resampled_frac, 4)
             figures[f"resumed_tokens{end}"] = outcome.resumed_tokens
             figures[f"num_kills{end}"] = outcome.kills.total()
