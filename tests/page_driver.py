@@ -30,6 +30,7 @@ class Browser:
         self.driver = webdriver.Chrome(
             options=options, service=webdriver.ChromeService("/usr/bin/chromedriver")
         )
+        self.driver.set_script_timeout(120)  # axe computes for seconds, and longer beside other tests
         self.size(1280, 900)
 
     def close(self) -> None:

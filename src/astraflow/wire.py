@@ -7,7 +7,7 @@ Decoding runs no pickle and no code of the sender, and imports nothing that a me
 
 import re
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -49,6 +49,8 @@ _MAX_SEARCHED_BYTES = 1024 * 1024
 """In a larger body, the value that broke a bound is not looked up, because that takes a second decoding."""
 _MAX_SHOWN = 100
 """Characters of such a value that a message shows."""
+_MAX_REPR = 1000
+"""The same of a list or a mapping, whose items may be long."""
 _ItemT = TypeVar("_ItemT")
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 _JSON_ENCODER = msgspec.json.Encoder()
@@ -124,7 +126,10 @@ def _shown(body: bytes | memoryview, problem: str, media_type: str) -> str:
         return ""
     if isinstance(value, str | bytes | list | dict) and len(value) > _MAX_SHOWN:  # pyright: ignore[reportUnknownArgumentType] - whatever was sent
         return f"; its length is {len(value)}"  # pyright: ignore[reportUnknownArgumentType]
-    return f"; got {str(value)[:_MAX_SHOWN]!r}" if isinstance(value, str | bytes) else f"; got {value!r}"
+    if isinstance(value, str | bytes):
+        return f"; got {str(value)[:_MAX_SHOWN]!r}"
+    shown = repr(cast("object", value))  # a short list may have long items
+    return f"; got {shown if len(shown) <= _MAX_REPR else shown[:_MAX_REPR] + '...'}"
 
 
 def column(values: Any, kind: ColumnType) -> bytes:

@@ -72,7 +72,7 @@ class Arena:
         }  # fmt: skip
         if route.name == "publish":  # of a frozen policy: each publication takes the place of the one before
             known |= {"policy": "judge", "version": 0, "shape": [32, 8], "num_bytes": 512, "hash": "0" * 32}
-            known |= {"chunk": ["0" * 32, 0], "shortcut": None}
+            known |= {"chunk": ["0" * 32, 0], "shortcut": None, "table": ""}
             known["files"] = [{"name": "config.json", "chunk": ["0" * 32, 0]}]
         if route.name == "episodes":
             leases = await self.worker.lease(1)

@@ -1,4 +1,5 @@
 import json
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -94,3 +95,14 @@ def test_decoding_any_bytes_gives_an_item_or_a_wire_error(body: bytes) -> None:
         except WireError:
             continue
         assert isinstance(item, msgspec.Struct)
+
+
+class Few(msgspec.Struct):
+    names: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)]
+
+
+def test_a_short_list_of_long_items_is_shown_in_part() -> None:
+    body = json.dumps({"names": ["x" * 9_000] * 3}).encode()
+    with pytest.raises(WireError, match=r"; got \['xxx.*\.\.\.") as raised:
+        wire.decode(body, Few, wire.JSON)
+    assert len(str(raised.value)) < 2_000
