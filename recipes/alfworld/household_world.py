@@ -19,7 +19,7 @@ from astraflow.protocols import InteractiveEnvironment, Observation
 from astraflow.splits import is_heldout
 from astraflow.types import Task
 
-__all__ = ["Household", "command_in"]
+__all__ = ["Household", "HouseholdGame", "command_in"]
 
 MOST_READ = 20_000
 """Characters of a reply in which its command is looked for; a thought may be long, a command is not."""
@@ -76,7 +76,7 @@ def command_in(reply: str) -> str:
 
 
 @dataclass
-class _Game:
+class HouseholdGame:
     """An episode: the room, and what counts against the player."""
 
     room: Room
@@ -162,16 +162,18 @@ class Household(InteractiveEnvironment):
         spec = {"goal": vars(room.goal), "contents": room.contents}
         return Task(id=str(idx), source=split, prompt=room.text, spec=json.dumps(spec))
 
-    def reset(self, task: Task, seed: int) -> tuple[_Game, Observation]:
+    def reset(self, task: Task, seed: int) -> tuple[HouseholdGame, Observation]:
         room = _room_of(task)
         told = room.text
         if self._commands_left:
             played = list(_commands_to_the_goal(_room_of(task)))
             for command in played[: -self._commands_left]:
                 told = f"{room.text}\n\n{room.do(command)}"
-        return _Game(room), Observation((_INSTRUCTION if self._is_full else "") + self._shown(room, told))
+        return HouseholdGame(room), Observation(
+            (_INSTRUCTION if self._is_full else "") + self._shown(room, told)
+        )
 
-    def step(self, state: _Game, reply: str) -> Observation:
+    def step(self, state: HouseholdGame, reply: str) -> Observation:
         state.num_turns += 1
         state.num_same = state.num_same + 1 if reply == state.last_reply else 1
         state.last_reply = reply

@@ -17,6 +17,7 @@ from recipes.webshop.shop_players import random_player as shop_random
 
 import shop_driver
 from agentbench_client import play_by_http, played_here
+from household_ways import check_ways
 from world_driver import rewards_of, take_odd_steps
 
 pytestmark = pytest.mark.long
@@ -60,3 +61,7 @@ async def test_shop(shape: dict[str, Any]) -> None:
         assert statistics.mean(await shop_driver.rewards_of(shop, shop_expert, 1_000)) >= 0.99
         assert statistics.mean(await shop_driver.rewards_of(shop, chance, 1_000)) <= 0.10
         await shop_driver.take_odd_steps(shop, chance, [*ODD, "search[the]", "click[../etc/passwd]"], 10_000)
+
+
+async def test_household_has_the_same_rewards_in_three_ways() -> None:
+    await check_ways(Household(size=500), 500)

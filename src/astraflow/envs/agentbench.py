@@ -18,35 +18,23 @@ with its lists of actions, is not followed: an edited history would cost a new t
 Source: src/server/task_controller.py and src/client/task.py of https://github.com/THUDM/AgentBench, v0.2.
 """
 
-import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote
 
-import aiohttp
 import msgspec
 
-from astraflow.bounds import MAX_REWARD
+from astraflow.envs.task_servers import MAX_QUOTED, HttpTaskServer, ServerFullError, is_reward
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.splits import is_heldout
+from astraflow.protocols import Observation
 from astraflow.types import Message, Task
 
 __all__ = ["AgentBench"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_BYTES = 8 * 1024 * 1024
-"""Of an answer, which repeats the whole history."""
-_MAX_QUOTED = 200
-"""Bytes of a bad answer that an error quotes."""
-_MAX_SAMPLES = 1_000_000
-_FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 2.0
-"""Between two tries to start a sample while no worker is free; each wait is twice the one before."""
 _ROLES: dict[str, Literal["user", "assistant"]] = {"user": "user", "agent": "assistant"}
 _OVER = frozenset(
     {
@@ -87,14 +75,13 @@ class _Session:
     is_over: bool = False
 
 
-_T = TypeVar("_T")
-
-
-class AgentBench(InteractiveEnvironment):
+class AgentBench(HttpTaskServer):
     """Samples 0 to `samples - 1` of one task of the server, in the splits `train` and `heldout`.
 
     Example: `AgentBench(url="http://127.0.0.1:5000/api", name="alfworld-std", samples=100)`.
     """
+
+    speaks = "AgentBench v0.2"
 
     def __init__(
         self,
@@ -115,58 +102,36 @@ class AgentBench(InteractiveEnvironment):
 
         Raises: ConfigError.
         """
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"url = {url!r} does not begin with http:// or https://")
-        if not 1 <= samples <= _MAX_SAMPLES:
-            raise ConfigError(f"samples = {samples} is none from 1 to {_MAX_SAMPLES:,}")
-        if not 0 < heldout_frac < 1:
-            raise ConfigError(f"heldout_frac = {heldout_frac} is not between 0 and 1, so a split is empty")
-        if wait_s < 0 or call_s <= 0:
-            raise ConfigError(f"wait_s = {wait_s}, call_s = {call_s}: at least 0 and more than 0 are needed")
-        self._url = url.rstrip("/")
+        super().__init__(
+            url,
+            schemes=("http://", "https://"),
+            num_tasks=samples,
+            heldout_frac=heldout_frac,
+            wait_s=wait_s,
+            call_s=call_s,
+        )
         self._name = name
-        self._samples = samples
         self._reward = reward
-        self._heldout_frac = heldout_frac
-        self._wait_s = wait_s
-        self._call_s = call_s
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        if split not in {"train", "heldout"}:
-            raise ConfigError(f"split = {split!r} is not one of: train, heldout")
-        prompts = {idx: f"{self._name} {idx}" for idx in range(self._samples)}
-        return [
-            Task(id=str(idx), source=split, prompt=prompt, spec=str(idx))
-            for idx, prompt in prompts.items()
-            if is_heldout(prompt, frac=self._heldout_frac) is (split == "heldout")
-        ]
+    def _prompt(self, number: int) -> str:
+        return f"{self._name} {number}"
 
     # --- episodes -----------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._call_s))
-        try:
-            status, raw = await self._asked("GET", f"get_indices?name={quote(self._name)}")
-            known = self._decoded(raw, list[Any]) if status == 200 else []
-        except RolloutError as err:
-            await self._http.close()
-            raise ConfigError(str(err)) from err
-        num_missing = self._samples - len(
-            set(range(self._samples)) & {i for i in known if isinstance(i, int)}
-        )
+    async def _check_server(self) -> None:
+        status, raw = await self._asked("GET", f"get_indices?name={quote(self._name)}")
+        known = self._decoded(raw, list[Any]) if status == 200 else []
+        there = {number for number in known if isinstance(number, int)}
+        num_missing = self._num_tasks - len(set(range(self._num_tasks)) & there)
         if num_missing:
-            await self._http.close()
             raise ConfigError(
                 f"{self._url} has {len(known)} samples of {self._name!r} (status {status}), and "
-                f"{num_missing} of 0 to {self._samples - 1} are missing; check `name` and `samples`"
+                f"{num_missing} of 0 to {self._num_tasks - 1} are missing; check `name` and `samples`"
             )
-
-    async def close(self) -> None:
-        await self._http.close()
 
     async def reset(self, task: Task, seed: int) -> tuple[_Session, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
         sample = int(task.spec)
-        answer = await self._started(sample)
+        answer = await self._once_free(lambda: self._started(sample))
         session = _Session(answer.session_id, sample)
         told = [_message(said) for said in answer.output.history]
         if answer.output.status != "running" or not told:
@@ -183,7 +148,7 @@ class AgentBench(InteractiveEnvironment):
         body = {"session_id": state.id, "agent_response": said}
         status, raw = await self._asked("POST", "interact", body)
         if status != 200:
-            raise RolloutError(f"{self._where(state.sample)}: status {status}: {raw[:_MAX_QUOTED]!r}")
+            raise RolloutError(f"{self._where(state.sample)}: status {status}: {raw[:MAX_QUOTED]!r}")
         output = self._decoded(raw, _Answer).output
         told = [_message(said) for said in _newest(output.history)]
         if output.status == "running":
@@ -192,7 +157,7 @@ class AgentBench(InteractiveEnvironment):
             return Observation(told)
         state.is_over = True
         if output.status not in _OVER:
-            why = str(output.result)[:_MAX_QUOTED]
+            why = str(output.result)[:MAX_QUOTED]
             raise RolloutError(f"{self._where(state.sample)}: it ended as {output.status!r}: {why!r}")
         return Observation(told, reward=self._worth(state.sample, output), is_done=True)
 
@@ -207,62 +172,25 @@ class AgentBench(InteractiveEnvironment):
             _log.warning("%s: it was not cancelled: %s", self._where(state.sample), err)
 
     async def _started(self, sample: int) -> _Answer:
-        """Starts a sample as soon as a worker is free. Raises: RolloutError."""
-        deadline_s = time.monotonic() + self._wait_s
-        wait_s = _FIRST_WAIT_S
-        while True:
-            status, raw = await self._asked("POST", "start_sample", {"name": self._name, "index": sample})
-            if status == 200:
-                return self._decoded(raw, _Answer)
-            # 406 means that no worker is free, and that the same request may succeed later.
-            if status != 406 or time.monotonic() + wait_s > deadline_s:
-                waited = f" for {self._wait_s:.0f} s" if status == 406 else ""
-                raise RolloutError(
-                    f"{self._where(sample)}: it could not be started{waited}: status {status}: "
-                    f"{raw[:_MAX_QUOTED]!r}"
-                )
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        """Starts a sample. Raises: RolloutError; ServerFullError if no worker is free."""
+        status, raw = await self._asked("POST", "start_sample", {"name": self._name, "index": sample})
+        if status == 200:
+            return self._decoded(raw, _Answer)
+        kind = ServerFullError if status == 406 else RolloutError
+        raise kind(f"{self._where(sample)}: it could not be started: status {status}: {raw[:MAX_QUOTED]!r}")
 
     def _worth(self, sample: int, output: _Output) -> float:
         """The reward in a result. Raises: RolloutError if there is none."""
         value = _field(output.result, self._reward)
-        if not isinstance(value, int | float) or not abs(value) <= MAX_REWARD:  # NaN is no less than anything
+        if not is_reward(value):
             raise RolloutError(
                 f"{self._where(sample)}: it ended as {output.status!r} without a number as {self._reward!r}: "
-                f"{str(output.result)[:_MAX_QUOTED]!r}"
+                f"{str(output.result)[:MAX_QUOTED]!r}"
             )
         return float(value)
 
-    # --- the wire -----------------------------------------------------------------------------------
-
     def _where(self, sample: int) -> str:
         return f"{self._url}: sample {sample} of {self._name!r}"
-
-    async def _asked(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-        """Status and body of an answer. Raises: RolloutError if there is none, or one that is too large."""
-        url = f"{self._url}/{path}"
-        raw = bytearray()
-        try:
-            async with self._http.request(method, url, json=body) as answer:
-                async for chunk in answer.content.iter_any():
-                    raw += chunk
-                    if len(raw) > _MAX_BYTES:
-                        raise RolloutError(f"{url} answered more than {_MAX_BYTES:,} bytes")
-                return answer.status, bytes(raw)
-        except TimeoutError as err:
-            raise RolloutError(f"{url} did not answer within {self._call_s:.0f} s") from err
-        except (aiohttp.ClientError, OSError) as err:
-            raise RolloutError(f"{url} did not answer: {type(err).__name__}: {err}") from err
-
-    def _decoded(self, raw: bytes, kind: type[_T]) -> _T:
-        try:
-            return msgspec.json.decode(raw, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-            raise RolloutError(
-                f"{self._url} answered what AgentBench v0.2 does not: {err}: {raw[:_MAX_QUOTED]!r}; is it "
-                "the address of a task controller, with its `/api`?"
-            ) from err
 
 
 def _newest(history: Sequence[_Said]) -> Sequence[_Said]:

@@ -18,8 +18,6 @@ Source: the websocket protocol of OpenEnv 0.10 (https://github.com/meta-pytorch/
 
 import asyncio
 import json
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -27,22 +25,15 @@ import aiohttp
 import msgspec
 from msgspec import Meta
 
-from astraflow.bounds import MAX_REWARD
-from astraflow.errors import ConfigError, RolloutError
-from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.splits import is_heldout
+from astraflow.envs.task_servers import MAX_QUOTED, ServerFullError, TaskServer, is_reward
+from astraflow.errors import RolloutError
+from astraflow.protocols import Observation
 from astraflow.types import Task
 
 __all__ = ["OpenEnv"]
 
 _MAX_BYTES = 8 * 1024 * 1024
 """Of a message of the server."""
-_MAX_QUOTED = 200
-"""Characters of a bad answer that an error quotes."""
-_MAX_TASKS = 1_000_000
-_FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 2.0
-"""Between two tries to begin an episode while the server is full; each wait is twice the one before."""
 _FULL = "CAPACITY_REACHED"
 _NO_ACTION = frozenset({"INVALID_JSON", "VALIDATION_ERROR"})
 """Errors that say that a reply is no action."""
@@ -72,7 +63,7 @@ class _Session:
     """Whether the server has said any reward yet."""
 
 
-class OpenEnv(InteractiveEnvironment):
+class OpenEnv(TaskServer):
     """Seeds 0 to `tasks - 1`, in the splits `train` and `heldout`.
 
     Example: `OpenEnv(url="ws://127.0.0.1:8000/ws", tasks=100, action="message")`.
@@ -97,31 +88,16 @@ class OpenEnv(InteractiveEnvironment):
 
         Raises: ConfigError.
         """
-        if not url.startswith(("ws://", "wss://")):
-            raise ConfigError(f"url = {url!r} does not begin with ws:// or wss://")
-        if not 1 <= tasks <= _MAX_TASKS:
-            raise ConfigError(f"tasks = {tasks} is none from 1 to {_MAX_TASKS:,}")
-        if not 0 < heldout_frac < 1:
-            raise ConfigError(f"heldout_frac = {heldout_frac} is not between 0 and 1, so a split is empty")
-        if wait_s < 0 or call_s <= 0:
-            raise ConfigError(f"wait_s = {wait_s}, call_s = {call_s}: at least 0 and more than 0 are needed")
-        self._url = url
-        self._num_tasks = tasks
+        super().__init__(
+            url,
+            schemes=("ws://", "wss://"),
+            num_tasks=tasks,
+            heldout_frac=heldout_frac,
+            wait_s=wait_s,
+            call_s=call_s,
+        )
         self._action = action
         self._shows = shows
-        self._heldout_frac = heldout_frac
-        self._wait_s = wait_s
-        self._call_s = call_s
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        if split not in {"train", "heldout"}:
-            raise ConfigError(f"split = {split!r} is not one of: train, heldout")
-        prompts = {seed: f"{self._url} {seed}" for seed in range(self._num_tasks)}
-        return [
-            Task(id=str(seed), source=split, prompt=prompt, spec=str(seed))
-            for seed, prompt in prompts.items()
-            if is_heldout(prompt, frac=self._heldout_frac) is (split == "heldout")
-        ]
 
     # --- episodes -----------------------------------------------------------------------------------
 
@@ -132,16 +108,7 @@ class OpenEnv(InteractiveEnvironment):
         await self._http.close()
 
     async def reset(self, task: Task, seed: int) -> tuple[_Session, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        deadline_s = time.monotonic() + self._wait_s
-        wait_s = _FIRST_WAIT_S
-        while True:
-            try:
-                return await self._begun(int(task.spec))
-            except _ServerError as err:
-                if err.code != _FULL or time.monotonic() + wait_s > deadline_s:
-                    raise
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        return await self._once_free(lambda: self._begun(int(task.spec)))
 
     async def step(self, state: _Session, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
         action: Any = {self._action: reply}
@@ -178,6 +145,11 @@ class OpenEnv(InteractiveEnvironment):
         session = _Session(socket, seed)
         try:
             shown = await self._asked(session, {"type": "reset", "data": {"seed": seed}})
+        except _ServerError as err:
+            await socket.close()
+            if err.code == _FULL:
+                raise ServerFullError(str(err)) from err
+            raise
         except BaseException:
             await socket.close()
             raise
@@ -212,16 +184,16 @@ class OpenEnv(InteractiveEnvironment):
             message = msgspec.json.decode(text, type=_Message)
         except (msgspec.DecodeError, RecursionError) as err:
             raise RolloutError(
-                f"{where}: it answered what OpenEnv does not: {err}: {text[:_MAX_QUOTED]!r}"
+                f"{where}: it answered what OpenEnv does not: {err}: {text[:MAX_QUOTED]!r}"
             ) from err
         data = message.data
         if message.type == "error":
-            raise _ServerError(where, str(data.get("code"))[:64], str(data.get("message"))[:_MAX_QUOTED])
+            raise _ServerError(where, str(data.get("code"))[:64], str(data.get("message"))[:MAX_QUOTED])
         if message.type != "observation" or not isinstance(data.get("done"), bool):
-            raise RolloutError(f"{where}: it answered no observation: {text[:_MAX_QUOTED]!r}")
+            raise RolloutError(f"{where}: it answered no observation: {text[:MAX_QUOTED]!r}")
         reward = data.get("reward")
-        if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= MAX_REWARD):
-            raise RolloutError(f"{where}: its reward is no number: {str(reward)[:_MAX_QUOTED]!r}")
+        if reward is not None and not is_reward(reward):
+            raise RolloutError(f"{where}: its reward is no number: {str(reward)[:MAX_QUOTED]!r}")
         session.has_reward |= reward is not None
         return Observation(
             self._shown(data.get("observation"), where), reward=float(reward or 0), is_done=data["done"]

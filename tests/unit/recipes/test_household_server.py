@@ -13,6 +13,7 @@ from recipes.alfworld.household_server import EXPIRES_S, make_app
 from recipes.alfworld.household_world import Household
 
 from agentbench_client import play_by_http, played_here
+from household_ways import check_ways
 
 TINY: dict[str, Any] = {"num_places": 3, "num_things": 2, "most_alike": 1, "max_turns": 16}
 
@@ -60,6 +61,10 @@ async def test_games_by_http_are_those_of_this_process(shape: dict[str, Any]) ->
                 there = await play_by_http(client, idx, here.replies)
                 assert there == here
         assert await said(client, "list_sessions") == (200, {})
+
+
+async def test_games_have_the_same_rewards_in_three_ways() -> None:
+    await check_ways(Household(**TINY, size=20), 20)
 
 
 async def test_an_output_says_why_a_game_is_over() -> None:
