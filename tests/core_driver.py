@@ -73,6 +73,7 @@ def make_plan(
     eval_sets: dict[str, EvalSetPlan] | None = None,
     eval_every: int = 2,
     max_attempts: int = 3,
+    max_lost: int = 0,
     curators: tuple[object, ...] = (),
     seed: int = 0,
 ) -> RunPlan:
@@ -86,6 +87,7 @@ def make_plan(
         curators=curators,  # type: ignore[arg-type]
         eval=EvalPlan(sets=eval_sets or {}, every=eval_every, deadline_s=300.0),
         max_attempts=max_attempts,
+        max_lost=max_lost,
     )
 
 

@@ -70,6 +70,8 @@ class _Episode:
     winner: str = ""
     has_failed: bool = False
     facts: EpisodeFacts | None = None
+    num_lost: int = 0
+    """Attempts that no result ended."""
     afresh: int = 0
     """The first attempt after the newest one that failed by itself: it goes on from no other."""
     oldest: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
@@ -432,7 +434,10 @@ class History:
         is_hopeless &= service is None or service.strikes < 3
         if isinstance(command, RecordResult):
             episode.afresh = attempt + 1
-        if event.is_final != (is_hopeless or attempt + 1 >= self._plan.max_attempts):
+        else:
+            episode.num_lost += 1
+        counted = attempt + 1 - min(episode.num_lost, self._plan.max_lost)
+        if event.is_final != (is_hopeless or counted >= self._plan.max_attempts):
             self._problem(f"{event} after {command}, of {self._plan.max_attempts} attempts")
         is_blamed = not (isinstance(command, ExpireLeases) and command.never_arrived)
         strikes = service.leases.pop(event.lease_id, -1) if service is not None else -1

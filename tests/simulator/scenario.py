@@ -173,6 +173,7 @@ def make_scenario(seed: int) -> Scenario:
         curators=(),
         eval=EvalPlan(sets=sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S),
         max_attempts=rng.choice((1, 2, 3, 3, 5)),
+        max_lost=random.Random(f"lost {seed}").choice((0, 0, 1, 2)),  # apart: earlier seeds stay as they were
     )
     changes = _changes(seed, plan)
     num_episodes = _num_episodes(plan, [plan.schedule, *(change.schedule for change in changes)])

@@ -160,7 +160,8 @@ class DataflowConfig(Config):
     heartbeat_s: float = Field(default=2.0, gt=0)
     """Seconds between two heartbeats of a rollout service."""
     max_attempts: int = Field(default=3, ge=1)
-    """Number of attempts at an episode before it counts as failed."""
+    """Number of attempts at an episode before it counts as failed. Up to 16 attempts that are lost because
+    their service is stopped, dies or falls silent do not count."""
     max_pushed: int = Field(default=10_000, ge=0)
     """Total number of tasks that workflows and outside callers may push into a run; further tasks are
     refused."""

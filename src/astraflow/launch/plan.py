@@ -1,4 +1,7 @@
-"""What a recipe means for the dataflow: the plan of its core, and what a joining service must know."""
+"""What a recipe means for the dataflow: the plan of its core, and what a joining service must know.
+
+`astraflow plan`, which tells what a pool would come to, is in `forecast`.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,6 +38,10 @@ __all__ = [
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})
 """Keys of a config.json that say nothing about the architecture."""
 
+_MAX_LOST = 16
+"""Attempts at an episode that may be lost with their services besides `dataflow.max_attempts`. An episode of
+an hour on machines that are taken away every few minutes loses fewer; one that kills its services ends."""
+
 
 def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
     """Everything that the core needs for its decisions; `sources` are the sizes of the task sources."""
@@ -57,6 +64,7 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
             best=best_plan(recipe.eval.best),
         ),
         max_attempts=recipe.dataflow.max_attempts,
+        max_lost=_MAX_LOST,
         max_pushed=recipe.dataflow.max_pushed,
         max_waiting_pushed=recipe.dataflow.max_waiting_pushed,
     )

@@ -1,7 +1,10 @@
 """Draws and results: a group from its draw until all its episodes are done, then its value to each policy.
 
 The first valid result of any attempt of an episode counts. A failed, expired or lost attempt is followed by
-the next one, up to `max_attempts`. A group that cannot reach `min_group_size` good episodes fails as a whole.
+the next one, up to `max_attempts`. An attempt that was lost (its service was stopped, died or fell silent)
+says nothing of the episode, so `max_lost` of them do not count: on spot machines, services go away all the
+time. More count, because an episode may also be what its services die of. A group that cannot reach
+`min_group_size` good episodes fails as a whole.
 """
 
 import re
@@ -201,7 +204,7 @@ def _parsed(ctx: Context, lease_id: str) -> _LeaseRef:
     group_id, episode_idx, attempt = (int(match[i]) for i in (2, 3, 4))
     kind: Literal["train", "eval"] = "eval" if match[1] else "train"
     next_id = ctx.state.next_round_id if kind == "eval" else ctx.state.next_group_id
-    if group_id >= next_id or attempt >= ctx.plan.max_attempts:
+    if group_id >= next_id or attempt >= ctx.plan.max_attempts + ctx.plan.max_lost:
         _refuse_unknown(lease_id)
     if kind == "train" and episode_idx >= ctx.plan.group_size:
         _refuse_unknown(lease_id)
@@ -280,10 +283,13 @@ def _count(sums: EpisodeSums, facts: EpisodeFacts) -> None:
 # --- attempts that fail ---------------------------------------------------------------------------
 
 
-def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed: bool = True) -> None:
+def fail_attempt(
+    ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed: bool = True, is_lost: bool = False
+) -> None:
     """Ends a lease without a result: another attempt follows, or the episode failed for good.
 
     `is_blamed` says whether the failure counts against the service. A lease that never reached it does not.
+    `is_lost` says that the service told nothing of the attempt, so that it may not count against the episode.
     """
     drop_lease(ctx, lease.id)
     is_eval = lease.kind == "eval"
@@ -291,7 +297,9 @@ def fail_attempt(ctx: Context, lease: LeaseState, failure: Failure, *, is_blamed
     episode = owner.episodes[lease.episode_idx]
     holder = ctx.state.workers.get(lease.worker_id)
     is_hopeless = not failure.is_retryable and not (holder and conduct.is_set_aside(holder))
-    is_final = is_hopeless or episode.attempt + 1 >= ctx.plan.max_attempts
+    episode.num_lost += is_lost
+    num_counted = episode.attempt + 1 - min(episode.num_lost, ctx.plan.max_lost)
+    is_final = is_hopeless or num_counted >= ctx.plan.max_attempts
     ctx.state.last_failure = f"{failure.error_class}: {failure.message}"
     ctx.emit(AttemptFailed(lease_id=lease.id, error_class=failure.error_class, is_final=is_final))
     if is_blamed:

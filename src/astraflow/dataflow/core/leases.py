@@ -78,10 +78,11 @@ def expire(ctx: Context, command: ExpireLeases) -> None:
 
 
 def _fail_all(ctx: Context, lease_ids: Sequence[str], failure: Failure, *, is_blamed: bool = True) -> None:
+    """Ends attempts of which their service told nothing."""
     for lease_id in lease_ids:
         lease = ctx.state.leases.get(lease_id)
         if lease is not None:
-            groups.fail_attempt(ctx, lease, failure, is_blamed=is_blamed)
+            groups.fail_attempt(ctx, lease, failure, is_blamed=is_blamed, is_lost=True)
 
 
 def issue(ctx: Context, command: IssueLeases) -> tuple[LeaseView, ...]:

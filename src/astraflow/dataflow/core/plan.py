@@ -83,12 +83,15 @@ class RunPlan:
     curators: tuple[CuratorConfig, ...]
     eval: EvalPlan
     max_attempts: int
+    """Attempts at an episode before it counts as failed."""
     frozen: tuple[str, ...] = ()
     """Policies that have one version for ever: no table, ticket or staleness."""
     max_pushed: int = 10_000
     """Largest number of tasks that may be pushed into the run in total."""
     max_waiting_pushed: int = 1_000
     """Largest number of pushed tasks that may wait to be drawn."""
+    max_lost: int = 0
+    """Attempts at an episode that may be lost with their services and do not count in `max_attempts`."""
 
     @property
     def schedule(self) -> Schedule:

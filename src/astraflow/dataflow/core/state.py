@@ -68,6 +68,8 @@ class EpisodeState(msgspec.Struct, gc=False):
     """When the latest attempt failed."""
     holders: tuple[str, ...] = ()
     """For each attempt, the service that it was granted to; empty or missing where anybody may answer."""
+    num_lost: int = 0
+    """Attempts that ended without a word of their services: these left, died, or were silent for too long."""
 
 
 class LeaseState(msgspec.Struct, gc=False):

@@ -142,6 +142,36 @@ def test_an_expiry_counts_as_an_attempt():
     assert driver.fate_of(0) == ["failed"]
 
 
+def test_attempts_that_are_lost_with_their_services_do_not_count_up_to_a_bound():
+    driver = started(max_attempts=2, max_lost=2)
+    driver.expire(driver.lease(1)[0])
+    driver.lease(1)
+    driver.drop("w0")
+    driver.join("w1")
+    driver.fail(driver.lease(1, "w1")[0])
+    assert driver.fate_of(0) == []
+    last = driver.lease(1, "w1")[0]
+    assert last.attempt == 3
+    driver.expire(last)
+    assert driver.fate_of(0) == ["failed"]
+
+
+def test_the_result_of_an_attempt_after_lost_ones_counts():
+    driver = started(max_attempts=1, max_lost=1, table=make_table(group_size=1))
+    driver.expire(driver.lease(1)[0])
+    again = driver.lease(1)[0]
+    assert driver.finish(again).status == "accepted"
+
+
+def test_lost_attempts_are_remembered_by_a_snapshot():
+    driver = started(max_attempts=1, max_lost=1)
+    driver.expire(driver.lease(1)[0])
+    driver.core = Core.restored(driver.plan, driver.core.snapshot())
+    driver.core = Core.restored(driver.plan, driver.core.snapshot())
+    driver.expire(driver.lease(1)[0])
+    assert driver.fate_of(0) == ["failed"]
+
+
 def test_a_group_may_fail_for_one_policy_and_serve_another():
     tables = {"strict": make_table(group_size=3), "lenient": make_table(group_size=3, max_failed=1)}
     driver = started(tables=tables)
