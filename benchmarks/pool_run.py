@@ -42,10 +42,10 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.scaling import WaitShares
+from astraflow.emulated_device import PacedDevice, PacedJob
 from astraflow.launch.cluster_config import ClusterConfig
 from astraflow.launch.pool_sizer import PoolSizer, SeatState, seats_of
 from astraflow.types import Manifest, ServedVersions
-from astraflow_paced.device import PacedDevice, PacedJob
 
 __all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]
 

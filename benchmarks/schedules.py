@@ -43,9 +43,9 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
+from astraflow.emulated_device import PacedDevice, PacedJob
 from astraflow.protocols import TableSizes, TableView
 from astraflow.types import Manifest, ServedVersions
-from astraflow_paced.device import PacedDevice, PacedJob
 
 __all__ = [
     "ASTRAFLOW",

@@ -41,6 +41,7 @@ _SMALL = {
     ),
 }
 _SMALL_BUT_LONG = {
+    "plan": (("--quick",), ("plan_error_max", "double_error_max", "plan_errors", "audits_hold")),
     "goodput": (
         ("--quick",),
         ("goodput_frac", "resampled_frac", "resampled_frac_afresh", "resumed_tokens", "audits_hold"),

@@ -19,6 +19,7 @@ from astraflow.cli.data import data
 from astraflow.cli.doctor import doctor
 from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.models import models
+from astraflow.cli.plan import plan
 from astraflow.cli.recipes import recipes
 from astraflow.cli.runs import audit, drop_batch, run, status, try_task
 from astraflow.cli.services import join, publish, rank, serve, train
@@ -73,6 +74,7 @@ app.command("report")(report)
 app.command("audit")(audit)
 app.command("drop-batch")(drop_batch)
 app.command("doctor")(doctor)
+app.command("plan")(plan)
 app.command("eval")(evaluate)
 app.command("export")(export)
 app.add_typer(models, name="model")

@@ -48,6 +48,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             "audit",
             "drop-batch",
             "doctor",
+            "plan",
             "eval",
             "export",
         ),
@@ -60,7 +61,17 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *[("run",), ("try",), ("status",), ("audit",), ("drop-batch",), ("doctor",), ("eval",), ("export",)],
+        *[
+            ("run",),
+            ("try",),
+            ("status",),
+            ("audit",),
+            ("drop-batch",),
+            ("doctor",),
+            ("plan",),
+            ("eval",),
+            ("export",),
+        ],
         *[("model", "init"), ("join",), ("serve",), ("demo",), ("init",), ("recipes", "copy")],
     ],
 )

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from astraflow.emulated_device import PacedJob
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine
 from astraflow.rollout.engines.factory import engine_maker
 from astraflow.types import GenerateRequest, Sampling
 from astraflow_paced.config import PacedEngineConfig
-from astraflow_paced.device import PacedJob
 from astraflow_paced.engine import PacedClock, PacedEngine
 from virtual_loop import run_virtual
 

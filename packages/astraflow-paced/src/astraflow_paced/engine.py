@@ -22,13 +22,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from astraflow.emulated_device import PacedDevice, PacedJob
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation
 from astraflow_paced.config import PacedEngineConfig
-from astraflow_paced.device import PacedDevice, PacedJob
 
 __all__ = ["PacedClock", "PacedEngine"]
 
