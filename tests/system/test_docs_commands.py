@@ -42,8 +42,9 @@ def printed_blocks() -> dict[str, list[Block]]:
 
 
 PRINTED = printed_blocks()
-_LONG = "docs/longer.md"
-"""`test_train_longer.py` runs what this page prints, and more of it, in CI."""
+_LONG = frozenset({"docs/longer.md", "docs/extend/launcher.md", "docs/extend/trainer.md"})
+"""Pages whose runs are left to `make test-all`. In CI, `test_train_longer.py` and `test_own_launcher.py` do what the
+first two print."""
 QUICKSTART = PRINTED[_FIRST][0]
 
 
@@ -93,7 +94,7 @@ def workspace(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.long if page == _LONG else ()) for page in PRINTED]
+    "page", [pytest.param(page, marks=pytest.mark.long if page in _LONG else ()) for page in PRINTED]
 )
 def test_commands_of_a_page_work_as_printed(page: str, workspace: Path) -> None:
     for block in PRINTED[page]:

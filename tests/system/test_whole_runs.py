@@ -84,27 +84,13 @@ def test_two_policies_with_a_trainer_each_train_side_by_side(runs: Runs) -> None
     assert "verifier" in audited.stdout
 
 
-@pytest.mark.long
-def test_killed_services_come_back_and_the_accounting_holds(runs: Runs) -> None:
-    run = runs.start(runs.recipe(steps=150, services=2))
-    run.read_until("step 1/150")
-    os.kill(run.pid_of("rollout-0"), signal.SIGKILL)
-    run.read_until("rollout-0 ended with code -9; restart 1")
-    run.read_until("actor step")
-    os.kill(run.pid_of("dataflow"), signal.SIGKILL)
-    run.read_until("dataflow ended with code -9; restart 1")
-    check_finished(run, {"actor": 150})
-
-
-@pytest.mark.long
-def test_a_killed_trainer_and_publisher_come_back(runs: Runs) -> None:
-    run = runs.start(runs.recipe(steps=40))
-    run.read_until("step 1/40")
-    os.kill(run.pid_of("publisher-actor"), signal.SIGKILL)
-    run.read_until("publisher-actor ended with code -9; restart 1")
-    os.kill(run.pid_of("trainer-actor"), signal.SIGKILL)
-    run.read_until("trainer-actor ended with code -9; restart 1")
-    check_finished(run, {"actor": 40})
+def test_killed_parts_of_every_kind_come_back_and_the_accounting_holds(runs: Runs) -> None:
+    run = runs.start(runs.recipe(steps=60, services=2))
+    run.read_until("step 1/60")
+    for part in ("rollout-0", "publisher-actor", "dataflow", "trainer-actor"):
+        os.kill(run.pid_of(part), signal.SIGKILL)
+        run.read_until(f"{part} ended with code -9; restart 1")
+    check_finished(run, {"actor": 60})
 
 
 def test_an_interrupted_run_stops_within_5_seconds_and_resumes(runs: Runs) -> None:
@@ -177,9 +163,6 @@ def test_a_run_that_failed_goes_on_once_the_cause_is_mended(runs: Runs) -> None:
     assert failed.finish() == 1, failed.report()
     assert wait_gone(failed.pids(), timeout_s=5) == []
     assert "this credit is broken" in "".join(failed.lines)
-    again = runs.start(recipe, credit)
-    assert again.finish() == 1, again.report()
-    assert "this credit is broken" in "".join(again.lines), "it went on, and met the same again"
     (runs.folder / "mended").touch()
     check_finished(runs.start(recipe, credit), {"actor": 5})
 

@@ -8,7 +8,7 @@ import pytest
 from kill_driver import TARGETS, Outcome, run_with_kills
 from system_driver import astraflow
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_the_quickstart_survives_a_kill_of_each_part_in_one_run(
