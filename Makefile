@@ -12,7 +12,7 @@ NAME   ?=
 ROW    ?=
 PYTEST_ARGS ?=
 SAMPLE ?= 0
-WORKERS ?= 2
+WORKERS ?= 3
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
