@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quickstart_elsewhere import learn_the_quickstart
 from ray_driver import BIN, RayCluster
 from system_driver import (
     ROOT,
@@ -95,3 +96,13 @@ def test_without_a_cluster_the_error_names_the_address_and_the_remedy(runs: Runs
     assert done.returncode == 2, done.stdout + done.stderr
     assert "launcher.address = '127.0.0.1:9': cannot join the Ray cluster" in done.stderr + done.stdout
     assert "ray start --head" in done.stderr + done.stdout
+
+
+def test_the_quickstart_is_learnt_by_services_on_three_nodes(
+    cluster: RayCluster, runs: Runs, quickstart_model: Path
+) -> None:
+    for _ in range(3):
+        cluster.add_node()
+    arguments = cluster.arguments
+    used = learn_the_quickstart(quickstart_model, runs, *arguments, place=cluster.place, services=3)
+    assert len(used) == 3  # a node has room for one

@@ -3,9 +3,11 @@
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from quickstart_elsewhere import as_settings, learn_the_quickstart
 from slurm_driver import SlurmCluster, missing
 from system_driver import (
     Runs,
@@ -95,4 +97,13 @@ def test_a_job_that_waits_in_the_queue_is_gone_with_its_run(cluster: SlurmCluste
     run = runs.start(recipe, place=cluster.place)
     wait_until(run, lambda: len(cluster.jobs()) == 4 and num_steps(run) >= 3, timeout_s=120)
     assert interrupt(run) == 130, run.report()
+    wait_for_nothing(cluster.left_over, timeout_s=30.0)
+
+
+def test_the_quickstart_is_learnt_by_services_on_three_nodes(
+    cluster: SlurmCluster, runs: Runs, quickstart_model: Path
+) -> None:
+    settings = as_settings({"launcher": launcher()})
+    used = learn_the_quickstart(quickstart_model, runs, *settings, place=cluster.place, services=3)
+    assert len(used) == 3
     wait_for_nothing(cluster.left_over, timeout_s=30.0)

@@ -3,9 +3,11 @@
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from quickstart_elsewhere import as_settings, learn_the_quickstart
 from ssh_driver import SshHosts, missing
 from system_driver import (
     Runs,
@@ -95,3 +97,11 @@ def test_a_host_without_astraflow_is_told_how_to_get_it(hosts: SshHosts, runs: R
     run = runs.start(recipe, place=hosts.head)
     assert run.finish() == 2
     assert "pip install 'astraflow[quickstart]" in "".join(run.lines)
+
+
+def test_the_quickstart_is_learnt_by_services_on_three_hosts(
+    hosts: SshHosts, runs: Runs, quickstart_model: Path
+) -> None:
+    sections = {"launcher": hosts.launcher(), "cluster": ONE_A_HOST}
+    used = learn_the_quickstart(quickstart_model, runs, *as_settings(sections), place=hosts.head, services=3)
+    assert sorted(used) == hosts.addresses
