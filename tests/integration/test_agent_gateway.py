@@ -269,8 +269,9 @@ async def test_an_engine_that_fails_is_a_server_error() -> None:
     engine = ScriptedEngine()
     engine.error = OSError("gone")
     async with episode({"actor": make_hosted("actor", engine)}) as open_:
-        with pytest.raises(openai.InternalServerError):
+        with pytest.raises(openai.InternalServerError, match="OSError: gone"):
             await open_.client.chat.completions.create(model="actor", messages=[user("2")])
+        assert open_.endpoint.problem == "OSError: gone"
 
 
 async def test_a_client_that_leaves_cancels_its_request_and_nothing_is_recorded() -> None:

@@ -15,6 +15,7 @@ answers, so an agent cannot read what it is scored with.
 
 import asyncio
 import hmac
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -47,6 +48,8 @@ from astraflow.workflows.calls import CallParser
 from astraflow.workflows.conversation import AgentReport
 
 __all__ = ["Gateway"]
+
+_log = logging.getLogger(__name__)
 
 _ItemT = TypeVar("_ItemT", bound=msgspec.Struct)
 _ResultT = TypeVar("_ResultT")
@@ -145,6 +148,9 @@ class Gateway:
                 return _refused(request, endpoint, err)
             except Error as err:
                 return _refused(request, endpoint, err)
+            except Exception as err:  # noqa: BLE001 - an engine, a renderer or a parser of the user's own
+                _log.exception("a request of an agent failed")
+                return _refused(request, endpoint, RolloutError(f"{type(err).__name__}: {err}"))
 
         return answer
 
