@@ -12,6 +12,9 @@ from recipes.alfworld.household_players import expert as household_expert
 from recipes.alfworld.household_players import random_player as household_random
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
+from recipes.textcraft.craft_players import expert as craft_expert
+from recipes.textcraft.craft_players import random_player as craft_random
+from recipes.textcraft.craft_world import Craft
 from recipes.webshop.shop_players import expert as shop_expert
 from recipes.webshop.shop_players import random_player as shop_random
 
@@ -46,6 +49,17 @@ async def test_household_by_agentbenchs_requests_is_the_one_of_this_process() ->
             player = household_expert if idx % 2 else partial(household_random, rng=rng)
             here = played_here(world, task, player)
             assert await play_by_http(client, idx, here.replies) == here
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"most_ingredients": 2, "most_each": 2, "num_others": 0}], ids=["default", "tiny"]
+)
+def test_craft(shape: dict[str, Any]) -> None:
+    world = Craft(**shape, size=1_000)
+    rng = random.Random(0)
+    assert statistics.mean(rewards_of(world, lambda game: craft_expert(game.workshop), 1_000)) >= 0.99
+    assert statistics.mean(rewards_of(world, lambda game: craft_random(rng), 1_000)) <= 0.10
+    take_odd_steps(world, lambda game: craft_random(rng), [*ODD, "get 99 log", "spawn log"], 10_000)
 
 
 @pytest.mark.parametrize(
