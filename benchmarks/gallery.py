@@ -45,6 +45,7 @@ class Bar:
 
 BARS: dict[str, dict[str, Bar]] = {
     "alfworld/tiny": {_SCORE: Bar(0.85, before=0.4)},
+    "textcraft/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "webshop/tiny": {_SCORE: Bar(0.8, before=0.45)},
     "code/tiny": {_SCORE: Bar(0.9, before=0.4)},
     "search/tiny": {_SCORE: Bar(0.9, before=0.4)},
@@ -55,7 +56,7 @@ USUAL = {_SCORE: Bar(0.85)}
 RL_LIMIT_S = 150.0
 WALL_LIMIT_S = 300.0
 """From the command to its end, with the warm start of the models."""
-GAMES = frozenset({"alfworld", "webshop"})
+GAMES = frozenset({"alfworld", "textcraft", "webshop"})
 GAME_RL_LIMIT_S = 180.0
 GAME_WALL_LIMIT_S = 360.0
 """The same for games, whose episodes have many turns."""

@@ -26,9 +26,10 @@ FAMILIES = {
     "math-multi-agent",
     "efficient-math",
     "search",
+    "textcraft",
     "webshop",
 }
-WORLDS = ("alfworld", "webshop")
+WORLDS = ("alfworld", "textcraft", "webshop")
 """Families whose tasks are generated."""
 SMOKE = {"model": "tiny", "scale": "smoke"}
 
