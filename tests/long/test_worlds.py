@@ -12,6 +12,9 @@ from recipes.alfworld.household_players import expert as household_expert
 from recipes.alfworld.household_players import random_player as household_random
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
+from recipes.terminal.terminal_folders import Errand
+from recipes.terminal.terminal_world import expert as terminal_expert
+from recipes.terminal.terminal_world import random_player as terminal_random
 from recipes.textcraft.craft_players import expert as craft_expert
 from recipes.textcraft.craft_players import random_player as craft_random
 from recipes.textcraft.craft_world import Craft
@@ -19,6 +22,7 @@ from recipes.webshop.shop_players import expert as shop_expert
 from recipes.webshop.shop_players import random_player as shop_random
 
 import shop_driver
+import terminal_driver
 from agentbench_client import play_by_http, played_here
 from household_ways import check_ways
 from world_driver import rewards_of, take_odd_steps
@@ -79,3 +83,16 @@ async def test_shop(shape: dict[str, Any]) -> None:
 
 async def test_household_has_the_same_rewards_in_three_ways() -> None:
     await check_ways(Household(size=500), 500)
+
+
+async def test_terminal() -> None:
+    rng = random.Random(0)
+
+    def chance(errand: Errand) -> Iterator[str]:
+        return terminal_random(errand, rng)
+
+    odd = [each for each in ODD if len(each) < 100_000]
+    async with terminal_driver.opened(size=1_000) as world:
+        assert statistics.mean(await terminal_driver.rewards_of(world, terminal_expert, 1_000)) >= 0.99
+        assert statistics.mean(await terminal_driver.rewards_of(world, chance, 1_000)) <= 0.10
+        await terminal_driver.take_odd_steps(world, chance, odd, 10_000)

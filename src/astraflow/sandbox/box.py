@@ -261,6 +261,7 @@ def _plan(
         control=fds[0],
         gateway=openings.gateway,
         channel=fds[1],
+        folders=list(openings.folders),
     )
 
 

@@ -21,7 +21,7 @@ from astraflow.errors import ConfigError
 from astraflow.sandbox.command import Command, CommandLimits
 from astraflow.sandbox.inside.program import FOLDER
 
-__all__ = ["NO_OPENINGS", "Openings", "openings_for"]
+__all__ = ["NO_OPENINGS", "Openings", "openings_for", "openings_of_a_shell"]
 
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
 _SETTINGS = (
@@ -63,6 +63,8 @@ class Openings:
     """Path of the program's file."""
     folder: str = FOLDER
     """The program's current folder."""
+    folders: tuple[str, ...] = ()
+    """Names of folders of the root that lead to folders of that name in the program's own folder."""
 
     def shows(self, path: str) -> bool:
         """Whether a path is one that the box shows, or below one."""
@@ -93,6 +95,15 @@ class Openings:
 
 
 NO_OPENINGS = Openings(gateway=0, visible=())
+
+
+def openings_of_a_shell(folders: Sequence[str]) -> Openings:
+    """What the boxes of a shell show: programs and libraries of the system, and no port.
+
+    `folders`: names of folders of the root in which commands can write.
+    """
+    shown = [Path(each) for each in (*_SYSTEM, *_SETTINGS) if os.path.exists(each)]
+    return Openings(0, tuple(_pairs(_outermost(shown), ())), folders=tuple(folders))
 
 
 def openings_for(

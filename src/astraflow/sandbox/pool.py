@@ -9,6 +9,7 @@ from astraflow.errors import SandboxError
 from astraflow.sandbox.backends import BoxMaker, chosen_maker
 from astraflow.sandbox.box import Box
 from astraflow.sandbox.config import SandboxConfig
+from astraflow.sandbox.openings import NO_OPENINGS, Openings
 from astraflow.sandbox.verdict import Limits, Program, Verdict
 
 __all__ = ["Sandbox", "run"]
@@ -35,10 +36,18 @@ class Sandbox:
     caller was cancelled, is ended with all that runs in it, and another one takes its place.
     """
 
-    def __init__(self, config: SandboxConfig | None = None, *, preloaded: Sequence[str] = ()) -> None:
-        """`preloaded`: modules that each box imports once for all of its programs."""
+    def __init__(
+        self,
+        config: SandboxConfig | None = None,
+        *,
+        preloaded: Sequence[str] = (),
+        openings: Openings = NO_OPENINGS,
+    ) -> None:
+        """`preloaded`: modules that each box imports once for all of its programs. `openings`: what its boxes
+        show beside the interpreter."""
         self._config = config or SandboxConfig()
         self._preloaded = tuple(preloaded)
+        self._openings = openings
         self._maker: BoxMaker | None = None
         self._opening = asyncio.Lock()
         self._turns = asyncio.Semaphore(self._config.num_boxes)
@@ -142,7 +151,7 @@ class Sandbox:
         if self._is_closed:
             raise SandboxError("the sandbox is closed")
         assert self._maker is not None
-        box, num_runs = self._idle.pop() if self._idle else (await self._maker.make(), 0)
+        box, num_runs = self._idle.pop() if self._idle else (await self._maker.make(self._openings), 0)
         is_kept = False
         try:
             verdict = await box.run(program)

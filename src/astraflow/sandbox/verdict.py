@@ -2,7 +2,7 @@
 
 import math
 import signal
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
@@ -68,13 +68,15 @@ class Limits:
     """Each of its two outputs."""
     num_processes: int = 1
     """Processes at a time. With more than one, each has its own limit of CPU time and memory."""
+    runs_commands: bool = False
+    """Whether it runs commands of a shell: it may start programs, its own files included, and what the kernel
+    is not to do for it fails instead of ending it."""
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            largest = _LARGEST[entry.name]
+        for name, largest in _LARGEST.items():
+            value = getattr(self, name)
             if not (math.isfinite(value) and 0 < value <= largest):
-                raise ConfigError(f"limits.{entry.name} = {value}; expected more than 0, at most {largest}")
+                raise ConfigError(f"limits.{name} = {value}; expected more than 0, at most {largest}")
         if self.memory_bytes < _SMALLEST_MEMORY:
             raise ConfigError(
                 f"limits.memory_bytes = {self.memory_bytes}; an interpreter needs {_SMALLEST_MEMORY} bytes"

@@ -26,10 +26,11 @@ FAMILIES = {
     "math-multi-agent",
     "efficient-math",
     "search",
+    "terminal-bench",
     "textcraft",
     "webshop",
 }
-WORLDS = ("alfworld", "textcraft", "webshop")
+WORLDS = ("alfworld", "terminal-bench", "textcraft", "webshop")
 """Families whose tasks are generated."""
 SMOKE = {"model": "tiny", "scale": "smoke"}
 

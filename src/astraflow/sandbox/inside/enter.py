@@ -56,6 +56,8 @@ class Plan:
     """The only port that is open in the box, which is then for an agent program: it has a /proc. 0: none."""
     channel: int
     """The socket by which that port's socket goes to the service."""
+    folders: list[str]
+    """Names of folders of the root that are links to folders of that name in the program's own folder."""
 
 
 def boot_code(folder: str, module: str, call: str) -> str:
@@ -143,6 +145,8 @@ def _bwrap_options(plan: Plan, visible: list[tuple[str, str]]) -> list[str]:
         options += ["--proc", "/proc"]
         for place, target in _LINKS.items():
             options += ["--symlink", target, place]
+    for name in plan.folders:
+        options += ["--symlink", f"{program.FOLDER}/{name}", f"/{name}"]
     for folder in plan.covered:
         options += ["--tmpfs", folder, "--remount-ro", folder]
     return [*options, "--dir", program.FOLDER, "--remount-ro", "/", "--chdir", "/"]
@@ -194,6 +198,8 @@ def _change_root(plan: Plan, visible: list[tuple[str, str]]) -> None:
         kernel.mount("tmpfs", _STAGE + folder, kind="tmpfs", flags=flags)
     if plan.gateway:
         _add_processes()
+    for name in plan.folders:
+        os.symlink(f"{program.FOLDER}/{name}", f"{_STAGE}/{name}")
     os.makedirs(_STAGE + program.FOLDER, exist_ok=True)
     os.chdir(_STAGE)
     kernel.pivot_root(".", ".")  # the old root is now mounted over the new one

@@ -40,6 +40,8 @@ _MAX_FD = 1 << 16
 _MAX_OPEN_FILES = 64
 _MAX_FILES = 1024
 """Number of files in the folder of a program."""
+_MAX_FILES_OF_COMMANDS = 16_384
+"""The same, of one that runs commands of a shell."""
 _MAX_THREADS = 64
 """Threads count as processes for the kernel's limit; this is their number beside those."""
 _OUT_OF_SPACE = (EDQUOT, EFBIG, ENOSPC)
@@ -70,9 +72,10 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
         os.closerange(started + 1, _MAX_FD)
         _limit(order.limits)
         kernel.give_up_rights()
-        may_start_processes = order.limits["num_processes"] > 1
+        runs_commands = order.limits["runs_commands"]
+        may_start_processes = runs_commands or order.limits["num_processes"] > 1
         walls.restrict_files(
-            FOLDER, reads_programs=may_start_processes, runs_own_files=False, has_network=False
+            FOLDER, reads_programs=may_start_processes, runs_own_files=runs_commands, has_network=False
         )
         kernel.seccomp(order.filter)
         os.close(started)
@@ -85,8 +88,10 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
 def _enter_folder(order: Order) -> None:
     """Mounts a folder of its own for the program, and writes its files."""
     kernel.unshare(kernel.CLONE_NEWNS)
-    options = f"size={order.limits['disk_bytes']},nr_inodes={_MAX_FILES},mode=700"
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    runs_commands = order.limits["runs_commands"]
+    num_files = _MAX_FILES_OF_COMMANDS if runs_commands else _MAX_FILES
+    options = f"size={order.limits['disk_bytes']},nr_inodes={num_files},mode=700"
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if runs_commands else kernel.MS_NOEXEC)
     kernel.mount("tmpfs", FOLDER, kind="tmpfs", flags=flags, options=options)
     os.chdir(FOLDER)
     for name, content in (*order.files.items(), (MAIN, order.source)):

@@ -103,6 +103,8 @@ def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes]) -> _Ord
     limits = head["limits"]
     if head["is_command"]:
         return command.CommandOrder(json.loads(source), files, limits, seccomp.agent_filter())
+    if limits["runs_commands"]:
+        return program.Order(source, files, limits, seccomp.agent_filter())
     may_start_processes = limits["num_processes"] > 1
     return program.Order(source, files, limits, _filter_of(may_start_processes))
 
