@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 import astraflow
+from astraflow.cli.bundle import bundle
 from astraflow.cli.cluster import cluster
 from astraflow.cli.data import data
 from astraflow.cli.doctor import doctor
@@ -75,6 +76,7 @@ app.command("audit")(audit)
 app.command("drop-batch")(drop_batch)
 app.command("doctor")(doctor)
 app.command("plan")(plan)
+app.command("bundle")(bundle)
 app.command("eval")(evaluate)
 app.command("export")(export)
 app.add_typer(models, name="model")

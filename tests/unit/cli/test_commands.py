@@ -49,6 +49,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             "drop-batch",
             "doctor",
             "plan",
+            "bundle",
             "eval",
             "export",
         ),

@@ -1,0 +1,228 @@
+"""Writes a bundle: all that a machine without a network needs to run a recipe.
+
+    wheels/            what is installed here, as wheels (`packed_wheels`)
+    requirements.txt   their versions
+    models/ data/      the models of the policies, and the files and folders that the recipe reads
+    modules            own modules of the recipe, at their places below the bundle
+    recipe.yaml        the resolved recipe; its paths begin at the bundle's folder
+    checksums.txt      of all other files, as `sha256sum -c` reads them
+    install            a shell script: compares the checksums, makes an environment, installs into it
+
+The other machine needs the same platform and version of Python, which `install` checks.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from astraflow.config import Config, dump_yaml, parse_config
+from astraflow.errors import ConfigError, DataError
+from astraflow.launch.config import Recipe
+from astraflow.launch.packed_wheels import needed_distributions, pack_wheel
+from astraflow.launch.plan import uses
+from astraflow.own_sources import own_files
+
+__all__ = ["write_bundle"]
+
+_JsonMap = dict[str, Any]
+_PATH_KEYS = frozenset({"path", "folder"})
+"""Keys of sources and of components that name a file or a folder to read."""
+_READ_SECTIONS = ("tasks", "eval", "workflow")
+"""Sections of a recipe that read files, besides the models of its policies."""
+_CHECKSUMS = "checksums.txt"
+_BLOCK_BYTES = 1 << 20
+
+_INSTALL = """#!/bin/sh
+# Installs this bundle without a network: sh install [FOLDER OF THE NEW ENVIRONMENT]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+python=${{PYTHON:-python3}}
+environment=${{1:-$here/.venv}}
+"$python" - "$here" <<'CHECK'
+import hashlib, pathlib, sys, sysconfig
+here = pathlib.Path(sys.argv[1])
+this = ("%d.%d" % sys.version_info[:2], sysconfig.get_platform())
+if this != ({version!r}, {platform!r}):
+    sys.exit("error: the bundle is for Python {version} on {platform}, this is Python %s on %s; set "
+             "PYTHON to another one, or make the bundle on a machine like this" % this)
+for line in (here / {checksums!r}).read_text().splitlines():
+    digest, name = line.split("  ", 1)
+    file = here / name
+    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        sys.exit("error: %s is missing or damaged; copy the bundle again" % file)
+CHECK
+"$python" -m venv "$environment"
+"$environment/bin/python" -m pip --isolated --disable-pip-version-check install --quiet --no-index \\
+    --no-deps --find-links "$here/wheels" -r "$here/requirements.txt"
+echo "installed; next: cd $here && $environment/bin/astraflow run recipe.yaml"
+"""
+
+
+def write_bundle(
+    recipe: Recipe, out: Path, *, extras: Sequence[str] = (), tell: Callable[[str], None] = print
+) -> None:
+    """Writes the bundle of a recipe into a new or empty folder. `extras`: of astraflow, besides `quickstart`.
+
+    Raises: DataError or ConfigError, before anything is written, if something that the recipe reads is not
+    here; DataError if a distribution cannot be packed.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} exists and is not an empty folder; choose another one")
+    mapping: _JsonMap = json.loads(recipe.model_dump_json())
+    copies = _models(recipe, mapping)
+    for section in _READ_SECTIONS:
+        _read_by(mapping[section], section, copies)
+    modules = _own_modules(recipe)
+    distributions = needed_distributions(_requirements(recipe, extras))
+    wheels = out / "wheels"
+    wheels.mkdir(parents=True)
+    tell(f"packing {len(distributions)} installed packages")
+    for dist in distributions:
+        pack_wheel(dist, wheels)
+    versions = [f"{dist.name}=={dist.version}\n" for dist in distributions]
+    (out / "requirements.txt").write_text("".join(versions))
+    for place, source in {**copies, **modules}.items():
+        tell(f"copying {source}")
+        _copy(source, out / place)
+    (out / "recipe.yaml").write_text(dump_yaml(parse_config(mapping, Recipe, where="the bundle's recipe")))
+    install = out / "install"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    platform = sysconfig.get_platform()
+    install.write_text(_INSTALL.format(version=version, platform=platform, checksums=_CHECKSUMS))
+    install.chmod(0o755)
+    num_bytes = _write_checksums(out)
+    tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
+
+
+def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
+    """What the recipe needs of packages: astraflow, and those that its components come from."""
+    owners = packages_distributions()
+    modules = {type(part).__module__ for part in _parts(recipe)} | {
+        use.use.partition(":")[0] for use in uses(recipe)
+    }
+    tops = {module.partition(".")[0] for module in modules}
+    names = {owner for top in tops for owner in owners.get(top, ())} - {"astraflow"}
+    return [f"astraflow[{','.join(dict.fromkeys(('quickstart', *extras)))}]", "pip", *sorted(names)]
+
+
+def _parts(config: Config) -> list[Config]:
+    """A config and all configs in it."""
+    found = [config]
+    for key in type(config).model_fields:
+        value: Any = getattr(config, key)
+        inside: Sequence[Any] = [*value.values()] if isinstance(value, dict) else [value]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - any mapping of a recipe
+        inside = [each for part in inside for each in (part if isinstance(part, tuple) else (part,))]  # pyright: ignore[reportUnknownVariableType] - any list of a recipe
+        found += [part for each in inside if isinstance(each, Config) for part in _parts(each)]
+    return found
+
+
+def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
+    """Place in the bundle -> folder of a model; the mapping's policies get the places. Raises: DataError."""
+    copies: dict[str, Path] = {}
+    for name, policy in recipe.policies.items():
+        folder = policy.model_dir
+        if not (folder / "config.json").is_file():
+            raise DataError(
+                f"policies.{name}.model = {policy.model!r} is no model here (there is no config.json); build "
+                "it (`astraflow model init`) or download it first"
+            )
+        mapping["policies"][name]["model"] = f"./{_placed(copies, 'models', folder)}"
+    return copies
+
+
+def _placed(copies: dict[str, Path], folder: str, source: Path) -> str:
+    """A place in the bundle for a file or folder; the same one if it has a place already."""
+    source = source.resolve()
+    for place, known in copies.items():
+        if known == source:
+            return place
+    place = f"{folder}/{source.name}"
+    number = 1
+    while place in copies:
+        number += 1
+        place = f"{folder}/{number}-{source.name}"
+    copies[place] = source
+    return place
+
+
+def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
+    """Gives places to the files and folders that a section names, and writes the places into it.
+
+    Raises: DataError if one is not here.
+    """
+    if isinstance(node, list):
+        for idx, each in enumerate(node):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - any list of a recipe
+            _read_by(each, f"{where}.{idx}", copies)
+    if not isinstance(node, dict):
+        return
+    section: _JsonMap = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
+    if section.get("name") == "prepared":
+        section["folder"] = section["folder"] or f"data/{section['dataset']}"
+    for key, value in section.items():
+        if isinstance(value, str) and value and key in _PATH_KEYS:
+            if not Path(value).exists():
+                raise DataError(
+                    f"{where}.{key} = {value!r} is not here, so it cannot go into the bundle; prepare or "
+                    "download it first (`astraflow data prepare`, or save a data set of the hub to a "
+                    "folder), and name that"
+                )
+            section[key] = f"./{_placed(copies, 'data', Path(value))}"
+        else:
+            _read_by(value, f"{where}.{key}", copies)
+
+
+def _own_modules(recipe: Recipe) -> dict[str, Path]:
+    """Place in the bundle -> file of a module that the user wrote. Raises: ConfigError."""
+    found: dict[str, Path] = {}
+    for use in uses(recipe):
+        module = use.use.partition(":")[0]
+        files = own_files(module)
+        if not files:
+            raise ConfigError(
+                f"{use.use}: the module is not installed here as a file, so it cannot be bundled"
+            )
+        for file in files:
+            if "site-packages" not in file.parts and "dist-packages" not in file.parts:
+                found[_place_of_module(file)] = file
+    return found
+
+
+def _place_of_module(file: Path) -> str:
+    """Its path below the folder that Python finds it in."""
+    folders = [
+        Path(folder).resolve()
+        for folder in sys.path
+        if folder and file.is_relative_to(Path(folder).resolve())
+    ]
+    nearest = max(folders, key=lambda folder: len(folder.parts), default=file.parent)
+    return file.relative_to(nearest).as_posix()
+
+
+def _copy(source: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, to)
+    else:
+        shutil.copyfile(source, to)
+
+
+def _write_checksums(out: Path) -> int:
+    """Returns: bytes of all files."""
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    lines = [f"{_digest(path)}  {path.relative_to(out).as_posix()}\n" for path in files]
+    (out / _CHECKSUMS).write_text("".join(lines))
+    return sum(path.stat().st_size for path in files)
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            found.update(block)
+    return found.hexdigest()

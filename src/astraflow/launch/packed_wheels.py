@@ -1,0 +1,193 @@
+"""Makes wheels of what is installed here: the same files that run here, without an index or a network.
+
+A distribution's RECORD names its files, with their checksums; a wheel is an archive of just these. So an
+installed distribution becomes a wheel again. What an installer adds (compiled modules, start scripts, its own
+notes) is left out, because the next installer adds it again. A file that was changed since is an error. A
+distribution that is installed from a source folder has no files of its own there; it is built.
+"""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Sequence
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from astraflow.errors import DataError
+
+__all__ = ["needed_distributions", "pack_wheel"]
+
+_OF_INSTALLERS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
+"""Files of a dist-info folder that an installer writes."""
+_EPOCH = (2020, 1, 1, 0, 0, 0)
+"""Time of all files in a wheel, so that the same files make the same wheel."""
+_EXECUTABLE = 0o755 << 16
+_PLAIN = 0o644 << 16
+
+
+def needed_distributions(requirements: Iterable[str]) -> list[Distribution]:
+    """The installed distributions that some requirements need here, and those that these need, by name.
+
+    Example: `needed_distributions(["astraflow[quickstart]"])`.
+    Raises: DataError if one is not installed.
+    """
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    waiting = [(Requirement(text), "the bundle") for text in requirements]
+    while waiting:
+        wanted, by = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        try:
+            found[name] = distribution(wanted.name)
+        except PackageNotFoundError as err:
+            raise DataError(
+                f"{by} needs {wanted}, which is not installed here; install it, and make the bundle again"
+            ) from err
+        for extra in ("", *sorted(wanted.extras)):
+            if (name, extra) not in seen:
+                seen.add((name, extra))
+                waiting += [(each, wanted.name) for each in _requirements(found[name], extra)]
+    return [found[name] for name in sorted(found)]
+
+
+def _requirements(dist: Distribution, extra: str) -> list[Requirement]:
+    """What a distribution needs here, besides what it always needs if `extra` is not empty."""
+    every = [Requirement(text) for text in dist.requires or ()]
+    always = [each for each in every if each.marker is None or each.marker.evaluate({"extra": ""})]
+    if not extra:
+        return always
+    return [each for each in every if each.marker is not None and each.marker.evaluate({"extra": extra})]
+
+
+def pack_wheel(dist: Distribution, to: Path) -> Path:
+    """Writes the wheel of an installed distribution into a folder; returns its path.
+
+    Raises: DataError if a file is missing or was changed, or a source folder cannot be built.
+    """
+    source = _source_folder(dist)
+    return _built(dist, source, to) if source is not None else _packed(dist, to)
+
+
+def _source_folder(dist: Distribution) -> Path | None:
+    """The folder that an editable distribution runs from; None for any other."""
+    text = dist.read_text("direct_url.json")
+    told: dict[str, Any] = json.loads(text) if text else {}
+    if not told.get("dir_info", {}).get("editable"):
+        return None
+    return Path(unquote(urlparse(str(told["url"])).path))
+
+
+def _built(dist: Distribution, source: Path, to: Path) -> Path:
+    before = set(to.glob("*.whl"))
+    argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(to), str(source)]
+    # The tool that builds may be installed: then no network is needed.
+    done = subprocess.run([*argv, "--no-build-isolation"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    made = set(to.glob("*.whl")) - before
+    if done.returncode != 0 or len(made) != 1:
+        last = (done.stderr.strip().splitlines() or ["pip says nothing"])[-1]
+        raise DataError(
+            f"{dist.name} is installed from {source}, and cannot be built into a wheel there: {last}; "
+            "without a network, install its build tool first (pip install hatchling)"
+        )
+    return made.pop()
+
+
+def _packed(dist: Distribution, to: Path) -> Path:
+    files = _files(dist)
+    info = _info_folder(dist, files)
+    wheel_text = dist.read_text("WHEEL") or ""
+    tags = [line.partition(":")[2].strip() for line in wheel_text.splitlines() if line.startswith("Tag:")]
+    if not tags:
+        raise DataError(
+            f"{dist.name} {dist.version} was not installed from a wheel; install it with pip again"
+        )
+    parts = [
+        ".".join(dict.fromkeys(column)) for column in zip(*(tag.split("-") for tag in tags), strict=True)
+    ]
+    path = to / f"{info.removesuffix('.dist-info')}-{'-'.join(parts)}.whl"
+    rows: list[tuple[str, str, int | str]] = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for place, (file, digest) in sorted(files.items()):
+            content = _checked(dist, file, digest)
+            mode = _EXECUTABLE if file.stat().st_mode & 0o100 else _PLAIN
+            _write(archive, place, content, mode)
+            rows.append((place, f"sha256={_sha256(content)}", len(content)))
+        record = f"{info}/RECORD"
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*rows, (record, "", "")])
+        _write(archive, record, text.getvalue().encode(), _PLAIN)
+    return path
+
+
+def _write(archive: zipfile.ZipFile, place: str, content: bytes, mode: int) -> None:
+    entry = zipfile.ZipInfo(place, _EPOCH)
+    entry.external_attr = mode
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, content)
+
+
+def _files(dist: Distribution) -> dict[str, tuple[Path, str]]:
+    """Place in the wheel -> the file, and its checksum in RECORD (may be empty)."""
+    if not dist.files:
+        raise DataError(
+            f"{dist.name} {dist.version} has no RECORD of its files (it may be the system's own); install it "
+            "with pip into this environment"
+        )
+    found: dict[str, tuple[Path, str]] = {}
+    scripts = {entry.name for entry in dist.entry_points if entry.group.endswith("_scripts")}
+    data = f"{_info_name(dist)}.data"
+    for each in dist.files:
+        place = PurePosixPath(each)
+        digest = f"{each.hash.mode}={each.hash.value}" if each.hash else ""
+        if place.suffix == ".pyc" or (place.parent.suffix == ".dist-info" and place.name in _OF_INSTALLERS):
+            continue
+        if ".." not in place.parts:
+            found[str(place)] = (Path(str(each.locate())), digest)
+        elif place.parent.name in {"bin", "Scripts"}:
+            if place.name.removesuffix(".exe") not in scripts:
+                found[f"{data}/scripts/{place.name}"] = (Path(str(each.locate())), "")
+        else:
+            inside = PurePosixPath(*(part for part in place.parts if part != ".."))
+            found[f"{data}/data/{inside}"] = (Path(str(each.locate())), digest)
+    return found
+
+
+def _info_folder(dist: Distribution, files: Iterable[str]) -> str:
+    info = next((place.split("/")[0] for place in files if place.split("/")[0].endswith(".dist-info")), "")
+    if not info:
+        raise DataError(f"{dist.name} {dist.version} has no dist-info folder; install it with pip again")
+    return info
+
+
+def _info_name(dist: Distribution) -> str:
+    names: Sequence[str] = [PurePosixPath(each).parts[0] for each in dist.files or ()]
+    return next((name.removesuffix(".dist-info") for name in names if name.endswith(".dist-info")), dist.name)
+
+
+def _checked(dist: Distribution, file: Path, digest: str) -> bytes:
+    try:
+        content = file.read_bytes()
+    except OSError as err:
+        raise DataError(f"{dist.name} {dist.version} is incomplete: {err}; install it again") from err
+    if digest.startswith("sha256=") and digest != f"sha256={_sha256(content)}":
+        raise DataError(
+            f"{file} was changed after {dist.name} {dist.version} was installed; install it again, so that "
+            "the bundle has what the version says"
+        )
+    return content
+
+
+def _sha256(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
