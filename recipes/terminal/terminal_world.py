@@ -28,6 +28,7 @@ class Terminal(HarborEnvironment):
         *,
         form: Literal["full", "bare"] = "full",
         max_commands: int = 1,
+        command_s: float = 5.0,
         size: int = 3_000,
         num_errands: int = 0,
         heldout_frac: float = 0.2,
@@ -40,7 +41,13 @@ class Terminal(HarborEnvironment):
 
         Raises: ConfigError.
         """
-        super().__init__(form=form, max_commands=max_commands, num_boxes=num_boxes, backend=backend)
+        super().__init__(
+            form=form,
+            max_commands=max_commands,
+            command_s=command_s,
+            num_boxes=num_boxes,
+            backend=backend,
+        )
         if size < 1 or num_errands < 0:
             raise ConfigError(f"size = {size}, num_errands = {num_errands}: at least 1 and 0 are needed")
         if not 0 < heldout_frac < 1:
