@@ -130,8 +130,8 @@ class SupervisionConfig(Config):
 
     longest_silence_s: float = Field(default=60.0, ge=0)
     """Seconds without a sign of life from a process's event loop after which the process is killed and
-    restarted; its log then holds the stacks of its threads. A silent process is named after 8 s. 0 turns the
-    restart off."""
+    restarted; its log then holds the stacks of its threads. A silent process is named after 8 s. One that
+    only waits for a processor is not restarted. 0 turns the restart off."""
     rank_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that a rank of a trainer waits for the others, within a step or at the start. If one dies, or
     is stopped for so long, all end, and start again from the last checkpoint."""

@@ -110,8 +110,15 @@ class LocalProcess:
         return code
 
     async def silence(self, longest_s: float) -> str:
-        """As in the protocol. Only services of ours show signs of life, so only they get the signals."""
+        """As in the protocol. Only services of ours show signs of life, so only they get the signals.
+
+        A process that is ready to run and gets no processor is waited for: started anew, it would get none
+        either, and would have to load everything again.
+        """
         await self._signs.silence(longest_s)
+        while self._is_starved():
+            await asyncio.sleep(LIFE_SIGN_EVERY_S)
+            await self._signs.silence(longest_s)
         is_stopped = state_of(self.pid) == "stopped"
         for number in (STACKS_SIGNAL, signal.SIGCONT):
             with contextlib.suppress(ProcessLookupError):
@@ -129,17 +136,21 @@ class LocalProcess:
             )
         now_s = time.monotonic()
         if silent_s is not None and silent_s > _HANGS_AFTER_S:
-            return self._silent_life(silent_s, now_s)
+            return self._silent_life(silent_s)
         self._starvation = Starvation()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + _LOOK_EVERY_S
             self._stopped = stopped_children(self.pid)
         return ProcessLife(silent_s, condition=_about_children(self._stopped))
 
-    def _silent_life(self, silent_s: float, now_s: float) -> ProcessLife:
+    def _is_starved(self) -> bool:
+        """Whether it waits for a processor, as far as is known from the looks of this silence."""
+        self._starvation.look(time.monotonic(), cpu_use(self.pid))
+        return bool(self._starvation.text)
+
+    def _silent_life(self, silent_s: float) -> ProcessLife:
         """Of a process that is not stopped and shows no sign of life."""
-        self._starvation.look(now_s, cpu_use(self.pid))
-        if self._starvation.text:
+        if self._is_starved():
             advice = "end other programs on this machine, or give the run fewer services and threads"
             condition = f"it gets no CPU time ({self._starvation.text}); {advice}"
             return ProcessLife(silent_s, works=False, condition=condition, is_starved=True)

@@ -217,7 +217,7 @@ class Supervisor:
     def _trouble(self, name: str, life: ProcessLife) -> str:
         """What is wrong with a process, and whether it will be restarted."""
         longest_s = self._specs[name].longest_silence_s
-        if life.works or life.silent_s is None or longest_s <= 0:
+        if life.works or life.is_starved or life.silent_s is None or longest_s <= 0:
             return life.condition
         return f"{life.condition}; after {longest_s:.0f} s of silence it is restarted"
 

@@ -152,6 +152,31 @@ async def test_a_service_whose_event_loop_hangs_logs_its_stacks(tmp_path: Path) 
     assert "in main" in spec.log_path.read_text()
 
 
+async def test_a_service_that_gets_no_processor_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    idle = f"os.sched_setaffinity(0, [{core}]); os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+    spec = make_service(tmp_path, f"{idle}\n    while True: pass")
+    spec = dataclasses.replace(spec, argv=(*spec.argv[:2], "import os\n" + spec.argv[2]))
+    busy = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    with LocalLauncher() as launcher:
+        other = await asyncio.create_subprocess_exec(sys.executable, "-c", busy)
+        try:
+            handle = await launcher.start(spec)
+            async with asyncio.timeout(40.0):
+                while not handle.life().is_starved:  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0.1)
+            silence = asyncio.create_task(handle.silence(0.5))
+            await asyncio.sleep(1.5)
+            assert not silence.done()
+        finally:
+            other.kill()
+            await other.wait()
+        async with asyncio.timeout(40.0):
+            assert "hangs" in await silence
+        handle.kill()
+        await handle.wait()
+
+
 async def test_a_process_that_shows_no_signs_is_never_silent(tmp_path: Path) -> None:
     with LocalLauncher() as launcher:
         handle = await launcher.start(make_spec(tmp_path, "", argv=("sleep", "30")))

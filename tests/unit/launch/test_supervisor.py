@@ -66,9 +66,10 @@ async def test_a_process_that_is_silent_is_named_with_what_to_do_until_it_is_wel
         launcher.processes[0].known = dataclasses.replace(stopped, silent_s=9.0, is_starved=True)
         supervisor.look()
         assert supervisor.states[0].is_starved
+        assert supervisor.states[0].trouble == "it is stopped"  # it will not be restarted
         launcher.processes[0].known = ProcessLife(silent_s=0.1)
         supervisor.look()
-        assert changes[1:] == [trouble, ""]
+        assert changes[1:] == [trouble, "it is stopped", ""]
         await supervisor.stop()
 
 
