@@ -62,10 +62,8 @@ def numbers_move(browser: Browser, tmp_path: Path) -> None:
 
 def services_stop_and_join(browser: Browser, run: Started, tmp_path: Path) -> None:
     os.kill(run.pid_of("rollout-1"), signal.SIGSTOP)
-    browser.until(lambda: browser.count(".node.bad") == 1, "the mark of the stopped service", timeout_s=9.0)
-    browser.until(
-        lambda: browser.count("[data-rule=stopped_process]") == 1, "the watchdog's word", timeout_s=15.0
-    )
+    browser.until(lambda: browser.count(".node.bad") == 1, "the mark of the stopped service")
+    browser.until(lambda: browser.count("[data-rule=stopped_process]") == 1, "the watchdog's word")
     browser.wait_for("lets it continue")
     browser.check()
     picture(browser, "alarm", tmp_path)
