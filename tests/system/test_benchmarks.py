@@ -26,21 +26,21 @@ _SMALL = {
         ("programs_per_s", "p99_ms", "subprocess_programs_per_s", "verdict"),
     ),
     "dataflow_restart": (("--items", "500"), ("restart_s", "snapshot_mb")),
-    "viewer": (
-        ("--episodes", "800", "--queries", "20", "--pairs", "0"),
-        ("index_episodes_per_s", "query_p99_ms"),
-    ),
-    "dataflow_parked": (("--workers", "20", "--rounds", "1"), ("base_lease_p99_ms", "parked_lease_p99_ms")),
     "multi_policy": (
         ("--only", "sweep", "--quick", "--steps", "2"),
         ("speedup_vs_best_range", "speedup_vs_plain_range", "speedup_unequal", "num_lost"),
+    ),
+}
+_SMALL_BUT_LONG = {
+    "viewer": (
+        ("--episodes", "800", "--queries", "20", "--pairs", "0"),
+        ("index_episodes_per_s", "query_p99_ms"),
     ),
     "autoscale": (
         ("--quick", "--steps", "8"),
         ("gpu_hours_saved_frac", "wall_ratio", "tokens_per_dollar_ratio", "spot_wall_ratio"),
     ),
-}
-_SMALL_BUT_LONG = {
+    "dataflow_parked": (("--workers", "20", "--rounds", "1"), ("base_lease_p99_ms", "parked_lease_p99_ms")),
     "plan": (("--quick",), ("plan_error_max", "double_error_max", "plan_errors", "audits_hold")),
     "goodput": (
         ("--quick",),

@@ -90,6 +90,7 @@ def test_the_doctor_fails_a_recipe_that_does_not_work(runs: Runs, taken_port: in
     assert "choose another dataflow.port" in done.stdout
 
 
+@pytest.mark.long
 def test_batches_are_collected_once_and_trained_twice_with_the_same_weights(runs: Runs) -> None:
     recipe, collected = str(small(runs, steps=3)), runs.folder / "collected"
     told = succeeded("run", recipe, "--only", "rollout", "--run-dir", str(collected))

@@ -43,8 +43,7 @@ def printed_blocks() -> dict[str, list[Block]]:
 
 PRINTED = printed_blocks()
 _LONG = frozenset({"docs/longer.md", "docs/extend/launcher.md", "docs/extend/trainer.md"})
-"""Pages whose runs are left to `make test-all`. In CI, `test_train_longer.py` and `test_own_launcher.py` do
-what the first two print."""
+"""Pages whose runs are left to `make test-all`. In CI, `test_own_launcher.py` does what the second prints."""
 QUICKSTART = PRINTED[_FIRST][0]
 
 

@@ -8,7 +8,7 @@ import pytest
 from astraflow.dataflow.audit import audit
 from system_driver import Runs, Started, astraflow
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(600)]
 
 LOSS = """
 import time

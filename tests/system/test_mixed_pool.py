@@ -32,8 +32,8 @@ def test_python_and_node_serve_one_run(
     run = on_quickstart.start(
         ROOT / "recipes" / "quickstart.yaml",
         f"policies.actor.model={quickstart_model}",
-        "policies.actor.train.steps=12",
-        "eval.every=12",
+        "policies.actor.train.steps=6",
+        "eval.every=6",
         "rollout.services=0",
     )
     url = url_of(run)
@@ -44,10 +44,10 @@ def test_python_and_node_serve_one_run(
     assert run.summary()["audit_ok"]
     shares = trained_shares(run.run_dir / "journal")
     assert set(shares) == {"torch", "node"}
-    assert sum(share.episodes for share in shares.values()) == 12 * 64 * 8
+    assert sum(share.episodes for share in shares.values()) == 6 * 64 * 8
     for name, share in shares.items():
         assert share.episodes >= 64, (name, shares)
-        assert share.newest_version >= 6, (name, shares)
+        assert share.newest_version >= 3, (name, shares)
     mismatches = logprob_mismatches(run)
     assert mismatches
     assert max(mismatches) < 1e-6, mismatches
