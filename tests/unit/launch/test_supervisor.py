@@ -69,7 +69,7 @@ async def test_a_process_that_is_silent_is_named_with_what_to_do_until_it_is_wel
         assert supervisor.states[0].trouble == "it is stopped"  # it will not be restarted
         launcher.processes[0].known = ProcessLife(silent_s=0.1)
         supervisor.look()
-        assert changes[1:] == [trouble, "it is stopped", ""]
+        assert changes[1:] == [trouble, ""]
         await supervisor.stop()
 
 
