@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 ANSWER_S = 120.0
-PRELOADED = ["torch", "torch.distributed.fsdp", "transformers", "trainer_builders"]
+PRELOADED = ["torch", "torch.distributed.fsdp", "transformers", "rank_runs"]
 
 
 class RankPool:

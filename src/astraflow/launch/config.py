@@ -108,10 +108,12 @@ class PolicyConfig(Config):
                 f"train.ranks = {ranks} needs train.backend.name: torch; other backends bring their own "
                 "processes, so leave it 1"
             )
-        if ranks > self.table.groups_per_batch:
+        if self.train.data_ranks > self.table.groups_per_batch:
+            each = "each rank" if self.train.shard.tensor == 1 else f"every {self.train.shard.tensor} ranks"
+            verb = "needs" if self.train.shard.tensor == 1 else "need"
             raise ValueError(
                 f"train.ranks = {ranks}, but a batch has {self.table.groups_per_batch} groups "
-                "(table.groups_per_batch); each rank needs one at least, since groups are not split"
+                f"(table.groups_per_batch); {each} {verb} one at least, since groups are not split"
             )
         return self
 

@@ -29,6 +29,7 @@ from astraflow.models.families import (
     family_of,
     length_refusal,
     quantization_of,
+    shard_refusal,
 )
 from astraflow.models.weight_files import check_weight_files
 from astraflow.protocols import TaskSource
@@ -108,6 +109,10 @@ def _check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, ex
         )
     if exact and (reason := exact_refusal(config)):
         raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
+    shard = policy.train.shard
+    reason = shard_refusal(config, tensor=shard.tensor, expert=shard.expert)
+    if policy.role == "trained" and reason:
+        raise ConfigError(f"{who}: policies.{name}.train.shard.{reason}")
     engine = rollout.engine
     if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
         return

@@ -252,9 +252,10 @@ def _end(process: "subprocess.Popen[bytes]") -> str:
 class RankedLink:
     """Rank 0's link: takes its slice, and lets the others take theirs. Implements `TrainerLink`."""
 
-    def __init__(self, inner: TrainerLink, group: RankGroup) -> None:
+    def __init__(self, inner: TrainerLink, group: RankGroup, *, num_slices: int) -> None:
         self._inner = inner
         self._group = group
+        self._num_slices = num_slices
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
         """As the inner one, for all ranks."""
@@ -277,7 +278,7 @@ class RankedLink:
             await asyncio.gather(taking, return_exceptions=True)
 
     async def _take(self, policy: str, step: int, epoch: int) -> Batch | None:
-        own = await self._inner.batch(policy, step, epoch=epoch, rank=0, world=self._group.world)
+        own = await self._inner.batch(policy, step, epoch=epoch, rank=0, world=self._num_slices)
         if own is None:
             return None
         answers = self._group.tell("take", step=step, epoch=epoch)

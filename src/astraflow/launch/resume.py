@@ -60,6 +60,7 @@ MAY_CHANGE = (
     "policies.*.train.optimizer",
     "policies.*.train.backend",
     "policies.*.train.ranks",
+    "policies.*.train.shard",
     "policies.*.train.checkpoint_every",
     "policies.*.train.keep_checkpoints",
     "policies.*.sampling.max_tokens",

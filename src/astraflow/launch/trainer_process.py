@@ -125,7 +125,7 @@ async def _parts(folder: RunFolder, recipe: Recipe, policy: str, link: _Link) ->
         learner = await asyncio.to_thread(make, ranks=ranks)
         yield _Parts(
             RankedLearner(learner, group),
-            RankedLink(link.client, group),
+            RankedLink(link.client, group, num_slices=config.train.data_ranks),
             RankedRanges(own_range, group),
         )
     finally:

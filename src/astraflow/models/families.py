@@ -1,14 +1,24 @@
 """What `config.json` tells of a model's family: can the torch engine generate with it, and if not, why?
 
-This file reads mappings only, so a run can refuse a model before any process starts. A family that is not
+This file reads mappings, and transformers' plans of how layers are cut, so a run can refuse a model before
+any process starts. A family that is not
 named here is tried: the engine compares its own forward with the model's before it serves.
 """
 
 from collections.abc import Mapping
 from typing import Any, cast
 
-__all__ = ["engine_refusal", "exact_refusal", "family_of", "length_refusal", "quantization_of"]
+__all__ = [
+    "engine_refusal",
+    "exact_refusal",
+    "family_of",
+    "length_refusal",
+    "quantization_of",
+    "shard_refusal",
+]
 
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs call the number of experts."""
 _ATTENTION_KINDS = {"full_attention", "attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that remember nothing but keys and values, as `layer_types` names them."""
 _RECURRENT = {
@@ -128,3 +138,36 @@ def exact_refusal(config: Mapping[str, Any]) -> str:
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the text model, which models of several modalities keep in a section of its own."""
     return cast("Mapping[str, Any]", config.get("text_config") or config)
+
+
+def shard_refusal(config: Mapping[str, Any], *, tensor: int, expert: int) -> str:
+    """Why the layers of the model cannot be cut over so many ranks, from the setting's name on; empty if no
+    reason is known."""
+    if tensor == 1:
+        return ""
+    text = _text(config)
+    family = family_of(config)
+    if not _has_plan(family):
+        return (
+            f"tensor = {tensor}: transformers knows no plan of how layers of the family {family!r} are cut "
+            "(base_model_tp_plan); set tensor: 1, which leaves FSDP2"
+        )
+    num_experts = next((text[key] for key in _NUM_EXPERTS if isinstance(text.get(key), int)), 0)
+    if expert > 1 and not num_experts:
+        return f"expert = {expert}: the model is no mixture of experts; set expert: 1"
+    keys = ("num_attention_heads", "num_key_value_heads", *(() if num_experts else ("intermediate_size",)))
+    for key in keys:
+        size = text.get(key)
+        if isinstance(size, int) and size % tensor:
+            return f"tensor = {tensor}: the model has {key} = {size}, no multiple of it; choose a divisor"
+    if num_experts % expert:
+        return f"expert = {expert}: the model has {num_experts} experts, no multiple of it; choose a divisor"
+    return ""
+
+
+def _has_plan(family: str) -> bool:
+    """Whether transformers says for a family which projections are cut by rows, and which by columns."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = cast("Mapping[str, Any]", CONFIG_MAPPING)
+    return family in known and bool(known[family].base_model_tp_plan)

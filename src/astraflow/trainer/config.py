@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from astraflow.config import Config, Use, Variant, with_installed
 from astraflow.losses.config import AuxiliaryConfig, GrpoLossConfig, LossConfig
@@ -13,6 +13,7 @@ __all__ = [
     "LoraConfig",
     "OptimizerConfig",
     "OwnLoopBackendConfig",
+    "ShardConfig",
     "TorchBackendConfig",
     "TrainConfig",
 ]
@@ -85,6 +86,23 @@ class TorchBackendConfig(Config):
     about a third longer and a small part of the memory (activation checkpointing)."""
 
 
+class ShardConfig(Config):
+    """How the ranks of a trainer share the work, beside FSDP2, which uses those that are left:
+    `ranks = replicate * tensor * (rows are cut into so many)`."""
+
+    tensor: int = Field(default=1, ge=1)
+    """Number of ranks that compute the same samples together: each has a part of the heads and of the MLP of
+    every layer. It divides the model's query and key heads."""
+    expert: int = Field(default=1, ge=1)
+    """1, or as `tensor`: each of these ranks then has whole experts of its own instead of all of them. It
+    divides the number of experts."""
+    replicate: int = Field(default=1, ge=1)
+    """Number of copies of the weights and of the optimizer, each cut over the ranks of its copy alone (HSDP).
+    More memory, and less to exchange between the copies."""
+    context: int = Field(default=1, ge=1)
+    """Only 1: a sequence is not cut over ranks."""
+
+
 class OwnLoopBackendConfig(Config):
     """A training loop of your own, written in the verbs of the Tinker API. It decides on `train.loss`, `lr`,
     `denominator`, `minibatches` and `optimizer` itself; these keys are not read."""
@@ -133,8 +151,42 @@ class TrainConfig(Config):
     """Number of processes of this machine that train the policy together, each with a share of every batch
     and of the model (FSDP2). With a GPU as device, each takes one, from the named one on. `num_threads` is
     per rank."""
+    shard: ShardConfig = ShardConfig()
+    """How the ranks share the work, beside FSDP2."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Number of steps between checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of newest checkpoints that stay on disk. With 2 or more, damage to the newest one costs only the
     steps since the one before it; the batches of these steps are kept that long."""
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of slices that a batch is cut into: `ranks / shard.tensor`."""
+        return self.ranks // self.shard.tensor
+
+    @model_validator(mode="after")
+    def _ranks_can_be_cut(self) -> "TrainConfig":
+        shard = self.shard
+        if shard.context > 1:
+            raise ValueError(
+                f"shard.context = {shard.context}: cutting sequences over ranks is not built; leave it 1, "
+                "and lower token_budget or set backend.activations: recompute for long sequences"
+            )
+        cut = shard.tensor * shard.replicate
+        if self.ranks % cut:
+            raise ValueError(
+                f"ranks = {self.ranks} cannot be cut into shard.tensor {shard.tensor} x shard.replicate "
+                f"{shard.replicate}; set ranks to a multiple of {cut}"
+            )
+        if shard.expert not in (1, shard.tensor):
+            raise ValueError(
+                f"shard.expert = {shard.expert}, but shard.tensor = {shard.tensor}: experts are shared by "
+                f"the ranks that compute the same samples; set shard.expert to 1 or {shard.tensor}, or "
+                f"shard.tensor to {shard.expert}"
+            )
+        if shard.tensor > 1 and isinstance(self.backend, TorchBackendConfig) and self.backend.lora.rank:
+            raise ValueError(
+                f"shard.tensor = {shard.tensor} with backend.lora.rank = {self.backend.lora.rank}: adapters "
+                "on cut projections are not built; set shard.tensor: 1, which leaves FSDP2"
+            )
+        return self

@@ -64,14 +64,16 @@ def is_lost_contact(err: BaseException) -> bool:
 
 
 class ProcessRanks:
-    """The ranks of torch's process group, which must be initialised. Implements `Ranks`.
+    """The ranks of torch's process group, which must be initialised, or of a part of it. Implements `Ranks`.
 
     Example: `ProcessRanks().whole(np.array([dist.get_rank()]))` -> `[0, 1]` on both of two ranks.
     """
 
-    def __init__(self) -> None:
-        self.rank = dist.get_rank()
-        self.world = dist.get_world_size()
+    def __init__(self, group: Any = None) -> None:
+        """`group`: a process group with this rank; all ranks if it is None."""
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
 
     def each(self, value: Any) -> list[Any]:
         text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
@@ -93,5 +95,5 @@ class ProcessRanks:
     def _gathered(self, own: Tensor) -> list[Tensor]:
         """A tensor of every rank, all of the same shape."""
         found = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(found, own)
+        dist.all_gather(found, own, group=self._group)
         return found

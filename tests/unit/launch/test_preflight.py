@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from astraflow.envs.data_sets.manifest import CONVERSION, DataManifest, PreparedSplit, write_manifest
 from astraflow.errors import ConfigError, DataError
@@ -332,3 +333,41 @@ def test_of_a_large_prepared_data_set_tasks_are_looked_at_from_its_first_to_its_
     for row in (0, 999):
         with pytest.raises(DataError, match=f"task train/{row} has no right program"):
             check_recipe(prepared_code(folder, without_solution=range(row, row + 1)))
+
+
+SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 30, "num_experts": 6}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "shard", "said"),
+    [
+        ("qwen3_moe", {"tensor": 4}, "train.shard.tensor = 4: the model has num_key_value_heads = 2"),
+        ("llama", {"tensor": 2, "expert": 2}, "train.shard.expert = 2: the model is no mixture of experts"),
+        ("gpt2", {"tensor": 2}, "knows no plan of how layers of the family 'gpt2' are cut"),
+        ("qwen3_moe", {"tensor": 2, "expert": 4}, "set shard.expert to 1 or 2, or shard.tensor to 4"),
+        ("llama", {"tensor": 2, "context": 2}, "shard.context = 2: .* is not built"),
+        ("llama", {"tensor": 3}, "ranks = 4 cannot be cut .* set ranks to a multiple of 3"),
+    ],
+)
+def test_ranks_that_a_model_cannot_be_cut_over_are_refused_by_name(
+    folder: Path, model_type: str, shard: dict[str, int], said: str
+) -> None:
+    sizes = {key: size for key, size in SIZES.items() if "moe" in model_type or key != "num_experts"}
+    (folder / "model" / "config.json").write_text(json.dumps({"model_type": model_type, **sizes}))
+    policy = make_policy(folder, train={"ranks": 4, "shard": shard})
+    with pytest.raises((ConfigError, ValidationError), match=said):
+        check_recipe(make_recipe(folder, policies={"actor": policy}))
+
+
+def test_adapters_are_not_cut(folder: Path) -> None:
+    train = {"ranks": 2, "shard": {"tensor": 2}, "backend": {"name": "torch", "lora": {"rank": 4}}}
+    with pytest.raises(ValidationError, match=r"backend.lora.rank = 4.* is not built|are not built"):
+        make_recipe(folder, policies={"actor": make_policy(folder, train=train)})
+
+
+def test_a_slice_of_a_batch_is_needed_for_the_ranks_of_a_place_together(folder: Path) -> None:
+    table = {"group_size": 2, "groups_per_batch": 2}
+    policy = make_policy(folder, table=table, train={"ranks": 4, "shard": {"tensor": 2}})
+    assert make_recipe(folder, policies={"actor": policy}).policies["actor"].train.data_ranks == 2
+    with pytest.raises(ValidationError, match="each rank needs one at least"):
+        make_recipe(folder, policies={"actor": make_policy(folder, table=table, train={"ranks": 4})})

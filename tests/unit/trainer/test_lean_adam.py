@@ -9,6 +9,7 @@ from torch import nn
 
 from astraflow.trainer.backends.lean_adam import LeanAdamW
 from astraflow.trainer.backends.optimizer_files import OptimizerPart, read_optimizer
+from astraflow.trainer.backends.sharding import TrainedPart
 from astraflow.trainer.ranks import ALONE
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -43,8 +44,8 @@ def test_a_resume_goes_on_bit_for_bit_with_averages_as_narrow_as_before(tmp_path
     train(first, optimizer, range(3))
     second, resumed = make(torch.bfloat16)
     second.data.copy_(first.data)
-    OptimizerPart.of(optimizer, {"w": (first, first)}, ALONE, prefix="o").write(tmp_path)
-    parts = {"w": (second, second)}
-    read_optimizer(tmp_path, resumed, parts, ALONE, prefix="o", zeros=resumed.stored)
+    OptimizerPart.of(optimizer, {"w": TrainedPart(first, first)}, ALONE, prefix="o").write(tmp_path)
+    parts = {"w": TrainedPart(second, second)}
+    read_optimizer(tmp_path, resumed, parts, prefix="o", zeros=resumed.stored)
     assert resumed.state[second]["exp_avg"].dtype == torch.bfloat16
     assert torch.equal(train(second, resumed, range(3, 6)), straight)

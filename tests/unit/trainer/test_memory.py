@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from astraflow.errors import ConfigError
+from astraflow.trainer.backends.grid import RankGrid
 from astraflow.trainer.backends.memory import MemoryNeed, check_memory, free_bytes, memory_need
 from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.ranks import ALONE
 from trainer_builders import make_model
 
 
@@ -52,3 +54,13 @@ def test_a_microbatch_that_may_not_fit_is_a_warning(caplog: pytest.LogCaptureFix
 
 def test_the_memory_of_this_machine_is_known() -> None:
     assert 1e6 < free_bytes("cpu") < 1e15
+
+
+def test_a_rank_has_its_part_of_the_layers_and_its_rows_of_all() -> None:
+    model = make_model()
+    layers = sum(p.numel() for p in model.model.layers.parameters())
+    others = sum(p.numel() for p in model.parameters()) - layers
+    config = TrainConfig.model_validate_json('{"backend": {"name": "torch", "device": "cuda:0"}}')
+    grid = RankGrid(ALONE, ALONE, num_parts=2, tensor=4)
+    found = memory_need(model, config, grid=grid).lasting["weights"]
+    assert found == pytest.approx(4 * (layers / 8 + others / 2))

@@ -66,7 +66,7 @@ def _torch_learner(
 
     ranks = ALONE if ranks is None else ranks
     backend = TorchBackend(config, model_dir=model_dir, seed=seed, ranks=ranks, exact=exact)
-    return LossLearner(config, backend, seed=seed, ranks=ranks)
+    return LossLearner(config, backend, seed=seed, ranks=backend.data_ranks)
 
 
 def _make(config: TrainConfig, *, model_dir: str | Path, seed: int) -> TrainerBackend | Learner:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from astraflow import wire
+from astraflow.errors import ConfigError
 from astraflow.models.loading import DTYPES
 from astraflow.protocols import EntropyUse
 from astraflow.token_columns import EXPERTS_STREAM, Columns
@@ -186,6 +187,23 @@ class Forward:
         columns = columns_from_samples(_probe_samples(self._vocab_size)[-1:], vocab_size=self._vocab_size)
         self._is_idle = True
         return columns, self.layout(columns, np.arange(1))
+
+    @torch.no_grad()
+    def probe(self) -> Tensor:
+        """What the model predicts for made-up samples, in float32."""
+        columns = columns_from_samples(_probe_samples(self._vocab_size), vocab_size=self._vocab_size)
+        layout = make_layout(columns, np.arange(len(columns.lengths)), share=self.is_packed)
+        packed = self.tensors(layout)
+        return self.entry(partial(self.logits, packed))
+
+    def check_probe(self, before: Tensor) -> None:
+        """Raises: ConfigError if the model predicts something else than at an earlier `probe`."""
+        difference = float((self.probe() - before).abs().max())
+        if difference > _LOGIT_TOLERANCE * float(before.abs().max()):
+            raise ConfigError(
+                f"train.shard.tensor: cut over ranks, {type(self._model).__name__} predicts something else "
+                f"(by {difference:.3g}): the plan of its family does not fit it; set train.shard.tensor: 1"
+            )
 
     def logprobs(
         self, columns: Columns, packed: LayoutTensors, *, entropy: EntropyUse = "none"

@@ -17,12 +17,16 @@ import torch
 from torch import nn
 
 from astraflow.errors import ConfigError
+from astraflow.trainer.backends.grid import RankGrid
 from astraflow.trainer.backends.head import num_chunk_tokens
+from astraflow.trainer.backends.recompute import layers_of
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 
 __all__ = ["MemoryNeed", "check_memory", "free_bytes", "memory_need"]
 
 _log = logging.getLogger(__name__)
+_EXPERTS_NDIM = 3
+"""Dimensions of a weight that holds all experts of a layer."""
 _HEAD_COPIES = 3
 """Copies of a chunk's logits at the peak, in float32."""
 
@@ -55,18 +59,19 @@ class MemoryNeed:
         return f"{named}; what helps most is {advice}"
 
 
-def memory_need(model: nn.Module, config: TrainConfig, *, num_ranks: int = 1) -> MemoryNeed:
+def memory_need(model: nn.Module, config: TrainConfig, *, grid: RankGrid | None = None) -> MemoryNeed:
     """What training a model takes by these settings; frozen models and a critic come on top.
 
     On GPUs each of several ranks has a device and a share of the weights; on a CPU all share its memory.
     """
     backend = config.backend
     assert isinstance(backend, TorchBackendConfig)
-    share = 1 if backend.device == "cpu" else num_ranks
-    num_weights = sum(p.numel() for p in model.parameters()) / share
-    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / share
+    is_split = grid is not None and backend.device != "cpu"
+    num_weights = _num_held(list(model.parameters()), model, grid if is_split else None)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    num_trained = _num_held(trained, model, grid if is_split else None)
     averages = 2 * num_trained * (2 if backend.optimizer_state == "bfloat16" else 4)
-    published = num_weights * (2 if backend.publish_dtype == "bfloat16" else 4)
+    published = sum(p.numel() for p in model.parameters()) * (2 if backend.publish_dtype == "bfloat16" else 4)
     kept, recomputed = _activations(model, config)
     is_kept = backend.activations == "keep"
     vocab_size = _vocab_size(model)
@@ -80,7 +85,7 @@ def memory_need(model: nn.Module, config: TrainConfig, *, num_ranks: int = 1) ->
         "weights in bfloat16": 2.0 * num_weights if backend.dtype == "bfloat16" else 0.0,
         f"activations of {config.token_budget} tokens": kept if is_kept else recomputed,
         "logits": 4.0 * _HEAD_COPIES * chunk,
-        "export": 0.0 if backend.device == "cpu" or backend.lora.rank else float(published) * share,
+        "export": 0.0 if backend.device == "cpu" or backend.lora.rank else float(published),
     }
     savings = {
         "train.backend.activations: recompute": kept - recomputed if is_kept else 0.0,
@@ -118,6 +123,20 @@ def free_bytes(device: str) -> float:
         return float("inf")
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     return float(lines["MemAvailable"].split()[0]) * 1024
+
+
+def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid | None) -> float:
+    """Elements of some parameters that a rank has: of layers its part, if they are cut, and of all that its
+    share of the rows."""
+    if grid is None:
+        return float(sum(parameter.numel() for parameter in parameters))
+    in_layers = {id(parameter) for layer in layers_of(model) for parameter in layer.parameters()}
+    found = 0.0
+    for parameter in parameters:
+        is_expert = parameter.ndim == _EXPERTS_NDIM
+        is_cut = id(parameter) in in_layers and (grid.cuts_experts or not is_expert)
+        found += parameter.numel() / grid.num_parts / (grid.tensor if is_cut else 1)
+    return found
 
 
 def _activations(model: nn.Module, config: TrainConfig) -> tuple[float, float]:

@@ -21,11 +21,12 @@ from astraflow.losses.config import ValueModelConfig
 from astraflow.models.loading import export_tensors, load_causal_lm
 from astraflow.protocols import ModelRole
 from astraflow.trainer.backends.forward import Forward
+from astraflow.trainer.backends.grid import RankGrid
 from astraflow.trainer.backends.recompute import recompute_layers
 from astraflow.trainer.backends.sharding import ModelWeights
 from astraflow.trainer.backends.trained_model import ScoringModel, TrainedModel
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
-from astraflow.trainer.ranks import ALONE, Ranks
+from astraflow.trainer.ranks import ALONE
 
 __all__ = ["Critic", "FrozenModel", "load_critic", "load_frozen", "vocab_size_of"]
 
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 class FrozenModel(ScoringModel):
     """Scores batches. Example: `FrozenModel(folder, config).predictions(columns, parts)`."""
 
-    def __init__(self, folder: str | Path, config: TrainConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, folder: str | Path, config: TrainConfig, grid: RankGrid | None = None) -> None:
         """Loads the model. Raises: DataError if the folder does not hold one."""
         assert isinstance(config.backend, TorchBackendConfig)
         self.folder = Path(folder).expanduser()
@@ -47,13 +48,13 @@ class FrozenModel(ScoringModel):
         for tensor in export_tensors(model):
             digest.update(tensor.data.data)
         self.digest = digest.hexdigest()
-        weights = ModelWeights(model, ranks)
+        weights = ModelWeights(model, RankGrid(ALONE, ALONE) if grid is None else grid)
         forward = Forward(model, vocab_size=self.vocab_size, config=config.backend)
-        super().__init__(forward, weights=weights, config=config, ranks=ranks)
+        super().__init__(forward, weights=weights, config=config)
 
 
 def load_frozen(
-    config: TrainConfig, *, model_dir: str | Path, vocab_size: int, ranks: Ranks
+    config: TrainConfig, *, model_dir: str | Path, vocab_size: int, grid: RankGrid
 ) -> dict[ModelRole, FrozenModel]:
     """The frozen models that a recipe needs, by role.
 
@@ -67,7 +68,7 @@ def load_frozen(
         folders["teacher"] = auxiliary.teacher
     models: dict[ModelRole, FrozenModel] = {}
     for role, folder in folders.items():
-        models[role] = FrozenModel(folder, config, ranks)
+        models[role] = FrozenModel(folder, config, grid)
     for role, model in models.items():
         if model.vocab_size != vocab_size or _tokenizer(model.folder) != _tokenizer(Path(model_dir)):
             raise ConfigError(
@@ -94,7 +95,7 @@ def _tokenizer(folder: Path) -> bytes:
 class Critic(TrainedModel):
     """Predicts returns: the sum of rewards that is expected from each trained token on."""
 
-    def __init__(self, config: TrainConfig, folder: str | Path, ranks: Ranks) -> None:
+    def __init__(self, config: TrainConfig, folder: str | Path, grid: RankGrid) -> None:
         """Loads the model. Raises: DataError if the folder does not hold one."""
         assert isinstance(config.backend, TorchBackendConfig)
         device = config.backend.device
@@ -108,12 +109,12 @@ class Critic(TrainedModel):
         head = nn.Linear(width, 1, bias=False, device=device)
         nn.init.zeros_(head.weight)
         cast("Any", model).set_output_embeddings(head)
-        weights = ModelWeights(model, ranks)
-        super().__init__(model, forward, config, weights=weights, ranks=ranks, predicts_values=True)
+        weights = ModelWeights(model, grid)
+        super().__init__(forward, config, weights=weights, predicts_values=True)
 
 
 def load_critic(
-    config: TrainConfig, *, model_dir: str | Path, vocab_size: int, ranks: Ranks
+    config: TrainConfig, *, model_dir: str | Path, vocab_size: int, grid: RankGrid
 ) -> Critic | None:
     """The critic of a recipe, or None. Raises: DataError if its folder holds no model; ConfigError if its
     vocabulary is another."""
@@ -121,7 +122,7 @@ def load_critic(
     if not isinstance(chosen, ValueModelConfig):
         return None
     folder = Path(chosen.model or model_dir).expanduser()
-    critic = Critic(config, folder, ranks)
+    critic = Critic(config, folder, grid)
     if critic.vocab_size != vocab_size:
         raise ConfigError(
             f"train.auxiliary.critic.model = {str(folder)!r} has {critic.vocab_size} tokens, the policy "

@@ -23,6 +23,7 @@ from astraflow.models.loading import DTYPES, load_causal_lm
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
 from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.backends.forward import Forward
+from astraflow.trainer.backends.grid import make_grid
 from astraflow.trainer.backends.invariant import InvariantLogprobs
 from astraflow.trainer.backends.lora import Lora
 from astraflow.trainer.backends.memory import check_memory, free_bytes, memory_need
@@ -71,7 +72,8 @@ class TorchBackend:
     ) -> None:
         """Loads the models. Raises: DataError if a folder does not hold one, ConfigError for a bad device.
 
-        `ranks`: who has the rest of every batch, and of every weight. All of them make the same calls.
+        `ranks`: all ranks of the trainer, which together have every batch and every weight. All of them make
+        the same calls.
         `model`: the policy's, in float32, if it is on the device already. `exact`: the policy's logprobs are
         those of an exact engine, to the last bit.
         """
@@ -81,24 +83,29 @@ class TorchBackend:
         backend = backend.model_copy(update={"device": rank_device(backend.device, ranks.rank)})
         config = config.model_copy(update={"backend": backend})
         self._backend = backend
-        self._ranks = ranks
         self._device = _checked_device(backend.device)
+        grid = self._grid = make_grid(ranks, config.shard, device=backend.device)
         free = free_bytes(self._device)
         self._model = model or load_causal_lm(model_dir, dtype="float32", device=self._device)
         self._vocab_size = vocab_size_of(self._model)
         self._lora = Lora.add_to(self._model, backend.lora, seed=seed) if backend.lora.rank else None
-        self._need = memory_need(self._model, config, num_ranks=ranks.world)
+        self._need = memory_need(self._model, config, grid=grid)
         check_memory(self._need, free)
         if backend.activations == "recompute":
             recompute_layers(self._model)
-        self._weights = ModelWeights(self._model, ranks)
+        self._weights = ModelWeights(self._model, grid)
         forward = Forward(self._model, vocab_size=self._vocab_size, config=backend)
         if exact:
             forward.invariant = InvariantLogprobs(self._model)
         self._replay = forward.replay = RouterReplay.of(self._model)
-        self._policy = TrainedModel(self._model, forward, config, weights=self._weights, ranks=ranks)
-        self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, ranks=ranks)
-        self._critic = load_critic(config, model_dir=model_dir, vocab_size=self._vocab_size, ranks=ranks)
+        self._policy = TrainedModel(forward, config, weights=self._weights)
+        self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)
+        self._critic = load_critic(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)
+
+    @property
+    def data_ranks(self) -> Ranks:
+        """Who has the rest of every batch: a `LossLearner` gathers from them."""
+        return self._grid.data
 
     @property
     def vocab_size(self) -> int:
@@ -168,7 +175,7 @@ class TorchBackend:
 
     def step_metrics(self) -> Mapping[str, float]:
         """What the routers of a mixture of experts did since the last call; empty for other models."""
-        return {} if self._replay is None else self._replay.metrics(self._ranks)
+        return {} if self._replay is None else self._replay.metrics(self._grid.data)
 
     def export(self) -> Iterable[HostTensor]:
         """The weights as they are now, in the dtype that is published. Iterate once, in any thread.
@@ -186,12 +193,13 @@ class TorchBackend:
     def _exported_elements(self) -> Mapping[str, tuple[int, int]]:
         """Name of each published tensor -> the `[first, last)` of its elements that this rank exports."""
         dtype = self._backend.publish_dtype
+        everyone = self._grid.everyone
         if self._lora is None:
             table = [(name, shape, dtype) for name, shape in self._weights.shapes]
         else:
             publish = self._backend.lora.publish
             table = self._lora.published_table(self._weights, publish=publish, dtype=dtype)
-        return elements_of_rank(table_of(table), self._ranks.rank, self._ranks.world)
+        return elements_of_rank(table_of(table), everyone.rank, everyone.world)
 
     def save(self, folder: Path, *, num_steps_done: int) -> Write:
         """Copies models, optimizers and random state to host memory. Returns: what writes the copies.
@@ -209,7 +217,7 @@ class TorchBackend:
         def write() -> None:
             for write_model in copies:
                 write_model()
-            if self._ranks.rank == 0:
+            if self._grid.everyone.rank == 0:
                 save_state(folder, state)
 
         return write

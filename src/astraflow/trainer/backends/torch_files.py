@@ -65,7 +65,7 @@ def copy_model(folder: Path, model: TrainedModel, name: str) -> Write:
 
     weights: dict[str, Tensor] = {}
     for name_in_folder, weight in model.weights.gathered():
-        if model.ranks.rank == 0:
+        if model.grid.everyone.rank == 0:
             weights[name_in_folder] = weight.detach().to("cpu", copy=True).contiguous()
     part = model.optimizer_part(_prefix(name))
 

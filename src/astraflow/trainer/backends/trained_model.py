@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -17,9 +18,8 @@ from astraflow.token_columns import Columns
 from astraflow.trainer.backends.forward import Forward, LayoutTensors
 from astraflow.trainer.backends.lean_adam import LeanAdamW
 from astraflow.trainer.backends.optimizer_files import OptimizerPart, read_optimizer
-from astraflow.trainer.backends.sharding import ModelWeights, local_part, trained_parts
+from astraflow.trainer.backends.sharding import ModelWeights, TrainedPart, local_part
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
-from astraflow.trainer.ranks import Ranks
 
 __all__ = ["ScoringModel", "TrainedModel"]
 
@@ -40,18 +40,22 @@ class ScoringModel:
         *,
         weights: ModelWeights,
         config: TrainConfig,
-        ranks: Ranks,
         predicts_values: bool = False,
     ) -> None:
-        """Splits the model over the ranks. `predicts_values`: it has one number per token in place of
-        logits."""
+        """Splits the model over the ranks. `predicts_values`: it has one number per token in place of logits.
+
+        Raises: ConfigError if it cannot be cut as `train.shard` says.
+        """
         assert isinstance(config.backend, TorchBackendConfig)
         self.forward = forward
         self.weights = weights
-        self.ranks = ranks
+        self.grid = weights.grid
         self._token_budget = config.token_budget
         self._predicts_values = predicts_values
-        weights.split(forward.entry, config.backend.device)
+        before = forward.probe() if self.grid.tensor > 1 else None
+        weights.split(forward.entry)
+        if before is not None:
+            forward.check_probe(before)
 
     def cut(self, columns: Columns, samples: Ints) -> Sequence[Ints]:
         """As `TrainerBackend.cut`."""
@@ -72,7 +76,7 @@ class ScoringModel:
 
     def _num_idle(self, parts: Sequence[Ints]) -> int:
         """Passes that other ranks have more. Call it before the passes, where all are at the same place."""
-        return max(self.ranks.each(len(parts))) - len(parts)
+        return max(self.grid.data.each(len(parts))) - len(parts)
 
     def _predicted(
         self, columns: Columns, packed: LayoutTensors, entropy: EntropyUse
@@ -97,20 +101,16 @@ class TrainedModel(ScoringModel):
 
     def __init__(
         self,
-        model: nn.Module,
         forward: Forward,
         config: TrainConfig,
         *,
         weights: ModelWeights,
-        ranks: Ranks,
         predicts_values: bool = False,
     ) -> None:
-        super().__init__(
-            forward, weights=weights, config=config, ranks=ranks, predicts_values=predicts_values
-        )
-        self._parts = trained_parts(model)
-        self._own = [own for _, own in self._parts.values() if own.numel()]
-        """This rank's rows of the parameters; the parameters themselves if they are not split."""
+        super().__init__(forward, weights=weights, config=config, predicts_values=predicts_values)
+        self._parts = weights.trained_parts()
+        self._own = [part.own for part in self._parts.values() if part.own.numel()]
+        """This rank's parts of the parameters; the parameters themselves if they are not split."""
         self._optimizer = _make_optimizer(self._own, config)
 
     def forward_backward(self, columns: Columns, parts: Sequence[Ints], objective: Objective) -> int:
@@ -129,7 +129,7 @@ class TrainedModel(ScoringModel):
 
     def optim_step(self, step: AdamStep) -> float:
         """As `TrainerBackend.optim_step`."""
-        if all(parameter.grad is None for parameter, _ in self._parts.values()):
+        if all(part.parameter.grad is None for part in self._parts.values()):
             raise TrainingError("an optimizer step without a gradient: call forward_backward first")
         norm = self._clip(step.max_grad_norm)
         if np.isfinite(norm):
@@ -153,26 +153,45 @@ class TrainedModel(ScoringModel):
 
     def optimizer_part(self, prefix: str) -> OptimizerPart:
         """A copy of this rank's part of the optimizer's state. `prefix`: of its file's name."""
-        return OptimizerPart.of(self._optimizer, self._parts, self.ranks, prefix=prefix)
+        return OptimizerPart.of(self._optimizer, self._parts, self.grid.everyone, prefix=prefix)
 
     def load_optimizer(self, folder: Path, prefix: str) -> None:
         """Restores it from the parts of any number of ranks. Raises: DataError if they do not fit."""
         optimizer = self._optimizer
         zeros = optimizer.stored if isinstance(optimizer, LeanAdamW) else torch.zeros_like
-        read_optimizer(folder, optimizer, self._parts, self.ranks, prefix=prefix, zeros=zeros)
+        read_optimizer(folder, optimizer, self._parts, prefix=prefix, zeros=zeros)
 
     def _clip(self, max_norm: float) -> float:
         """Scales the gradient of all ranks down to a norm. Returns: the norm before."""
-        if self.ranks.world == 1:
+        if self.grid.everyone.world == 1:
             return float(torch.nn.utils.clip_grad_norm_(self._own, max_norm))
-        for parameter, own in self._parts.values():
-            own.grad = None if parameter.grad is None else local_part(parameter.grad)
-        mine = float(torch.nn.utils.get_total_norm([own.grad for own in self._own if own.grad is not None]))
-        norm = math.sqrt(sum(part * part for part in self.ranks.each(mine)))
+        counted: list[Tensor] = []
+        for part in self._parts.values():
+            grad = part.parameter.grad
+            part.own.grad = None if grad is None else local_part(grad)
+            if part.own.grad is None or not part.own.numel():
+                continue
+            if part.is_shared:
+                self._share(part)
+            if part.is_first:
+                counted.append(part.own.grad)
+        mine = float(torch.nn.utils.get_total_norm(counted))
+        norm = math.sqrt(sum(part_norm * part_norm for part_norm in self.grid.everyone.each(mine)))
         torch.nn.utils.clip_grads_with_norm_(self._own, max_norm, torch.tensor(norm))
         return norm
 
+    def _share(self, part: TrainedPart) -> None:
+        """Makes the gradient of a part that several ranks have the same on all of them, to the last bit.
+
+        Where each found all of it, their kernels may have rounded it in different ways.
+        """
+        grad = part.own.grad
+        assert grad is not None
+        dist.all_reduce(grad, group=self.grid.place_group)
+        if not part.is_partial:
+            grad /= self.grid.tensor
+
     def _drop_gradients(self) -> None:
-        for parameter, own in self._parts.values():
-            parameter.grad = None
-            own.grad = None
+        for part in self._parts.values():
+            part.parameter.grad = None
+            part.own.grad = None
