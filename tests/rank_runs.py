@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "m2po over microbatches": {"loss": {"name": "m2po"}, **SMALL},
     "gspo with sequence means": {"loss": {"name": "gspo"}, "denominator": "sequence_means", **SMALL},
     "kl and two minibatches": {**KL, "minibatches": 2, **SMALL},
-    "lora": {"backend": {"name": "torch", "lora": {"rank": 2, "targets": "all-linear"}}, "minibatches": 2},
+    "lora": {"backend": {"name": "torch", "lora": {"rank": 2}}, "minibatches": 2},
     "lean optimizer, layers again": {
         "backend": {"name": "torch", "optimizer_state": "bfloat16", "activations": "recompute"},
         **SMALL,

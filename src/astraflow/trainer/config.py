@@ -53,7 +53,8 @@ class LoraConfig(Config):
         *("gate_proj", "up_proj", "down_proj"),
     )
     """Last names of the projections that get factors, or `all-linear`: all linear layers but the output head.
-    Families name them differently; the experts of a mixture are no linear layers and stay frozen."""
+    Families name them differently. The experts of a mixture are no linear layers: they get factors only by
+    name, e.g. `gate_proj`, `up_proj` and `down_proj`."""
     publish: Literal["merged", "adapters"] = "merged"
     """`merged`: publish plain weights. `adapters`: publish the frozen weights and, beside them, the factors,
     which the receiver adds up; with `weights.delta`, only the factors then travel."""

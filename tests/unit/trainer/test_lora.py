@@ -26,6 +26,7 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.types import Sample
 from astraflow.weights.snapshot import read_model, read_safetensors, snapshot_to_folder
 from model_gallery import save_tiny
+from rank_runs import make_experts
 from trainer_builders import logprobs_alone, make_batch, make_sample, make_samples, save_model
 
 
@@ -217,6 +218,60 @@ def test_all_linear_adapts_every_projection_but_the_head(model_dir: Path) -> Non
     backend = train(make(model_dir, targets="all-linear"))
     named = {name.split(".")[-2] for name in adapted_names(tensor.name for tensor in backend.export())}
     assert named == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+# --- experts --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def experts_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("experts")
+    make_experts().save_pretrained(folder)
+    return folder
+
+
+def test_named_experts_get_factors_of_their_own_and_nothing_else_changes(experts_dir: Path) -> None:
+    base = contents(read_model(experts_dir))
+    backend = make(experts_dir)
+    before, after = contents(backend.export()), contents(train(backend).export())
+    assert {name: data for name, data in after.items() if not is_adapter(name)} == base
+    assert {name for name in after if after[name] != before[name]} >= {
+        f"base_model.model.model.layers.1.mlp.experts.{expert}.{projection}_proj.lora_B.weight"
+        for expert in range(4)
+        for projection in ("gate", "up", "down")
+    }
+    assert adapted_names(after) == sorted(name for name in base if name.endswith("_proj.weight"))
+
+
+@pytest.mark.parametrize("publish", ["adapters", "merged"])
+def test_experts_are_served_as_they_are_trained(experts_dir: Path, publish: str) -> None:
+    backend = train(make(experts_dir, publish=publish, alpha=40.0))
+    model, start = served(backend, experts_dir), load_causal_lm(experts_dir)
+    samples = make_samples()
+    moved = logprobs_alone(model, samples[0]) - logprobs_alone(start, samples[0])
+    assert moved.abs().max() > 0.05
+    result = backend.train_step(make_batch(with_logprobs(model, samples), step=3))
+    gap = next(m.value for m in result.metrics if m.name == "behavior_gap_max")
+    assert gap < 1e-4
+
+
+def test_a_checkpoint_with_experts_goes_on_with_the_same_bits(experts_dir: Path, tmp_path: Path) -> None:
+    backend = train(make(experts_dir))
+    backend.save(tmp_path)()
+    again = make(experts_dir)
+    again.load(tmp_path)
+    assert contents(train(again).export()) == contents(train(backend).export())
+
+
+def test_half_of_a_fused_weight_is_refused_with_the_other_half(experts_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gate_up_proj holds gate_proj and up_proj .* add up_proj"):
+        make(experts_dir, targets=["gate_proj"])
+
+
+def test_all_linear_leaves_experts_as_they_are(experts_dir: Path) -> None:
+    names = adapted_names(tensor.name for tensor in make(experts_dir, targets="all-linear").export())
+    assert names
+    assert not [name for name in names if ".experts." in name]
 
 
 def test_a_target_that_the_family_lacks_is_answered_with_those_that_it_has(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""LoRA on linear projections: `W x + scale * B A x`, of which only A and B are trained.
+"""LoRA on linear projections: `W x + scale * B A x`, of which only A and B are trained; and on experts
+(`lora_experts`).
 
 The factors are parameters of the projection's own module, so that every other weight keeps its name. Source:
 Hu et al. 2021 (arXiv:2106.09685): A random, B zero, scale alpha / r.
@@ -18,6 +19,7 @@ from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import merged, peft_names
 from astraflow.models.export import begin_export, part_of
 from astraflow.models.loading import DTYPES, DtypeName, file_names, host_tensor, in_dtype
+from astraflow.trainer.backends.lora_experts import FusedWeight, adapt_experts, fused_weights
 from astraflow.trainer.backends.sharding import ModelWeights
 from astraflow.trainer.config import LoraConfig
 
@@ -37,6 +39,8 @@ class Lora:
     scale: float
     published: dict[str, str] = field(default_factory=dict[str, str])
     """Name of each projection's weight in the model -> in its folder."""
+    experts: dict[str, FusedWeight] = field(default_factory=dict[str, FusedWeight])
+    """Name of the factors of each adapted parameter with experts, as published names begin -> its weights."""
     _base: list[Sequence[HostTensor]] = field(default_factory=list[Sequence[HostTensor]])
     """This rank's part of the frozen weights as they are published; empty before the first export."""
 
@@ -52,10 +56,15 @@ class Lora:
         by_name: dict[str, list[nn.Linear]] = {}
         for name, linear in _projections(model):
             by_name.setdefault(name.rsplit(".", 1)[-1], []).append(linear)
-        for target in _targets(model, config, by_name):
-            for linear in by_name[target]:
+        fused = fused_weights(model)
+        for target in _targets(model, config, by_name, fused.values()):
+            for linear in by_name.get(target, ()):
                 lora._adapt(linear, config.rank, random)
+        factors = lora._adapt_experts(fused, config, random)
         lora.published.update(file_names(model))
+        lora.experts.update(
+            {lora.published[f"{own}.lora_A"].removesuffix(".lora_A"): w for own, w in factors.items()}
+        )
         return lora
 
     def export(
@@ -87,20 +96,50 @@ class Lora:
         if publish == "merged":
             return [*base]
         factors = [(name, shape) for name, shape in weights.shapes if name.endswith(_FACTORS)]
-        return [*base, *((self._peft_name(name), shape, "float32") for name, shape in factors)]
+        return [
+            *base,
+            *((each, shape[-2:], "float32") for name, shape in factors for each in self._peft_names(name)),
+        ]
 
     def _factors(self, weights: ModelWeights) -> Iterator[HostTensor]:
         """All factors, whole: they are small, and merging needs them."""
         for name, factor in weights.gathered(lambda name: name.endswith(_FACTORS)):
             scale = 1.0 if name.endswith(".lora_A") else self.scale
-            yield host_tensor(self._peft_name(name), scale * factor)
+            parts = factor.reshape(-1, *factor.shape[-2:])
+            for each, part in zip(self._peft_names(name), parts, strict=True):
+                yield host_tensor(each, scale * part)
 
-    def _peft_name(self, name: str) -> str:
-        """PEFT's name of a factor."""
+    def _peft_names(self, name: str) -> list[str]:
+        """PEFT's name of a factor; of experts, those of all factors that are one parameter."""
         projection, _, kind = name.rpartition(".")
-        weight = f"{projection}.weight"  # in some families already under the folder's name
-        down, up = peft_names(self.published.get(weight, weight))
-        return down if kind == "lora_A" else up
+        if projection in self.experts:
+            weights = self.experts[projection].parts
+        else:
+            weight = f"{projection}.weight"  # in some families already under the folder's name
+            weights = (self.published.get(weight, weight),)
+        return [peft_names(weight)[kind == "lora_B"] for weight in weights]
+
+    def _adapt_experts(
+        self, fused: Mapping[str, FusedWeight], config: LoraConfig, random: torch.Generator
+    ) -> dict[str, FusedWeight]:
+        """Gives experts factors where a target names their projections. Returns: own name of the factors of
+        each parameter -> its weights."""
+        modules: dict[str, list[FusedWeight]] = {}
+        for name, weight in fused.items():
+            named = weight.projections & set(config.targets)
+            if config.targets == "all-linear" or not named:
+                continue
+            if missing := weight.projections - named:
+                raise ConfigError(
+                    f"train.backend.lora.targets: {name} holds {' and '.join(sorted(weight.projections))} of "
+                    f"all experts, so all of these get factors or none; add {', '.join(sorted(missing))}"
+                )
+            modules.setdefault(name.rpartition(".")[0], []).append(weight)
+        found: dict[str, FusedWeight] = {}
+        for path, weights in modules.items():
+            adapted = adapt_experts(weights[0].module, weights, config.rank, self.scale, random)
+            found |= {f"{path}.{name}": weight for name, weight in adapted.items()}
+        return found
 
     def _adapt(self, linear: nn.Linear, rank: int, random: torch.Generator) -> None:
         device = linear.weight.device
@@ -126,7 +165,10 @@ def _merged(tensors: Sequence[HostTensor], dtype: DtypeName) -> Iterator[HostTen
 
 
 def _targets(
-    model: nn.Module, config: LoraConfig, by_name: Mapping[str, Sequence[nn.Linear]]
+    model: nn.Module,
+    config: LoraConfig,
+    by_name: Mapping[str, Sequence[nn.Linear]],
+    fused: Iterable[FusedWeight],
 ) -> Sequence[str]:
     """The last names of the projections to adapt."""
     family = type(model).__name__
@@ -139,11 +181,12 @@ def _targets(
         )
     if config.targets == "all-linear":
         return inner
+    known = set(by_name).union(*(weight.projections for weight in fused))
     for target in config.targets:
-        if target not in by_name:
+        if target not in known:
             raise ConfigError(
                 f'train.backend.lora.targets: {family} has no projection "{target}" (choices: '
-                f"{', '.join(sorted(by_name))}); name those that it has, or write `targets: all-linear`"
+                f"{', '.join(sorted(known))}); name those that it has, or write `targets: all-linear`"
             )
     return config.targets
 

@@ -1,0 +1,108 @@
+"""LoRA on the experts of a mixture, all of which are one parameter of their layer.
+
+A model folder has the experts one by one, as weights [out, in], and so has a version. Each gets factors of
+its own; those of a parameter's P weights are kept together, A [P, r, in] and B [P, out, r]. While the experts
+are computed, `W + scale * B A` stands in for the parameter: for as long as that takes, their weights are
+there twice.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from astraflow.models.loading import FileView, file_views
+
+__all__ = ["FusedWeight", "adapt_experts", "fused_weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeight:
+    """A parameter that holds several weights of a model folder, one behind the other in its memory."""
+
+    module: nn.Module
+    own: str
+    """The parameter's name in the module."""
+    parts: tuple[str, ...]
+    """Names of the weights in the folder."""
+    shape: tuple[int, int]
+    """Of each weight, [out, in]."""
+
+    @property
+    def projections(self) -> set[str]:
+        """The last names of the projections, e.g. {"gate_proj", "up_proj"}."""
+        return {part.removesuffix(".weight").rpartition(".")[2] for part in self.parts}
+
+
+def fused_weights(model: nn.Module) -> dict[str, FusedWeight]:
+    """The model's own name of each such parameter -> its weights. A parameter whose weights are turned or
+    interleaved in its memory is none."""
+    views: dict[str, list[FileView]] = {}
+    for view in file_views(model):
+        views.setdefault(view.weight, []).append(view)
+    found: dict[str, FusedWeight] = {}
+    for name, several in views.items():
+        parts = sorted(several, key=lambda view: view.offset)
+        shape = parts[0].shape
+        if len(parts) == 1 or len(shape) != 2:
+            continue
+        places = [(shape, (shape[1], 1), idx * shape[0] * shape[1]) for idx in range(len(parts))]
+        if [(view.shape, view.stride, view.offset) for view in parts] == places:
+            path, _, own = name.rpartition(".")
+            names = tuple(view.name for view in parts)
+            found[name] = FusedWeight(model.get_submodule(path), own, names, (shape[0], shape[1]))
+    return found
+
+
+def adapt_experts(
+    module: nn.Module, weights: Sequence[FusedWeight], rank: int, scale: float, random: torch.Generator
+) -> Mapping[str, FusedWeight]:
+    """Gives a module's fused weights factors. Returns: name of the factors in the module -> the weight."""
+    adapted: dict[str, FusedWeight] = {}
+    for idx, weight in enumerate(weights):
+        num = len(weight.parts)
+        height, width = weight.shape
+        device = module.get_parameter(weight.own).device
+        factors = nn.Module()
+        down = (2 * torch.rand(num, rank, width, generator=random) - 1) * width**-0.5
+        factors.register_parameter("lora_A", nn.Parameter(down.to(device)))
+        factors.register_parameter("lora_B", nn.Parameter(torch.zeros(num, height, rank, device=device)))
+        module.add_module(f"factors_{idx}", factors)
+        adapted[f"factors_{idx}"] = weight
+    foreign = cast("Any", module)
+    foreign.forward = partial(_adapted, module, foreign.forward, adapted, scale)
+    return adapted
+
+
+def _adapted(
+    module: nn.Module,
+    forward: Any,
+    adapted: Mapping[str, FusedWeight],
+    scale: float,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    changed: dict[str, Tensor] = {}
+    for name, weight in adapted.items():
+        factors = module.get_submodule(name)
+        plain = module.get_parameter(weight.own)
+        change = factors.get_parameter("lora_B") @ factors.get_parameter("lora_A")
+        changed[weight.own] = plain + scale * change.view(plain.shape)
+    with _standing_in(module, changed):
+        return forward(*args, **kwargs)
+
+
+@contextmanager
+def _standing_in(module: nn.Module, tensors: Mapping[str, Tensor]) -> Generator[None]:
+    """`torch.func.functional_call` does this too, but it would call the module, whose forward asks for it."""
+    parameters = cast("dict[str, Any]", module._parameters)  # pyright: ignore[reportPrivateUsage]
+    kept = {name: parameters[name] for name in tensors}
+    parameters.update(tensors)
+    try:
+        yield
+    finally:
+        parameters.update(kept)
