@@ -27,7 +27,7 @@ help:
 	@echo "make test-all                       all tests: chaos, agent libraries, trackers and real vLLM too"
 	@echo "make interop                        environments of other libraries, each in an environment of its own"
 	@echo "make test-trackers                  trackers against wandb, trackio and mlflow, in an environment of their own"
-	@echo "make test-ray                       runs on a Ray cluster of several nodes here, in an environment of its own"
+	@echo "make test-ray                       runs on a Ray cluster of several nodes here"
 	@echo "make test-vllm                      the vllm engine against vLLM itself, in an environment of its own"
 	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (10 minutes at most)"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
@@ -57,9 +57,10 @@ $(VENV)/.quickstart: $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
 	@touch $@
 
-# One call for all: pip then takes the packages' `astraflow`, and its extras the packages, from this folder.
+# One call for all: pip then takes the packages' `astraflow`, and its extras the packages, from this folder. With Ray
+# (280 MB), on which one test runs.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt $(PACKAGES:%=%/pyproject.toml)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' $(PACKAGES:%=-e %)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]' $(PACKAGES:%=-e %)
 	@touch $@ $(VENV)/.quickstart
 
 # scikit-learn and scipy come with it, which transformers then imports in every process: half a second each.
@@ -79,14 +80,6 @@ $(VENV)/.dense: $(VENV)/.dev
 	$(PYTHON) -m venv .venv-trackers
 	.venv-trackers/bin/pip install --quiet --disable-pip-version-check -c tests/tracker_versions.txt -e '.[trackers]' \
 	  || { rm -rf .venv-trackers; exit 1; }
-	@touch $@
-
-# Ray, which weighs more than the core and all that a quickstart adds to it but torch.
-.venv-ray: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python tools/install_torch.py cpu || { rm -rf .venv-ray; exit 1; }
-	.venv-ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,ray]' \
-	  || { rm -rf .venv-ray; exit 1; }
 	@touch $@
 
 # The schemas of Kubernetes' objects: 100 MB, for one test.
@@ -150,8 +143,8 @@ test-vllm: $(VENV)/.dev .venv-vllm
 interop: $(VENV)/.dev .venv-openenv .venv-verifiers
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS)
 
-test-ray: $(VENV)/.dev .venv-ray
-	$(BIN)/python -m pytest tests/long/test_ray_run.py $(PYTEST_ARGS)
+test-ray: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/system/test_ray_run.py tests/long/test_ray_run.py $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python benchmarks/gpu.py --out gpu.jsonl
@@ -167,7 +160,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-openenv .venv-ray .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
+test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, and runs on it, from the environment of `make .venv-ray`.
+"""A Ray cluster of several nodes on this machine, and runs on it, with the Ray of the tests' own environment.
 
 Each node has an address of its own, and its processes can be killed together, as if the machine had lost
 power. The cluster has a token and a home of its own: Ray would otherwise use, and write, that of the user's
@@ -10,15 +10,16 @@ import re
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
 
-from system_driver import ROOT, Place, environment, free_ports
+from system_driver import Place, environment, free_ports
 
-BIN = ROOT / ".venv-ray" / "bin"
+BIN = Path(sys.executable).parent
 _LONGEST_START_S = 120.0
 _AGENTS = ("metrics-export", "dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent")
 _NODE_MEMORY = ("--object-store-memory", "100000000")

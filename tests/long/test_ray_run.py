@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.system,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not BIN.exists(), reason="no .venv-ray: `make .venv-ray` installs Ray into it"),
+    pytest.mark.skipif(not (BIN / "ray").exists(), reason="no Ray: `make test-ray` installs it"),
 ]
 
 FAST_S = 5.0
