@@ -41,7 +41,7 @@ _SMALL_BUT_LONG = {
         ("gpu_hours_saved_frac", "wall_ratio", "tokens_per_dollar_ratio", "spot_wall_ratio"),
     ),
     "dataflow_parked": (("--workers", "20", "--rounds", "1"), ("base_lease_p99_ms", "parked_lease_p99_ms")),
-    "plan": (("--quick",), ("plan_error_max", "double_error_max", "plan_errors", "audits_hold")),
+    "plan": (("--quick",), ("worst_error_frac", "double_error_max", "plan_errors", "audits_hold")),
     "goodput": (
         ("--quick",),
         ("goodput_frac", "resampled_frac", "resampled_frac_afresh", "resumed_tokens", "audits_hold"),
