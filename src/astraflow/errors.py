@@ -15,6 +15,7 @@
     +-- WeightsError (ValueError)         a version failed verification or does not fit the model
     +-- RolloutError                      one episode failed; `is_retryable` says whether another try may help
     |   +-- LateScoreError                the reward took too long for one completion
+    +-- ImageError (ValueError)           an image cannot be shown to a model; whoever sent it is told
     +-- QueryError (ValueError)           a query cannot be searched for; whoever asked is told, e.g. a model
     +-- SandboxError                      a box for a program of a model did not start, or broke
     +-- HistoryRewrittenError             a chat template does not extend what was sampled; the episode forks
@@ -34,6 +35,7 @@ __all__ = [
     "Error",
     "FencedError",
     "HistoryRewrittenError",
+    "ImageError",
     "JournalError",
     "LateScoreError",
     "QueryError",
@@ -123,6 +125,10 @@ class LateScoreError(RolloutError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, is_retryable=False)
+
+
+class ImageError(Error, ValueError):
+    """An image is no PNG or JPEG file, too large, or not what the tokens show."""
 
 
 class QueryError(Error, ValueError):

@@ -27,6 +27,7 @@ from astraflow.types import (
     GenerateRequest,
     Generation,
     Manifest,
+    MediaRef,
     Message,
     MetricItem,
     Task,
@@ -46,6 +47,7 @@ __all__ = [
     "Engine",
     "EntropyUse",
     "Environment",
+    "ImageRenderer",
     "InteractiveEnvironment",
     "Launcher",
     "Learner",
@@ -443,6 +445,24 @@ class Renderer(Protocol):
 
     @property
     def stop_ids(self) -> frozenset[int]: ...
+
+
+@runtime_checkable
+class ImageRenderer(Renderer, Protocol):
+    """A renderer that can show images to the model."""
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether its model sees any."""
+        ...
+
+    def media_of(self, messages: Sequence[Message], token_ids: Sequence[int]) -> tuple[MediaRef, ...]:
+        """The images of `messages` at their places among `token_ids`, which `render` or `extend` gave for
+        them.
+
+        Raises: ImageError if the tokens do not show exactly these images.
+        """
+        ...
 
 
 @runtime_checkable

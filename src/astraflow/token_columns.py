@@ -5,12 +5,14 @@
 Legend: B samples, N tokens of all samples, P trained tokens of all samples.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from astraflow.types import Media
 
 __all__ = ["EXPERTS_STREAM", "Columns"]
 
@@ -55,6 +57,8 @@ class Columns:
     streams: Mapping[str, NDArray[Any]]
     """Name -> [P], or [P, W] if tokens have W values each, in the dtype that the trajectories carry; every
     trajectory has all of them."""
+    media: Sequence[Media] = ()
+    """[B] the images of each sample; empty if no sample has any."""
 
     def sample_of(self, trained: Ints) -> Ints:
         """The sample of each of some trained tokens."""

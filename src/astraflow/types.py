@@ -104,6 +104,7 @@ __all__ = [
     "LeaseRequest",
     "Load",
     "Manifest",
+    "Media",
     "MediaRef",
     "Message",
     "MetricItem",
@@ -176,12 +177,31 @@ class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 # --- tasks and episodes ---------------------------------------------------------------------------
 
 
+class MediaRef(Item, frozen=True, kw_only=True):
+    """An image, or another medium, and where it stands.
+
+    Kind `image`: `uri` is the file itself, as `data:image/png;base64,...` or `data:image/jpeg;base64,...`. An
+    image travels with the item that shows it, as every column of a trajectory does, and nothing is ever
+    fetched. The dataflow checks the place and hands other kinds on to substitutes of both sides.
+    """
+
+    kind: Label
+    uri: Text
+    start: Position
+    """In a text: the character before which it stands. Among tokens: the first of those that stand for it."""
+
+
+Media = Annotated[tuple[MediaRef, ...], Meta(max_length=4096)]
+
+
 class Message(Item, frozen=True, kw_only=True):
     """One chat message. Example: `Message(role="user", content="Calculate 2 + 3.")`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
     name: Label = ""
+    media: Media = ()
+    """Images in the content, in the order of their places in it."""
 
 
 class ToolSpec(Item, frozen=True, kw_only=True):
@@ -209,7 +229,7 @@ class Task(Item, frozen=True, kw_only=True):
     prompt: Text
     answer: Text = ""
     context: Annotated[tuple[Message, ...], Meta(max_length=4096)] = ()
-    """Messages before the prompt (a system message, few-shot examples)."""
+    """Messages before the prompt (a system message, few-shot examples, an image)."""
     spec: JsonText = ""
     """JSON text for the source's own scorer; nothing else reads it."""
 
@@ -236,6 +256,8 @@ class GenerateRequest(Item, frozen=True, kw_only=True):
     sampling: Sampling
     version: Version = -1
     """The version to generate with. -1 means the newest loaded one, following updates during generation."""
+    media: Media = ()
+    """Images that tokens of the prompt stand for, in their order."""
 
 
 class Stream(Item, frozen=True, kw_only=True):
@@ -283,18 +305,6 @@ class Turn(Item, frozen=True, kw_only=True):
     """Equal keys mean that the policy was shown the same state; empty: unknown."""
 
 
-class MediaRef(Item, frozen=True, kw_only=True):
-    """A reference to an image or another medium that the tokens at `start` stand for.
-
-    The dataflow checks the position and hands the reference on; no engine or trainer of this package reads
-    it. It is for substitutes of both sides, and version 1 of the protocol keeps it.
-    """
-
-    kind: Label
-    uri: Text
-    start: Position
-
-
 class Trajectory(Item, frozen=True, kw_only=True):
     """One token sequence of one policy in an episode.
 
@@ -326,7 +336,8 @@ class Trajectory(Item, frozen=True, kw_only=True):
     trajectory has mask 0."""
     streams: Annotated[tuple[Stream, ...], Meta(max_length=64)] = ()
     """Further columns [T]. The loss reads the entries where `mask` is 1; the recorder writes 0 elsewhere."""
-    media: Annotated[tuple[MediaRef, ...], Meta(max_length=4096)] = ()
+    media: Media = ()
+    """Images that tokens of the context stand for, in their order; none of these tokens is trained."""
 
 
 class MetricItem(Item, frozen=True, array_like=True):

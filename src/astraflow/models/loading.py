@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from astraflow.errors import DataError, WeightsError
 from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import adapted_names, is_adapter, merged_weight, peft_names
+from astraflow.models.images import sees
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,14 +68,14 @@ def load_causal_lm(
 
     Raises: DataError if the folder is missing or incomplete, or the name cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     name = str(path_or_name)
     folder = Path(name)
     if isinstance(path_or_name, Path) or folder.exists() or name.startswith((".", "/", "~")):
         _check_folder(folder)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], use_safetensors=True)
+        model: Any = _auto_class(_config(name)).from_pretrained(
+            name, dtype=DTYPES[dtype], use_safetensors=True
+        )
     except (OSError, ValueError, RuntimeError) as err:
         raise DataError(
             f"model {name!r} does not load as a causal language model: {_first_line(err)}; "
@@ -93,14 +94,14 @@ def empty_causal_lm(
     Only the configuration is read; weights in the folder are ignored.
     Raises: DataError if the folder or its config is missing or not understood.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
     from transformers.initialization import no_init_weights
 
     _check_folder(model_dir)
     try:
-        config = cast("Any", AutoConfig).from_pretrained(str(model_dir))
+        config = _config(str(model_dir))
         with _BUILD_LOCK, no_init_weights():
-            model = cast("Any", AutoModelForCausalLM).from_config(config, dtype=DTYPES[dtype])
+            model = _auto_class(config).from_config(config, dtype=DTYPES[dtype])
         model.tie_weights()  # part of the initialisation that was skipped
         if (model_dir / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(str(model_dir))
@@ -110,6 +111,19 @@ def empty_causal_lm(
             f"{_first_line(err)}"
         ) from err
     return cast("PreTrainedModel", model.to(device).eval())
+
+
+def _config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    return cast("Any", AutoConfig).from_pretrained(name)
+
+
+def _auto_class(config: Any) -> Any:
+    """What loads a model: as a whole if it sees and images can be shown to it, else its text model alone."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if sees(config.to_dict()) else AutoModelForCausalLM
 
 
 def _check_folder(folder: Path) -> None:

@@ -29,7 +29,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ArchitectureConfig(Config):
-    """Sizes of a Qwen3-shaped decoder with untied embeddings; with experts, of a Qwen3-MoE-shaped one."""
+    """Sizes of a Qwen3-shaped decoder with untied embeddings.
+
+    With experts it is Qwen3-MoE-shaped; with vision layers it sees images, as Qwen3-VL does.
+    """
 
     hidden_size: int = Field(default=64, ge=8)
     """Width of the residual stream; an even multiple of `num_heads`."""
@@ -49,6 +52,19 @@ class ArchitectureConfig(Config):
     """Length of the longest sequence in tokens, prompt and completion together."""
     rope_theta: float = Field(default=10_000.0, gt=0)
     """Base of the rotary position embedding."""
+    vision_layers: int = Field(default=0, ge=0)
+    """Number of layers that see images; 0 makes a model that reads text alone. It has no experts then."""
+    vision_size: int = Field(default=32, ge=16, multiple_of=16)
+    """Width of the layers that see. Without effect if there are none."""
+    image_patch: int = Field(default=4, ge=2)
+    """Pixels along the side of a patch; a square of two by two patches is one token. Without effect
+    likewise."""
+
+    @model_validator(mode="after")
+    def _sees_or_routes(self) -> "ArchitectureConfig":
+        if self.vision_layers and self.num_experts:
+            raise ValueError("a tiny model has vision_layers or num_experts, not both; set one of them to 0")
+        return self
 
     @model_validator(mode="after")
     def _experts_suffice(self) -> "ArchitectureConfig":

@@ -25,20 +25,29 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.utils import logging as transformers_logging
 
 from astraflow.config import Use
 from astraflow.errors import DataError
 from astraflow.models.demonstrations import make_demonstrations
+from astraflow.models.images import ImageRules
 from astraflow.models.spec import ArchitectureConfig, ModelSpec
-from astraflow.models.tokenizer import make_tokenizer
+from astraflow.models.tokenizer import IMAGE_TOKEN, make_tokenizer
 from astraflow.models.warmstart import Progress, TinyModel, warm_start
 from astraflow.own_sources import own_files
 
 __all__ = ["init_model", "model_fingerprint"]
 
 _LOG = logging.getLogger(__name__)
+_MERGE = 2
+"""Patches along the side of the square that is one token, as in Qwen-VL."""
+_PLACES = 64
+"""Learned places of patches, as a square; those of other grids lie between."""
+_MAX_TOKENS = 64
+"""Most tokens of an image; larger ones are shrunk."""
 _MARKER = "astraflow_model.json"
 """The file that tells a folder made here from any other."""
 
@@ -79,7 +88,7 @@ def model_fingerprint(spec: ModelSpec) -> str:
     if isinstance(spec.demonstrations, Use):
         for file in own_files(spec.demonstrations.use.partition(":")[0]):
             digest.update(file.read_bytes())
-    for module in ("demonstrations", "spec", "tiny", "tokenizer", "warmstart"):
+    for module in ("demonstrations", "images", "spec", "tiny", "tokenizer", "vision", "warmstart"):
         digest.update(Path(__file__).with_name(f"{module}.py").read_bytes())
     return digest.hexdigest()[:32]
 
@@ -118,7 +127,8 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) -> None:
-    tokenizer = make_tokenizer(spec.tokenizer)
+    tokenizer = make_tokenizer(spec.tokenizer, sees=spec.architecture.vision_layers > 0)
+    images = _image_rules(spec.architecture, tokenizer)
     steps = spec.warm_start.steps
     batch_size = spec.warm_start.batch_size
     demonstrations = list(make_demonstrations(spec.demonstrations, num=steps * batch_size, seed=spec.seed))
@@ -129,10 +139,12 @@ def _build(spec: ModelSpec, folder: Path, fingerprint: str, progress: Progress) 
         progress(
             f"model {spec.name}: {model.num_parameters():,} parameters, {len(demonstrations):,} examples"
         )
-        warm_start(model, tokenizer, demonstrations, config=spec.warm_start, progress=progress)
+        warm_start(model, tokenizer, demonstrations, config=spec.warm_start, progress=progress, images=images)
     with _no_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if images is not None:
+        (folder / "preprocessor_config.json").write_text(_preprocessor(images), encoding="utf-8")
     marker = {"fingerprint": fingerprint, "spec": spec.model_dump(mode="json")}
     (folder / _MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
 
@@ -163,13 +175,75 @@ def _random_model(sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast,
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (
-            Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **experts))
-            if sizes.num_experts
-            else Qwen3ForCausalLM(Qwen3Config(**shared))
-        ).float()
+        if sizes.vision_layers:
+            model = Qwen3VLForConditionalGeneration(_vision_config(sizes, shared, tokenizer)).float()
+        elif sizes.num_experts:
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **experts)).float()
+        else:
+            model = Qwen3ForCausalLM(Qwen3Config(**shared)).float()
     model.generation_config = GenerationConfig(do_sample=True, eos_token_id=end, pad_token_id=pad)
     return model
+
+
+def _vision_config(
+    sizes: ArchitectureConfig, text: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> Qwen3VLConfig:
+    """`text`: the config of the text model."""
+    half = text["head_dim"] // 2
+    # Frequencies of a head for time, height and width; time has what is left.
+    sections = [half - 2 * (half // 4), half // 4, half // 4]
+    rope = {**text["rope_parameters"], "mrope_section": sections, "mrope_interleaved": True}
+    unused = cast("int", tokenizer.pad_token_id)
+    return Qwen3VLConfig(
+        text_config={**text, "rope_parameters": rope},
+        vision_config={
+            "depth": sizes.vision_layers,
+            "hidden_size": sizes.vision_size,
+            "intermediate_size": 2 * sizes.vision_size,
+            "num_heads": sizes.vision_size // 16,
+            "patch_size": sizes.image_patch,
+            "spatial_merge_size": _MERGE,
+            "temporal_patch_size": 1,
+            "out_hidden_size": sizes.hidden_size,
+            "num_position_embeddings": _PLACES,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=cast("int", tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)),
+        video_token_id=unused,
+        vision_start_token_id=unused,
+        vision_end_token_id=unused,
+        tie_word_embeddings=False,
+    )
+
+
+def _image_rules(sizes: ArchitectureConfig, tokenizer: PreTrainedTokenizerFast) -> ImageRules | None:
+    if not sizes.vision_layers:
+        return None
+    side = _MERGE * sizes.image_patch
+    return ImageRules(
+        token_id=cast("int", tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)),
+        patch=sizes.image_patch,
+        merge=_MERGE,
+        frames=1,
+        min_pixels=side * side,
+        max_pixels=_MAX_TOKENS * side * side,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+    )
+
+
+def _preprocessor(rules: ImageRules) -> str:
+    """`preprocessor_config.json`, as the published folders of Qwen-VL have it."""
+    shown = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "patch_size": rules.patch,
+        "merge_size": rules.merge,
+        "temporal_patch_size": rules.frames,
+        "size": {"shortest_edge": rules.min_pixels, "longest_edge": rules.max_pixels},
+        "image_mean": rules.mean,
+        "image_std": rules.std,
+    }
+    return json.dumps(shown, indent=2) + "\n"
 
 
 @contextmanager

@@ -18,9 +18,12 @@ from transformers import PreTrainedTokenizerFast
 from astraflow.models.spec import TokenizerConfig
 from astraflow.types import ToolSpec
 
-__all__ = ["make_tokenizer", "shown_tools"]
+__all__ = ["IMAGE_TOKEN", "make_tokenizer", "shown_tools"]
 
 _SPECIAL = ("<pad>", "<eos>", "<assistant>", "<unk>")
+
+IMAGE_TOKEN = "<image>"
+"""Stands for a piece of an image, in tokenizers of models that see."""
 
 _CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}"
@@ -28,7 +31,10 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}<assistant>{{ message['content'] }}<eos>"
-    "{% else %}{{ message['content'] }}{% endif %}"
+    "{% elif message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
@@ -49,10 +55,11 @@ def _parameters(tool: ToolSpec) -> list[str]:
     return list(schema.get("properties", {}))
 
 
-def make_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer, ready to be saved in a model folder."""
+def make_tokenizer(config: TokenizerConfig, *, sees: bool = False) -> PreTrainedTokenizerFast:
+    """The tokenizer, ready to be saved in a model folder. `sees`: it has a token for pieces of images."""
     words = sorted(config.words, key=len, reverse=True)
-    entries = [*_SPECIAL, *words, *config.characters]
+    added = ["<assistant>", IMAGE_TOKEN] if sees else ["<assistant>"]
+    entries = [*_SPECIAL, *added[1:], *words, *config.characters]
     vocabulary = {text: idx for idx, text in enumerate(dict.fromkeys(entries))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     # Alternatives are tried in order, so longer words come first; any single character is the last resort.
@@ -64,7 +71,7 @@ def make_tokenizer(config: TokenizerConfig) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="<eos>",
         unk_token="<unk>",
-        additional_special_tokens=["<assistant>"],
+        additional_special_tokens=added,
         clean_up_tokenization_spaces=False,
         padding_side="left",
     )

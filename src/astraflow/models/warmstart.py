@@ -12,18 +12,26 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3MoeForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+    Qwen3VLForConditionalGeneration,
+)
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.models.demonstrations import Demonstration
+from astraflow.models.images import ImageRules, placed
 from astraflow.models.spec import WarmStartConfig
-from astraflow.models.tokenizer import shown_tools
+from astraflow.models.tokenizer import IMAGE_TOKEN, shown_tools
+from astraflow.models.vision import Sight
+from astraflow.types import Media, Message
 
 __all__ = ["Progress", "TinyModel", "warm_start"]
 
 Progress = Callable[[str], None]
 """Takes one line of progress."""
-TinyModel = Qwen3ForCausalLM | Qwen3MoeForCausalLM
+TinyModel = Qwen3ForCausalLM | Qwen3MoeForCausalLM | Qwen3VLForConditionalGeneration
 """A model that a spec describes."""
 
 _IGNORED = -100
@@ -41,22 +49,26 @@ def warm_start(
     *,
     config: WarmStartConfig,
     progress: Progress,
+    images: ImageRules | None = None,
 ) -> None:
     """Trains the model to give each of the assistant's messages with its end token; nothing else is learned.
+
+    `images`: how the model sees images, if it does.
 
     Raises: ConfigError if a demonstration needs characters that the tokenizer lacks, or shows no message of
     the assistant.
     """
     if config.steps == 0:
         return
-    encoded = _encode(tokenizer, demonstrations)
+    encoded = _encode(tokenizer, demonstrations, images)
+    sight = None if images is None else Sight(model, images)
     optimizers = _optimizers(model, config.lr)
     model.train()
     for step in range(config.steps):
         start = step * config.batch_size
         batch = encoded[start : start + config.batch_size]
         ids, targets = _padded(batch, pad_id=cast("int", tokenizer.pad_token_id))
-        loss = _loss(model, ids, targets)
+        loss = _loss(model, ids, targets, sight, [media for _, _, media in batch])
         for optimizer in optimizers:
             optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -69,11 +81,14 @@ def warm_start(
     model.eval()
 
 
-_Row = tuple[list[int], list[int]]
-"""Token ids of a conversation, and its targets: the same ids where they are learned, else `_IGNORED`."""
+_Row = tuple[list[int], list[int], Media]
+"""Token ids of a conversation; its targets: the same ids where they are learned, else `_IGNORED`; its
+images."""
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration]) -> list[_Row]:
+def _encode(
+    tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration], images: ImageRules | None
+) -> list[_Row]:
     """Each conversation as the chat template renders it. The assistant's words and end tokens are learned.
 
     Raises: ConfigError if a demonstration shows no words of the assistant, or the tokenizer lacks a
@@ -82,7 +97,7 @@ def _encode(tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonst
     opening = cast("int", tokenizer.convert_tokens_to_ids("<assistant>"))
     end = cast("int", tokenizer.eos_token_id)
     # All texts go to the tokenizer at once, which takes a tenth of the time.
-    texts = [text for shown in demonstrations for text in _texts(shown)]
+    texts = [text for shown in demonstrations for text in _texts(shown, images)]
     encode = cast("Callable[[list[str]], Any]", tokenizer)
     encoded = iter(cast("list[list[int]]", encode(texts)["input_ids"]) if texts else [])
     rows: list[_Row] = []
@@ -95,13 +110,31 @@ def _encode(tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonst
             ids += [opening, *words, end] if is_learned else words
             targets += [_IGNORED, *words, end] if is_learned else [_IGNORED] * len(words)
         _check(shown, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
-        rows.append((ids, targets))
+        uris = [each.uri for message in shown.conversation for each in message.media]
+        rows.append((ids, targets, () if images is None else placed(images, ids, uris)))
     return rows
 
 
-def _texts(shown: Demonstration) -> list[str]:
+def _texts(shown: Demonstration, images: ImageRules | None) -> list[str]:
     """The text that shows the tools, which may be empty, and those of the messages."""
-    return [shown_tools(shown.tools), *(message.content for message in shown.conversation)]
+    return [shown_tools(shown.tools), *(_text(message, images) for message in shown.conversation)]
+
+
+def _text(message: Message, images: ImageRules | None) -> str:
+    """A message's content with each image as many tokens as stand for it.
+
+    Raises: ConfigError if the model reads text alone.
+    """
+    if not message.media:
+        return message.content
+    if images is None:
+        raise ConfigError(
+            f"the demonstration {message.content!r} has an image, and architecture.vision_layers is 0"
+        )
+    text = message.content
+    for each in reversed(message.media):
+        text = text[: each.start] + IMAGE_TOKEN * images.num_tokens(each.uri) + text[each.start :]
+    return text
 
 
 def _check(shown: Demonstration, ids: Sequence[int], targets: Sequence[int], *, unknown: int) -> None:
@@ -114,19 +147,29 @@ def _check(shown: Demonstration, ids: Sequence[int], targets: Sequence[int], *, 
 
 def _padded(rows: list[_Row], *, pad_id: int) -> tuple[Tensor, Tensor]:
     """Token ids and targets [B, T], padded on the right, where a causal model needs no mask."""
-    longest = max(len(ids) for ids, _ in rows)
+    longest = max(len(ids) for ids, _, _ in rows)
     padded_ids = torch.full((len(rows), longest), pad_id)
     padded_targets = torch.full((len(rows), longest), _IGNORED)
-    for row, (ids, targets) in enumerate(rows):
+    for row, (ids, targets, _) in enumerate(rows):
         padded_ids[row, : len(ids)] = torch.tensor(ids)
         padded_targets[row, : len(targets)] = torch.tensor(targets)
     return padded_ids, padded_targets
 
 
-def _loss(model: TinyModel, ids: Tensor, targets: Tensor) -> Tensor:
+def _loss(
+    model: TinyModel, ids: Tensor, targets: Tensor, sight: Sight | None, media: Sequence[Media]
+) -> Tensor:
     # The output at a token predicts the next one.
-    logits = cast("Tensor", model(input_ids=ids, use_cache=False).logits)[:, :-1]
+    logits = _logits(model, ids, sight, media)[:, :-1]
     return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_IGNORED)
+
+
+def _logits(model: Any, ids: Tensor, sight: Sight | None, media: Sequence[Media]) -> Tensor:
+    if sight is None or not any(media):
+        return model(input_ids=ids, use_cache=False).logits
+    seen = sight.seen(media, num_tokens=ids.shape[1])
+    with sight.showing(seen):
+        return model(input_ids=ids, position_ids=seen.positions, use_cache=False, **seen.inputs).logits
 
 
 def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...]:
@@ -142,8 +185,11 @@ def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...
             f"the warm start needs torch.optim.Muon, which torch has since 2.9; this is {torch.__version__}. "
             "Everything else runs with torch >= 2.8: build the model where torch is newer and copy its folder"
         )
-    named = list(model.model.layers.named_parameters())
-    matrices = [p for _, p in named if p.ndim == 2]
+    if isinstance(model, Qwen3VLForConditionalGeneration):
+        layers = [model.model.language_model.layers, model.model.visual.blocks]
+    else:
+        layers = [model.model.layers]
+    matrices = [p for part in layers for p in part.parameters() if p.ndim == 2]
     are_matrices = {id(p) for p in matrices}  # tensors compare by element, so they are told apart by identity
     others = [p for p in model.parameters() if id(p) not in are_matrices]
     return (

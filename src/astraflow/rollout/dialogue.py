@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.bounds import as_label
-from astraflow.errors import ConfigError, HistoryRewrittenError, RolloutError
-from astraflow.protocols import Engine, Renderer, ToolRenderer
+from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
+from astraflow.protocols import Engine, ImageRenderer, Renderer, ToolRenderer
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
-from astraflow.types import GenerateRequest, Generation, Message, PolicyInfo, Sampling, ToolSpec
+from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
 from astraflow.workflows.calls import CallParser, tagged_calls
 from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
 
@@ -58,6 +58,23 @@ class HostedPolicy:
     engine: Engine
     renderer: Renderer
 
+    @property
+    def sees_images(self) -> bool:
+        """Whether prompts may have images."""
+        return isinstance(self.renderer, ImageRenderer) and self.renderer.sees_images
+
+    def check_media(self, messages: Sequence[Message]) -> None:
+        """Checks that the policy can be shown messages.
+
+        Raises: RolloutError for an image, if the policy reads text only.
+        """
+        if not self.sees_images and any(message.media for message in messages):
+            raise RolloutError(
+                f"policy {self.info.name} reads text only, and a message has an image; use a model that sees "
+                "(docs/vision.md)",
+                is_retryable=False,
+            )
+
     @cached_property
     def max_context(self) -> int:
         """Tokens that a prompt and its completion may have together."""
@@ -69,6 +86,8 @@ class Said(msgspec.Struct, frozen=True):
 
     messages: tuple[Message, ...] = ()
     token_ids: tuple[int, ...] = ()
+    media: tuple[MediaRef, ...] = ()
+    """The messages' images, at their places among the tokens."""
 
 
 @dataclass(slots=True)
@@ -188,20 +207,22 @@ class Dialogue:
         speaker: Speaker,
         conversation: int,
         *,
-        prompt: tuple[int, ...],
+        prompt: Said,
         sampling: Sampling | None = None,
     ) -> tuple[Completion, Generation]:
         """Generates, records and parses one completion; `sampling` instead of the policy's own."""
         seed = self._next_seed()
-        room = hosted.max_context - len(prompt)
+        token_ids = prompt.token_ids
+        room = hosted.max_context - len(token_ids)
         if room <= 0:
-            return self._overflow(hosted, conversation, prompt)
+            return self._overflow(hosted, conversation, token_ids)
         sampling = sampling or self.sampling(hosted)
         max_tokens = min(room, sampling.max_tokens)
         request = GenerateRequest(
-            token_ids=prompt,
+            token_ids=token_ids,
             sampling=msgspec.structs.replace(sampling, seed=seed, max_tokens=max_tokens),
             version=self._pinned.get(hosted.info.name, -1),
+            media=prompt.media,
         )
         generation = await self._recalled(hosted, request)
         is_new = generation is None
@@ -209,7 +230,7 @@ class Dialogue:
             started = time.perf_counter()
             generation = await hosted.engine.generate(request)
             self.generate_s += time.perf_counter() - started
-        idx = self.recorder.record(speaker, conversation, prompt, generation)
+        idx = self.recorder.record(speaker, conversation, token_ids, generation, media=prompt.media)
         if is_new and self._progress is not None:
             self._progress.add(hosted.info.name, request, generation)
         message = hosted.renderer.parse(generation.token_ids)
@@ -233,6 +254,12 @@ class Dialogue:
             raise RolloutError(
                 f"policy {name} cannot score {len(token_ids)} tokens, its engine's context has "
                 f"{hosted.max_context}; raise rollout.engine.max_context",
+                is_retryable=False,
+            )
+        if self.recorder.has_media(completion.idx):
+            raise RolloutError(
+                f"policy {name} cannot score a completion whose prompt has an image: engines score tokens "
+                "alone",
                 is_retryable=False,
             )
         read = hosted.renderer.parse(token_ids[start:]).content
@@ -375,15 +402,15 @@ class RecordedConversation:
         """As `Conversation.rewrite`."""
         self._exchange.said = Said(tuple(messages))
 
-    async def answer(
-        self, messages: tuple[Message, ...], prompt: tuple[int, ...], sampling: Sampling | None = None
-    ) -> Answer:
-        """The next completion behind `messages`, whose tokens are `prompt`."""
+    async def answer(self, prompt: Said, sampling: Sampling | None = None) -> Answer:
+        """The next completion behind a point of the conversation, which `prompt_of` rendered."""
         completion, generation = await self._dialogue.complete(
             self._hosted, self._speaker, self.idx, prompt=prompt, sampling=sampling
         )
         reply = Message(role="assistant", content=completion.text)
-        said = self._exchange.said = Said((*messages, reply), (*prompt, *generation.token_ids))
+        said = self._exchange.said = Said(
+            (*prompt.messages, reply), (*prompt.token_ids, *generation.token_ids), prompt.media
+        )
         return Answer(completion, generation, said)
 
     async def _complete(self, new: tuple[Message, ...]) -> Completion:
@@ -393,29 +420,51 @@ class RecordedConversation:
             )
         self._is_busy = True
         try:
-            said = self._exchange.said
-            prompt = await prompt_of(self._hosted.renderer, said, new)
-            return (await self.answer((*said.messages, *new), prompt)).completion
+            return (await self.answer(await prompt_of(self._hosted, self._exchange.said, new))).completion
         finally:
             self._is_busy = False
 
 
-async def prompt_of(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
-    """The tokens of a conversation that goes on; rendered again where the template cannot extend them.
+async def prompt_of(hosted: HostedPolicy, said: Said, new: tuple[Message, ...]) -> Said:
+    """The point behind further messages; rendered again where the template cannot extend the tokens.
 
     A long conversation is rendered in a thread: a megabyte takes a second, in which no other episode could go
     on.
+
+    Raises: RolloutError for images that the policy cannot be shown.
     """
-    num_chars = sum(len(message.content) for message in (*said.messages, *new))
-    if num_chars <= _CHARS_ON_LOOP:
-        return _rendered(renderer, said, new)
-    return await asyncio.to_thread(_rendered, renderer, said, new)
+    messages = (*said.messages, *new)
+    hosted.check_media(messages)
+    num_chars = sum(len(message.content) for message in messages)
+    num_chars += sum(len(each.uri) for message in messages for each in message.media)
+    try:
+        if num_chars <= _CHARS_ON_LOOP:
+            return _rendered(hosted.renderer, said, new)
+        return await asyncio.to_thread(_rendered, hosted.renderer, said, new)
+    except ImageError as err:
+        raise RolloutError(f"policy {hosted.info.name}: {err}", is_retryable=False) from err
 
 
-def _rendered(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> tuple[int, ...]:
+def _rendered(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> Said:
+    messages = (*said.messages, *new)
     if said.token_ids:
         try:
-            return renderer.extend(said.token_ids, said.messages, new)
+            token_ids = renderer.extend(said.token_ids, said.messages, new)
         except HistoryRewrittenError:
             pass
-    return renderer.render((*said.messages, *new))
+        else:
+            # Only what was added is looked at: a policy may sample the token that stands for images.
+            num_known = len(said.token_ids)
+            added = _media_of(renderer, new, token_ids[num_known:])
+            moved = [msgspec.structs.replace(each, start=each.start + num_known) for each in added]
+            return Said(messages, token_ids, (*said.media, *moved))
+    token_ids = renderer.render(messages)
+    return Said(messages, token_ids, _media_of(renderer, messages, token_ids))
+
+
+def _media_of(
+    renderer: Renderer, messages: Sequence[Message], token_ids: tuple[int, ...]
+) -> tuple[MediaRef, ...]:
+    if not isinstance(renderer, ImageRenderer) or not any(message.media for message in messages):
+        return ()
+    return renderer.media_of(messages, token_ids)

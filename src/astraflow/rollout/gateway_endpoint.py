@@ -55,7 +55,7 @@ from astraflow.rollout.gateway_wire import (
     messages_of,
     tool_specs,
 )
-from astraflow.types import Message, Sampling
+from astraflow.types import Sampling
 from astraflow.workflows.calls import CallParser, ToolCall
 from astraflow.workflows.conversation import AgentReport, Heard
 
@@ -105,8 +105,8 @@ class _Asked:
 class _Prompted:
     """A request as the policy sees it."""
 
-    messages: tuple[Message, ...]
-    token_ids: tuple[int, ...]
+    said: Said
+    """The messages and their tokens."""
     chat: RecordedConversation | None
     """The conversation that it goes on from or edits; None if it is a new one."""
 
@@ -229,10 +229,8 @@ class EpisodeEndpoint:
         known = prompted.chat
         # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
         chats = [known or self._opened(asked) for _ in range(request.n or 1)]
-        await self._check_room(hosted, chats[0], prompted.token_ids)
-        answers = await _all(
-            [chat.answer(prompted.messages, prompted.token_ids, asked.sampling) for chat in chats]
-        )
+        await self._check_room(hosted, chats[0], prompted.said)
+        answers = await _all([chat.answer(prompted.said, asked.sampling) for chat in chats])
         choices: list[Choice] = []
         for place, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
             choice = self._choice(asked, answer, place)
@@ -250,9 +248,9 @@ class EpisodeEndpoint:
             model=request.model,
             choices=tuple(choices),
             usage=Usage(
-                prompt_tokens=len(prompted.token_ids),
+                prompt_tokens=len(prompted.said.token_ids),
                 completion_tokens=num_sampled,
-                total_tokens=len(prompted.token_ids) + num_sampled,
+                total_tokens=len(prompted.said.token_ids) + num_sampled,
             ),
         )
 
@@ -270,7 +268,7 @@ class EpisodeEndpoint:
 
         Raises: RefusedError as `chat`.
         """
-        return len((await self._prompted(self._asked(request, session))).token_ids)
+        return len((await self._prompted(self._asked(request, session))).said.token_ids)
 
     async def _prompted(self, asked: _Asked) -> _Prompted:
         """The prompt of a request: it goes on from the exact tokens of a recorded history, if it can."""
@@ -279,10 +277,16 @@ class EpisodeEndpoint:
         num_known = len(start.keys) if start else 0
         said = start.said if start else Said()
         new = messages_of(messages[num_known:], messages[:num_known])
+        if not asked.hosted.sees_images and any(message.media for message in new):
+            raise bad_request(
+                f"model {asked.request.model!r} reads text only, and a message has an image; ask a policy "
+                "whose model sees",
+                "unsupported_value",
+            )
         new = asked.hint.added_to(new, said.messages)
-        token_ids = await prompt_of(asked.hosted.renderer, said, new)
-        start = start or self._start_by_tokens(asked, token_ids) or self._start_of_edited(asked)
-        return _Prompted((*said.messages, *new), token_ids, start.chat if start else None)
+        shown = await prompt_of(asked.hosted, said, new)
+        start = start or self._start_by_tokens(asked, shown) or self._start_of_edited(asked)
+        return _Prompted(shown, start.chat if start else None)
 
     # --- who answers, and how ---
 
@@ -340,9 +344,7 @@ class EpisodeEndpoint:
         limit = min(sampling.max_tokens, request.limit or sampling.max_tokens)
         return msgspec.structs.replace(sampling, max_tokens=limit, stop=(*sampling.stop, *request.stops))
 
-    async def _check_room(
-        self, hosted: HostedPolicy, chat: RecordedConversation, prompt: tuple[int, ...]
-    ) -> None:
+    async def _check_room(self, hosted: HostedPolicy, chat: RecordedConversation, prompt: Said) -> None:
         """Checks that a prompt leaves room for a completion.
 
         If it does not, and the episode has completions already, the conversation is recorded as one that
@@ -351,13 +353,15 @@ class EpisodeEndpoint:
         Raises: RefusedError if there is no room.
         """
         size = hosted.max_context
-        if len(prompt) < size:
+        num_tokens = len(prompt.token_ids)
+        if num_tokens < size:
             return
         if self._dialogue.recorder.num_completions:
             self.is_full = True
-            await chat.answer(chat.messages, prompt)  # records an empty completion, since there is no room
+            # It records an empty completion, since there is no room.
+            await chat.answer(msgspec.structs.replace(prompt, messages=chat.messages))
         raise bad_request(
-            f"the prompt has {len(prompt)} tokens, which leaves no room in the context of policy "
+            f"the prompt has {num_tokens} tokens, which leaves no room in the context of policy "
             f"{hosted.info.name} ({size} tokens); shorten it, or raise rollout.engine.max_context",
             "context_length_exceeded",
         )
@@ -374,14 +378,16 @@ class EpisodeEndpoint:
         ]
         return max(known, key=lambda point: len(point.keys), default=None)
 
-    def _start_by_tokens(self, asked: "_Asked", prompt: tuple[int, ...]) -> _Point | None:
-        """The longest recorded history with whose exact tokens the prompt begins; None if there is none."""
+    def _start_by_tokens(self, asked: "_Asked", prompt: Said) -> _Point | None:
+        """The longest recorded history with whose exact tokens and images the prompt begins; None if there is
+        none."""
         known = [
             p
             for p in self._points
             if p.hosted.info == asked.hosted.info
             and p.is_of(asked)
-            and _begins_with(prompt, p.said.token_ids)
+            and _begins_with(prompt.token_ids, p.said.token_ids)
+            and _begins_with(prompt.media, p.said.media)
         ]
         return max(known, key=lambda point: len(point.said.token_ids), default=None)
 
@@ -456,8 +462,8 @@ def _sent_back(choice: Choice) -> ChatMessage:
     return msgspec.convert(msgspec.to_builtins(choice.message), ChatMessage)
 
 
-def _begins_with(prompt: tuple[int, ...], known: tuple[int, ...]) -> bool:
-    """Whether a prompt begins with known tokens."""
+def _begins_with(prompt: tuple[object, ...], known: tuple[object, ...]) -> bool:
+    """Whether a prompt begins with known tokens, or its images with known ones."""
     # The last known token is compared first: histories are long, and most of them differ there.
     if not known:
         return True

@@ -2,7 +2,7 @@
 
 A request becomes a `ChatRequest`, and the answer to that becomes a `MessageAnswer` or the events of a stream.
 Blocks of messages are texts, calls (`tool_use`) and results of calls (`tool_result`). Everything else is
-refused by name: images, documents, reasoning of another model, tools that Anthropic's servers run, and a
+refused by name: documents, reasoning of another model, tools that Anthropic's servers run, and a
 reply that the caller has begun.
 """
 
@@ -27,6 +27,8 @@ from astraflow.rollout.gateway_wire import (
     ReplyFormat,
     assistant_message,
     bad_request,
+    image_part,
+    parts_of,
     text_of,
 )
 
@@ -57,6 +59,12 @@ _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 # --- requests -------------------------------------------------------------------------------------
 
 
+class _Source(msgspec.Struct, frozen=True):
+    type: Label
+    media_type: Label = ""
+    data: Text = ""
+
+
 class _Block(msgspec.Struct, frozen=True, kw_only=True):
     """A block of a message. Unknown fields are ignored, because clients add fields when they send replies
     back."""
@@ -68,6 +76,7 @@ class _Block(msgspec.Struct, frozen=True, kw_only=True):
     input: _Schema | None = None
     tool_use_id: Id = ""
     content: Text | _Parts | None = None
+    source: _Source | None = None
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -205,26 +214,39 @@ def _assistant(blocks: tuple[_Block, ...]) -> ChatMessage:
 
 
 def _told(role: Literal["system", "user"], blocks: tuple[_Block, ...]) -> Iterator[ChatMessage]:
-    """Texts and results in their order; texts without a result between them are one message."""
-    texts: list[str] = []
+    """Texts, images and results in their order; what has no result between is one message."""
+    parts: list[Part] = []
     for block in blocks:
         if block.type == "text":
-            texts.append(block.text)
+            parts.append(Part(type="text", text=block.text))
+        elif block.type == "image" and role == "user":
+            parts.append(_image(block))
         elif block.type == "tool_result":
-            if texts:
-                yield ChatMessage(role=role, content="".join(texts))
-                texts = []
+            if parts:
+                yield ChatMessage(role=role, content=parts_of(parts))
+                parts = []
             yield ChatMessage(role="tool", content=text_of(block.content), tool_call_id=block.tool_use_id)
         else:
-            raise _unknown(block, f"the {role}", "text or tool_result")
-    if texts or not blocks:
-        yield ChatMessage(role=role, content="".join(texts))
+            raise _unknown(block, f"the {role}", "text, image or tool_result")
+    if parts or not blocks:
+        yield ChatMessage(role=role, content=parts_of(parts))
+
+
+def _image(block: _Block) -> Part:
+    source = block.source
+    if source is None or source.type != "base64":
+        raise bad_request(
+            f"messages: an image has a source of type {source.type if source else ''!r}; nothing is fetched "
+            "here: send the file itself, with type base64",
+            "unsupported_value",
+        )
+    return image_part(f"data:{source.media_type};base64,{source.data}")
 
 
 def _unknown(block: _Block, speaker: str, expected: str) -> RefusedError:
     return bad_request(
-        f"messages: a block of type {block.type!r} of {speaker} cannot be shown to a policy; policies here "
-        f"read text only: {expected}",
+        f"messages: a block of type {block.type!r} of {speaker} cannot be shown to a policy; expected "
+        f"{expected}",
         "unsupported_value",
     )
 

@@ -25,6 +25,7 @@ from astraflow.rollout.gateway_wire import (
     TokenLogprob,
     assistant_message,
     bad_request,
+    parts_of,
     text_of,
 )
 
@@ -185,7 +186,8 @@ def input_messages(request: ResponsesRequest) -> tuple[ChatMessage, ...]:
 def _chat_message(item: InputItem) -> ChatMessage:
     match item.type:
         case "message" if item.role is not None:
-            return ChatMessage(role=item.role, content=text_of(item.content, _TEXTS))
+            read = parts_of if item.role == "user" else text_of
+            return ChatMessage(role=item.role, content=read(item.content, _TEXTS))
         case "function_call":
             return _with_call(ChatMessage(role="assistant"), item)
         case "function_call_output":

@@ -14,8 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from astraflow.bounds import Id, JsonText, Label, Position, StopText, Temperature, Text, TopP, Word
-from astraflow.errors import RefusedError
-from astraflow.types import Message, ToolSpec
+from astraflow.errors import ImageError, RefusedError
+from astraflow.models.images import IMAGE, check_image
+from astraflow.types import MediaRef, Message, ToolSpec
 from astraflow.workflows.calls import ToolCall
 
 __all__ = [
@@ -38,8 +39,10 @@ __all__ = [
     "assistant_message",
     "bad_request",
     "called",
+    "image_part",
     "logprobs_of",
     "messages_of",
+    "parts_of",
     "text_of",
     "tool_specs",
 ]
@@ -65,11 +68,65 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
+class _ImageUrl(msgspec.Struct, frozen=True):
+    url: Text
+    detail: object = None
+
+
 class Part(msgspec.Struct, frozen=True):
-    """A part of a message."""
+    """A part of a message: a text, or an image as a `data:` URI."""
 
     type: Label
     text: Text = ""
+    image_url: Text | _ImageUrl | None = None
+    """Chats have an object here, and responses the URI itself."""
+    detail: object = None
+
+    @property
+    def uri(self) -> str:
+        """The image's URI; empty if there is none."""
+        found = self.image_url
+        return found.url if isinstance(found, _ImageUrl) else found or ""
+
+
+def image_part(uri: str) -> Part:
+    """A part of a chat's message that is an image."""
+    return Part(type=_IMAGE_KINDS[0], image_url=uri)
+
+
+_IMAGE_KINDS = ("image_url", "input_image")
+"""Types of parts that are an image, of chats and of responses."""
+
+
+def parts_of(
+    content: str | Sequence[Part] | None, kinds: Collection[str] = ("text",)
+) -> str | tuple[Part, ...]:
+    """The content of a user's message: a text, or parts of which one at least is an image.
+
+    Raises: RefusedError for parts that are neither, and for images that cannot be shown to a model.
+    """
+    if content is None or isinstance(content, str) or all(part.type not in _IMAGE_KINDS for part in content):
+        return text_of(content, kinds)
+    found: list[Part] = []
+    for part in content:
+        if part.type in _IMAGE_KINDS:
+            _check_image(part)
+            found.append(image_part(part.uri))
+        else:
+            found.append(Part(type="text", text=text_of((part,), kinds)))
+    return tuple(found)
+
+
+def _check_image(part: Part) -> None:
+    if not part.uri:
+        raise bad_request(
+            f"a part of type {part.type!r} has no image_url; files of an account are not known here: send "
+            "the image itself as data:image/png;base64,..."
+        )
+    try:
+        check_image(part.uri)
+    except ImageError as err:
+        raise bad_request(f"messages: {err}", "invalid_image") from err
 
 
 def text_of(content: str | Sequence[Part] | None, kinds: Collection[str] = ("text",)) -> str:
@@ -81,7 +138,10 @@ def text_of(content: str | Sequence[Part] | None, kinds: Collection[str] = ("tex
         return content or ""
     other = [part.type for part in content if part.type not in kinds]
     if other:
-        raise bad_request(f"a message has a part of type {other[0]!r}; policies here read text only")
+        raise bad_request(
+            f"a message has a part of type {other[0]!r}; policies here read text, and images in messages of "
+            "the user if their model sees"
+        )
     return "".join(part.text for part in content)
 
 
@@ -106,14 +166,32 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The content as one text.
+        """The content without its images, as one text.
 
-        Raises: RefusedError for images and other parts that are not text.
+        Raises: RefusedError for parts that are neither text nor an image of the user's.
         """
-        return text_of(self.content)
+        return self._shown[0]
 
     @property
-    def key(self) -> tuple[str, str, object]:
+    def media(self) -> tuple[MediaRef, ...]:
+        """The images in the content. Raises: RefusedError as `text`."""
+        return self._shown[1]
+
+    @property
+    def _shown(self) -> tuple[str, tuple[MediaRef, ...]]:
+        parts = parts_of(self.content) if self.role == "user" else text_of(self.content)
+        if isinstance(parts, str):
+            return parts, ()
+        text = ""
+        media: list[MediaRef] = []
+        for part in parts:
+            text += part.text
+            if part.uri:
+                media.append(MediaRef(kind=IMAGE, uri=part.uri, start=len(text)))
+        return text, tuple(media)
+
+    @property
+    def key(self) -> tuple[str, str, object, tuple[MediaRef, ...]]:
         """A value that is equal for two messages that say the same.
 
         It leaves out ids, the white space around a reply, and the order of a call's arguments. Clients may
@@ -123,7 +201,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
             (call.function.name, _normal(call.function.arguments)) for call in self.tool_calls or ()
         )
         role = "system" if self.role == "developer" else self.role
-        return role, self.text.strip() if role == "assistant" else self.text, calls
+        text, media = self._shown
+        return role, text.strip() if role == "assistant" else text, calls, media
 
 
 def assistant_message(text: str, calls: Sequence[tuple[str, str, str]]) -> ChatMessage:
@@ -278,7 +357,7 @@ def _message(message: ChatMessage, called_by: Mapping[str, str]) -> Message:
     )
     role = "system" if message.role == "developer" else message.role
     name = message.name or called_by.get(message.tool_call_id or "", "")
-    return Message(role=role, content=message.text + calls, name=name)
+    return Message(role=role, content=message.text + calls, name=name, media=message.media)
 
 
 # --- answers --------------------------------------------------------------------------------------

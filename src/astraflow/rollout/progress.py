@@ -2,8 +2,8 @@
 
 An attempt at an episode collects them while it runs. If it is lost, the next attempt runs its workflow again
 from the start, and gets a completion of the lost attempt wherever it makes the same request: the same token
-ids, sampling parameters, seed and version. Where a request differs, and in all that follows from it, it
-samples anew. Each token keeps the version that sampled it.
+ids, images, sampling parameters, seed and version. Where a request differs, and in all that follows from it,
+it samples anew. Each token keeps the version that sampled it.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _ID_BYTES = 4
 
 def request_digest(policy: str, request: GenerateRequest) -> str:
     """Equal for equal requests to the same policy, and for no others: 128 bits in hex."""
-    rest = msgspec.msgpack.encode((policy, request.sampling, request.version))
+    rest = msgspec.msgpack.encode((policy, request.sampling, request.version, request.media))
     found = hashlib.blake2b(rest, digest_size=_DIGEST_BYTES)
     found.update(column(request.token_ids, "int32"))
     return found.hexdigest()

@@ -4,6 +4,8 @@ The recorder owns the tokens of an episode: one prefix tree per policy and role,
 sequences. A completion whose prompt is a recorded sequence plus new tokens extends that sequence; any other
 completion opens a new one.
 
+Tokens of two images may be the same; a sequence is extended only by a prompt that shows the same images.
+
 Invariants: a sampled token has mask 1 in exactly one sequence, the one in which it was sampled; everywhere
 else it is context. The tokens of a sequence are exactly what the engine saw and returned.
 """
@@ -16,7 +18,7 @@ import msgspec
 import numpy as np
 
 from astraflow.errors import RolloutError
-from astraflow.types import FinishReason, Generation, Stream, Trajectory, Turn, VersionSpan
+from astraflow.types import FinishReason, Generation, MediaRef, Stream, Trajectory, Turn, VersionSpan
 from astraflow.wire import array, column
 
 __all__ = ["EpisodeRecorder", "Speaker", "version_spans"]
@@ -37,6 +39,7 @@ class _Sequence:
         self.speaker = speaker
         self.is_fork = is_fork
         self.token_ids: list[int] = []
+        self.media: tuple[MediaRef, ...] = ()
         self.mask = bytearray()
         self.logprobs: list[float] = []
         self.versions: list[VersionSpan] = []
@@ -94,20 +97,27 @@ class EpisodeRecorder:
         return self._num_overflows
 
     def record(
-        self, speaker: Speaker, conversation: int, prompt: Sequence[int], generation: Generation
+        self,
+        speaker: Speaker,
+        conversation: int,
+        prompt: Sequence[int],
+        generation: Generation,
+        *,
+        media: tuple[MediaRef, ...] = (),
     ) -> int:
-        """Adds a completion and returns its index.
+        """Adds a completion and returns its index. `media`: the images of the prompt, in their order.
 
         Raises: RolloutError if the engine's columns disagree or hold something that is no number.
         """
         _check(speaker, generation)
         idx = self._num_completions
         self._num_completions += 1
-        sequence = self._extended_by(speaker, conversation, prompt) if self._sequences else None
+        sequence = self._extended_by(speaker, conversation, prompt, media) if self._sequences else None
         if sequence is None:
-            sequence = _Sequence(speaker, is_fork=self._is_fork(speaker, conversation, prompt))
+            sequence = _Sequence(speaker, is_fork=self._is_fork(speaker, conversation, prompt, media))
             self._sequences.append(sequence)
         sequence.append(prompt, generation, idx)
+        sequence.media = media
         sequence.conversations.add(conversation)
         self._last[conversation] = sequence
         for stream in generation.streams:
@@ -144,6 +154,11 @@ class EpisodeRecorder:
         """The exact tokens of a completion behind those of its prompt, and how many the prompt has."""
         sequence, start, end = self._turn(completion_idx)
         return (() if sequence is None else tuple(sequence.token_ids[:end])), start
+
+    def has_media(self, completion_idx: int) -> bool:
+        """Whether the prompt of a completion shows an image."""
+        sequence, start, _ = self._turn(completion_idx)
+        return sequence is not None and any(each.start < start for each in sequence.media)
 
     def _turn(self, completion_idx: int) -> tuple[_Sequence | None, int, int]:
         """Where a completion stands; nowhere if the context had no room for it.
@@ -197,7 +212,9 @@ class EpisodeRecorder:
             found.append(_trajectory(sequence, by_turn, whole, streams, self._states))
         return tuple(found)
 
-    def _extended_by(self, speaker: Speaker, conversation: int, prompt: Sequence[int]) -> _Sequence | None:
+    def _extended_by(
+        self, speaker: Speaker, conversation: int, prompt: Sequence[int], media: tuple[MediaRef, ...]
+    ) -> _Sequence | None:
         """The longest sequence of the speaker that `prompt` goes on from.
 
         Equally long ones may exist, e.g. in a group of parallel conversations that said the same; then the
@@ -209,18 +226,28 @@ class EpisodeRecorder:
             if sequence.speaker == speaker
             and len(sequence.token_ids) <= len(prompt)
             and sequence.token_ids == list(prompt[: len(sequence.token_ids)])
+            and sequence.media == media[: len(sequence.media)]
         ]
         own = self._last.get(conversation)
         return max(fitting, key=lambda found: (len(found.token_ids), found is own), default=None)
 
-    def _is_fork(self, speaker: Speaker, conversation: int, prompt: Sequence[int]) -> bool:
+    def _is_fork(
+        self, speaker: Speaker, conversation: int, prompt: Sequence[int], media: tuple[MediaRef, ...]
+    ) -> bool:
         """The conversation left its own sequence, or the prompt branches off behind a sampled token."""
         if conversation in self._last:
             return True
         return any(
-            sequence.speaker == speaker and _num_shared(sequence.token_ids, prompt) > sequence.turns[0][0]
+            sequence.speaker == speaker
+            and _first_other_image(sequence.media, media) > sequence.turns[0][0]
+            and _num_shared(sequence.token_ids, prompt) > sequence.turns[0][0]
             for sequence in self._sequences
         )
+
+
+def _first_other_image(a: Sequence[MediaRef], b: Sequence[MediaRef]) -> float:
+    """Where two sequences begin to show different images; infinity if they show the same ones."""
+    return next((min(x.start, y.start) for x, y in zip(a, b, strict=False) if x != y), math.inf)
 
 
 def _num_shared(a: Sequence[int], b: Sequence[int]) -> int:
@@ -318,4 +345,5 @@ def _trajectory(
         reward=reward,
         is_fork=sequence.is_fork,
         streams=streams,
+        media=sequence.media,
     )

@@ -6,16 +6,20 @@ rendering the conversation with a marker behind the last completion's text. Wher
 a message that it showed when that completion was sampled (reasoning stripped, messages merged away), `extend`
 refuses and the caller renders again. Differences of white space alone are no rewriting: the exact prefix
 stands.
+
+The template shows an image as one token; as many take its place as the model makes of the image.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from astraflow.errors import DataError, HistoryRewrittenError, RolloutError
-from astraflow.types import Message, ToolSpec
+from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
+from astraflow.models.images import ImageRules, image_rules, placed
+from astraflow.types import MediaRef, Message, ToolSpec
 
 __all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer"]
 
@@ -52,11 +56,18 @@ class ChatRenderer:
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, stop_ids: frozenset[int], *, tools: tuple[ToolSpec, ...] = ()
+        self,
+        tokenizer: ChatTokenizer,
+        stop_ids: frozenset[int],
+        *,
+        tools: tuple[ToolSpec, ...] = (),
+        images: ImageRules | None = None,
     ) -> None:
+        """`images`: how the model sees images; None if it reads text alone."""
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
         self._tools = tools
+        self._images = images
         self._render = lru_cache(_CACHED_PROMPTS)(self._rendered)
         self._with_tools = lru_cache(_CACHED_TOOL_SETS)(self._showing)
 
@@ -73,8 +84,43 @@ class ChatRenderer:
         """The same template with these tools. Raises: RolloutError if it does not show them."""
         return self._with_tools(tuple(tools))
 
+    @property
+    def sees_images(self) -> bool:
+        """Whether messages may have images."""
+        return self._images is not None
+
+    def media_of(self, messages: Sequence[Message], token_ids: Sequence[int]) -> tuple[MediaRef, ...]:
+        """The images of `messages` at their places among `token_ids`, which these messages gave.
+
+        Raises: ImageError if the tokens do not show exactly these images, or the model reads text alone.
+        """
+        uris = _uris(messages)
+        if self._images is None:
+            if uris:
+                raise ImageError("the model reads text only, and a message has an image")
+            return ()
+        return placed(self._images, token_ids, uris)
+
     def _rendered(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(self._tokenizer.text(messages, self._tools)))
+        return tuple(self._encoded(self._tokenizer.text(messages, self._tools), messages))
+
+    def _encoded(self, text: str, messages: Sequence[Message]) -> list[int]:
+        """The ids of a text that shows `messages`, each of its images as many tokens as the model makes of
+        it."""
+        ids = self._tokenizer.encode(text)
+        uris = _uris(messages)
+        if self._images is None or not uris:
+            return ids
+        shown = ids.count(self._images.token_id)
+        if shown != len(uris):
+            raise ImageError(
+                f"the chat template shows {shown} images of {len(uris)}; does it take content as a list of "
+                "parts, and does no text hold its own mark of an image?"
+            )
+        counts = iter([self._images.num_tokens(uri) for uri in uris])
+        return [
+            each for idx in ids for each in ([idx] * next(counts) if idx == self._images.token_id else [idx])
+        ]
 
     def _showing(self, tools: tuple[ToolSpec, ...]) -> "ChatRenderer":
         text = self._tokenizer.text((Message(role="user", content=""),), tools)
@@ -85,7 +131,7 @@ class ChatRenderer:
                 "use a model whose template takes `tools`",
                 is_retryable=False,
             )
-        return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools)
+        return ChatRenderer(self._tokenizer, self._stop_ids, tools=tools, images=self._images)
 
     def extend(
         self, prefix: Sequence[int], history: Sequence[Message], messages: Sequence[Message]
@@ -103,7 +149,7 @@ class ChatRenderer:
         if not marker:
             raise HistoryRewrittenError("the template does not show the last completion")
         self._check_shown(history, before)
-        ids = self._tokenizer.encode(after)
+        ids = self._encoded(after, messages)
         if ids and ids[0] == prefix[-1] and ids[0] in self._stop_ids:
             del ids[0]
         return (*prefix, *ids)
@@ -147,12 +193,23 @@ def _first_hidden(history: Sequence[Message], shown: str) -> int | None:
     order."""
     pos = 0
     for idx, message in enumerate(history):
-        content = _squeezed(message.content)
-        found = shown.find(content, pos)
-        if found < 0:
-            return idx
-        pos = found + len(content)
+        for text in _texts(message):
+            content = _squeezed(text)
+            found = shown.find(content, pos)
+            if found < 0:
+                return idx
+            pos = found + len(content)
     return None
+
+
+def _texts(message: Message) -> list[str]:
+    """The content before, between and behind the message's images."""
+    cuts = [0, *(each.start for each in message.media), len(message.content)]
+    return [message.content[start:end] for start, end in pairwise(cuts)]
+
+
+def _uris(messages: Sequence[Message]) -> list[str]:
+    return [each.uri for message in messages for each in message.media]
 
 
 def _is_opened_by(head: str, prompt: str, last: Message) -> bool:
@@ -161,7 +218,7 @@ def _is_opened_by(head: str, prompt: str, last: Message) -> bool:
     Both are without white space; `last` is the prompt's last message, which `head` must hold.
     """
     rest = prompt[len(head) :]
-    return prompt.startswith(head) and (not rest or _squeezed(last.content) not in rest)
+    return prompt.startswith(head) and (not rest or _squeezed(_texts(last)[-1]) not in rest)
 
 
 # --- Hugging Face ---------------------------------------------------------------------------------
@@ -213,9 +270,21 @@ class _HuggingFaceTokenizer:
         return cast("str", text)
 
 
-def _plain(message: Message) -> dict[str, str]:
-    plain = {"role": message.role, "content": message.content}
+def _plain(message: Message) -> dict[str, object]:
+    content = _parts(message) if message.media else message.content
+    plain: dict[str, object] = {"role": message.role, "content": content}
     return {**plain, "name": message.name} if message.name else plain
+
+
+def _parts(message: Message) -> list[dict[str, str]]:
+    """The content as templates take it where it has images: parts that are a text or an image each."""
+    first, *others = _texts(message)
+    parts = [{"type": "text", "text": first}] if first else []
+    for text in others:
+        parts.append({"type": "image"})
+        if text:
+            parts.append({"type": "text", "text": text})
+    return parts
 
 
 def _function(tool: ToolSpec) -> dict[str, object]:
@@ -247,7 +316,7 @@ def load_renderer(model_dir: Path) -> ChatRenderer:
         stop_ids.add(eos)
     if not stop_ids:
         raise DataError(f"{model_dir}: neither generation_config.json nor the tokenizer names an end token")
-    return ChatRenderer(_HuggingFaceTokenizer(tokenizer), frozenset(stop_ids))
+    return ChatRenderer(_HuggingFaceTokenizer(tokenizer), frozenset(stop_ids), images=image_rules(model_dir))
 
 
 def _generation_stop_ids(path: Path) -> set[int]:

@@ -73,6 +73,7 @@ def columns_from_samples(
         is_turn_end=np.diff(spans[trained_idx], append=-1) != 0,
         versions=_versions(samples, starts, len(mask))[trained_idx],
         streams={name: entries[trained_idx] for name, entries in _streams(samples, needed_streams).items()},
+        media=[t.media for t in trajectories] if any(t.media for t in trajectories) else (),
     )
     if not columns.trained_idx.size and not is_slice:
         raise WireError(f"none of the batch's {len(samples)} samples has a trained token")

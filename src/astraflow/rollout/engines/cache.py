@@ -129,6 +129,9 @@ class KvCache:
         self._wide_values = _wide(self._all_values)
         self._base = torch.arange(num_slots * heads, device=shape.device).view(-1, heads) * max_context
         """[slots, heads] where each head of each row begins, in a layer seen as one list of positions."""
+        self.shifts = np.zeros(num_slots, np.int64)
+        """How far a row's newest tokens stand from their indices: an image takes fewer positions than tokens.
+        It goes where its row goes."""
         self._ascending = torch.arange(max_context, device=shape.device)
         self._open = torch.zeros((), dtype=shape.dtype, device=shape.device)
         self._closed = torch.full((), -torch.inf, dtype=shape.dtype, device=shape.device)
@@ -277,6 +280,7 @@ class KvCache:
 
         All of them are read before any is written, so rows may change places.
         """
+        self.shifts[targets] = self.shifts[sources]
         take = torch.from_numpy(sources).to(self._device)
         put = torch.from_numpy(targets).to(self._device)
         for numbers in (self._wide_keys, self._wide_values):

@@ -7,7 +7,7 @@ where that is asked for. Each of them must agree with the model's own forward be
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -17,10 +17,13 @@ from torch import Tensor
 
 from astraflow.errors import DataError
 from astraflow.models.families import engine_refusal, family_of, length_refusal
+from astraflow.models.images import ImageRules
+from astraflow.models.vision import vocab_size_of
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.generic import GenericForward
 from astraflow.rollout.engines.invariant import InvariantForward
 from astraflow.rollout.engines.lean import LeanForward, is_lean
+from astraflow.types import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,8 +55,14 @@ class Forward(Protocol):
         """Recomputes what is derived from parameters, after they were replaced in place."""
         ...
 
-    def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
-        """Stores keys and values of prefixes [B, T], padded on the right, in the cache's rows [B]."""
+    def prefill(
+        self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
+    ) -> None:
+        """Stores keys and values of prefixes [B, T], padded on the right, in the cache's rows [B].
+
+        `media` [B]: the images of each prefix; None if no prefix has any, as for all models that read text
+        alone.
+        """
         ...
 
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
@@ -75,9 +84,16 @@ class Forward(Protocol):
 
 @torch.inference_mode()
 def make_forward(
-    model: "PreTrainedModel", *, max_context: int, name: str = "model", exact: bool = False
+    model: "PreTrainedModel",
+    *,
+    max_context: int,
+    name: str = "model",
+    exact: bool = False,
+    images: ImageRules | None = None,
 ) -> Forward:
     """The fastest forward that agrees with the model's own; with `exact`, the batch-invariant one.
+
+    `images`: how the model sees images; None if it reads text alone.
 
     Raises: DataError that names the model's family and the reason, if it cannot be run with slots.
     """
@@ -88,7 +104,7 @@ def make_forward(
     if reason := length_refusal(config, max_context=max_context):
         raise DataError(f"{who}: {reason}")
     # Which tokens the probe has does not matter, as long as they differ.
-    probe = torch.arange(max(_PROBE_LENGTHS)).mul(7).remainder(int(cast("Any", model).config.vocab_size))
+    probe = torch.arange(max(_PROBE_LENGTHS)).mul(7).remainder(vocab_size_of(model))
     probe = probe[: max_context - 1].to(model.device)
     expected = _own_logprobs(model, probe)
     tolerance = _TOLERANCE[model.dtype]
@@ -101,7 +117,7 @@ def make_forward(
             return lean
         logger.warning("%s: lean forward differs by %.2g nats; using the module code", name, error)
     try:
-        generic = GenericForward(model)
+        generic = GenericForward(model, images)
         error = _probe_error(generic, probe, expected)
     except (AttributeError, DataError, KeyError, RuntimeError, TypeError, ValueError) as err:
         # What the code of a family that nobody tried may raise; the reason stands in front of it.

@@ -5,6 +5,7 @@ layer with the layer's query, keys and values, and the function reads and writes
 call. Positions are passed as `position_ids`; transformers builds no mask and no cache of its own.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astraflow.errors import DataError
+from astraflow.models.images import ImageRules
+from astraflow.models.vision import Sight
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
 from astraflow.rollout.engines.sampling import token_logprobs
+from astraflow.types import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,17 +51,20 @@ class _Call:
 
 
 class GenericForward:
-    """A `Forward` over a model's own modules. The model's attention implementation is replaced for good.
+    """A `Forward` over a model's own modules. The attention of its text layers is replaced for good.
 
     Raises: DataError if a layer has no attention that can be replaced, or other heads than the rest.
     """
 
-    def __init__(self, model: "PreTrainedModel") -> None:
+    def __init__(self, model: "PreTrainedModel", images: ImageRules | None = None) -> None:
+        """`images`: how the model sees images; None if it reads text alone."""
         from transformers import AttentionInterface
 
         AttentionInterface.register(_ATTENTION, cast("Any", _attend))
         self._model = cast("Any", model)
-        self._model.set_attn_implementation(_ATTENTION)
+        # What sees has layers of its own, which attend to a whole image.
+        self._sight = None if images is None else Sight(model, images)
+        self._model.set_attn_implementation(_ATTENTION if images is None else {"text_config": _ATTENTION})
         config = self._model.config.get_text_config()
         kinds = cast("list[str]", getattr(config, "layer_types", None) or [])  # not every config lists them
         self._chunked = frozenset(i for i, kind in enumerate(kinds) if kind == "chunked_attention")
@@ -86,19 +93,31 @@ class GenericForward:
     def refresh(self) -> None:
         """Does nothing: nothing is derived from parameters."""
 
-    def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
+    def prefill(
+        self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
+    ) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         # Nobody reads these logits; 1 is the fewest that can be asked for, since 0 means all.
-        self._run(tokens, positions, self._call(cache, rows), num_logits=1)
+        if media is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            self._run(tokens, positions, self._call(cache, rows), num_logits=1)
+            return
+        assert self._sight is not None, "images for a model that reads text alone"
+        seen = self._sight.seen(media, num_tokens=tokens.shape[1])
+        cache.shifts[rows.cpu().numpy()] = seen.shifts
+        with self._sight.showing(seen):
+            self._run(tokens, seen.positions, self._call(cache, rows), num_logits=1, inputs=seen.inputs)
 
     def extend(self, tokens: Tensor, stretch: Stretch, cache: KvCache) -> None:
         """Stores keys and values of tokens [B, T] that follow prefixes in the cache."""
-        self._run(tokens, stretch.positions, self._call(cache, stretch=stretch), num_logits=1)
+        shifts = torch.from_numpy(cache.shifts).to(tokens.device)[stretch.rows, None]
+        self._run(tokens, stretch.positions + shifts, self._call(cache, stretch=stretch), num_logits=1)
 
     def decode(self, tokens: Tensor, positions: NDArray[np.int64], cache: KvCache) -> Tensor:
         """One step: logits [B, V]."""
         at = cache.begin_step(positions)
+        if self._sight is not None:
+            at = at + torch.from_numpy(cache.shifts[: len(positions)]).to(at.device)
         return self._run(tokens[:, None], at[:, None], self._call(cache, is_step=True), num_logits=1)[:, 0]
 
     def score(self, tokens: Tensor) -> Tensor:
@@ -136,14 +155,23 @@ class GenericForward:
     ) -> _Call:
         return _Call(cache, rows, stretch, is_step, self._chunk, self._chunked)
 
-    def _run(self, tokens: Tensor, positions: Tensor, call: _Call, *, num_logits: int) -> Tensor:
-        """Logits of the last `num_logits` positions; 0 gives those of all positions."""
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        call: _Call,
+        *,
+        num_logits: int,
+        inputs: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Logits of the last `num_logits` positions; 0 gives those of all positions. `inputs`: the images."""
         output = self._model(
             input_ids=tokens,
             position_ids=positions,
             use_cache=False,
             logits_to_keep=num_logits,
             astraflow_call=call,
+            **(inputs or {}),
         )
         return cast("Tensor", output.logits)
 

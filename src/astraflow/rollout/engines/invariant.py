@@ -4,6 +4,7 @@ Prefilling, extending and decoding are the same here: tokens at given positions 
 values are stored before each of them attends by itself.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from astraflow.models.invariant import SPAN, InvariantModel, attend
 from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
+from astraflow.types import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,8 +51,11 @@ class InvariantForward:
     def refresh(self) -> None:
         """Does nothing: nothing is derived from parameters."""
 
-    def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
+    def prefill(
+        self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
+    ) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
+        assert media is None, "images for a model that reads text alone"
         length = tokens.shape[1]
         self._hidden(tokens, cache.stretch(rows, torch.zeros_like(rows), length, reach=length), rows, cache)
 

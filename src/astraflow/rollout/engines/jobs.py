@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from astraflow.rollout.engines.experts import ExpertRecorder
 from astraflow.rollout.engines.requests import StopText
 from astraflow.rollout.engines.sampling import Restriction, SamplingRows, uniforms
-from astraflow.types import FinishReason, Generation, Sampling
+from astraflow.types import FinishReason, Generation, Media, Sampling
 
 __all__ = ["Job", "Outcome", "Rows"]
 
@@ -40,6 +40,8 @@ class Job:
     """Number of tokens that it may generate: `max_tokens`, or fewer if no more fit behind the prompt."""
     stop: StopText | None
     resolve: Callable[[Outcome], None]
+    media: Media = ()
+    """Images that tokens of the prompt stand for."""
     version: int = -1
     """-1 follows the live version; any other number asks for exactly this one."""
     prompt_key: int = 0
@@ -50,7 +52,12 @@ class Job:
     """Pairs of a place in the completion and the version that made the tokens from there on."""
 
     def __post_init__(self) -> None:
-        self.prompt_key = hash(self.prompt)
+        self.prompt_key = hash(self.shown)
+
+    @property
+    def shown(self) -> tuple[tuple[int, ...], Media]:
+        """The prompt with its images: equal for requests that can share keys and values."""
+        return self.prompt, self.media
 
 
 class Rows:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from astraflow.errors import RolloutError
 from astraflow.host_tensors import WeightSnapshot
+from astraflow.models.images import image_rules
 from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
 from astraflow.protocols import SlotName
 from astraflow.rollout.config import TorchEngineConfig
@@ -254,11 +255,12 @@ class Lane:
         for _ in range(min(len(self._waiting), self._rows.num_free)):
             job = self._waiting.popleft()
             source = known.setdefault(job.prompt_key, job)
-            is_shared = source is not job and source.prompt == job.prompt  # keys are hashes and may collide
+            is_shared = source is not job and source.shown == job.shown  # keys are hashes and may collide
             if is_shared and source.row >= num_before:
                 twins.append((job, source))
                 continue
             self._rows.add(job, self.version)
+            self._cache.shifts[job.row] = 0  # until its images are seen
             if is_shared:
                 sources.append(source.row)
                 targets.append(job.row)
@@ -282,9 +284,9 @@ class Lane:
         prompt is prefilled in the first of these rows and copied to the others, and then each row's
         completion is added.
         """
-        by_prompt: dict[tuple[int, ...], list[int]] = {}
+        by_prompt: dict[object, list[int]] = {}
         for job in self._rows.jobs:
-            by_prompt.setdefault(job.prompt, []).append(job.row)
+            by_prompt.setdefault(job.shown, []).append(job.row)
         alone = [rows[0] for rows in by_prompt.values() if len(rows) == 1]
         groups = [rows for rows in by_prompt.values() if len(rows) > 1]
         self._prefill(alone, self._rows.positions)
@@ -298,7 +300,9 @@ class Lane:
         """Computes keys and values of the first `lengths[row]` positions of the given rows."""
         for chunk, longest in _chunks(rows, lengths, len(rows)):
             tokens = torch.from_numpy(self._rows.tokens[chunk, :longest]).to(self._device)
-            self._forward.prefill(tokens, torch.from_numpy(chunk).to(self._device), self._cache)
+            media = [self._rows.jobs[row].media for row in chunk.tolist()]
+            at = torch.from_numpy(chunk).to(self._device)
+            self._forward.prefill(tokens, at, self._cache, media if any(media) else None)
 
     def _share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies the keys and values of the sources' prompts, without the last token, to the targets."""
@@ -368,6 +372,8 @@ class Lanes:
         self._config = config
         self._exact = exact
         self.policy = snapshot.policy
+        self.images = image_rules(snapshot.model_dir)
+        """How the model sees images; None if it reads text alone."""
         self.live = self.build(snapshot)
         self.pinned: LoadedModel | None = None
 
@@ -392,8 +398,11 @@ class Lanes:
         model = empty_causal_lm(snapshot.model_dir, dtype=config.dtype, device=config.device)
         install_tensors(model, snapshot.tensors)
         who = f"policy {snapshot.policy!r}"
+        forward = make_forward(
+            model, max_context=config.max_context, name=who, exact=self._exact, images=self.images
+        )
         lane = Lane(
-            make_forward(model, max_context=config.max_context, name=who, exact=self._exact),
+            forward,
             num_slots=config.num_slots,
             max_context=config.max_context,
             stop_ids=stop_ids(model, snapshot.model_dir),

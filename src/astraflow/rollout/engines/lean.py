@@ -5,6 +5,7 @@ become views of it. So replacing the parameters in place (`FittedTensors.install
 too, and only `refresh` must follow. The rotary tables come from the model's own rotary module.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from astraflow.rollout.engines.cache import AttentionRule, CacheShape, KvCache, Stretch, causal_attention
 from astraflow.rollout.engines.sampling import token_logprobs
+from astraflow.types import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,8 +113,11 @@ class LeanForward:
                 norms = [norm.expand(n, -1) for norm, n in zip(layer.head_norms, counts, strict=True)]
                 layer.head_norm = torch.cat(norms)
 
-    def prefill(self, tokens: Tensor, rows: Tensor, cache: KvCache) -> None:
+    def prefill(
+        self, tokens: Tensor, rows: Tensor, cache: KvCache, media: Sequence[Media] | None = None
+    ) -> None:
         """Stores keys and values of prefixes [B, T] in the cache's rows."""
+        assert media is None, "images for a model that reads text alone"
         num_rows, length = tokens.shape
         hidden = self._embedding[tokens.reshape(-1)]
         cos, sin = self._tables(length, num_rows)

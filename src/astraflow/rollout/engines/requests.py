@@ -92,7 +92,7 @@ def stop_ids(model: Any, model_dir: Path) -> frozenset[int]:
 
     The generation config names them, or else the model's config, or else the tokenizer.
     """
-    for eos in (model.generation_config.eos_token_id, model.config.eos_token_id):
+    for eos in (model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id):
         if eos is not None:
             return frozenset(cast("list[int]", eos) if isinstance(eos, list) else [int(eos)])
     if not _has_tokenizer(model_dir):

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.errors import ConfigError, Error, RolloutError, ServiceError, WeightsError
+from astraflow.errors import ConfigError, Error, ImageError, RolloutError, ServiceError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
+from astraflow.models.images import check_media
 from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, SlotName
 from astraflow.rollout.config import TorchEngineConfig
@@ -233,8 +234,13 @@ class TorchEngine:
         prompt = request.token_ids
         check_sampling(sampling)
         self._check_tokens(prompt, len(prompt) + 1)
+        try:
+            check_media(self._lanes.images, prompt, request.media)
+        except ImageError as err:
+            raise RolloutError(f"the engine of {self._policy!r}: {err}", is_retryable=False) from err
         return Job(
             prompt=prompt,
+            media=request.media,
             sampling=sampling,
             max_new=min(sampling.max_tokens, self._config.max_context - len(prompt)),
             stop=None if decoder is None else StopText(sampling.stop, decoder),

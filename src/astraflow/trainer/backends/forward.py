@@ -15,7 +15,8 @@ Legend: H heads, D dimension of a head or of what is normed; others as in `train
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -26,15 +27,17 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from astraflow import wire
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, ImageError, WireError
+from astraflow.models.images import ImageRules, check_media
 from astraflow.models.loading import DTYPES
+from astraflow.models.vision import Seen, Sight
 from astraflow.protocols import EntropyUse
 from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.backends.head import chunked_logprobs, num_chunk_tokens
 from astraflow.trainer.backends.invariant import InvariantLogprobs, with_value
 from astraflow.trainer.backends.replay import RouterReplay
 from astraflow.trainer.backends.varlen import VarlenRows, find_varlen
-from astraflow.trainer.columns import columns_from_samples
+from astraflow.trainer.columns import columns_from_samples, sample_name
 from astraflow.trainer.config import TorchBackendConfig
 from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
@@ -81,6 +84,8 @@ class LayoutTensors:
     num_sample_tokens: int
     varlen: VarlenRows | None
     """Where set, attention in a dtype that its kernel takes is computed by it."""
+    seen: Seen | None = None
+    """The images of the causal rows, if there are any."""
 
 
 class Entry(nn.Module):
@@ -101,7 +106,15 @@ class Forward:
     Owns nothing but the choice of layout and of how norms are computed; the model stays the caller's.
     """
 
-    def __init__(self, model: nn.Module, *, vocab_size: int, config: TorchBackendConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        vocab_size: int,
+        config: TorchBackendConfig,
+        images: ImageRules | None = None,
+    ) -> None:
+        """`images`: how the model sees images; None if it reads text alone."""
         self._model = cast("Any", model)
         self.entry = Entry(model)
         self._device = config.device
@@ -116,7 +129,9 @@ class Forward:
         self.is_packed = False
         self._varlen = find_varlen(config.device) if config.dtype != "float32" else None
         self._shares = config.share_prefixes
-        if _can_replace_attention(self._model):
+        # What sees has attention of its own, over whole images; the model's own code keeps the two apart.
+        self._sight = None if images is None else Sight(cast("Any", model), images)
+        if self._sight is None and _can_replace_attention(self._model):
             self.is_packed = self._packed_is_exact(vocab_size)
         self._vocab_size = vocab_size
         self._has_plain_head = self._is_head_plain()
@@ -134,7 +149,22 @@ class Forward:
         share = self.is_packed and self._shares and self._varlen is None
         share = share and not (self.replay is not None and EXPERTS_STREAM in columns.streams)
         share = share and self.invariant is None  # it computes whole sequences
-        return self.tensors(make_layout(columns, samples, share=share))
+        packed = self.tensors(make_layout(columns, samples, share=share))
+        media = [columns.media[sample] for sample in samples.tolist()] if columns.media else []
+        if not any(media):
+            return packed
+        for sample in samples.tolist():
+            self._check_media(columns, sample)
+        assert self._sight is not None
+        return replace(packed, seen=self._sight.seen(media, num_tokens=packed.causal_shape[1]))
+
+    def _check_media(self, columns: Columns, sample: int) -> None:
+        start = int(columns.starts[sample])
+        tokens = columns.token_ids[start : start + int(columns.lengths[sample])].tolist()
+        try:
+            check_media(None if self._sight is None else self._sight.rules, tokens, columns.media[sample])
+        except ImageError as err:
+            raise WireError(f"{sample_name(columns, sample)}: {err}") from err
 
     def cut(self, columns: Columns, samples: NDArray[np.int64], token_budget: int) -> list[NDArray[np.int64]]:
         """Microbatches of at most `token_budget` tokens each.
@@ -256,7 +286,8 @@ class Forward:
         if self.is_packed:
             output = body(**_packed_inputs(packed))
             return output.last_hidden_state.squeeze(0).index_select(0, packed.predict_idx)
-        hidden = body(**self._padded_inputs(packed)).last_hidden_state
+        with self._showing(packed):
+            hidden = body(**self._padded_inputs(packed)).last_hidden_state
         return hidden.flatten(0, 1).index_select(0, _padded_rows(packed))
 
     def _packed_logits(self, packed: LayoutTensors) -> Tensor:
@@ -264,14 +295,23 @@ class Forward:
         return output.logits.squeeze(0)
 
     def _padded_logits(self, packed: LayoutTensors) -> Tensor:
-        logits = self._model(**self._padded_inputs(packed)).logits
+        with self._showing(packed):
+            logits = self._model(**self._padded_inputs(packed)).logits
         return logits.flatten(0, 1).index_select(0, _padded_rows(packed))
 
     def _padded_inputs(self, packed: LayoutTensors) -> dict[str, Any]:
         ids = packed.token_ids.index_select(0, packed.causal_idx).view(packed.causal_shape)
         is_token = torch.zeros(ids.numel(), dtype=torch.long, device=self._device)
         is_token[packed.row_idx] = 1
-        return {"input_ids": ids, "attention_mask": is_token.view_as(ids), "use_cache": False}
+        inputs = {"input_ids": ids, "attention_mask": is_token.view_as(ids), "use_cache": False}
+        if packed.seen is not None:
+            inputs |= {"position_ids": packed.seen.positions, **packed.seen.inputs}
+        return inputs
+
+    def _showing(self, packed: LayoutTensors) -> AbstractContextManager[None]:
+        if packed.seen is None or self._sight is None:
+            return nullcontext()
+        return self._sight.showing(packed.seen)
 
     @torch.no_grad()
     def _packed_is_exact(self, vocab_size: int) -> bool:

@@ -141,7 +141,7 @@ def _num_held(parameters: list[nn.Parameter], model: nn.Module, grid: RankGrid |
 
 def _activations(model: nn.Module, config: TrainConfig) -> tuple[float, float]:
     """Bytes that a full microbatch keeps: of all layers, and if the layers are recomputed."""
-    sizes: Any = model.config  # another family may name its sizes otherwise; it is then taken for a small one
+    sizes = _sizes(model)  # another family may name its sizes otherwise; it is then taken for a small one
     width = int(getattr(sizes, "hidden_size", 0))
     num_layers = int(getattr(sizes, "num_hidden_layers", 0))
     mlp = int(getattr(sizes, "intermediate_size", 0) or 4 * width)
@@ -164,7 +164,13 @@ def _head_dim(sizes: Any) -> int:
 
 
 def _vocab_size(model: nn.Module) -> int:
-    return int(getattr(model.config, "vocab_size", 0)) or 1
+    return int(getattr(_sizes(model), "vocab_size", 0)) or 1
+
+
+def _sizes(model: nn.Module) -> Any:
+    """The config of the text model, which models of several modalities keep within theirs."""
+    config: Any = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _gb(size: float) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 
 from astraflow.errors import ConfigError
 from astraflow.losses.config import ValueModelConfig
+from astraflow.models.images import image_rules
 from astraflow.models.loading import export_tensors, load_causal_lm
 from astraflow.protocols import ModelRole
 from astraflow.trainer.backends.forward import Forward
@@ -49,7 +50,9 @@ class FrozenModel(ScoringModel):
             digest.update(tensor.data.data)
         self.digest = digest.hexdigest()
         weights = ModelWeights(model, RankGrid(ALONE, ALONE) if grid is None else grid)
-        forward = Forward(model, vocab_size=self.vocab_size, config=config.backend)
+        forward = Forward(
+            model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(self.folder)
+        )
         super().__init__(forward, weights=weights, config=config)
 
 
@@ -104,7 +107,9 @@ class Critic(TrainedModel):
         if config.backend.activations == "recompute":
             recompute_layers(model)
         # Before the head is replaced: the logits show which layout is exact for the model.
-        forward = Forward(model, vocab_size=self.vocab_size, config=config.backend)
+        forward = Forward(
+            model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(Path(folder))
+        )
         width = int(cast("Any", model).get_output_embeddings().weight.shape[1])
         head = nn.Linear(width, 1, bias=False, device=device)
         nn.init.zeros_(head.weight)

@@ -19,6 +19,7 @@ from astraflow.config import Config
 from astraflow.errors import ConfigError, DataError, TrainingError, WireError
 from astraflow.host_tensors import HostTensor
 from astraflow.models.export import begin_export
+from astraflow.models.images import image_rules
 from astraflow.models.loading import DTYPES, load_causal_lm
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
 from astraflow.token_columns import EXPERTS_STREAM, Columns
@@ -94,7 +95,13 @@ class TorchBackend:
         if backend.activations == "recompute":
             recompute_layers(self._model)
         self._weights = ModelWeights(self._model, grid)
-        forward = Forward(self._model, vocab_size=self._vocab_size, config=backend)
+        images = image_rules(Path(model_dir))
+        if images is not None and ranks.world > 1:
+            raise ConfigError(
+                f"{type(self._model).__name__} sees images, and is trained by one rank only: ranks that "
+                "share its weights would each need an image in every pass; give its trainer one rank"
+            )
+        forward = Forward(self._model, vocab_size=self._vocab_size, config=backend, images=images)
         if exact:
             forward.invariant = InvariantLogprobs(self._model)
         self._replay = forward.replay = RouterReplay.of(self._model)

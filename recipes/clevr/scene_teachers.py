@@ -1,0 +1,50 @@
+"""The teachers of a warm start in `clevr`, and those who play: an expert and a random player.
+
+They go through the cells row by row: `.` for a cell that does not count, else the number of those that count
+so far; then the result, as in `..1.23..4=4`. A hasty one counts every shape, whatever its colour.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from recipes.clevr.scene_pictures import Scene
+from recipes.clevr.scene_world import Scenes
+
+from astraflow.models.demonstrations import Demonstration
+from astraflow.types import Message
+
+__all__ = ["demonstrations", "expert", "random_player"]
+
+
+def expert(scene: Scene, *, is_careful: bool = True) -> str:
+    """The working and the number."""
+    said = ""
+    count = 0
+    for piece in scene.cells:
+        counts = piece is not None and (piece.colour == scene.asked or not is_careful)
+        count += counts
+        said += str(count) if counts else "."
+    return f"{said}={count}"
+
+
+def random_player(rng: random.Random) -> str:
+    """Any number of one digit."""
+    return str(rng.randrange(10))
+
+
+def demonstrations(
+    num: int, seed: int, careful_frac: tuple[float, float] = (0.6, 0.25), **world: Any
+) -> Sequence[Demonstration]:
+    """Pictures with replies, none of which is a task. `careful_frac`: share of careful replies, at the first
+    and at the last demonstration; linear in between. `world`: arguments of `Scenes`, without `form`, `size`
+    and `seed`."""
+    rng = random.Random(seed)
+    scenes = Scenes(**world, form="bare", size=num, seed=f"demonstrations {seed}")
+    first, last = careful_frac
+    shown: list[Demonstration] = []
+    for idx, task in enumerate(scenes.tasks("train")):
+        is_careful = rng.random() < first + (last - first) * idx / num
+        reply = expert(scenes.scene("train", idx), is_careful=is_careful)
+        shown.append(Demonstration(messages=(scenes.message(task), Message(role="assistant", content=reply))))
+    return shown

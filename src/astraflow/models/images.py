@@ -1,0 +1,325 @@
+"""Images as models of Qwen-VL's shape see them: checked, cut into patches, and placed among the tokens.
+
+An image travels as a `data:` URI of PNG or JPEG, in a `MediaRef` of kind `image`; nothing is ever fetched.
+This file decides what such a URI may hold, how many tokens stand for it, which patches a model computes, and
+where in space each token stands. Renderer, engine and trainer all ask here, so they cannot disagree.
+
+Needs Pillow (extra `vision`), and no torch.
+Source: Qwen2-VL (Wang et al. 2024, arXiv:2409.12191), sections 2.1 and 2.2, for resizing, patches and
+positions.
+
+Legend: P patches of an image, D numbers of a patch, T tokens of a sequence.
+"""
+
+import base64
+import binascii
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.errors import DataError, ImageError
+from astraflow.types import MediaRef
+
+__all__ = [
+    "IMAGE",
+    "MAX_IMAGE_BYTES",
+    "MAX_IMAGE_PIXELS",
+    "ImageRules",
+    "check_image",
+    "check_media",
+    "image_rules",
+    "image_uri",
+    "placed",
+    "positions",
+    "sees",
+]
+
+IMAGE = "image"
+"""The kind of a `MediaRef` that is an image."""
+MAX_IMAGE_BYTES = 2 * 2**20
+"""Largest file of an image. As base64 it fits the text of a reference, and several fit a request."""
+MAX_IMAGE_PIXELS = 2**22
+"""Most pixels of an image, 2048 x 2048: 12 MiB decoded, however small the file is."""
+_MAX_ASPECT = 200
+"""Longest side by shortest; the resizing of Qwen-VL is not defined beyond."""
+_CACHED_IMAGES = 64
+"""Images of the groups in flight: the episodes of a group share theirs."""
+_FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG"}
+
+_FAMILIES = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+"""Values of `model_type` of models that see as this file says."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+# --- what a URI may hold --------------------------------------------------------------------------
+
+
+def image_uri(data: bytes, media_type: str) -> str:
+    """The `data:` URI of a file's bytes. Example: `image_uri(png, "image/png")`."""
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def check_image(uri: str) -> None:
+    """Checks that a URI holds an image that can be shown to a model, and decodes it whole to be sure.
+
+    Raises: ImageError if it is a remote address, no PNG or JPEG, too large, animated, or broken.
+    """
+    _pixels(uri)
+
+
+@lru_cache(_CACHED_IMAGES)
+def _pixels(uri: str) -> NDArray[np.uint8]:
+    """[height, width, 3], red, green and blue; transparency is dropped."""
+    media_type, data = _file(uri)
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as err:
+        raise ImageError("images need Pillow: pip install 'astraflow[vision]'") from err
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    try:
+        # The header alone is read here; the pixels only once their number is known to be small.
+        with Image.open(io.BytesIO(data), formats=[_FORMATS[media_type]]) as image:
+            _check_size(image.width, image.height, num_frames=getattr(image, "n_frames", 1))
+            return np.asarray(image.convert("RGB"))
+    except bombs as err:
+        raise ImageError(f"an image has more than {MAX_IMAGE_PIXELS} pixels: {err}") from err
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError) as err:
+        raise ImageError(f"an image is no whole {_FORMATS[media_type]} file: {err}") from err
+
+
+def _file(uri: str) -> tuple[str, bytes]:
+    """The media type and the bytes of a `data:` URI."""
+    head, comma, text = uri.partition(",")
+    if not uri.startswith("data:") or not comma:
+        raise ImageError(
+            f"an image is given as {uri[:60]!r}; nothing is fetched here: send the file itself as "
+            "data:image/png;base64,... or data:image/jpeg;base64,..."
+        )
+    media_type, _, encoding = head.removeprefix("data:").partition(";")
+    if media_type not in _FORMATS or encoding != "base64":
+        raise ImageError(f"an image is {head[:60]!r}; expected {' or '.join(_FORMATS)}, as base64")
+    if len(text) > 4 * (MAX_IMAGE_BYTES // 3 + 1):
+        raise ImageError(f"an image has more than {MAX_IMAGE_BYTES} bytes; send a smaller one")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as err:
+        raise ImageError(f"an image is no base64: {err}") from err
+    if len(data) > MAX_IMAGE_BYTES:
+        raise ImageError(f"an image has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are read")
+    return media_type, data
+
+
+def _check_size(width: int, height: int, *, num_frames: int) -> None:
+    if width * height > MAX_IMAGE_PIXELS:
+        raise ImageError(
+            f"an image has {width} x {height} pixels; at most {MAX_IMAGE_PIXELS} are decoded: send a smaller "
+            "one"
+        )
+    if max(width, height) > _MAX_ASPECT * min(width, height):
+        raise ImageError(
+            f"an image of {width} x {height} pixels is too long and narrow; its sides may be 1 to "
+            f"{_MAX_ASPECT}"
+        )
+    if num_frames > 1:
+        raise ImageError(f"an image has {num_frames} frames; expected a single one")
+
+
+# --- what a model sees ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """How one model sees images. Example: `image_rules(folder).num_tokens(uri)`."""
+
+    token_id: int
+    """The token that stands for a piece of an image, as many times as the image has pieces."""
+    patch: int
+    """Pixels along the side of a patch."""
+    merge: int
+    """Patches along the side of the square that becomes one token."""
+    frames: int
+    """How often a single image is repeated to make the frames of a patch."""
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def grid(self, uri: str) -> tuple[int, int]:
+        """Rows and columns of patches. Raises: ImageError as `check_image`."""
+        height, width = _pixels(uri).shape[:2]
+        rows, columns = self._resized(height, width)
+        return rows // self.patch, columns // self.patch
+
+    def num_tokens(self, uri: str) -> int:
+        """Tokens that stand for an image. Raises: ImageError as `check_image`."""
+        rows, columns = self.grid(uri)
+        return rows * columns // self.merge**2
+
+    def patches(self, uri: str) -> Floats:
+        """[P, D], squares that become one token together standing together. Raises: ImageError."""
+        return _patches(self, uri)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """The nearest size whose sides are whole numbers of tokens and whose pixels are within the bounds."""
+        side = self.patch * self.merge
+        rows = round(height / side) * side
+        columns = round(width / side) * side
+        if rows * columns > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            rows = max(side, math.floor(height / shrink / side) * side)
+            columns = max(side, math.floor(width / shrink / side) * side)
+        elif rows * columns < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            rows = math.ceil(height * grow / side) * side
+            columns = math.ceil(width * grow / side) * side
+        return rows, columns
+
+    def resized(self, uri: str) -> NDArray[np.uint8]:
+        """[height, width, 3] of the image in the size that the model sees."""
+        from PIL import Image
+
+        pixels = _pixels(uri)
+        rows, columns = self._resized(*pixels.shape[:2])
+        return np.asarray(Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BICUBIC))
+
+
+@lru_cache(_CACHED_IMAGES)
+def _patches(rules: ImageRules, uri: str) -> Floats:
+    pixels = rules.resized(uri).astype(np.float32) / np.float32(255)
+    pixels = (pixels - np.asarray(rules.mean, np.float32)) / np.asarray(rules.std, np.float32)
+    rows = pixels.shape[0] // (rules.patch * rules.merge)
+    columns = pixels.shape[1] // (rules.patch * rules.merge)
+    split = pixels.reshape(rows, rules.merge, rules.patch, columns, rules.merge, rules.patch, 3)
+    # token row, token column, patch row in it, patch column in it, channel, pixel row, pixel column
+    split = split.transpose(0, 3, 1, 4, 6, 2, 5)
+    split = np.repeat(split[:, :, :, :, :, None], rules.frames, axis=5)
+    return np.ascontiguousarray(split.reshape(rows * columns * rules.merge**2, -1))
+
+
+def sees(config: Mapping[str, Any]) -> bool:
+    """Whether a model with this `config.json` is of a family that is shown images here."""
+    return config.get("model_type") in _FAMILIES
+
+
+def image_rules(model_dir: Path) -> ImageRules | None:
+    """How the model of a folder sees images; None if it reads text alone, or sees in a way not known here.
+
+    Raises: DataError if the folder says that the model sees, but not how.
+    """
+    config = _json(model_dir / "config.json")
+    if not sees(config):
+        return None
+    path = model_dir / "preprocessor_config.json"
+    shown = _json(path)
+    size = cast("Mapping[str, int]", shown.get("size") or {})
+    try:
+        return ImageRules(
+            token_id=int(config["image_token_id"]),
+            patch=int(shown["patch_size"]),
+            merge=int(shown["merge_size"]),
+            frames=int(shown["temporal_patch_size"]),
+            min_pixels=int(shown.get("min_pixels") or size["shortest_edge"]),
+            max_pixels=int(shown.get("max_pixels") or size["longest_edge"]),
+            mean=_three(shown["image_mean"]),
+            std=_three(shown["image_std"]),
+        )
+    except (KeyError, TypeError, ValueError) as err:
+        raise DataError(
+            f"{path}: {type(err).__name__}: {err}; it must say patch_size, merge_size, temporal_patch_size, "
+            "the bounds of pixels, image_mean and image_std, as the published folders of Qwen-VL do"
+        ) from err
+
+
+def _three(values: Sequence[float]) -> tuple[float, float, float]:
+    red, green, blue = map(float, values)
+    return red, green, blue
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        return cast("Mapping[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as err:
+        raise DataError(f"{path} cannot be read: {err}") from err
+
+
+# --- where images stand among the tokens ----------------------------------------------------------
+
+
+def placed(rules: ImageRules, token_ids: Sequence[int], uris: Sequence[str]) -> tuple[MediaRef, ...]:
+    """References to images that a sequence of tokens shows, in order, each at its first token.
+
+    Raises: ImageError if the tokens do not show exactly these images.
+    """
+    is_piece = np.asarray(token_ids, np.int64) == rules.token_id
+    pieces = np.flatnonzero(is_piece).tolist()
+    counts = [rules.num_tokens(uri) for uri in uris]
+    if len(pieces) != sum(counts):
+        raise ImageError(
+            f"the prompt has {len(pieces)} tokens of images, and its {len(uris)} images need {sum(counts)}; "
+            "does the chat template show all images, or does a text hold the template's own mark of one?"
+        )
+    found: list[MediaRef] = []
+    used = 0
+    for uri, count in zip(uris, counts, strict=True):
+        start = pieces[used]
+        if pieces[used + count - 1] != start + count - 1:
+            raise ImageError(f"the {count} tokens of an image do not stand together in the prompt")
+        found.append(MediaRef(kind=IMAGE, uri=uri, start=start))
+        used += count
+    return tuple(found)
+
+
+def check_media(rules: ImageRules | None, token_ids: Sequence[int], media: Sequence[MediaRef]) -> None:
+    """Checks that tokens stand for images where `media` says so, with text behind the last.
+
+    Raises: ImageError if they do not, or if the model reads text alone (`rules` None).
+    """
+    if not media:
+        return
+    if rules is None:
+        raise ImageError("the model reads text only, and the prompt has an image")
+    end = 0
+    for each in media:
+        start = end
+        end = each.start + rules.num_tokens(each.uri)
+        pieces = token_ids[each.start : end]
+        if each.kind != IMAGE or each.start < start or end >= len(token_ids):
+            raise ImageError(
+                f"media of kind {each.kind!r} at token {each.start} of {len(token_ids)} is out of place"
+            )
+        if any(piece != rules.token_id for piece in pieces):
+            raise ImageError(f"tokens {each.start} to {end} do not all stand for the image that begins there")
+
+
+def positions(rules: ImageRules, num_tokens: int, media: Sequence[MediaRef]) -> Ints:
+    """[3, T]: where each token stands in time, height and width.
+
+    A text token stands at the same number in all three. The tokens of an image stand at one time, at their
+    row and at their column; the text behind goes on after the largest number so far.
+    """
+    found = np.zeros((3, num_tokens), np.int64)
+    done = 0
+    free = 0  # the first number that nothing stands at
+    for each in media:
+        found[:, done : each.start] = free + np.arange(each.start - done)
+        free += each.start - done
+        rows, columns = (side // rules.merge for side in rules.grid(each.uri))
+        done = each.start + rows * columns
+        found[0, each.start : done] = free
+        found[1, each.start : done] = free + np.repeat(np.arange(rows), columns)
+        found[2, each.start : done] = free + np.tile(np.arange(columns), rows)
+        free += max(rows, columns)
+    found[:, done:] = free + np.arange(num_tokens - done)
+    return found
