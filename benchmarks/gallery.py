@@ -48,6 +48,7 @@ BARS: dict[str, dict[str, Bar]] = {
     "textcraft/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "webshop/tiny": {_SCORE: Bar(0.8, before=0.45)},
     "terminal-bench/tiny": {_SCORE: Bar(0.85, before=0.4)},
+    "clevr-count/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "code/tiny": {_SCORE: Bar(0.9, before=0.4)},
     "search/tiny": {_SCORE: Bar(0.9, before=0.4)},
     "code-multi-agent/tiny": {_SCORE: Bar(0.85), "episode/valid_cases": Bar(0.85, before=0.55)},

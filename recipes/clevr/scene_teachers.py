@@ -34,17 +34,20 @@ def random_player(rng: random.Random) -> str:
 
 
 def demonstrations(
-    num: int, seed: int, careful_frac: tuple[float, float] = (0.6, 0.25), **world: Any
+    num: int, seed: int, sure_frac: float = 0.5, careful_frac: float = 0.2, **world: Any
 ) -> Sequence[Demonstration]:
-    """Pictures with replies, none of which is a task. `careful_frac`: share of careful replies, at the first
-    and at the last demonstration; linear in between. `world`: arguments of `Scenes`, without `form`, `size`
-    and `seed`."""
+    """Pictures with replies, none of which is a task.
+
+    `sure_frac`: share of the demonstrations, the first ones, that are all careful. `careful_frac`: share of
+    careful ones at the last demonstration; linear in between. `world`: arguments of `Scenes`, without `form`,
+    `size` and `seed`.
+    """
     rng = random.Random(seed)
     scenes = Scenes(**world, form="bare", size=num, seed=f"demonstrations {seed}")
-    first, last = careful_frac
     shown: list[Demonstration] = []
     for idx, task in enumerate(scenes.tasks("train")):
-        is_careful = rng.random() < first + (last - first) * idx / num
+        fallen = max(0.0, (idx / num - sure_frac) / (1.0 - sure_frac))
+        is_careful = rng.random() < 1.0 + (careful_frac - 1.0) * fallen
         reply = expert(scenes.scene("train", idx), is_careful=is_careful)
         shown.append(Demonstration(messages=(scenes.message(task), Message(role="assistant", content=reply))))
     return shown

@@ -12,6 +12,7 @@ once. Only where these are found wrong are they looked at one by one, to name wh
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -304,6 +305,9 @@ def _check_lengths(trajectory: Trajectory, limits: PolicyLimits) -> None:
     for media in trajectory.media:
         if not 0 <= media.start < num_tokens:
             raise WireError(f"media at {media.start}, beyond {num_tokens} tokens")
+    for before, media in pairwise(trajectory.media):
+        if media.start <= before.start:
+            raise WireError(f"media at {media.start} behind media at {before.start}; expected them in order")
 
 
 def _check_streams(streams: tuple[Stream, ...], num_tokens: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import cross_entropy
 from transformers import (
     PreTrainedTokenizerFast,
@@ -186,7 +187,8 @@ def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...
             "Everything else runs with torch >= 2.8: build the model where torch is newer and copy its folder"
         )
     if isinstance(model, Qwen3VLForConditionalGeneration):
-        layers = [model.model.language_model.layers, model.model.visual.blocks]
+        parts = cast("Any", model.model)
+        layers: list[Module] = [parts.language_model.layers, parts.visual.blocks]
     else:
         layers = [model.model.layers]
     matrices = [p for part in layers for p in part.parameters() if p.ndim == 2]

@@ -60,7 +60,7 @@ _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 
 
 class _Source(msgspec.Struct, frozen=True):
-    type: Label
+    type: Label = ""
     media_type: Label = ""
     data: Text = ""
 

@@ -126,7 +126,7 @@ def _check_image(part: Part) -> None:
     try:
         check_image(part.uri)
     except ImageError as err:
-        raise bad_request(f"messages: {err}", "invalid_image") from err
+        raise bad_request(f"a part of type {part.type!r}: {err}", "invalid_image") from err
 
 
 def text_of(content: str | Sequence[Part] | None, kinds: Collection[str] = ("text",)) -> str:

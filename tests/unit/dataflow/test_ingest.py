@@ -118,6 +118,12 @@ BROKEN: dict[str, tuple[Callable[[], Trajectory], str]] = {
         "stream 't' holds an entry that is not finite, at token 6",
     ),
     "media": (lambda: changed(media=(MediaRef(kind="image", uri="u", start=7),)), "media at 7"),
+    "media out of order": (
+        lambda: changed(
+            media=(MediaRef(kind="image", uri="u", start=2), MediaRef(kind="image", uri="u", start=1))
+        ),
+        "media at 1 behind media at 2",
+    ),
 }
 
 

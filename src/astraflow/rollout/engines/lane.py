@@ -300,7 +300,7 @@ class Lane:
         """Computes keys and values of the first `lengths[row]` positions of the given rows."""
         for chunk, longest in _chunks(rows, lengths, len(rows)):
             tokens = torch.from_numpy(self._rows.tokens[chunk, :longest]).to(self._device)
-            media = [self._rows.jobs[row].media for row in chunk.tolist()]
+            media = [self._rows.jobs[row].media for row in map(int, chunk)]
             at = torch.from_numpy(chunk).to(self._device)
             self._forward.prefill(tokens, at, self._cache, media if any(media) else None)
 

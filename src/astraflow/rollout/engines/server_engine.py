@@ -79,6 +79,12 @@ class ServerEngine:
 
         Raises: RolloutError; not retryable if the request itself is at fault.
         """
+        if request.media:
+            raise RolloutError(
+                f"the engine of {self._policy!r}: {self._api.name} is not sent images yet; generate with "
+                "rollout.engine.name: torch (docs/vision.md)",
+                is_retryable=False,
+            )
         sampling = request.sampling
         num_prompt = len(request.token_ids)
         check_sampling(sampling)

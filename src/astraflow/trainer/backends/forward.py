@@ -150,10 +150,10 @@ class Forward:
         share = share and not (self.replay is not None and EXPERTS_STREAM in columns.streams)
         share = share and self.invariant is None  # it computes whole sequences
         packed = self.tensors(make_layout(columns, samples, share=share))
-        media = [columns.media[sample] for sample in samples.tolist()] if columns.media else []
+        media = [columns.media[sample] for sample in map(int, samples)] if columns.media else []
         if not any(media):
             return packed
-        for sample in samples.tolist():
+        for sample in map(int, samples):
             self._check_media(columns, sample)
         assert self._sight is not None
         return replace(packed, seen=self._sight.seen(media, num_tokens=packed.causal_shape[1]))
