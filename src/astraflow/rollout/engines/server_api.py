@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.rollout.config import ServerEngineConfig
-from astraflow.types import Sampling
+from astraflow.types import Media, Sampling
 
 __all__ = ["Address", "Command", "Gauges", "LabelSpan", "Part", "ServerApi", "ServerHttp"]
 
@@ -167,6 +167,11 @@ class ServerApi(Protocol):
         """
         ...
 
+    @property
+    def blindness(self) -> str:
+        """Why prompts with images are not sent to it, as a clause; empty if they are."""
+        ...
+
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
     ) -> Command:
@@ -178,8 +183,10 @@ class ServerApi(Protocol):
         ...
 
     async def generate(
-        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int
-    ) -> Part: ...
+        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, media: Media
+    ) -> Part:
+        """Completes tokens; `media`: the images that they stand for, if there is no `blindness`."""
+        ...
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]: ...
 

@@ -79,10 +79,10 @@ class ServerEngine:
 
         Raises: RolloutError; not retryable if the request itself is at fault.
         """
-        if request.media:
+        if request.media and self._api.blindness:
             raise RolloutError(
-                f"the engine of {self._policy!r}: {self._api.name} is not sent images yet; generate with "
-                "rollout.engine.name: torch (docs/vision.md)",
+                f"the engine of {self._policy!r}: {self._api.name} is not sent images: "
+                f"{self._api.blindness}; generate with rollout.engine.name torch or vllm (docs/vision.md)",
                 is_retryable=False,
             )
         sampling = request.sampling
@@ -366,7 +366,11 @@ class PolicyServer:
             label = self._label(self.version)
             try:
                 part = await self._api.generate(
-                    http, request.token_ids + tokens, request.sampling, max_tokens=max_tokens
+                    http,
+                    request.token_ids + tokens,
+                    request.sampling,
+                    max_tokens=max_tokens,
+                    media=request.media,
                 )
             except (UnavailableError, RefusedError) as err:
                 raise await self._life.explained(err) from err

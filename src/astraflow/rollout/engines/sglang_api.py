@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_api import Address, Command, Gauges, LabelSpan, Part, ServerHttp
-from astraflow.types import Sampling
+from astraflow.types import Media, Sampling
 
 __all__ = ["SglangApi"]
 
@@ -42,6 +42,7 @@ class SglangApi:
     name = "sglang"
     is_label_exact = False
     has_socket = False
+    blindness = "it renders a prompt with images again, so that its tokens need not be those that are trained"
 
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
@@ -73,9 +74,10 @@ class SglangApi:
         await self.label(http)
 
     async def generate(
-        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int
+        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, media: Media
     ) -> Part:
         """Sends one request; SGLang heeds its seed only under `--enable-deterministic-inference`."""
+        assert not media, "the engine refuses images"
         params: dict[str, object] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

@@ -3,10 +3,12 @@
 Generation needs `--enable-scale-out` (`/inference/v1/generate`); everything else needs
 `VLLM_SERVER_DEV_MODE=1`. A pause with `mode=keep` freezes the running requests and drops their KV cache,
 which vLLM computes again under the new weights. Each completion says which of its tokens were made by which
-weights. With `--logprobs-mode processed_logprobs`, a completion's logprobs are at the sampling temperature;
-prompt logprobs are at temperature 1.
+weights. An image is first shown to the server's own renderer; what that makes of it is sent with our tokens,
+at our places. With `--logprobs-mode processed_logprobs`, a completion's logprobs are at the sampling
+temperature; prompt logprobs are at temperature 1.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -18,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.models.images import IMAGE
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_api import Address, Command, Gauges, LabelSpan, Part, ServerHttp
-from astraflow.types import Sampling
+from astraflow.types import Media, Sampling
 
 __all__ = ["VllmApi"]
 
 _GENERATE = "/inference/v1/generate"
+_RENDER = "/v1/chat/completions/render"
 _SEED_BITS = 63
 """vLLM takes a seed as a signed 64-bit number."""
 _GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total)\{.*\} (\S+)$")
@@ -38,6 +42,7 @@ class VllmApi:
     name = "vllm"
     is_label_exact = True
     has_socket = True
+    blindness = ""
 
     def command(
         self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
@@ -92,9 +97,9 @@ class VllmApi:
                     ) from err
 
     async def generate(
-        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int
+        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, media: Media
     ) -> Part:
-        """Sends one request."""
+        """Sends one request, after one for each image."""
         params: dict[str, object] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -107,7 +112,11 @@ class VllmApi:
         }
         if sampling.stop:
             params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-        reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
+        body: dict[str, object] = {"token_ids": list(token_ids), "sampling_params": params}
+        if media:
+            shown = await asyncio.gather(*[_rendered(http, each.uri) for each in media])
+            body["features"] = _features(token_ids, media, shown)
+        reply = await http.post(_GENERATE, body)
         try:
             return _part(msgspec.convert(reply["choices"][0], _Choice))
         except (KeyError, IndexError, TypeError, ValueError) as err:
@@ -167,6 +176,56 @@ class VllmApi:
             num_waiting=values.get("num_requests_waiting", 0),
             generated_tokens=values.get("generation_tokens_total", 0),
         )
+
+
+class _Place(msgspec.Struct):
+    """The tokens of an image in a prompt; some models put others among them, which `is_embed` tells apart."""
+
+    length: int
+    is_embed: tuple[bool, ...] | None = None
+
+
+class _Rendered(msgspec.Struct):
+    """What the server's renderer makes of the images of a prompt."""
+
+    mm_hashes: dict[str, tuple[str, ...]]
+    mm_placeholders: dict[str, tuple[_Place, ...]]
+    kwargs_data: dict[str, tuple[str, ...]]
+
+
+async def _rendered(http: ServerHttp, uri: str) -> _Rendered:
+    """What the server makes of one image, in a prompt of its own."""
+    content = [{"type": "image_url", "image_url": {"url": uri}}]
+    body = {"model": "policy", "messages": [{"role": "user", "content": content}]}
+    reply = await http.post(_RENDER, body)
+    try:
+        return msgspec.convert(reply["features"], _Rendered)
+    except (KeyError, TypeError, ValueError) as err:
+        raise UnavailableError(f"{http.url}{_RENDER}: unexpected answer: {str(reply)[:300]}") from err
+
+
+def _features(token_ids: Sequence[int], media: Media, shown: Sequence[_Rendered]) -> dict[str, object]:
+    """The images as a request for completion has them, each at its place among our tokens.
+
+    Raises: RefusedError if the server would have another number of tokens for one.
+    """
+    places: list[dict[str, int]] = []
+    for each, rendered in zip(media, shown, strict=True):
+        (place,) = rendered.mm_placeholders[IMAGE]
+        end = each.start + place.length
+        piece = token_ids[each.start]
+        follows = token_ids[end : end + 1] == (piece,) and not any(other.start == end for other in media)
+        if place.is_embed is not None or set(token_ids[each.start : end]) != {piece} or follows:
+            raise RefusedError(
+                f"vLLM makes {place.length} tokens of the image at token {each.start}, and we make another "
+                "number; does its model folder have another preprocessor_config.json?"
+            )
+        places.append({"offset": each.start, "length": place.length})
+    return {
+        "mm_hashes": {IMAGE: [one for each in shown for one in each.mm_hashes[IMAGE]]},
+        "mm_placeholders": {IMAGE: places},
+        "kwargs_data": {IMAGE: [one for each in shown for one in each.kwargs_data[IMAGE]]},
+    }
 
 
 class _Span(msgspec.Struct):
