@@ -44,6 +44,7 @@ def test_a_service_joins_over_a_real_address_with_a_token(runs: Runs, terminals:
     assert not [token for token in kept for text in texts if token in text], "a token is in a log or file"
 
 
+@pytest.mark.long
 def test_each_service_started_by_hand_makes_a_whole_run(runs: Runs, terminals: Terminals) -> None:
     first, second = [b for b in blocks("bash", of=[DOCS / "machines.md"]) if "runs/by-hand" in b.text]
     dataflow_port, publisher_port = free_ports(2)

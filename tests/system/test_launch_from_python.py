@@ -15,6 +15,7 @@ from system_driver import Runs, wait_gone
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]
 
 
+@pytest.mark.long
 async def test_a_run_is_left_early_and_goes_on(runs: Runs, tmp_path: Path) -> None:
     recipe = load_recipe(runs.recipe(steps=6))
     seen: list[int] = []
