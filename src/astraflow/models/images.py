@@ -50,8 +50,8 @@ MAX_IMAGE_PIXELS = 2**22
 """Most pixels of an image, 2048 x 2048: 12 MiB decoded, however small the file is."""
 _MAX_ASPECT = 200
 """Longest side by shortest; the resizing of Qwen-VL is not defined beyond."""
-_CACHED_IMAGES = 64
-"""Images of the groups in flight: the episodes of a group share theirs."""
+_CACHED_IMAGES = 16
+"""The episodes of a group share theirs. At the most they take 12 MiB each, decoded."""
 _FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG"}
 
 _FAMILIES = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
@@ -167,7 +167,15 @@ class ImageRules:
 
     def patches(self, uri: str) -> Floats:
         """[P, D], squares that become one token together standing together. Raises: ImageError."""
-        return _patches(self, uri)
+        pixels = self.resized(uri).astype(np.float32) / np.float32(255)
+        pixels = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
+        rows = pixels.shape[0] // (self.patch * self.merge)
+        columns = pixels.shape[1] // (self.patch * self.merge)
+        split = pixels.reshape(rows, self.merge, self.patch, columns, self.merge, self.patch, 3)
+        # token row, token column, patch row in it, patch column in it, channel, pixel row, pixel column
+        split = split.transpose(0, 3, 1, 4, 6, 2, 5)
+        split = np.repeat(split[:, :, :, :, :, None], self.frames, axis=5)
+        return np.ascontiguousarray(split.reshape(rows * columns * self.merge**2, -1))
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """The nearest size whose sides are whole numbers of tokens and whose pixels are within the bounds."""
@@ -191,19 +199,6 @@ class ImageRules:
         pixels = _pixels(uri)
         rows, columns = self._resized(*pixels.shape[:2])
         return np.asarray(Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BICUBIC))
-
-
-@lru_cache(_CACHED_IMAGES)
-def _patches(rules: ImageRules, uri: str) -> Floats:
-    pixels = rules.resized(uri).astype(np.float32) / np.float32(255)
-    pixels = (pixels - np.asarray(rules.mean, np.float32)) / np.asarray(rules.std, np.float32)
-    rows = pixels.shape[0] // (rules.patch * rules.merge)
-    columns = pixels.shape[1] // (rules.patch * rules.merge)
-    split = pixels.reshape(rows, rules.merge, rules.patch, columns, rules.merge, rules.patch, 3)
-    # token row, token column, patch row in it, patch column in it, channel, pixel row, pixel column
-    split = split.transpose(0, 3, 1, 4, 6, 2, 5)
-    split = np.repeat(split[:, :, :, :, :, None], rules.frames, axis=5)
-    return np.ascontiguousarray(split.reshape(rows * columns * rules.merge**2, -1))
 
 
 def sees(config: Mapping[str, Any]) -> bool:
