@@ -2,8 +2,9 @@
 
 Part `lengths`: completions grow from 600 tokens to 4,800 and shrink to 1,200 as training goes on. Beside the
 pool that sizes itself (2 to 16 services) stand fixed pools; it is compared with the smallest of them that
-takes at most 3 % longer. How much there is to save depends on the load, so there are four, which need equally
-many services at the longest lengths. The figure is of the first:
+takes at most 3 % longer. What can be saved at all is shown by a pool whose size follows what the load will
+need six steps later, which no run can know. How much there is to save depends on the load, so there are four,
+which need equally many services at the longest lengths. The figure is of the first:
 
     x8, half      half of a step's time is constant, the other half grows with the tokens of its batch
     x4, half      the same, with lengths that begin at 1,200 and end at 1,800
@@ -16,7 +17,7 @@ many spot machines there are follows a trace that changes every two to six minut
 services lose theirs. Beside it stands the same pool with on-demand machines only. The trace is made up, from
 a seed: `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
 
-    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--trace FILE] [--processes 2]
+    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--small] [--trace FILE] [--processes 2]
 
 """
 
@@ -39,7 +40,7 @@ import matplotlib.pyplot as plt
 from astraflow.config import parse_config
 from astraflow.launch.cluster_config import ClusterConfig
 from harness import report, show_table
-from pool_run import GROUP_SIZE, GROUPS, Load, PoolMeasured, PoolRun, fixed
+from pool_run import GROUP_SIZE, Load, PoolMeasured, PoolRun, fixed
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST = 16
@@ -55,6 +56,8 @@ LOADS = {
 }
 """Load -> first and last mean length, and the constant share of a step at the longest lengths."""
 SAME_WALL = 1.03
+FORESIGHT = 6
+"""Steps: a start of 90 s, and the stock that is to be made before it is needed."""
 SPOT_COST = 0.3
 TRACE_S = 100_000.0
 
@@ -74,10 +77,15 @@ def constant_length(done: float) -> float:
     return 2400.0
 
 
-def make_load(steps: int, constant: float, mean_tokens: Callable[[float], float]) -> Load:
+def make_load(
+    steps: int, constant: float, mean_tokens: Callable[[float], float], *, is_small: bool = False
+) -> Load:
     """The load whose trainer needs this share of its time whatever a batch holds."""
-    millions = LONGEST * GROUP_SIZE * GROUPS / 1e6
+    groups, num_slots = (8, 4) if is_small else (32, 16)
+    millions = LONGEST * GROUP_SIZE * groups / 1e6
     return Load(
+        groups=groups,
+        num_slots=num_slots,
         steps=steps,
         mean_tokens=mean_tokens,
         step_s=constant * LONGEST_S,
@@ -148,21 +156,25 @@ def lengths(given: argparse.Namespace) -> dict[str, object]:
     jobs: dict[str, Mapping[str, Any]] = {}
     for name in names:
         first, last, constant = LOADS[name]
-        load = make_load(given.steps, constant, partial(length_at, first, last))
+        load = make_load(given.steps, constant, partial(length_at, first, last), is_small=given.small)
         jobs[f"{name}: sized"] = {"load": load, "cluster": pool_of(), "num_services": 3}
+        jobs[f"{name}: foreseen"] = {**jobs[f"{name}: sized"], "foresight": FORESIGHT}
         jobs |= {
             f"{name}: fixed {num}": {"load": load, "cluster": fixed(num), "num_services": num}
             for num in sizes
         }
     runs = run_all(jobs, given.processes)
     saved: dict[str, float] = {}
+    foreseen: dict[str, float] = {}
     figures: dict[str, object] = {}
     rows: list[tuple[object, ...]] = []
     for load_name in names:
         sized = runs[f"{load_name}: sized"]
         walls_s = {num: runs[f"{load_name}: fixed {num}"].wall_s for num in sizes}
-        equal = [num for num, wall_s in walls_s.items() if wall_s <= SAME_WALL * sized.wall_s]
-        best = min(equal, default=max(sizes))
+        best = _same_wall(walls_s, sized)
+        seeing = runs[f"{load_name}: foreseen"]
+        same = runs[f"{load_name}: fixed {_same_wall(walls_s, seeing)}"]
+        foreseen[load_name] = round(1 - seeing.used_h / same.used_h, 4)
         compared = (f"{load_name}: sized", f"{load_name}: fixed {best}")
         rows += [
             _row(name, run, "compared" if name in compared else "")
@@ -180,7 +192,13 @@ def lengths(given: argparse.Namespace) -> dict[str, object]:
     show_table(f"{given.steps} steps; VIRTUAL time", header, rows)
     if not given.quick:
         draw(runs, given.images / "autoscale.png")
-    return {**figures, "saved_by_load": saved}
+    return {**figures, "saved_by_load": saved, "saved_with_foresight": foreseen}
+
+
+def _same_wall(walls_s: Mapping[int, float], run: PoolMeasured) -> int:
+    """Size of the smallest fixed pool that takes at most 3 % longer than a run."""
+    equal = [num for num, wall_s in walls_s.items() if wall_s <= SAME_WALL * run.wall_s]
+    return min(equal, default=max(walls_s))
 
 
 def _row(name: str, run: PoolMeasured, mark: str) -> tuple[object, ...]:
@@ -211,7 +229,7 @@ def draw(runs: Mapping[str, PoolMeasured], image: Path) -> None:
 def spot(given: argparse.Namespace) -> dict[str, object]:
     """Spot and on-demand machines beside on-demand ones only."""
     trace = read_trace(given.trace) if given.trace else made_up(1)
-    load = make_load(given.steps, 0.5, constant_length)
+    load = make_load(given.steps, 0.5, constant_length, is_small=given.small)
     on_demand = {"most": MOST, "cost": 1.0}
     kinds = {"spot": {"most": MOST, "cost": SPOT_COST}, "on_demand": on_demand}
     jobs = {
@@ -269,6 +287,8 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few steps and pools, no picture: for trying")
+    small_help = "a quarter of each batch and of each device: a tenth of the time, similar figures"
+    parser.add_argument("--small", action="store_true", help=small_help)
     parser.add_argument("--steps", type=int, default=0, help="default: 200, quick: 24")
     parser.add_argument("--only", choices=("", *PARTS), default="")
     parser.add_argument("--trace", type=Path, help="lines SECONDS MACHINES, in place of the made-up trace")

@@ -44,19 +44,13 @@ from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
 from astraflow.dataflow.scaling import WaitShares
 from astraflow.emulated_device import PacedDevice, PacedJob
 from astraflow.launch.cluster_config import ClusterConfig
-from astraflow.launch.pool_sizer import PoolSizer, SeatState, seats_of
+from astraflow.launch.pool_sizer import Change, PoolSizer, SeatState, seats_of
 from astraflow.types import Manifest, ServedVersions
 
 __all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]
 
 POLICY = "actor"
 GROUP_SIZE = 8
-GROUPS = 32
-"""Groups of a batch."""
-NUM_SLOTS = 16
-"""Requests that run at once on a device."""
-SPARE = 4
-"""Episodes that a service takes beyond its slots."""
 TOKENS_PER_S = 100.0
 """Of each request."""
 LOOK_S = 2.0
@@ -85,6 +79,21 @@ class Load:
     """Of the logarithm of the lengths."""
     join_s: float = 90.0
     """From a machine to the first lease: start, import, fetch the weights."""
+    groups: int = 32
+    """Groups of a batch."""
+    num_slots: int = 16
+    """Requests that run at once on a device."""
+
+    @property
+    def num_places(self) -> int:
+        """Episodes that a service takes: a quarter more than run at once."""
+        return self.num_slots + self.num_slots // 4
+
+    def needed(self, step: int) -> float:
+        """Services that generate a batch in the time that the trainer takes for one."""
+        num_tokens = self.mean_tokens(min(1.0, step / self.steps)) * GROUP_SIZE * self.groups
+        step_s = self.step_s + self.million_tokens_s * num_tokens / 1e6
+        return num_tokens / step_s / (self.num_slots * TOKENS_PER_S)
 
     def num_tokens(self, done: float, rng: random.Random) -> int:
         """Length of a completion; the longest are cut at four times the mean."""
@@ -134,6 +143,7 @@ class _Service:
     name: str
     kind: str
     speed: float
+    num_places: int
     machine_s: float = math.inf
     """Since when it has a machine."""
     device: PacedDevice | None = None
@@ -151,7 +161,7 @@ class _Service:
     def room(self) -> int:
         if self.device is None or self.is_leaving:
             return 0
-        return NUM_SLOTS + SPARE - len(self.jobs)
+        return self.num_places - len(self.jobs)
 
 
 class PoolRun:
@@ -166,8 +176,12 @@ class PoolRun:
         num_services: int = 1,
         market: Market = _no_limit,
         seed: int = 0,
+        foresight: int = 0,
     ) -> None:
+        """`foresight`: instead of the sizer, somebody decides who knows what the load needs so many steps
+        later, to the nearest number; 0: the sizer."""
         self._load = load
+        self._foresight = foresight
         self._market = market
         self._now_s = 0.0
         self._events: list[tuple[float, int, partial[None]]] = []
@@ -185,7 +199,7 @@ class PoolRun:
         self._waits_since_s: float | None = 0.0
         self._waited_s = 0.0
         table = parse_config(
-            {"group_size": GROUP_SIZE, "groups_per_batch": GROUPS, "max_staleness": 4, "engine_lag": 1},
+            {"group_size": GROUP_SIZE, "groups_per_batch": load.groups, "max_staleness": 4, "engine_lag": 1},
             TableConfig,
             where="table",
         )
@@ -244,12 +258,14 @@ class PoolRun:
         joined = [s for s in self._services.values() if s.device is not None]
         is_held_back = self._core.why_no_lease(self._served()).startswith("trainer: ")
         for service in joined:
-            free = 1 - len(service.jobs) / (NUM_SLOTS + SPARE)
+            free = 1 - len(service.jobs) / service.num_places
             self._shares.beat(service.worker_id, free_frac=free, is_held_back=is_held_back, now_s=self._now_s)
         waiting = {} if self._waits_since_s is None else {POLICY: self._waits_since_s}
         staying = [service.worker_id for service in joined if not service.is_leaving]
         advice = self._shares.advice(self._now_s, waiting, staying)
-        change = self._sizer.decide(self._now_s, advice, {n: _state(s) for n, s in self._services.items()})
+        states: dict[str, SeatState] = {name: _state(service) for name, service in self._services.items()}
+        foreseen = self._foreseen(states) if self._foresight else None
+        change = foreseen if self._foresight else self._sizer.decide(self._now_s, advice, states)
         if change is not None:
             for name in change.stop:
                 self._let_go(self._services[name])
@@ -258,13 +274,22 @@ class PoolRun:
             self._note_size()
         self._after(LOOK_S, partial(self._look))
 
+    def _foreseen(self, states: Mapping[str, SeatState]) -> Change | None:
+        wanted = max(1, round(self._load.needed(self._step + self._foresight)))
+        asked_for = [name for name, state in states.items() if state != "leaving"]
+        working = [name for name in asked_for if states[name] == "working"]
+        off = [name for name in self._seats if name not in states]
+        start = tuple(off[: max(0, wanted - len(asked_for))])
+        stop = tuple(working[wanted:])
+        return Change("foreseen", start=start, stop=stop) if start or stop else None
+
     def _note_size(self) -> None:
         asked_for = sum(not service.is_leaving for service in self._services.values())
         self._found.sizes.append((self._now_s, asked_for))
 
     def _ask_for(self, name: str) -> None:
         seat = self._seats[name]
-        self._services[name] = _Service(name, seat.kind, seat.speed)
+        self._services[name] = _Service(name, seat.kind, seat.speed, self._load.num_places)
 
     def _follow_market(self) -> None:
         """Takes machines away, and gives those that are free to the services that wait for one."""
@@ -285,7 +310,9 @@ class PoolRun:
         if service.machine_s != machine_s or self._services.get(service.name) is not service:
             return  # it lost the machine before, or was not wanted any more
         service.num_joined += 1
-        service.device = PacedDevice(num_slots=NUM_SLOTS, tokens_per_s=TOKENS_PER_S * service.speed)
+        service.device = PacedDevice(
+            num_slots=self._load.num_slots, tokens_per_s=TOKENS_PER_S * service.speed
+        )
         service.device.advance(self._now_s)
         self._apply(AddWorker(worker_id=service.worker_id, name=service.name, hosts=(POLICY,)))
         self._woken.add("leases")
