@@ -36,6 +36,6 @@ def take_odd_steps(world: InteractiveEnvironment, player: Player, odd: Sequence[
         replies = player(game)
         while not seen.is_done:
             seen = world.step(game, rng.choice(odd) if rng.random() < 0.05 else next(replies))
-            assert seen.reward in {0.0, 1.0}
+            assert 0.0 <= seen.reward <= 1.0
             assert len(str(seen.messages)) < 10_000
             num_steps += 1

@@ -12,6 +12,9 @@ from recipes.alfworld.household_players import expert as household_expert
 from recipes.alfworld.household_players import random_player as household_random
 from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
+from recipes.deepdive.dive_players import expert as dive_expert
+from recipes.deepdive.dive_players import random_player as dive_random
+from recipes.deepdive.dive_world import Dive
 from recipes.terminal.terminal_folders import Errand
 from recipes.terminal.terminal_world import expert as terminal_expert
 from recipes.terminal.terminal_world import random_player as terminal_random
@@ -64,6 +67,16 @@ def test_craft(shape: dict[str, Any]) -> None:
     assert statistics.mean(rewards_of(world, lambda game: craft_expert(game.workshop), 1_000)) >= 0.99
     assert statistics.mean(rewards_of(world, lambda game: craft_random(rng), 1_000)) <= 0.10
     take_odd_steps(world, lambda game: craft_random(rng), [*ODD, "get 99 log", "spawn log"], 10_000)
+
+
+def test_dive() -> None:
+    world = Dive()
+    rng = random.Random(0)
+    assert len(world.tasks("heldout")) >= 1_000
+    assert statistics.mean(rewards_of(world, dive_expert, 1_000)) >= 0.99
+    assert statistics.mean(rewards_of(world, lambda game: dive_random(game, rng), 1_000)) <= 0.10
+    odd = [*ODD, "<open>../etc/passwd</open>", "<ask></ask>", "<search>\x00</search>", "<answer></answer>"]
+    take_odd_steps(world, lambda game: dive_random(game, rng), odd, 10_000)
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,10 @@ from astraflow.rollout.service import RolloutService
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
-from astraflow.types import Fingerprints, Manifest, RunInfo
+from astraflow.types import Fingerprints, Manifest, Publication, RunInfo
 from astraflow.weights.arrival import Arrival
 from astraflow.weights.manifest import build_manifest
+from astraflow.weights.snapshot import read_model
 from astraflow.workflows.factory import make_workflow
 
 __all__ = ["MemoryVersions", "run_in_process"]
@@ -116,6 +117,7 @@ async def run_in_process(
     versions = MemoryVersions({name: policy.model_dir for name, policy in recipe.policies.items()})
     await service.start()
     try:
+        await _announce_frozen(recipe, link, versions)
         async with asyncio.TaskGroup() as group:
             rollout = _rollout(recipe, info, link, versions)
             group.create_task(rollout.run(stop), name="rollout")
@@ -127,6 +129,16 @@ async def run_in_process(
     finally:
         await client.close()
         await service.stop()
+
+
+async def _announce_frozen(recipe: Recipe, link: DataflowClient, versions: MemoryVersions) -> None:
+    """Publishes the model of each frozen policy as its version 0."""
+    for name in recipe.published:
+        if name not in recipe.trained:
+            model_dir = recipe.policies[name].model_dir
+            tensors = await asyncio.to_thread(read_model, model_dir)
+            manifest = await versions.publish(name, 0, tensors, {})
+            await link.publish(name, Publication(epoch=0, step=0, manifest=manifest))
 
 
 def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: MemoryVersions) -> RolloutService:

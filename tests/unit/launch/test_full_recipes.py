@@ -22,6 +22,7 @@ FAMILIES = {
     "alfworld",
     "code",
     "code-multi-agent",
+    "deepdive",
     "math",
     "math-multi-agent",
     "efficient-math",
@@ -30,7 +31,7 @@ FAMILIES = {
     "textcraft",
     "webshop",
 }
-WORLDS = ("alfworld", "terminal-bench", "textcraft", "webshop")
+WORLDS = ("alfworld", "deepdive", "terminal-bench", "textcraft", "webshop")
 """Families whose tasks are generated."""
 SMOKE = {"model": "tiny", "scale": "smoke"}
 
