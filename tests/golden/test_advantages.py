@@ -9,6 +9,7 @@ import pytest
 from astraflow.algorithms.credit import (
     GdpoCredit,
     GroupRelativeCredit,
+    HierarchicalCredit,
     MaxRlCredit,
     OpoCredit,
     PassAtKCredit,
@@ -409,3 +410,38 @@ def test_rae_is_not_spoiled_by_an_absurd_reward():
     credit = RaeCredit(decay=0.5).make()
     credit(make_group(1e300))
     assert credit(make_group(1.0)) == (1.0,)
+
+
+# --- heads and those who work for them ------------------------------------------------------------
+
+
+def make_crews(*crews: tuple[float, tuple[float, ...]], head: str = "proposer") -> GroupFacts:
+    """Per episode the reward of its head, and those of its solvers."""
+    rewards = [(idx, head, own) for idx, (own, _) in enumerate(crews)]
+    rewards += [(idx, "solver", reward) for idx, (_, solvers) in enumerate(crews) for reward in solvers]
+    rewards.sort(key=lambda each: each[0])
+    made = make_group(*(reward for _, _, reward in rewards), roles=tuple(role for _, role, _ in rewards))
+    placed = zip(made.trajectories, rewards, strict=True)
+    return replace(made, trajectories=tuple(replace(t, episode_idx=idx) for t, (idx, _, _) in placed))
+
+
+def test_hierarchical_compares_heads_over_the_group_and_workers_within_their_episode():
+    # Heads 1 and 0: +- sqrt(1/2). Solvers 1, 0 of the first episode: +-1/2 over 1/2; those of the second,
+    # whose task is hard, are alike: 0, although they earned less than the mean of all solvers.
+    root = math.sqrt(0.5)
+    advantages = HierarchicalCredit(epsilon=1e-12)(make_crews((1.0, (1.0, 0.0)), (0.0, (0.0, 0.0))))
+    assert advantages == pytest.approx((root, 1.0, -1.0, -root, 0.0, 0.0))
+
+
+def test_hierarchical_adds_what_the_team_was_worth():
+    # Means of the episodes 1/2 and 0, of the group 1/4: +-1/4; within the first +-1/2. Nothing is divided.
+    credit = HierarchicalCredit(scale="none", team_weight=2.0)
+    advantages = credit(make_crews((1.0, (1.0, 0.0)), (0.0, (0.0, 0.0))))
+    assert advantages == pytest.approx((0.5, 0.5 + 0.5, -0.5 + 0.5, -0.5, -0.5, -0.5))
+
+
+def test_hierarchical_calls_heads_what_the_recipe_calls_so():
+    group = make_crews((1.0, (1.0,)), (0.0, (0.0,)), head="lead")
+    assert HierarchicalCredit()(group) == (0.0,) * 4
+    named = HierarchicalCredit(heads=("lead",), scale="none")(group)
+    assert named == pytest.approx((0.5, 0.0, -0.5, 0.0))

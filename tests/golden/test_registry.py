@@ -174,6 +174,7 @@ CREDIT: dict[str, list[float | tuple[float, ...]]] = {
     "pass_at_k": [1.0, -1 / 3, -1 / 3, -1 / 3],
     "gdpo": [1.5, -0.5, -0.5, -0.5],  # of a single reward: as group_relative; whitening is the batch's
     "rae": [1.0, 0.0, 0.0, 0.0],  # baselines begin at 0
+    "hierarchical": [0.0, 0.0, 0.0, 0.0],  # workers, each alone in its episode
     "role_balanced": [0.75, -0.25, -0.25, -0.25],  # a role that is not named: distance from its own mean
     "max_rl": [3.0, -1.0, -1.0, -1.0],  # distance from the mean over the mean
     "reinforce_plus_plus": [1.0, 0.0, 0.0, 0.0],  # whitening is the batch's

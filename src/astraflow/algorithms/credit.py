@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from astraflow.algorithms.group_statistics import Scale, by_role, relative, relative_rewards
+from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative, relative_rewards
 from astraflow.algorithms.own import own_function
 from astraflow.algorithms.turn_credit import GaeCredit, GigpoCredit, TurnDiscountCredit
 from astraflow.bounds import MAX_ADVANTAGE
@@ -25,6 +25,7 @@ __all__ = [
     "CreditConfig",
     "GdpoCredit",
     "GroupRelativeCredit",
+    "HierarchicalCredit",
     "MaxRlCredit",
     "OpoCredit",
     "PassAtKCredit",
@@ -327,6 +328,55 @@ class RoleBaselines:
         }
 
 
+class HierarchicalCredit(Config):
+    """Compares heads over the group, and those who work for a head with one another. Made for a proposer
+    whose task several solvers attempt, and for a manager with workers."""
+
+    name: Literal["hierarchical"] = "hierarchical"
+    heads: tuple[str, ...] = Field(default=("proposer", "manager"), min_length=1)
+    """Roles that decide what the others of their episode work on. They are compared over the group."""
+    team_weight: float = Field(default=0.0, ge=0)
+    """Weight of what an episode's workers are worth beside those of the other episodes. With 0, workers that
+    are all rewarded alike learn nothing."""
+    scale: Scale = "std"
+    """The same choices as in `group_relative`, applied to each comparison."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the standard deviation."""
+
+    def __call__(self, facts: GroupFacts) -> tuple[float, ...]:
+        """One advantage per trajectory i of role k in episode e.
+
+        head:   A_i = that of `group_relative`
+        worker: A_i = (r_i - m_e) / (s_e + epsilon) + team_weight * (m_e - m) / (s + epsilon)
+
+        m_e, s_e: mean and deviation (`std` too: over n) of the rewards of role k in episode e, weighted by
+        trained tokens, so that forks do not change them. m, s: those of the m_e over the group's episodes.
+        Workers of different heads have had different tasks, so that their own rewards cannot be compared: a
+        solver with an easy task is not better than one with a hard task. A worker that is alone in its
+        episode has nothing to compare with: its first term is 0.
+        Source: ours, after Absolute Zero (arXiv:2505.03335), which has baselines per role and kind of task,
+        and after GiGPO (arXiv:2505.10978, eq. 8), which adds up the comparisons of two levels.
+        """
+        advantages_N = relative_rewards(facts, scale=self.scale, epsilon=self.epsilon)
+        weights_N = np.asarray(facts.weights)
+        rewards_N = np.asarray([t.reward for t in facts.trajectories], dtype=np.float64)
+        crews: dict[str, dict[int, list[int]]] = {}
+        for i, trajectory in enumerate(facts.trajectories):
+            if trajectory.role not in self.heads:
+                crews.setdefault(trajectory.role, {}).setdefault(trajectory.episode_idx, []).append(i)
+        for crew_of in crews.values():
+            means_E = np.asarray(
+                [np.average(rewards_N[own], weights=weights_N[own]) for own in crew_of.values()]
+            )
+            teams_E = self._relative(means_E, np.ones(len(means_E)))
+            for own, team in zip(crew_of.values(), teams_E, strict=True):
+                advantages_N[own] = self._relative(rewards_N[own], weights_N[own]) + self.team_weight * team
+        return tuple(advantages_N.tolist())
+
+    def _relative(self, values: Floats, weights: Floats) -> Floats:
+        return relative(values, weights, scale=self.scale, epsilon=self.epsilon)
+
+
 CreditConfig = Annotated[
     GroupRelativeCredit
     | RlooCredit
@@ -340,6 +390,7 @@ CreditConfig = Annotated[
     | GaeCredit
     | GdpoCredit
     | RaeCredit
+    | HierarchicalCredit
     | Use,
     Field(discriminator="name"),
 ]

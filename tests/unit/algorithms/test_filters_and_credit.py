@@ -89,6 +89,7 @@ def test_every_built_in_has_a_name_that_a_recipe_may_choose():
         "gdpo",
         "gigpo",
         "group_relative",
+        "hierarchical",
         "max_rl",
         "opo",
         "pass_at_k",
