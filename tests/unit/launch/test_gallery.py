@@ -48,6 +48,7 @@ def test_a_copied_recipe_has_all_that_it_needs(
         "./models/trained",  # exported from a run
         "./models/Qwen3-1.7B",
         "./models/Qwen3-8B",
+        "./models/Qwen3-VL-2B-Instruct",
         *(f"./models/{name}" for name, _ in gallery.specs_of(entry)),
     }
 

@@ -1,5 +1,6 @@
 """A batch of requests under one version, without threads."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from astraflow.rollout.engines.cache import CacheShape, KvCache, Stretch
 from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lane
-from astraflow.types import Generation, Sampling
+from astraflow.types import Generation, Media, Sampling
 from engine_models import make_random_model
 
 PROMPT = (5, 9, 3, 30, 12)
@@ -39,9 +40,15 @@ class Recording:
     def refresh(self) -> None:
         self.inner.refresh()
 
-    def prefill(self, tokens: torch.Tensor, rows: torch.Tensor, cache: KvCache) -> None:
+    def prefill(
+        self,
+        tokens: torch.Tensor,
+        rows: torch.Tensor,
+        cache: KvCache,
+        media: Sequence[Media] | None = None,
+    ) -> None:
         self.prefills.append(tuple(tokens.shape))
-        self.inner.prefill(tokens, rows, cache)
+        self.inner.prefill(tokens, rows, cache, media)
 
     def extend(self, tokens: torch.Tensor, stretch: Stretch, cache: KvCache) -> None:
         self.extensions.append(tuple(tokens.shape))
