@@ -200,8 +200,14 @@ class Message(Item, frozen=True, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text
     name: Label = ""
-    media: Media = ()
-    """Images in the content, in the order of their places in it."""
+    media: Media | msgspec.UnsetType = msgspec.UNSET
+    """Images in the content, in the order of their places in it. Not sent where there are none: older readers
+    do not know the field."""
+
+    @property
+    def images(self) -> Media:
+        """The images in the content."""
+        return self.media or ()
 
 
 class ToolSpec(Item, frozen=True, kw_only=True):

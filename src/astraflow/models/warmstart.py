@@ -111,7 +111,7 @@ def _encode(
             ids += [opening, *words, end] if is_learned else words
             targets += [_IGNORED, *words, end] if is_learned else [_IGNORED] * len(words)
         _check(shown, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
-        uris = [each.uri for message in shown.conversation for each in message.media]
+        uris = [each.uri for message in shown.conversation for each in message.images]
         rows.append((ids, targets, () if images is None else placed(images, ids, uris)))
     return rows
 
@@ -126,14 +126,14 @@ def _text(message: Message, images: ImageRules | None) -> str:
 
     Raises: ConfigError if the model reads text alone.
     """
-    if not message.media:
+    if not message.images:
         return message.content
     if images is None:
         raise ConfigError(
             f"the demonstration {message.content!r} has an image, and architecture.vision_layers is 0"
         )
     text = message.content
-    for each in reversed(message.media):
+    for each in reversed(message.images):
         text = text[: each.start] + IMAGE_TOKEN * images.num_tokens(each.uri) + text[each.start :]
     return text
 

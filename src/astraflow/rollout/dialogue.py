@@ -68,7 +68,7 @@ class HostedPolicy:
 
         Raises: RolloutError for an image, if the policy reads text only.
         """
-        if not self.sees_images and any(message.media for message in messages):
+        if not self.sees_images and any(message.images for message in messages):
             raise RolloutError(
                 f"policy {self.info.name} reads text only, and a message has an image; use a model that sees "
                 "(docs/vision.md)",
@@ -436,7 +436,7 @@ async def prompt_of(hosted: HostedPolicy, said: Said, new: tuple[Message, ...]) 
     messages = (*said.messages, *new)
     hosted.check_media(messages)
     num_chars = sum(len(message.content) for message in messages)
-    num_chars += sum(len(each.uri) for message in messages for each in message.media)
+    num_chars += sum(len(each.uri) for message in messages for each in message.images)
     try:
         if num_chars <= _CHARS_ON_LOOP:
             return _rendered(hosted.renderer, said, new)
@@ -465,6 +465,6 @@ def _rendered(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> Said:
 def _media_of(
     renderer: Renderer, messages: Sequence[Message], token_ids: tuple[int, ...]
 ) -> tuple[MediaRef, ...]:
-    if not isinstance(renderer, ImageRenderer) or not any(message.media for message in messages):
+    if not isinstance(renderer, ImageRenderer) or not any(message.images for message in messages):
         return ()
     return renderer.media_of(messages, token_ids)

@@ -357,7 +357,7 @@ def _message(message: ChatMessage, called_by: Mapping[str, str]) -> Message:
     )
     role = "system" if message.role == "developer" else message.role
     name = message.name or called_by.get(message.tool_call_id or "", "")
-    return Message(role=role, content=message.text + calls, name=name, media=message.media)
+    return Message(role=role, content=message.text + calls, name=name, media=message.media or msgspec.UNSET)
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -204,12 +204,12 @@ def _first_hidden(history: Sequence[Message], shown: str) -> int | None:
 
 def _texts(message: Message) -> list[str]:
     """The content before, between and behind the message's images."""
-    cuts = [0, *(each.start for each in message.media), len(message.content)]
+    cuts = [0, *(each.start for each in message.images), len(message.content)]
     return [message.content[start:end] for start, end in pairwise(cuts)]
 
 
 def _uris(messages: Sequence[Message]) -> list[str]:
-    return [each.uri for message in messages for each in message.media]
+    return [each.uri for message in messages for each in message.images]
 
 
 def _is_opened_by(head: str, prompt: str, last: Message) -> bool:
@@ -271,7 +271,7 @@ class _HuggingFaceTokenizer:
 
 
 def _plain(message: Message) -> dict[str, object]:
-    content = _parts(message) if message.media else message.content
+    content = _parts(message) if message.images else message.content
     plain: dict[str, object] = {"role": message.role, "content": content}
     return {**plain, "name": message.name} if message.name else plain
 
