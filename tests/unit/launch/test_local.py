@@ -160,21 +160,24 @@ async def test_a_service_that_gets_no_processor_is_not_taken_for_one_that_hangs(
     busy = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
     with LocalLauncher() as launcher:
         other = await asyncio.create_subprocess_exec(sys.executable, "-c", busy)
+        handle = await launcher.start(spec)
         try:
-            handle = await launcher.start(spec)
             async with asyncio.timeout(40.0):
                 while not handle.life().is_starved:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.1)
             silence = asyncio.create_task(handle.silence(0.5))
             await asyncio.sleep(1.5)
             assert not silence.done()
-        finally:
+            os.sched_setscheduler(handle.pid, os.SCHED_OTHER, os.sched_param(0))
             other.kill()
+            async with asyncio.timeout(40.0):
+                assert "hangs" in await silence
+        finally:
+            handle.kill()
+            await handle.wait()
+            if other.returncode is None:
+                other.kill()
             await other.wait()
-        async with asyncio.timeout(40.0):
-            assert "hangs" in await silence
-        handle.kill()
-        await handle.wait()
 
 
 async def test_a_process_that_shows_no_signs_is_never_silent(tmp_path: Path) -> None:
