@@ -32,7 +32,7 @@ class Desk:
 
     def submit(self, ask: Ask, version: int, outcomes: list[Outcome]) -> Job:
         prompt, max_new, seed = ask
-        job = Job(PROMPTS[prompt], Sampling(seed=seed), max_new, None, outcomes.append, version)
+        job = Job(PROMPTS[prompt], Sampling(seed=seed), max_new, None, outcomes.append, version=version)
         self.lanes.lane_for(version, changing=frozenset()).submit(job)
         return job
 

@@ -43,7 +43,13 @@ def printed_blocks() -> dict[str, list[Block]]:
 
 PRINTED = printed_blocks()
 _LONG = frozenset(
-    {"docs/longer.md", "docs/extend/index.md", "docs/extend/launcher.md", "docs/extend/trainer.md"}
+    {
+        "docs/longer.md",
+        "docs/vision.md",
+        "docs/extend/index.md",
+        "docs/extend/launcher.md",
+        "docs/extend/trainer.md",
+    }
 )
 """Pages whose runs are left to `make test-all`. In CI, `test_own_launcher.py` does what the page on
 launchers prints."""
