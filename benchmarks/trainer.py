@@ -6,7 +6,9 @@
     rank_memory_ratio       weights and optimizer of the largest of 4 ranks, over a quarter of one rank's
     export_host_frac        host memory that the largest of 4 ranks takes for a version of 500 MB, without its
                             largest tensor, over the version's bytes
-    publish_host_frac       the same until a second version is written as a delta
+    publish_host_frac       the same until two more versions are written as deltas: 0.5, since a rank has its
+                            part of two versions, and what allocators keep. The compiled code that finds
+                            changes, about 50 MB in each process, is loaded before
     efficiency              time of a plain PyTorch loop over that of `train_step`: same kernels, same batches
 
 Random weights and random tokens, on CPU threads. Peak memory is that of a child process.
@@ -44,6 +46,7 @@ from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import token_logprobs
 from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
+from astraflow.weights.codec.kernels import choose_kernel
 from astraflow.weights.ranges import RangeJob, RangeWriter
 from harness import Runs, report, show_table
 
@@ -174,14 +177,17 @@ def _export_bytes(rank: int, model_dir: Path) -> float:
 
 
 def _publish_bytes(rank: int, model_dir: Path) -> float:
-    """Bytes that the process of a rank takes at most for a version in full and a delta after it."""
+    """Bytes that the process of a rank takes at most for a version in full and two deltas after it."""
     learner = _joined(rank, model_dir, "publish")
+    choose_kernel(sys.maxsize)  # the one for large versions
     writer = RangeWriter(delta=True, rank=rank, world=_NUM_RANKS)
     path = model_dir / "version"
     path.touch()
     before = _settled_memory()
     writer.write_full(RangeJob("actor", 0, str(path)), tuple(learner.export()), is_copied=False)
-    writer.write_delta(RangeJob("actor", 1, f"{path}.delta"), tuple(learner.export()), 0)
+    for base in (0, 1):
+        job = RangeJob("actor", base + 1, f"{path}.delta")
+        writer.write_delta(job, tuple(learner.export()), base)
     return _memory("VmHWM") - before
 
 

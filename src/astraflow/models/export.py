@@ -4,8 +4,10 @@
     consumer's thread     the copy --> pinned host memory, tensor after tensor --> `HostTensor`s
 
 So whoever trains waits for the cast alone: a pass over the device's memory. The copy takes as many bytes on
-the device as the version has, and gives them back tensor by tensor. On a CPU the cast is the host copy. Where
-several ranks share a version, each copies the elements of its own part.
+the device as the version has, and gives them back tensor by tensor. On a CPU the cast is the host copy; all
+of it lies in one piece of memory, since many pieces among the tensors that are gathered meanwhile would leave
+holes in the heap, which the next version cannot use. Where several ranks share a version, each copies the
+elements of its own part.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,18 +40,25 @@ def begin_export(
     tensors: Iterable[tuple[str, Tensor]],
     dtype: DtypeName,
     *,
-    elements: Mapping[str, tuple[int, int]] | None = None,
+    elements: Mapping[str, tuple[int, int]],
 ) -> Iterator[HostTensor]:
     """The tensors as they are at this call, rounded to a dtype, by name. Iterate once, in any thread.
 
-    `elements`: of each tensor, the `[first, last)` that are wanted; all if there is none.
+    `elements`: of each tensor, the `[first, last)` that are wanted.
     Raises: WeightsError if a tensor does not hold floating-point numbers.
     """
     copies: list[_Copy] = []
+    num_wanted = sum(last - first for first, last in elements.values())
+    room = torch.empty(num_wanted, dtype=DTYPES[dtype])  # takes no memory until it is written
     for name, tensor in tensors:
-        first, last = (0, tensor.numel()) if elements is None else elements[name]
+        first, last = elements[name]
         # A tensor that is a strided view of its weight becomes contiguous here.
-        values = tensor.detach().reshape(-1)[first:last].to(DTYPES[dtype], copy=True)
+        values = tensor.detach().reshape(-1)[first:last]
+        if values.is_cuda:
+            values = values.to(DTYPES[dtype], copy=True)
+        else:
+            values = room[: last - first].copy_(values)
+            room = room[last - first :]
         copies.append(_Copy(name, tuple(tensor.shape), first, values))
         del tensor, values  # else this one is held while the next one is gathered
     if copies and copies[0].values.is_cuda:
