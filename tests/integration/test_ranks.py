@@ -45,6 +45,7 @@ SHAPES = {
     "2 x tensor 2, experts too": (4, {"tensor": 2, "expert": 2}),
     "replicate 2 x tensor 2": (4, {"replicate": 2, "tensor": 2}),
     "replicate 2": (4, {"replicate": 2}),
+    "2 x context 2": (4, {"context": 2}),
 }
 AGAIN = {**CASES["kl and two minibatches"], "backend": {"name": "torch", "activations": "recompute"}}
 
@@ -52,7 +53,7 @@ AGAIN = {**CASES["kl and two minibatches"], "backend": {"name": "torch", "activa
 @pytest.mark.parametrize(
     ("model", "case", "shapes"),
     [
-        (partial(make_model, tie_word_embeddings=True), AGAIN, ["2 x tensor 2", "replicate 2 x tensor 2"]),
+        (partial(make_model, tie_word_embeddings=True), AGAIN, ["2 x tensor 2", "2 x context 2"]),
         (make_experts, CASES["critic and split groups"], ["2 x tensor 2, experts too", "replicate 2"]),
     ],
     ids=["tied", "experts"],

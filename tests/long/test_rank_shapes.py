@@ -28,6 +28,11 @@ SHAPES: list[tuple[int, dict[str, int]]] = [
     (4, {"replicate": 4}),
     (4, {"replicate": 2, "tensor": 2}),
 ]
+CONTEXT_SHAPES: list[tuple[int, dict[str, int]]] = [
+    (2, {"context": 2}),
+    (4, {"context": 2}),
+    (4, {"replicate": 2, "context": 2}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,8 @@ def pool() -> Iterator[RankPool]:
 def test_all_shapes_find_what_one_rank_finds(pool: RankPool, tmp_path: Path, kind: str, case: str) -> None:
     folder = tmp_path / "model"
     MODELS[kind]().save_pretrained(folder)
-    shapes = [(world, shard) for world, shard in SHAPES if case != "lora" or "tensor" not in shard]
+    shapes = [*SHAPES, *(() if kind == "experts" else CONTEXT_SHAPES)]
+    shapes = [(world, shard) for world, shard in shapes if case != "lora" or "tensor" not in shard]
     if kind == "experts" and case != "lora":
         shapes += [(2, {"tensor": 2, "expert": 2}), (4, {"tensor": 2, "expert": 2})]
     (alone,) = pool.run(1, train, folder, CASES[case], range(2))

@@ -109,8 +109,9 @@ class PolicyConfig(Config):
                 "processes, so leave it 1"
             )
         if self.train.data_ranks > self.table.groups_per_batch:
-            each = "each rank" if self.train.shard.tensor == 1 else f"every {self.train.shard.tensor} ranks"
-            verb = "needs" if self.train.shard.tensor == 1 else "need"
+            together = self.train.shard.num_places
+            each = "each rank" if together == 1 else f"every {together} ranks"
+            verb = "needs" if together == 1 else "need"
             raise ValueError(
                 f"train.ranks = {ranks}, but a batch has {self.table.groups_per_batch} groups "
                 f"(table.groups_per_batch); {each} {verb} one at least, since groups are not split"

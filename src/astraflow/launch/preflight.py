@@ -110,7 +110,9 @@ def _check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, ex
     if exact and (reason := exact_refusal(config)):
         raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
     shard = policy.train.shard
-    reason = shard_refusal(config, tensor=shard.tensor, expert=shard.expert)
+    reason = shard_refusal(config, tensor=shard.tensor, expert=shard.expert, context=shard.context)
+    if exact and shard.context > 1:
+        reason = f"context = {shard.context}: exact: true computes whole sequences; set context: 1"
     if policy.role == "trained" and reason:
         raise ConfigError(f"{who}: policies.{name}.train.shard.{reason}")
     engine = rollout.engine

@@ -126,7 +126,7 @@ class _RankProcess:
         world = int(joining["world"])
         ranks = join_ranks(self._rank, world=world, store=joining["store"], timeout_s=joining["timeout_s"])
         config = self._recipe.policies[self._policy]
-        tensor = config.train.shard.tensor  # so many ranks get the same slice of a batch
+        together = config.train.shard.num_places  # so many ranks get the same slice of a batch
         learner = make_learner(config.train, model_dir=config.model_dir, seed=self._recipe.seed, ranks=ranks)
         client = ServiceClient(self._url, token=joining["token"], ca_file=own_ca_file(self._recipe))
         link = DataflowClient(client)
@@ -134,8 +134,9 @@ class _RankProcess:
         with asyncio.Runner() as runner:
 
             def take(command: dict[str, Any]) -> bool:
-                place = {"epoch": command["epoch"], "rank": self._rank // tensor, "world": world // tensor}
-                self._batch = runner.run(link.batch(self._policy, command["step"], **place))
+                place = {"rank": self._rank // together, "world": world // together}
+                taken = link.batch(self._policy, command["step"], epoch=command["epoch"], **place)
+                self._batch = runner.run(taken)
                 return self._batch is not None
 
             def train(_: dict[str, Any]) -> None:

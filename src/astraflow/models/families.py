@@ -19,6 +19,7 @@ __all__ = [
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What configs call the number of experts."""
+_HEADS = ("num_attention_heads", "num_key_value_heads")
 _ATTENTION_KINDS = {"full_attention", "attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that remember nothing but keys and values, as `layer_types` names them."""
 _RECURRENT = {
@@ -140,28 +141,38 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", config.get("text_config") or config)
 
 
-def shard_refusal(config: Mapping[str, Any], *, tensor: int, expert: int) -> str:
+def shard_refusal(config: Mapping[str, Any], *, tensor: int, expert: int, context: int) -> str:
     """Why the layers of the model cannot be cut over so many ranks, from the setting's name on; empty if no
     reason is known."""
-    if tensor == 1:
-        return ""
     text = _text(config)
     family = family_of(config)
+    num_experts = next((text[key] for key in _NUM_EXPERTS if isinstance(text.get(key), int)), 0)
+    if context > 1 and num_experts:
+        return f"context = {context}: routers of a part of the tokens are not built; set context: 1"
+    if context > 1:
+        return _uneven("context", context, text, _HEADS)
+    if tensor == 1:
+        return ""
     if not _has_plan(family):
         return (
             f"tensor = {tensor}: transformers knows no plan of how layers of the family {family!r} are cut "
             "(base_model_tp_plan); set tensor: 1, which leaves FSDP2"
         )
-    num_experts = next((text[key] for key in _NUM_EXPERTS if isinstance(text.get(key), int)), 0)
     if expert > 1 and not num_experts:
         return f"expert = {expert}: the model is no mixture of experts; set expert: 1"
-    keys = ("num_attention_heads", "num_key_value_heads", *(() if num_experts else ("intermediate_size",)))
-    for key in keys:
-        size = text.get(key)
-        if isinstance(size, int) and size % tensor:
-            return f"tensor = {tensor}: the model has {key} = {size}, no multiple of it; choose a divisor"
+    if reason := _uneven("tensor", tensor, text, _HEADS if num_experts else (*_HEADS, "intermediate_size")):
+        return reason
     if num_experts % expert:
         return f"expert = {expert}: the model has {num_experts} experts, no multiple of it; choose a divisor"
+    return ""
+
+
+def _uneven(setting: str, number: int, text: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    """Which of the model's sizes cannot be cut into so many parts, as a clause; empty if all can."""
+    for key in keys:
+        size = text.get(key)
+        if isinstance(size, int) and size % number:
+            return f"{setting} = {number}: the model has {key} = {size}, no multiple of it; choose a divisor"
     return ""
 
 

@@ -89,7 +89,7 @@ class TorchBackendConfig(Config):
 
 class ShardConfig(Config):
     """How the ranks of a trainer share the work, beside FSDP2, which uses those that are left:
-    `ranks = replicate * tensor * (rows are cut into so many)`."""
+    `ranks = replicate * tensor * context * (rows are cut into so many)`."""
 
     tensor: int = Field(default=1, ge=1)
     """Number of ranks that compute the same samples together: each has a part of the heads and of the MLP of
@@ -101,7 +101,14 @@ class ShardConfig(Config):
     """Number of copies of the weights and of the optimizer, each cut over the ranks of its copy alone (HSDP).
     More memory, and less to exchange between the copies."""
     context: int = Field(default=1, ge=1)
-    """Only 1: a sequence is not cut over ranks."""
+    """Number of ranks that compute the same samples together, each with a part of their tokens; for attention
+    they exchange tokens for heads (Ulysses). It divides the model's query and key heads. Not together with
+    `tensor`."""
+
+    @property
+    def num_places(self) -> int:
+        """Number of ranks that compute the same samples: `tensor * context`."""
+        return self.tensor * self.context
 
 
 class OwnLoopBackendConfig(Config):
@@ -162,22 +169,22 @@ class TrainConfig(Config):
 
     @property
     def data_ranks(self) -> int:
-        """Number of slices that a batch is cut into: `ranks / shard.tensor`."""
-        return self.ranks // self.shard.tensor
+        """Number of slices that a batch is cut into: `ranks / (shard.tensor * shard.context)`."""
+        return self.ranks // self.shard.num_places
 
     @model_validator(mode="after")
     def _ranks_can_be_cut(self) -> "TrainConfig":
         shard = self.shard
-        if shard.context > 1:
+        if shard.context > 1 and shard.tensor > 1:
             raise ValueError(
-                f"shard.context = {shard.context}: cutting sequences over ranks is not built; leave it 1, "
-                "and lower token_budget or set backend.activations: recompute for long sequences"
+                f"shard.context = {shard.context} with shard.tensor = {shard.tensor}: ranks that compute the "
+                "same samples share tokens or layers, not both; set one of them to 1"
             )
-        cut = shard.tensor * shard.replicate
+        cut = shard.num_places * shard.replicate
         if self.ranks % cut:
             raise ValueError(
-                f"ranks = {self.ranks} cannot be cut into shard.tensor {shard.tensor} x shard.replicate "
-                f"{shard.replicate}; set ranks to a multiple of {cut}"
+                f"ranks = {self.ranks} cannot be cut into shard.tensor {shard.tensor} x shard.context "
+                f"{shard.context} x shard.replicate {shard.replicate}; set ranks to a multiple of {cut}"
             )
         if shard.expert not in (1, shard.tensor):
             raise ValueError(

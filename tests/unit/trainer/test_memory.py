@@ -64,3 +64,13 @@ def test_a_rank_has_its_part_of_the_layers_and_its_rows_of_all() -> None:
     grid = RankGrid(ALONE, ALONE, num_parts=2, tensor=4)
     found = memory_need(model, config, grid=grid).lasting["weights"]
     assert found == pytest.approx(4 * (layers / 8 + others / 2))
+
+
+def test_a_rank_keeps_the_activations_of_its_tokens_alone() -> None:
+    config = TrainConfig.model_validate_json('{"backend": {"name": "torch", "device": "cuda:0"}}')
+    name = f"activations of {config.token_budget} tokens"
+    alone, two = (
+        memory_need(make_model(), config, grid=RankGrid(ALONE, ALONE, context=context)).passing[name]
+        for context in (1, 2)
+    )
+    assert two == alone / 2

@@ -33,6 +33,8 @@ from astraflow.models.loading import DTYPES
 from astraflow.models.vision import Seen, Sight
 from astraflow.protocols import EntropyUse
 from astraflow.token_columns import EXPERTS_STREAM, Columns
+from astraflow.trainer.backends.context_parallel import TokenPart
+from astraflow.trainer.backends.grid import RankGrid
 from astraflow.trainer.backends.head import chunked_logprobs, num_chunk_tokens
 from astraflow.trainer.backends.invariant import InvariantLogprobs, with_value
 from astraflow.trainer.backends.replay import RouterReplay
@@ -86,6 +88,9 @@ class LayoutTensors:
     """Where set, attention in a dtype that its kernel takes is computed by it."""
     seen: Seen | None = None
     """The images of the causal rows, if there are any."""
+    part: TokenPart | None = None
+    """Where set, this rank computes a part of the tokens; `token_ids` and `position_ids` are its own, and
+    `predict_idx` and `target_ids` those within it."""
 
 
 class Entry(nn.Module):
@@ -123,6 +128,8 @@ class Forward:
         """Sends tokens to the experts that the engine chose, if set."""
         self.invariant: InvariantLogprobs | None = None
         """Makes the logprobs of the trained tokens the engine's to the last bit, if set."""
+        self._grid: RankGrid | None = None
+        """Where tokens are cut over ranks."""
         self._is_idle = False
         """Whether the next pass is for nothing."""
         replace_norms(model)
@@ -210,7 +217,25 @@ class Forward:
 
     def outputs(self, packed: LayoutTensors) -> Tensor:
         """`logits`, computed in the dtype of the recipe, as float32."""
-        return self.entry(partial(self._outputs, packed))
+        own, chosen = self._own_part(packed)
+        return _whole(self.entry(partial(self._outputs, own)), own, chosen, len(packed.target_ids))
+
+    def cut_tokens(self, grid: RankGrid) -> None:
+        """From now on, cuts the tokens of every pass over the ranks of a place.
+
+        Raises: ConfigError if the model cannot be computed so.
+        """
+        said = f"train.shard.context = {grid.context}: {type(self._model).__name__}"
+        if not self.is_packed:
+            raise ConfigError(
+                f"{said} is computed in padded rows, of which tokens are not cut; set train.shard.context: 1"
+            )
+        if self.replay is not None or self.invariant is not None:
+            what = "routers" if self.replay is not None else "exact logprobs"
+            raise ConfigError(
+                f"{said}: {what} of a part of the tokens are not built; set train.shard.context: 1"
+            )
+        self._grid = grid
 
     def idle(self) -> tuple[Columns, LayoutTensors]:
         """A sample of a few tokens and its layout, for a pass whose result nobody wants."""
@@ -224,15 +249,17 @@ class Forward:
         columns = columns_from_samples(_probe_samples(self._vocab_size), vocab_size=self._vocab_size)
         layout = make_layout(columns, np.arange(len(columns.lengths)), share=self.is_packed)
         packed = self.tensors(layout)
-        return self.entry(partial(self.logits, packed))
+        own, chosen = self._own_part(packed)
+        return _whole(self.entry(partial(self.logits, own)), own, chosen, len(packed.target_ids))
 
     def check_probe(self, before: Tensor) -> None:
         """Raises: ConfigError if the model predicts something else than at an earlier `probe`."""
         difference = float((self.probe() - before).abs().max())
         if difference > _LOGIT_TOLERANCE * float(before.abs().max()):
             raise ConfigError(
-                f"train.shard.tensor: cut over ranks, {type(self._model).__name__} predicts something else "
-                f"(by {difference:.3g}): the plan of its family does not fit it; set train.shard.tensor: 1"
+                f"train.shard: cut over ranks, {type(self._model).__name__} predicts something else (by "
+                f"{difference:.3g}): it does not compute as its family's plan or the packed layout wants it; "
+                "set train.shard.tensor and context to 1"
             )
 
     def logprobs(
@@ -247,12 +274,35 @@ class Forward:
             self.replay.begin(columns, packed.trained, positions, counts=counts)
             self._is_idle = False
         if self.invariant is None:
-            return self.entry(partial(self._logprobs, packed, temperatures, entropy))
+            own, chosen = self._own_part(packed)
+            if chosen is not None:
+                temperatures = temperatures[chosen.cpu().numpy()]
+            value, found = self.entry(partial(self._logprobs, own, temperatures, entropy))
+            num_trained = len(packed.target_ids)
+            found = None if found is None else _whole(found, own, chosen, num_trained)
+            return _whole(value, own, chosen, num_trained), found
         value = self.invariant.of(packed, temperatures)
         if entropy == "none" and not torch.is_grad_enabled():
             return value, None
         usual, found = self.entry(partial(self._logprobs, packed, temperatures, entropy))
         return with_value(usual, value), found
+
+    def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
+        """The tokens that this rank computes, and which of the trained ones they predict; None for all."""
+        grid = self._grid
+        if grid is None:
+            return packed, None
+        part = TokenPart(grid.place, grid.context, grid.place_group, len(packed.token_ids))
+        chosen = part.chosen(packed.predict_idx)
+        own = replace(
+            packed,
+            token_ids=part.own(packed.token_ids),
+            position_ids=part.own(packed.position_ids),
+            predict_idx=packed.predict_idx[chosen] % part.size,
+            target_ids=packed.target_ids[chosen],
+            part=part,
+        )
+        return own, chosen
 
     def _outputs(self, packed: LayoutTensors) -> Tensor:
         with self._precision():
@@ -361,6 +411,13 @@ def _packed_inputs(packed: LayoutTensors) -> dict[str, Any]:
     }
 
 
+def _whole(values: Tensor, own: LayoutTensors, chosen: Tensor | None, num_values: int) -> Tensor:
+    """The values of all trained tokens, of which this rank may have computed a part."""
+    if own.part is None or chosen is None:
+        return values
+    return own.part.whole(values, chosen, num_values)
+
+
 def _padded_rows(packed: LayoutTensors) -> Tensor:
     return packed.row_idx.index_select(0, packed.predict_idx)
 
@@ -401,8 +458,17 @@ def _packed_attention(
     if unknown:
         raise _UnknownAttentionError(f"the model's attention takes {', '.join(unknown)}")
     packed = packed_layout
+    if packed.part is not None:
+        query, key, value = (packed.part.heads(states) for states in (query, key, value))
+    outputs = _attended(packed, query, key, value, scaling)
+    return outputs if packed.part is None else packed.part.tokens(outputs), None
+
+
+def _attended(
+    packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+) -> Tensor:
     if packed.varlen is not None and packed.varlen.takes(query):
-        return packed.varlen.attend(query, key, value, scaling), None
+        return packed.varlen.attend(query, key, value, scaling)
     causal = scaled_dot_product_attention(
         _rows(query, packed.causal_idx, packed.causal_shape[0]),
         _rows(key, packed.causal_idx, packed.causal_shape[0]),
@@ -422,7 +488,7 @@ def _packed_attention(
             enable_gqa=True,
         )
         outputs.append(tails.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, packed.row_idx).unsqueeze(0), None
+    return torch.cat(outputs).index_select(0, packed.row_idx).unsqueeze(0)
 
 
 def _rows(heads: Tensor, idx: Tensor, num_rows: int) -> Tensor:

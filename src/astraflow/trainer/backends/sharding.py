@@ -113,8 +113,8 @@ class ModelWeights:
                     row=row,
                     column=column,
                     is_first=not self.grid.copy and (is_cut or not self.grid.place),
-                    is_shared=self.grid.tensor > 1 and not is_cut,
-                    is_partial=name in self._cuts.partial,
+                    is_shared=self.grid.tensor * self.grid.context > 1 and not is_cut,
+                    is_partial=self.grid.context > 1 or name in self._cuts.partial,
                 )
         return found
 

@@ -52,7 +52,9 @@ class ScoringModel:
         self.grid = weights.grid
         self._token_budget = config.token_budget
         self._predicts_values = predicts_values
-        before = forward.probe() if self.grid.tensor > 1 else None
+        before = forward.probe() if self.grid.tensor * self.grid.context > 1 else None
+        if self.grid.context > 1:
+            forward.cut_tokens(self.grid)
         weights.split(forward.entry)
         if before is not None:
             forward.check_probe(before)
