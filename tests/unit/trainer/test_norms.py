@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from astraflow.trainer.backends.forward import replace_norms, rms_norm
+from astraflow.trainer.backends.norms import replace_norms, rms_norm
 
 
 class PlainRMSNorm(nn.Module):

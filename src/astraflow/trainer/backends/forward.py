@@ -6,11 +6,7 @@ one right-padded row per sample, with the model's own attention; for models whos
 replaced, or mixes tokens in another way. Which of the two is exact for a model is found by trying, once, at
 load.
 
-RMS norms get a backward pass of their own. As models write it, the norm is six operations and its derivative
-a dozen more, each a pass over memory; in a small model on a CPU that is a fifth of a training step. Which
-norms compute what ours does is found by trying them as well; all others stay as they are.
-
-Legend: H heads, D dimension of a head or of what is normed; others as in `trainer.packing`.
+Legend: H heads, D dimension of a head; others as in `trainer.packing`.
 """
 
 import logging
@@ -37,6 +33,7 @@ from astraflow.trainer.backends.context_parallel import TokenPart
 from astraflow.trainer.backends.grid import RankGrid
 from astraflow.trainer.backends.head import chunked_logprobs, num_chunk_tokens
 from astraflow.trainer.backends.invariant import InvariantLogprobs, with_value
+from astraflow.trainer.backends.norms import replace_norms
 from astraflow.trainer.backends.replay import RouterReplay
 from astraflow.trainer.backends.varlen import VarlenRows, find_varlen
 from astraflow.trainer.columns import columns_from_samples, sample_name
@@ -45,15 +42,13 @@ from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
 from astraflow.trainer.step import entropies, token_logprobs
 from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
 
-__all__ = ["Entry", "Forward", "LayoutTensors", "replace_norms", "rms_norm"]
+__all__ = ["Entry", "Forward", "LayoutTensors"]
 
 _log = logging.getLogger(__name__)
 _ATTENTION_NAME = "astraflow_packed"
 _LOGIT_TOLERANCE = 1e-3
 """As a share of the largest logit. Packed and padded agree to about 1e-6 in float32; a leak changes far
 more."""
-_NORM_PROBE_ROWS = 3
-_NORM_TOLERANCE = 1e-5
 
 _HARMLESS = frozenset(
     {
@@ -529,79 +524,3 @@ def _probe_samples(vocab_size: int) -> list[Sample]:
             )
         )
     return samples
-
-
-# --- norms ----------------------------------------------------------------------------------------
-
-
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = torch.rsqrt(hidden.square().mean(-1, keepdim=True).add_(eps))
-        unit = hidden * scale
-        ctx.save_for_backward(unit, scale, weight)
-        return unit * weight
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the names
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor, Tensor, None]:
-        (grad,) = grad_outputs
-        unit, scale, weight = cast("tuple[Tensor, Tensor, Tensor]", ctx.saved_tensors)
-        product = grad * unit
-        grad_weight = product.reshape(-1, len(weight)).sum(0)
-        along = product.mul_(weight).mean(-1, keepdim=True)
-        grad_hidden = torch.addcmul(grad * weight, unit, along, value=-1).mul_(scale)
-        return grad_hidden, grad_weight, None
-
-
-def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """hidden / sqrt(mean(hidden^2) + eps) * weight, the mean over the last dimension.
-
-    Shapes: hidden [..., D], weight [D]; float32. Gradient: through both, once.
-    Source: Zhang and Sennrich 2019 (arXiv:1910.07467), eq. 4.
-    """
-    return cast("Tensor", _RmsNorm.apply(hidden, weight, eps))
-
-
-def replace_norms(model: nn.Module) -> int:
-    """Replaces the forward of every norm that computes `rms_norm`. Returns their number."""
-    num_replaced = 0
-    for module in model.modules():
-        eps = _eps_of(module)
-        if eps is not None and _is_rms_norm(module, eps):
-            module.forward = partial(_forward, module, module.forward, eps)
-            num_replaced += 1
-    _log.info("%s: %d norms in one pass", type(model).__name__, num_replaced)
-    return num_replaced
-
-
-def _forward(module: Any, original: Callable[[Tensor], Tensor], eps: float, hidden_states: Tensor) -> Tensor:
-    if hidden_states.dtype != torch.float32:
-        return original(hidden_states)
-    return rms_norm(hidden_states, module.weight, eps)
-
-
-def _eps_of(module: nn.Module) -> float | None:
-    """The number added under the root, if the module looks like an RMS norm in float32."""
-    parameters = dict(module.named_parameters())
-    weight = parameters.get("weight")
-    if weight is None or len(parameters) != 1 or not type(module).__name__.endswith("RMSNorm"):
-        return None
-    if weight.ndim != 1 or weight.dtype != torch.float32:
-        return None
-    # A foreign class: those that name the number otherwise stay as they are.
-    eps = getattr(module, "variance_epsilon", None)
-    return eps if isinstance(eps, float) else None
-
-
-@torch.no_grad()
-def _is_rms_norm(module: Any, eps: float) -> bool:
-    weight = cast("Tensor", module.weight)
-    probe = torch.linspace(-1, 2, _NORM_PROBE_ROWS * len(weight), device=weight.device).view(
-        _NORM_PROBE_ROWS, -1
-    )
-    theirs = module(probe)
-    ours = rms_norm(probe, weight, eps)
-    return bool(torch.allclose(theirs, ours, rtol=_NORM_TOLERANCE, atol=_NORM_TOLERANCE))
