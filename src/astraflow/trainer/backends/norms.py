@@ -15,6 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+__all__ = ["replace_norms", "rms_norm"]
+
 _log = logging.getLogger(__name__)
 _PROBE_ROWS = 3
 _TOLERANCE = 1e-5
