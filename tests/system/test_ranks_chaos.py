@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from system_driver import ROOT, Runs, Started, astraflow, num_steps, wait_gone
+from system_driver import ROOT, Place, Runs, Started, astraflow, environment, num_steps, wait_gone
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3000)]
 
@@ -97,3 +97,25 @@ def test_a_quickstart_of_two_ranks_reaches_85_percent(tmp_path: Path) -> None:
     scores = [row["score_mean"] for row in map(json.loads, lines) if row["kind"] == "eval"]
     assert max(scores) >= 0.85, scores
     assert run.summary()["audit_ok"]
+
+
+def test_ranks_may_take_longer_to_start_than_one_may_wait_for_another(models: Path, tmp_path: Path) -> None:
+    # As on a machine whose processors are busy: every further rank sleeps before its first import.
+    delay_s = TIMEOUT_S + END_S
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys, time\nif '--rank' in sys.orig_argv:\n    time.sleep({delay_s})\n"
+    )
+    runs = Runs(models, tmp_path)
+    place = Place(env=environment() | {"PYTHONPATH": str(tmp_path)})
+    try:
+        run = runs.start(
+            runs.recipe(steps=3),
+            "policies.actor.train.ranks=2",
+            f"supervision.rank_timeout_s={TIMEOUT_S}",
+            place=place,
+        )
+        assert run.finish() == 0, run.report()
+    finally:
+        runs.close()
+    log = (run.run_dir / "logs" / "trainer-actor.log").read_text()
+    assert log.count("trainer-actor starts") == 1, log

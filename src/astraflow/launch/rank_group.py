@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -46,6 +47,8 @@ from astraflow.weights.ranges import RangeJob, WritesRanges, Written
 
 __all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
 
+_START_S = 180.0
+"""Time that ranks have to start, if the timeout is shorter: on a busy machine, imports alone take a minute."""
 _SETTLE_S = 2.0
 """When a collective has failed, the rank that is to blame is known within this time."""
 _END_S = 3.0
@@ -107,7 +110,9 @@ class RankGroup:
         settings = {"world": self.world, "store": store, "timeout_s": self.timeout_s}
         # The token goes over the socket: an argument could be read by other users of the machine.
         answers = self.tell("join", **settings, token=token)
-        self._agree(self.wait(answers), identity(run_dir))
+        mine = identity(run_dir)
+        self._await_start(answers)
+        self._agree(self.wait(answers), mine)
         with self._blaming():
             return join_ranks(0, world=self.world, store=store, timeout_s=self.timeout_s)
 
@@ -161,6 +166,13 @@ class RankGroup:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # --- parts ---
+
+    def _await_start(self, answers: "list[Future[Any]]") -> None:
+        """Waits longer than the timeout for ranks that are still starting, but not for a stopped one."""
+        deadline_s = time.monotonic() + _START_S
+        while wait_for(answers, timeout=self.timeout_s).not_done and time.monotonic() < deadline_s:
+            if any(state_of(rank.process.pid) == "stopped" for rank in self._ranks):
+                raise self._lost()
 
     @contextmanager
     def _blaming(self) -> Generator[None, None, None]:
