@@ -23,7 +23,8 @@ PRELOADED = ["torch", "torch.distributed.fsdp", "transformers", "rank_runs"]
 class RankPool:
     """Processes that are forked from one that has imported everything; ends them when it is left."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
@@ -59,7 +60,7 @@ class RankPool:
             link.send((rank, world, store, function, arguments))
         answers = []
         for rank, link in enumerate(self._links[:world]):
-            assert link.poll(ANSWER_S), f"rank {rank} of {world} does not answer"
+            assert link.poll(self._answer_s), f"rank {rank} of {world} does not answer"
             answers.append(link.recv())
         failed = [f"rank {rank}: {trace}" for rank, (trace, _) in enumerate(answers) if trace]
         assert not failed, "\n".join(failed)

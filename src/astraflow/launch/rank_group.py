@@ -48,7 +48,7 @@ from astraflow.weights.ranges import RangeJob, WritesRanges, Written
 __all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
 
 _START_S = 180.0
-"""Time that ranks have to start, if the timeout is shorter: on a busy machine, imports alone take a minute."""
+"""Time that ranks have to start, if the timeout is shorter: on a busy machine, imports take a minute."""
 _SETTLE_S = 2.0
 """When a collective has failed, the rank that is to blame is known within this time."""
 _END_S = 3.0

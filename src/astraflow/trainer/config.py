@@ -85,6 +85,10 @@ class TorchBackendConfig(Config):
     activations: Literal["keep", "recompute"] = "keep"
     """`recompute`: each layer keeps only its input and is computed again in the backward pass, which takes
     about a third longer and a small part of the memory (activation checkpointing)."""
+    compile_layers: bool = False
+    """Compile the model's layers (`torch.compile`): small operations are joined into fewer passes over
+    memory. The first passes then take a minute longer. Needs a C++ compiler, and Triton on a GPU. Not with
+    `shard.tensor`."""
 
 
 class ShardConfig(Config):
@@ -192,9 +196,19 @@ class TrainConfig(Config):
                 f"the ranks that compute the same samples; set shard.expert to 1 or {shard.tensor}, or "
                 f"shard.tensor to {shard.expert}"
             )
-        if shard.tensor > 1 and isinstance(self.backend, TorchBackendConfig) and self.backend.lora.rank:
+        if shard.tensor > 1 and isinstance(self.backend, TorchBackendConfig):
+            self._check_cut_layers(self.backend)
+        return self
+
+    def _check_cut_layers(self, backend: TorchBackendConfig) -> None:
+        shard = self.shard
+        if backend.lora.rank:
             raise ValueError(
-                f"shard.tensor = {shard.tensor} with backend.lora.rank = {self.backend.lora.rank}: adapters "
+                f"shard.tensor = {shard.tensor} with backend.lora.rank = {backend.lora.rank}: adapters "
                 "on cut projections are not built; set shard.tensor: 1, which leaves FSDP2"
             )
-        return self
+        if backend.compile_layers:
+            raise ValueError(
+                f"shard.tensor = {shard.tensor} with backend.compile_layers = true: compiling cut layers is "
+                "not built; set one of them to its default"
+            )

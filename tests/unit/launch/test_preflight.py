@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -361,9 +362,18 @@ def test_ranks_that_a_model_cannot_be_cut_over_are_refused_by_name(
         check_recipe(make_recipe(folder, policies={"actor": policy}))
 
 
-def test_adapters_are_not_cut(folder: Path) -> None:
-    train = {"ranks": 2, "shard": {"tensor": 2}, "backend": {"name": "torch", "lora": {"rank": 4}}}
-    with pytest.raises(ValidationError, match=r"backend.lora.rank = 4.* is not built|are not built"):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lora": {"rank": 4}}, r"backend\.lora\.rank = 4"),
+        ({"compile_layers": True}, r"compile_layers = true"),
+    ],
+)
+def test_layers_with_adapters_and_compiled_layers_are_not_cut(
+    folder: Path, settings: dict[str, Any], said: str
+) -> None:
+    train = {"ranks": 2, "shard": {"tensor": 2}, "backend": {"name": "torch", **settings}}
+    with pytest.raises(ValidationError, match=rf"{said}.* not built"):
         make_recipe(folder, policies={"actor": make_policy(folder, train=train)})
 
 

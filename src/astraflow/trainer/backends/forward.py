@@ -29,6 +29,7 @@ from astraflow.models.loading import DTYPES
 from astraflow.models.vision import Seen, Sight
 from astraflow.protocols import EntropyUse
 from astraflow.token_columns import EXPERTS_STREAM, Columns
+from astraflow.trainer.backends.compiled import compile_layers, left_out
 from astraflow.trainer.backends.context_parallel import TokenPart
 from astraflow.trainer.backends.grid import RankGrid
 from astraflow.trainer.backends.head import chunked_logprobs, num_chunk_tokens
@@ -103,7 +104,8 @@ class Entry(nn.Module):
 class Forward:
     """Computes logits at the positions that predict trained tokens. Gradients flow if they are enabled.
 
-    Owns nothing but the choice of layout and of how norms are computed; the model stays the caller's.
+    Owns nothing but the choice of layout, and whether layers are compiled or their norms computed in one
+    pass; the model stays the caller's.
     """
 
     def __init__(
@@ -127,13 +129,17 @@ class Forward:
         """Where tokens are cut over ranks."""
         self._is_idle = False
         """Whether the next pass is for nothing."""
-        replace_norms(model)
+        if config.compile_layers:
+            compile_layers(model, device=config.device)  # its norms too
+        else:
+            replace_norms(model)
         self.is_packed = False
         self._varlen = find_varlen(config.device) if config.dtype != "float32" else None
         self._shares = config.share_prefixes
         # What sees has attention of its own, over whole images; the model's own code keeps the two apart.
         self._sight = None if images is None else Sight(cast("Any", model), images)
         if self._sight is None and _can_replace_attention(self._model):
+            _offer_attention(is_compiled=config.compile_layers)
             self.is_packed = self._packed_is_exact(vocab_size)
         self._vocab_size = vocab_size
         self._has_plain_head = self._is_head_plain()
@@ -426,12 +432,16 @@ def _can_replace_attention(model: Any) -> bool:
     the whole past."""
     # Optional attributes of foreign classes; where they are absent, so is the feature.
     layer_types = cast("list[str]", getattr(model.config, "layer_types", None) or [])
-    if not getattr(model, "_supports_attention_backend", False) or set(layer_types) - {"full_attention"}:
-        return False
+    return getattr(model, "_supports_attention_backend", False) and not set(layer_types) - {"full_attention"}
+
+
+def _offer_attention(*, is_compiled: bool) -> None:
+    """Puts our attention into transformers' table of functions."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_ATTENTION_NAME, _packed_attention)
-    return True
+    AttentionInterface.register(
+        _ATTENTION_NAME, left_out(_packed_attention) if is_compiled else _packed_attention
+    )
 
 
 def _packed_attention(

@@ -104,12 +104,12 @@ class Critic(TrainedModel):
         device = config.backend.device
         model = load_causal_lm(folder, dtype="float32", device=device)
         self.vocab_size = vocab_size_of(model)
-        if config.backend.activations == "recompute":
-            recompute_layers(model)
         # Before the head is replaced: the logits show which layout is exact for the model.
         forward = Forward(
             model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(Path(folder))
         )
+        if config.backend.activations == "recompute":
+            recompute_layers(model)
         width = int(cast("Any", model).get_output_embeddings().weight.shape[1])
         head = nn.Linear(width, 1, bias=False, device=device)
         nn.init.zeros_(head.weight)

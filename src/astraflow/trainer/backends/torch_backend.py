@@ -92,8 +92,6 @@ class TorchBackend:
         self._lora = Lora.add_to(self._model, backend.lora, seed=seed) if backend.lora.rank else None
         self._need = memory_need(self._model, config, grid=grid)
         check_memory(self._need, free)
-        if backend.activations == "recompute":
-            recompute_layers(self._model)
         self._weights = ModelWeights(self._model, grid)
         images = image_rules(Path(model_dir))
         if images is not None and ranks.world > 1:
@@ -102,6 +100,8 @@ class TorchBackend:
                 "share its weights would each need an image in every pass; give its trainer one rank"
             )
         forward = Forward(self._model, vocab_size=self._vocab_size, config=backend, images=images)
+        if backend.activations == "recompute":
+            recompute_layers(self._model)
         if exact:
             forward.invariant = InvariantLogprobs(self._model)
         self._replay = forward.replay = RouterReplay.of(self._model)
