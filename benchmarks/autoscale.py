@@ -12,12 +12,19 @@ which need equally many services at the longest lengths. The figure is of the fi
     x8, tokens    all of a step's time grows with its tokens: training slows down as much as generation, so
                   any length asks for as many services
 
+A fifth load, added after the figures of these four were known, is the one on which the AstraFlow paper
+(arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745 steps. The paper compares all GPUs, four of the
+trainer included, with a fixed pool of 11 that is larger than needed. How many services that run needed is read
+from its figure: 6 / (1 - w), where w is the share that its trainer waited for six, less the 3.5 % that it
+waits for any pool. Both its comparison and the one above are reported.
+
 Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand ones (1.0). How
 many spot machines there are follows a trace that changes every two to six minutes; if there are too few,
 services lose theirs. Beside it stands the same pool with on-demand machines only. The trace is made up, from
 a seed: `--trace FILE` replays another one, with lines `SECONDS MACHINES`.
 
-    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--small] [--trace FILE] [--processes 2]
+    python benchmarks/autoscale.py [--quick] [--only lengths|spot] [--small] [--load NAME] [--trace FILE]
+        [--processes 2]
 
 """
 
@@ -30,7 +37,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +51,7 @@ from pool_run import GROUP_SIZE, Load, PoolMeasured, PoolRun, fixed
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST = 16
+STEPS = 200
 LONGEST = 4800.0
 """Mean length of the longest completions."""
 LONGEST_S = 70.0
@@ -55,6 +63,19 @@ LOADS = {
     "x8, tokens": (600.0, 1200.0, 0.0),
 }
 """Load -> first and last mean length, and the constant share of a step at the longest lengths."""
+PAPER = "paper"
+PAPER_NEEDS = (
+    (0.0, 5.5), (0.11, 5.8), (0.2, 7.5), (0.31, 8.2), (0.44, 8.8), (0.6, 8.8), (0.67, 9.6), (0.79, 9.1),
+    (0.84, 10.3), (0.91, 9.5), (1.0, 10.0),
+)  # fmt: skip
+"""Share of the steps that are done -> services that the paper's run needed. Before 0.11 it is only known that
+six were enough."""
+PAPER_STEPS = 745
+PAPER_STEP_S = 137.0
+"""As `LONGEST_S`; with it, the steps take 113 s on average, as the paper's did."""
+PAPER_FIXED = 11
+PAPER_FIRST = 6
+PAPER_TRAINERS = 4
 SAME_WALL = 1.03
 FORESIGHT = 6
 """Steps: a start of 90 s, and the stock that is to be made before it is needed."""
@@ -71,6 +92,23 @@ def length_at(first: float, last: float, done: float) -> float:
     return last
 
 
+def paper_length(done: float) -> float:
+    """Mean length with which as many services are needed as in the paper's run, if half of a step's time is
+    constant."""
+    needed = next(
+        low + (high - low) * (done - left) / (right - left)
+        for (left, low), (right, high) in itertools.pairwise(PAPER_NEEDS)
+        if done <= right
+    )
+    return LONGEST * (PAPER_STEP_S / LONGEST_S) * needed / (2 * _at_longest() - needed)
+
+
+@cache
+def _at_longest() -> float:
+    """Services that every load needs at the longest lengths."""
+    return make_load(1, 0.5, constant_length).needed_for(LONGEST)
+
+
 def constant_length(done: float) -> float:
     """The same for the whole run."""
     del done
@@ -78,9 +116,15 @@ def constant_length(done: float) -> float:
 
 
 def make_load(
-    steps: int, constant: float, mean_tokens: Callable[[float], float], *, is_small: bool = False
+    steps: int,
+    constant: float,
+    mean_tokens: Callable[[float], float],
+    *,
+    is_small: bool = False,
+    longest_s: float = LONGEST_S,
 ) -> Load:
-    """The load whose trainer needs this share of its time whatever a batch holds."""
+    """The load whose trainer needs this share of its time whatever a batch holds; `longest_s`: seconds of a
+    step at lengths that grow with it."""
     groups, num_slots = (8, 4) if is_small else (32, 16)
     millions = LONGEST * GROUP_SIZE * groups / 1e6
     return Load(
@@ -88,9 +132,18 @@ def make_load(
         num_slots=num_slots,
         steps=steps,
         mean_tokens=mean_tokens,
-        step_s=constant * LONGEST_S,
+        step_s=constant * longest_s,
         million_tokens_s=(1 - constant) * LONGEST_S / millions,
     )
+
+
+def load_named(name: str, steps: int, *, is_small: bool) -> Load:
+    """One of the loads that change."""
+    if name == PAPER:
+        paper_steps = round(PAPER_STEPS * steps / STEPS)
+        return make_load(paper_steps, 0.5, paper_length, is_small=is_small, longest_s=PAPER_STEP_S)
+    first, last, constant = LOADS[name]
+    return make_load(steps, constant, partial(length_at, first, last), is_small=is_small)
 
 
 def pool_of(kinds: Mapping[str, Mapping[str, float]] | None = None) -> ClusterConfig:
@@ -150,55 +203,78 @@ def run_all(jobs: Mapping[str, Mapping[str, Any]], num_processes: int) -> dict[s
 
 
 def lengths(given: argparse.Namespace) -> dict[str, object]:
-    """The pool that sizes itself beside fixed ones, for each trainer."""
-    sizes = (4, 8, 12) if given.quick else range(5, 13)
-    names = [*LOADS][:1] if given.quick else [*LOADS]
+    """The pool that sizes itself beside fixed ones, for each load."""
+    names = given.load or ([*LOADS][:1] if given.quick else [*LOADS, PAPER])
     jobs: dict[str, Mapping[str, Any]] = {}
     for name in names:
-        first, last, constant = LOADS[name]
-        load = make_load(given.steps, constant, partial(length_at, first, last), is_small=given.small)
-        jobs[f"{name}: sized"] = {"load": load, "cluster": pool_of(), "num_services": 3}
-        jobs[f"{name}: foreseen"] = {**jobs[f"{name}: sized"], "foresight": FORESIGHT}
-        jobs |= {
-            f"{name}: fixed {num}": {"load": load, "cluster": fixed(num), "num_services": num}
-            for num in sizes
-        }
+        jobs |= _jobs_of(name, given)
     runs = run_all(jobs, given.processes)
     saved: dict[str, float] = {}
     foreseen: dict[str, float] = {}
     figures: dict[str, object] = {}
     rows: list[tuple[object, ...]] = []
-    for load_name in names:
-        sized = runs[f"{load_name}: sized"]
-        walls_s = {num: runs[f"{load_name}: fixed {num}"].wall_s for num in sizes}
-        best = _same_wall(walls_s, sized)
-        seeing = runs[f"{load_name}: foreseen"]
-        same = runs[f"{load_name}: fixed {_same_wall(walls_s, seeing)}"]
-        foreseen[load_name] = round(1 - seeing.used_h / same.used_h, 4)
-        compared = (f"{load_name}: sized", f"{load_name}: fixed {best}")
-        rows += [
-            _row(name, run, "compared" if name in compared else "")
-            for name, run in runs.items()
-            if name.startswith(f"{load_name}:")
-        ]
-        other = runs[compared[1]]
-        saved[load_name] = round(1 - sized.used_h / other.used_h, 4)
-        if load_name == names[0]:
-            figures["gpu_hours_saved_frac"] = saved[load_name]
+    for name in names:
+        sized = runs[f"{name}: sized"]
+        other, rows_of_load = _compared(name, runs)
+        rows += rows_of_load
+        saved[name] = round(1 - sized.used_h / other.used_h, 4)
+        if f"{name}: foreseen" in runs:
+            seeing = runs[f"{name}: foreseen"]
+            foreseen[name] = round(1 - seeing.used_h / _same_wall(_fixed_of(name, runs), seeing).used_h, 4)
+        if name == [*LOADS][0]:
+            figures["gpu_hours_saved_frac"] = saved[name]
             figures["wall_ratio"] = round(sized.wall_s / other.wall_s, 4)
-            figures["same_wall_services"] = best
+            figures["same_wall_services"] = round(other.used_h / other.wall_s * 3600)
             figures["num_changes"] = sized.num_changes
+        if name == PAPER:
+            figures |= _as_in_the_paper(runs)
     header = ("load", "pool", "hours", "GPU-hours", "trainer busy", "changes", "")
     show_table(f"{given.steps} steps; VIRTUAL time", header, rows)
     if not given.quick:
-        draw(runs, given.images / "autoscale.png")
+        draw(runs, names, given.images / "autoscale.png")
     return {**figures, "saved_by_load": saved, "saved_with_foresight": foreseen}
 
 
-def _same_wall(walls_s: Mapping[int, float], run: PoolMeasured) -> int:
-    """Size of the smallest fixed pool that takes at most 3 % longer than a run."""
-    equal = [num for num, wall_s in walls_s.items() if wall_s <= SAME_WALL * run.wall_s]
-    return min(equal, default=max(walls_s))
+def _jobs_of(name: str, given: argparse.Namespace) -> dict[str, Mapping[str, Any]]:
+    load = load_named(name, given.steps, is_small=given.small)
+    sized = {"load": load, "cluster": pool_of(), "num_services": PAPER_FIRST if name == PAPER else 3}
+    jobs: dict[str, Mapping[str, Any]] = {f"{name}: sized": sized}
+    if name != PAPER:
+        jobs[f"{name}: foreseen"] = {**sized, "foresight": FORESIGHT}
+    sizes = (4, 8, 12) if given.quick else range(7, 12) if name == PAPER else range(5, 13)
+    return jobs | {
+        f"{name}: fixed {num}": {"load": load, "cluster": fixed(num), "num_services": num} for num in sizes
+    }
+
+
+def _fixed_of(name: str, runs: Mapping[str, PoolMeasured]) -> list[PoolMeasured]:
+    """The fixed pools of a load, the smallest first."""
+    return [run for other, run in runs.items() if other.startswith(f"{name}: fixed ")]
+
+
+def _compared(name: str, runs: Mapping[str, PoolMeasured]) -> tuple[PoolMeasured, list[tuple[object, ...]]]:
+    """The fixed pool that a load's pool is compared with, and the rows of all its pools."""
+    sized = runs[f"{name}: sized"]
+    other = _same_wall(_fixed_of(name, runs), sized)
+    of_load = {full: run for full, run in runs.items() if full.startswith(f"{name}:")}
+    rows = [_row(full, run, "compared" if run in (sized, other) else "") for full, run in of_load.items()]
+    return other, rows
+
+
+def _as_in_the_paper(runs: Mapping[str, PoolMeasured]) -> dict[str, object]:
+    """What the paper's own comparison gives: beside the larger fixed pool, with and without the trainer."""
+    sized, larger = runs[f"{PAPER}: sized"], runs[f"{PAPER}: fixed {PAPER_FIXED}"]
+    total_h = [run.used_h + PAPER_TRAINERS * run.wall_s / 3600 for run in (sized, larger)]
+    return {
+        "paper_total_saved_frac": round(1 - total_h[0] / total_h[1], 4),
+        "paper_rollout_saved_frac": round(1 - sized.used_h / larger.used_h, 4),
+        "paper_wall_ratio": round(sized.wall_s / larger.wall_s, 4),
+    }
+
+
+def _same_wall(pools: Sequence[PoolMeasured], run: PoolMeasured) -> PoolMeasured:
+    """The smallest fixed pool that takes at most 3 % longer than a run."""
+    return next((pool for pool in pools if pool.wall_s <= SAME_WALL * run.wall_s), pools[-1])
 
 
 def _row(name: str, run: PoolMeasured, mark: str) -> tuple[object, ...]:
@@ -207,16 +283,16 @@ def _row(name: str, run: PoolMeasured, mark: str) -> tuple[object, ...]:
     return load, pool, run.wall_s / 3600, run.used_h, busy, run.num_changes, mark
 
 
-def draw(runs: Mapping[str, PoolMeasured], image: Path) -> None:
-    """Services over hours, a line per load."""
+def draw(runs: Mapping[str, PoolMeasured], names: Sequence[str], image: Path) -> None:
+    """Services over the share of the time, a line per load."""
     mpl.use("Agg")
     figure, axes = plt.subplots(figsize=(8, 3.4), dpi=130)
-    for idx, name in enumerate(LOADS):
+    for idx, name in enumerate(names):
         run = runs[f"{name}: sized"]
-        hours = [time_s / 3600 for time_s, _ in run.sizes] + [run.wall_s / 3600]
+        shares = [time_s / run.wall_s for time_s, _ in run.sizes] + [1.0]
         numbers = [number for _, number in run.sizes]
-        axes.step(hours, [*numbers, numbers[-1]], where="post", color=f"C{idx}", label=name)
-    axes.set(xlabel="virtual hours", ylabel="rollout services", ylim=(0, MOST))
+        axes.step(shares, [*numbers, numbers[-1]], where="post", color=f"C{idx}", label=name)
+    axes.set(xlabel="share of the virtual time", ylabel="rollout services", ylim=(0, MOST))
     axes.legend(fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(image)
@@ -273,7 +349,7 @@ PARTS = {"lengths": lengths, "spot": spot}
 
 def main(given: argparse.Namespace) -> None:
     """Runs what was asked for, and prints."""
-    given.steps = given.steps or (24 if given.quick else 200)
+    given.steps = given.steps or (24 if given.quick else STEPS)
     figures: dict[str, object] = {"is_virtual": True, "steps": given.steps}
     chosen: Sequence[str] = (given.only,) if given.only else tuple(PARTS)
     for name in chosen:
@@ -291,6 +367,8 @@ if __name__ == "__main__":
     parser.add_argument("--small", action="store_true", help=small_help)
     parser.add_argument("--steps", type=int, default=0, help="default: 200, quick: 24")
     parser.add_argument("--only", choices=("", *PARTS), default="")
+    load_help = "one of the loads, in place of all; may be repeated"
+    parser.add_argument("--load", action="append", choices=(*LOADS, PAPER), help=load_help)
     parser.add_argument("--trace", type=Path, help="lines SECONDS MACHINES, in place of the made-up trace")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs side by side")
     parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images", help="folder of the picture")

@@ -91,7 +91,11 @@ class Load:
 
     def needed(self, step: int) -> float:
         """Services that generate a batch in the time that the trainer takes for one."""
-        num_tokens = self.mean_tokens(min(1.0, step / self.steps)) * GROUP_SIZE * self.groups
+        return self.needed_for(self.mean_tokens(min(1.0, step / self.steps)))
+
+    def needed_for(self, length: float) -> float:
+        """The same for completions of this mean length."""
+        num_tokens = length * GROUP_SIZE * self.groups
         step_s = self.step_s + self.million_tokens_s * num_tokens / 1e6
         return num_tokens / step_s / (self.num_slots * TOKENS_PER_S)
 
@@ -152,10 +156,18 @@ class _Service:
     jobs: dict[str, PacedJob] = field(default_factory=dict[str, PacedJob])
     """Lease -> its request."""
     num_joined: int = 0
+    num_ended: int = 0
+    """Tokens of the completions that have ended since it joined."""
 
     @property
     def worker_id(self) -> str:
         return f"{self.name}.{self.num_joined}"
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens since it joined."""
+        assert self.device is not None
+        return self.num_ended + sum(map(self.device.tokens_done, self.jobs.values()))
 
     @property
     def room(self) -> int:
@@ -259,7 +271,13 @@ class PoolRun:
         is_held_back = self._core.why_no_lease(self._served()).startswith("trainer: ")
         for service in joined:
             free = 1 - len(service.jobs) / service.num_places
-            self._shares.beat(service.worker_id, free_frac=free, is_held_back=is_held_back, now_s=self._now_s)
+            self._shares.beat(
+                service.worker_id,
+                free_frac=free,
+                is_held_back=is_held_back,
+                now_s=self._now_s,
+                tokens=service.num_tokens,
+            )
         waiting = {} if self._waits_since_s is None else {POLICY: self._waits_since_s}
         staying = [service.worker_id for service in joined if not service.is_leaving]
         advice = self._shares.advice(self._now_s, waiting, staying)
@@ -310,6 +328,7 @@ class PoolRun:
         if service.machine_s != machine_s or self._services.get(service.name) is not service:
             return  # it lost the machine before, or was not wanted any more
         service.num_joined += 1
+        service.num_ended = 0
         service.device = PacedDevice(
             num_slots=self._load.num_slots, tokens_per_s=TOKENS_PER_S * service.speed
         )
@@ -389,6 +408,7 @@ class PoolRun:
     def _finish(self, service: _Service, lease: LeaseView, num_tokens: int, oldest: int) -> None:
         if service.jobs.pop(lease.id, None) is None:
             return  # the machine is gone
+        service.num_ended += num_tokens
         self._tokens[lease.group_id, lease.episode_idx] = num_tokens
         facts = EpisodeFacts(
             trajectories=(_meta(num_tokens, oldest, self._step, float(lease.seed & 1)),),
@@ -432,7 +452,8 @@ class PoolRun:
         self._step += 1
         self._publish()
         self._apply(command)
-        self._shares.committed(POLICY, waited_s=self._waited_s, now_s=self._now_s)
+        batches = self._core.num_batches(POLICY)
+        self._shares.committed(POLICY, waited_s=self._waited_s, now_s=self._now_s, batches=batches)
         self._waits_since_s = self._now_s
         self._woken |= {"leases", f"batch/{POLICY}"}
 

@@ -992,6 +992,12 @@ class ScalingAdvice(Item, frozen=True, kw_only=True):
     num_services: Count = 0
     missing_services: Number = 0
     """Services that the run could use beyond those it has; negative: it has too many."""
+    needed_services: Figure = 0.0
+    """Services that generate a batch in the time in which one is trained, by the last steps; 0: not known."""
+    needed_per_hour: Figure = 0.0
+    """How many more of them are needed each hour; negative: fewer."""
+    overlap: Figure = 0.0
+    """How well trainer and services work at the same time, as an exponent; 0: not known."""
     text: Reason = ""
     """The advice in words."""
 

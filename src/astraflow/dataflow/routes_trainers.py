@@ -169,7 +169,12 @@ class TrainerRoutes:
         self._dispatcher.apply(command)
         self._dispatcher.journal.note_spans(f"trainer {policy}", body.spans)
         waited_s = sum(span.end_s - span.start_s for span in body.spans if span.kind == "wait:dataflow")
-        self._dispatcher.shares.committed(policy, waited_s=max(0.0, waited_s), now_s=self._dispatcher.clock())
+        self._dispatcher.shares.committed(
+            policy,
+            waited_s=max(0.0, waited_s),
+            now_s=self._dispatcher.clock(),
+            batches=self._core.num_batches(policy),
+        )
         await self._dispatcher.settled()
         return Response(status_code=204)
 

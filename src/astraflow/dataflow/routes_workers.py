@@ -281,6 +281,7 @@ class WorkerRoutes:
             free_frac=max(0.0, 1 - load.num_running / load.num_slots) if load.num_slots else 0.0,
             is_held_back=self._core.why_no_lease(load.versions).startswith("trainer: "),
             now_s=self._dispatcher.clock(),
+            tokens=load.generated_tokens if load.num_slots else 0,
         )
 
     def _note_end(self, worker_id: str) -> None:

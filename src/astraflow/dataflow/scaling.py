@@ -23,6 +23,9 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping
 
+import msgspec
+
+from astraflow.dataflow.demand import Demand
 from astraflow.types import ScalingAdvice
 
 __all__ = ["WaitShares"]
@@ -36,6 +39,10 @@ _KNOWN_S = 8.0
 advice."""
 _COUNT_EVERY_S = 1.0
 """Time between two counts of services; a beat comes from each of them every few seconds."""
+_FULL_FREE_FRAC = 0.1
+"""A service with fewer free slots than that generates as fast as it can."""
+_LEAST_NEED = 0.01
+"""What is needed is known, however little it is."""
 _LEAST_USE = 1e-3
 """Bounds the advice if a trainer always waits."""
 _ROUNDING = 1e-9
@@ -81,6 +88,7 @@ class WaitShares:
         """`window_s`: how far back the shares look. 5 minutes are long enough for several steps of most runs,
         and short enough to follow a pool that changes."""
         self._window_s = window_s
+        self._demand = Demand(window_s)
         self._trainers: dict[str, _Share] = {}
         self._last_commit_s: dict[str, float] = {}
         self._services: dict[str, _Share] = {}
@@ -95,9 +103,14 @@ class WaitShares:
     def attached(self, policy: str, now_s: float) -> None:
         """Records that a trainer begins a session. The time before does not count as its time."""
         self._last_commit_s[policy] = now_s
+        self._demand.attached(policy)
 
-    def committed(self, policy: str, *, waited_s: float, now_s: float) -> None:
-        """Records that a trainer committed a step, after it had waited `waited_s` for the batch."""
+    def committed(self, policy: str, *, waited_s: float, now_s: float, batches: float = 0.0) -> None:
+        """Records that a trainer committed a step, after it had waited `waited_s` for the batch. `batches`:
+        all so far, with the complete groups that wait as parts of one."""
+        if policy in self._last_commit_s:
+            trained_s = max(0.0, now_s - self._last_commit_s[policy] - waited_s)
+            self._demand.committed(policy, trained_s=trained_s, batches=batches, now_s=now_s)
         since_s = self._last_commit_s.get(policy, now_s)
         if self._first_work_s is not None and since_s <= self._first_work_s:
             waited_s = 0.0  # the first batch
@@ -107,12 +120,16 @@ class WaitShares:
         share = self._trainers.setdefault(policy, _Share(self._window_s))
         share.add(now_s, length_s, min(1.0, waited_s / length_s) if length_s > 0 else 0.0)
 
-    def beat(self, service: str, *, free_frac: float, is_held_back: bool, now_s: float) -> None:
+    def beat(
+        self, service: str, *, free_frac: float, is_held_back: bool, now_s: float, tokens: int = 0
+    ) -> None:
         """Records a heartbeat of a rollout service.
 
         `free_frac` is the share of its slots that are free; `is_held_back` says that they are free because no
-        group may begin. The time before its first episode does not count as its time, unless it is held back.
+        group may begin; `tokens` is what it has generated so far. The time before its first episode does not
+        count as its time, unless it is held back.
         """
+        self._demand.beat(service, tokens=tokens, is_full=free_frac <= _FULL_FREE_FRAC, now_s=now_s)
         if service not in self._services and free_frac >= 1.0 and not is_held_back:
             return  # it loads its first version
         if self._first_work_s is None:
@@ -125,6 +142,7 @@ class WaitShares:
 
     def forget(self, service: str) -> None:
         """Forgets a rollout service that is gone."""
+        self._demand.forget(service)
         self._services.pop(service, None)
         self._last_beat_s.pop(service, None)
 
@@ -155,7 +173,16 @@ class WaitShares:
         rollout = sum(free for _, free in parts) / known_s if is_known else 0.0
         counted_s, size_s = self._size.totals(now_s)
         mean_size = size_s / counted_s if counted_s else float(len(services))
-        return _advice(trainers, rollout, mean_size, len(services), len(self._services))
+        advice = _advice(trainers, rollout, mean_size, len(services), len(self._services))
+        needed = self._demand.needed(now_s)
+        if needed is None:
+            return advice
+        return msgspec.structs.replace(
+            advice,
+            needed_services=max(_LEAST_NEED, needed.number),
+            needed_per_hour=3600 * needed.per_s,
+            overlap=needed.overlap,
+        )
 
     def _waits_since_s(self, policy: str, now_s: float) -> float:
         """From when on a wait of a trainer that goes on counts."""

@@ -7,26 +7,44 @@ decides one thing at most, in this order:
    own kind is not tried for as long.
 2. A service that took the place of a dearer one has joined: the dearer one goes.
 3. Fewer than the least there should be: more are started.
-4. The advice has called for more without a break: more are started, as many as it says, less those that are
-   on their way, and at most as many as are at work.
-5. The advice has said without a break that there are too many: the fewest that were too many go.
+4. There have been too few without a break: more are started, less those that are on their way, and at most as
+   many as are at work.
+5. There have been too many without a break: the fewest that were too many go.
 6. A cheaper kind might take the place of a dearer one: one service for each is started.
 
-Why this does not flap: the advice counts whole services, rounds a surplus down, and does not repeat what was
-followed (see `dataflow/scaling.py`). So a pool of the size that was advised gets no advice to leave it.
+How many there should be follows from what the training needs, if the dataflow knows it
+(`dataflow/demand.py`): the number with which a batch costs least, trainers included, for the need of the time
+when a service that is started now will be at work, or one that is too many will be let go. That is known
+before anybody waits. Otherwise, or if trainers wait for more than the need explains, the waits say it
+(`dataflow/scaling.py`).
+
+Why this does not flap: another number has to be better by `_GAIN`, which is about a quarter of a service. The
+waits count whole services, round a surplus down, and do not repeat what was followed. So a pool of the right
+size has no reason to leave it.
 """
 
+import itertools
+import math
+import statistics
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from astraflow.dataflow.demand import pace
 from astraflow.launch.cluster_config import ClusterConfig
 from astraflow.types import ScalingAdvice
 
 __all__ = ["Change", "PoolSizer", "Seat", "SeatState", "seats_of"]
 
 _GROW_AFTER_FRAC = 0.1
-"""Share of the window for which the advice must have called for more: one slow step is no reason."""
+"""Share of the window for which there must have been too few: one slow step is no reason."""
+_GAIN = 0.01
+"""Another number of services must be cheaper by this share."""
+_NUM_JOINS = 9
+"""The last starts tell how long the next one will take."""
+_UNEXPLAINED = 1.0
+"""Services that the waits must call for beyond the need, to count."""
 
 SeatState = Literal["off", "starting", "working", "leaving"]
 
@@ -60,14 +78,16 @@ def seats_of(cluster: ClusterConfig) -> tuple[Seat, ...]:
 
 
 class _Streak:
-    """For how long without a break the advice has said the same, and the least that it asked for."""
+    """For how long without a break services were missing, or too many, and the fewest that were."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
         self.least = 0
+        self.now = 0
 
     def note(self, now_s: float, number: int) -> None:
-        """`number` is what was asked for; 0 breaks the streak."""
+        """`number` is how many; 0 breaks the streak."""
+        self.now = number
         if number <= 0:
             self._since_s = None
         elif self._since_s is None:
@@ -101,6 +121,8 @@ class PoolSizer:
         """A cheaper service on its way -> the dearer one that goes when it has joined."""
         self._too_few = _Streak()
         self._too_many = _Streak()
+        self._joins_s: deque[float] = deque(maxlen=_NUM_JOINS)
+        """How long the last services took from their start until they were at work."""
 
     def first(self, num_services: int) -> tuple[str, ...]:
         """The services that a run begins with."""
@@ -129,9 +151,55 @@ class PoolSizer:
     def _observe(self, now_s: float, advice: ScalingAdvice, states: Mapping[str, SeatState]) -> None:
         self._states = {name: states.get(name, "off") for name in self._seats}
         starting = self._names("starting")
-        self._starting_since_s = {name: self._starting_since_s.get(name, now_s) for name in starting}
-        self._too_few.note(now_s, advice.missing_services)
-        self._too_many.note(now_s, -advice.missing_services)
+        before = self._starting_since_s
+        self._joins_s.extend(
+            now_s - since_s for name, since_s in before.items() if self._states[name] == "working"
+        )
+        self._starting_since_s = {name: before.get(name, now_s) for name in starting}
+        self._too_few.note(now_s, self._num_missing(now_s, advice))
+        self._too_many.note(now_s, self._num_spare(now_s, advice))
+
+    # --- how many there should be ---
+
+    def _num_missing(self, now_s: float, advice: ScalingAdvice) -> int:
+        """Services that are not at work and should be, with those that are on their way."""
+        wanted_by_waits = advice.num_services + advice.missing_services
+        if not advice.needed_services or wanted_by_waits > advice.needed_services + _UNEXPLAINED:
+            return advice.missing_services
+        best = self._best(now_s, advice, self._join_s) / self._mean_speed
+        return math.ceil(best - len(self._names("working")) - _ROUNDING)
+
+    def _num_spare(self, now_s: float, advice: ScalingAdvice) -> int:
+        """Services that are at work and will be too many when one may be let go for it."""
+        if not advice.needed_services:
+            return -advice.missing_services
+        if self._names("starting"):
+            return 0
+        best = self._best(now_s, advice, self._rules.shrink_after_s) / self._mean_speed
+        return math.floor(len(self._names("working")) - best + _ROUNDING)
+
+    def _best(self, now_s: float, advice: ScalingAdvice, ahead_s: float) -> float:
+        """The speed of the pool with which a batch costs least, for what is needed so much later. That of the
+        services that there are, unless another number is better by `_GAIN`."""
+        needed = _needed(advice, ahead_s)
+        others = max(0, advice.num_services - len(self._names("working")))
+        kept = sorted((self._seats[name] for name in self._asked_for), key=_price)
+        seats = [*kept, *self._cheapest_off(now_s)][: max(self._least, self._most)]
+        costs = [0.0, *itertools.accumulate(seat.price * seat.speed for seat in seats)]
+        speeds = [0.0, *itertools.accumulate(seat.speed for seat in seats)]
+
+        def cost(number: int) -> float:
+            services = others + speeds[number] / self._mean_speed
+            return (self._rules.trainer_cost + costs[number]) / pace(services, needed, advice.overlap)
+
+        present = len(kept)
+        best = min(range(min(self._least, len(seats)), len(seats) + 1), key=cost)
+        return speeds[best if cost(best) * (1 + _GAIN) < cost(present) else present]
+
+    @property
+    def _join_s(self) -> float:
+        """How long a start takes."""
+        return statistics.median(self._joins_s) if self._joins_s else 0.0
 
     # --- the steps, in their order ---
 
@@ -169,7 +237,7 @@ class PoolSizer:
         if not self._too_few.has_lasted(now_s, _GROW_AFTER_FRAC * self._rules.window_s):
             return None
         working = self._speed(self._names("working"))
-        lacking = advice.missing_services * self._mean_speed
+        lacking = self._too_few.now * self._mean_speed
         wanted = min(lacking, max(working, self._mean_speed)) - self._speed(self._names("starting"))
         chosen: list[str] = []
         for seat in self._cheapest_off(now_s)[: self._room]:
@@ -177,7 +245,7 @@ class PoolSizer:
                 break
             chosen.append(seat.name)
             wanted -= seat.speed
-        return Change(advice.text, start=tuple(chosen)) if chosen else None
+        return Change(_why(advice, self._join_s), start=tuple(chosen)) if chosen else None
 
     def _shrinkage(self, now_s: float, advice: ScalingAdvice) -> Change | None:
         if not self._too_many.has_lasted(now_s, self._rules.shrink_after_s):
@@ -189,7 +257,8 @@ class PoolSizer:
             if len(chosen) < num_spare and seat.speed <= surplus + _ROUNDING:
                 chosen.append(seat.name)
                 surplus -= seat.speed
-        return Change(advice.text, stop=tuple(chosen)) if chosen else None
+        why = _why(advice, self._rules.shrink_after_s)
+        return Change(why, stop=tuple(chosen)) if chosen else None
 
     def _exchange(self, now_s: float, advice: ScalingAdvice) -> Change | None:
         if advice.missing_services or self._names("starting"):
@@ -238,6 +307,19 @@ class PoolSizer:
 
 _ASKED_FOR: frozenset[SeatState] = frozenset({"starting", "working"})
 _ROUNDING = 1e-9
+
+
+def _why(advice: ScalingAdvice, ahead_s: float) -> str:
+    """What a decision follows from, in words."""
+    if not advice.needed_services:
+        return advice.text
+    now, later = _needed(advice, 0.0), _needed(advice, ahead_s)
+    return f"training needs {now:.1f} services, and {later:.1f} in {ahead_s:.0f} s; {advice.text}"
+
+
+def _needed(advice: ScalingAdvice, ahead_s: float) -> float:
+    """Services that the training will need so much later."""
+    return max(0.0, advice.needed_services + advice.needed_per_hour * ahead_s / 3600)
 
 
 def _price(seat: Seat) -> tuple[float, int]:
