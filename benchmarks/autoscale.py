@@ -14,9 +14,9 @@ which need equally many services at the longest lengths. The figure is of the fi
 
 A fifth load, added after the figures of these four were known, is the one on which the AstraFlow paper
 (arXiv 2605.15565) measured its 13 %: Qwen3-14B on math, 745 steps. The paper compares all GPUs, four of the
-trainer included, with a fixed pool of 11 that is larger than needed. How many services that run needed is read
-from its figure: 6 / (1 - w), where w is the share that its trainer waited for six, less the 3.5 % that it
-waits for any pool. Both its comparison and the one above are reported.
+trainer included, with a fixed pool of 11 that is larger than needed. How many services that run needed is
+read from the figure on the project's page: 6 / (1 - w), where w is the share that its trainer waited for six,
+less the 3.5 % that it waits for any pool. The paper's comparison and the one above are both reported.
 
 Part `spot`: the same load with constant lengths, on spot machines (cost 0.3) and on-demand ones (1.0). How
 many spot machines there are follows a trace that changes every two to six minutes; if there are too few,
@@ -221,7 +221,7 @@ def lengths(given: argparse.Namespace) -> dict[str, object]:
         if f"{name}: foreseen" in runs:
             seeing = runs[f"{name}: foreseen"]
             foreseen[name] = round(1 - seeing.used_h / _same_wall(_fixed_of(name, runs), seeing).used_h, 4)
-        if name == [*LOADS][0]:
+        if name == next(iter(LOADS)):
             figures["gpu_hours_saved_frac"] = saved[name]
             figures["wall_ratio"] = round(sized.wall_s / other.wall_s, 4)
             figures["same_wall_services"] = round(other.used_h / other.wall_s * 3600)

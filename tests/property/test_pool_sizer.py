@@ -1,7 +1,8 @@
 """A pool that sizes itself by the dataflow's advice, under a given load: it finds its size and stays.
 
 Both parts are the real ones. What is modelled is who waits: a trainer that could train what `demand` services
-generate waits for the share that is missing; services wait for the share that is too much.
+generate waits for the share that is missing; services wait for the share that is too much. Services that tell
+their tokens let the dataflow know what is needed, too.
 """
 
 import itertools
@@ -25,8 +26,12 @@ MOST = 12
 class Loop:
     """The pool, the waits of a demand, the advice on them, and what the sizer makes of it."""
 
-    def __init__(self, *, least: int, first: int) -> None:
+    def __init__(self, *, least: int, first: int, tells_tokens: bool = False) -> None:
         pool = {"window_s": WINDOW_S, "shrink_after_s": 30.0}
+        self.tells_tokens = tells_tokens
+        self.tokens: dict[str, int] = {}
+        self.batches = 0.0
+        self.waited_s = 0.0
         fields = {"least_services": least, "most_services": MOST, "pool": pool}
         self.sizer = PoolSizer(parse_config(fields, ClusterConfig, where="cluster"))
         self.shares = WaitShares(WINDOW_S)
@@ -45,10 +50,28 @@ class Loop:
             odd = noise if round(self.now_s / EVERY_S) % 2 else -noise
             waited = min(1.0, max(0.0, 1 - num / demand + odd))
             free = max(0.0, 1 - demand / num) if num else 0.0
-            self.shares.committed("actor", waited_s=waited * EVERY_S, now_s=self.now_s)
+            self._train(waited)
+            is_full = round(self.now_s / EVERY_S) % 10 < 10 * (1 - free)
             for name in working:
-                self.shares.beat(name, free_frac=free, is_held_back=True, now_s=self.now_s)
+                self.tokens[name] = self.tokens.get(name, 1) + 200 * is_full
+                self.shares.beat(
+                    name,
+                    free_frac=float(not is_full) if self.tells_tokens else free,
+                    is_held_back=True,
+                    now_s=self.now_s,
+                    tokens=self.tokens[name] if self.tells_tokens else 0,
+                )
             self._follow(self.shares.advice(self.now_s, {}, working), working)
+
+    def _train(self, waited: float) -> None:
+        """A step takes `EVERY_S` of training, and longer if the trainer waits."""
+        before = int(self.batches)
+        self.waited_s += waited * EVERY_S
+        self.batches += 1 - waited
+        if not self.tells_tokens or int(self.batches) > before:
+            done = self.batches if self.tells_tokens else 0.0
+            self.shares.committed("actor", waited_s=self.waited_s, now_s=self.now_s, batches=done)
+            self.waited_s = 0.0
 
     def _follow(self, advice: ScalingAdvice, working: list[str]) -> None:
         states: dict[str, SeatState] = {n: "working" if n in working else "starting" for n in self.since_s}
@@ -84,6 +107,17 @@ def test_a_pool_finds_a_size_for_its_load_without_turning_round_and_stays(
     settled = len(loop.sizes)
     loop.run(demand, 300.0)
     assert len(loop.sizes) == settled
+
+
+@settings(max_examples=20)
+@given(st.floats(1.0, 11.0), st.integers(1, MOST))
+def test_a_pool_whose_need_is_known_finds_its_size_and_stays(demand: float, first: int) -> None:
+    loop = Loop(least=1, first=first, tells_tokens=True)
+    loop.run(demand, 900.0)
+    assert -1 <= loop.sizes[-1] - demand <= 2, loop.sizes
+    settled = len(loop.sizes)
+    loop.run(demand, 300.0)
+    assert len(loop.sizes) <= settled + 1
 
 
 @settings(max_examples=20)

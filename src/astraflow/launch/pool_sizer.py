@@ -43,6 +43,8 @@ _GAIN = 0.01
 """Another number of services must be cheaper by this share."""
 _NUM_JOINS = 9
 """The last starts tell how long the next one will take."""
+_SMALL_FRAC = 0.05
+"""Smaller waits are the ordinary variation between steps, as in the dataflow's advice."""
 _UNEXPLAINED = 1.0
 """Services that the waits must call for beyond the need, to count."""
 
@@ -173,8 +175,10 @@ class PoolSizer:
         """Services that are at work and will be too many when one may be let go for it."""
         if not advice.needed_services:
             return -advice.missing_services
-        if self._names("starting"):
-            return 0
+        waited = max(advice.trainer_wait_frac.values(), default=0.0)
+        is_saturated = waited >= _SMALL_FRAC > advice.rollout_wait_frac
+        if is_saturated or self._names("starting"):
+            return 0  # whatever the need says: a trainer waits, and no service does
         best = self._best(now_s, advice, self._rules.shrink_after_s) / self._mean_speed
         return math.floor(len(self._names("working")) - best + _ROUNDING)
 

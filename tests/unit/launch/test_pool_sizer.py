@@ -32,9 +32,22 @@ class Watched:
         self.sizer = PoolSizer(make_cluster(**fields))
         self.now_s = 0.0
         self.states: dict[str, SeatState] = dict.fromkeys(self.sizer.first(num_services), "working")
+        self.needed = 0.0
+        """Services that the training needs; 0: nobody knows."""
+        self.per_hour = 0.0
+        self.others = 0
+        """Services that joined by hand."""
 
     def look(self, missing: int = 0) -> Change | None:
-        advice = ScalingAdvice(num_services=self.num, missing_services=missing, text="as advised")
+        working = sum(state == "working" for state in self.states.values())
+        advice = ScalingAdvice(
+            num_services=working + self.others if self.needed else self.num,
+            missing_services=missing,
+            needed_services=self.needed,
+            needed_per_hour=self.per_hour,
+            overlap=30.0 if self.needed else 0.0,
+            text="as advised",
+        )
         change = self.sizer.decide(self.now_s, advice, self.states)
         if change is not None:
             self.states |= dict.fromkeys(change.start, "starting")
@@ -117,6 +130,89 @@ def test_a_pool_below_its_least_is_filled_at_once() -> None:
 @pytest.mark.parametrize(("asked", "begins"), [(0, 2), (3, 3), (99, 8)])
 def test_a_run_begins_with_as_many_as_its_recipe_says_within_the_bounds(asked: int, begins: int) -> None:
     assert len(PoolSizer(make_cluster(least_services=2)).first(asked)) == begins
+
+
+# --- what the training needs ---
+
+
+def test_a_pool_grows_to_what_is_needed_before_anybody_waits() -> None:
+    pool = Watched(3)
+    pool.needed = 5.1
+    assert pool.wait(10) == []
+    (change,) = pool.wait(1)
+    assert change.start == names(3, 4)
+    assert change.why == "training needs 5.1 services, and 5.1 in 0 s; as advised"
+    assert pool.wait(100) == []
+    pool.join()
+    assert pool.wait(500) == []
+
+
+def test_a_pool_shrinks_to_what_is_needed_although_trainer_and_services_take_turns() -> None:
+    pool = Watched(8)
+    pool.needed = 5.0
+    assert pool.wait(100) == []
+    assert [change.stop for change in pool.wait(1)] == [names(7, 6, 5)]
+    assert pool.wait(500) == []
+
+
+def test_what_will_be_needed_when_a_start_is_over_is_started_now() -> None:
+    pool = Watched(3)
+    pool.needed = 4.0
+    assert [change.start for change in pool.wait(12)] == [names(3)]
+    pool.wait(89)
+    pool.join()  # a start takes 90 s
+    pool.per_hour = 40.0
+    assert [change.start for change in pool.wait(12)] == [names(4)]
+
+
+def test_a_service_that_will_be_too_many_when_it_may_go_is_let_go() -> None:
+    pool = Watched(6)
+    pool.needed = 6.0
+    pool.per_hour = -36.0  # one fewer each 100 s
+    changes = pool.wait(102)
+    assert [change.stop for change in changes] == [names(5)]
+
+
+def test_need_that_varies_by_a_part_of_a_service_changes_nothing() -> None:
+    pool = Watched(6)
+    for second in range(1200):
+        pool.needed = 6.0 + 0.2 * (-1) ** (second // 200)
+        assert pool.wait(1) == []
+
+
+def test_services_that_joined_by_hand_count() -> None:
+    pool = Watched(3)
+    pool.needed = 5.0
+    pool.others = 2
+    assert pool.wait(300) == []
+
+
+def test_waits_that_the_need_does_not_explain_count_as_before() -> None:
+    pool = Watched(3)
+    pool.needed = 3.0
+    assert [change.start for change in pool.wait(12, missing=2)] == [names(3, 4)]
+
+
+@pytest.mark.parametrize(("trainer_cost", "num"), [(4.0, 5), (100.0, 6)])
+def test_the_dearer_the_trainers_are_the_less_they_wait(trainer_cost: float, num: int) -> None:
+    pool = Watched(3, pool={"trainer_cost": trainer_cost})
+    pool.needed = 5.5
+    pool.wait(12)
+    pool.join()
+    pool.wait(300)
+    assert pool.num == num
+
+
+def test_a_cheap_service_is_worth_less_of_a_wait_than_a_dear_one() -> None:
+    sizes: list[int] = []
+    for cost in (0.3, 3.0):
+        pool = Watched(2, pool={"trainer_cost": 4.0, "kinds": {"any": {"most": 8, "cost": cost}}})
+        pool.needed = 4.45
+        pool.wait(12)
+        pool.join()
+        pool.wait(12)
+        sizes.append(pool.num)
+    assert sizes == [5, 4]
 
 
 # --- kinds ----------------------------------------------------------------------------------------
