@@ -128,8 +128,8 @@ class PoolConfig(Config):
     """Seconds over which waits are averaged, for the size of the pool and for the advice of
     `astraflow status`."""
     shrink_after_s: float = Field(default=120.0, ge=0)
-    """A service is stopped after there have been too many for so long without a break. What is needed is looked
-    at so much ahead."""
+    """A service is stopped after there have been too many for so long without a break. The need is that of so
+    much later."""
     trainer_cost: float = Field(default=8.0, gt=0)
     """What the trainers cost per hour, in the unit of `kinds.cost`. The dearer they are, the more services
     there are to spare them a wait."""
