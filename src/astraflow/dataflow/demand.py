@@ -31,7 +31,9 @@ _KNOWN_S = 8.0
 _TREND = 0.7
 """Share of the trend that is believed: the end of one is seen late."""
 _OVERLAPS = (6.0, 40.0)
+"""The least and the largest that is believed: what lies beyond is noise."""
 _MOST_RATIO = 1e6
+"""Bounds what is computed for a pool that is hopelessly small."""
 _NEAR = 1.3
 """How far supply and demand may be apart for telling how well they overlap."""
 
@@ -64,10 +66,13 @@ class _Point:
     """Those that services generated while their slots were full."""
     full_s: float
     service_s: float
+    """Time of all services together."""
 
 
 @dataclass(slots=True)
 class _Service:
+    """The last heartbeat of a service."""
+
     at_s: float
     tokens: int
     is_full: bool
@@ -133,12 +138,15 @@ class Demand:
 def _needed(points: Sequence[_Point], now_s: float) -> Needed | None:
     if len(points) < 3:
         return None
-    first, middle, last = points[0], points[len(points) // 2], points[-1]
+    first = points[0]
+    middle = points[len(points) // 2]
+    last = points[-1]
     full_s = last.full_s - first.full_s
     if full_s < _KNOWN_S:
         return None
     speed = (last.full_tokens - first.full_tokens) / full_s
-    older, newer = _ratio(first, middle, speed), _ratio(middle, last, speed)
+    older = _ratio(first, middle, speed)
+    newer = _ratio(middle, last, speed)
     if not (math.isfinite(older) and math.isfinite(newer)):
         return None
     centre_s = (middle.at_s + last.at_s) / 2

@@ -317,7 +317,8 @@ def _why(advice: ScalingAdvice, ahead_s: float) -> str:
     """What a decision follows from, in words."""
     if not advice.needed_services:
         return advice.text
-    now, later = _needed(advice, 0.0), _needed(advice, ahead_s)
+    now = _needed(advice, 0.0)
+    later = _needed(advice, ahead_s)
     return f"training needs {now:.1f} services, and {later:.1f} in {ahead_s:.0f} s; {advice.text}"
 
 
