@@ -49,6 +49,7 @@ BARS: dict[str, dict[str, Bar]] = {
     "webshop/tiny": {_SCORE: Bar(0.8, before=0.45)},
     "terminal-bench/tiny": {_SCORE: Bar(0.85, before=0.4)},
     "clevr-count/tiny": {_SCORE: Bar(0.85, before=0.4)},
+    "nim/tiny": {_SCORE: Bar(0.7, before=0.6)},
     "code/tiny": {_SCORE: Bar(0.9, before=0.4)},
     "search/tiny": {_SCORE: Bar(0.9, before=0.4)},
     "code-multi-agent/tiny": {_SCORE: Bar(0.85), "episode/valid_cases": Bar(0.85, before=0.55)},
@@ -58,7 +59,7 @@ USUAL = {_SCORE: Bar(0.85)}
 RL_LIMIT_S = 150.0
 WALL_LIMIT_S = 300.0
 """From the command to its end, with the warm start of the models."""
-GAMES = frozenset({"alfworld", "terminal-bench", "textcraft", "webshop"})
+GAMES = frozenset({"alfworld", "nim", "terminal-bench", "textcraft", "webshop"})
 GAME_RL_LIMIT_S = 180.0
 GAME_WALL_LIMIT_S = 360.0
 """The same for games, whose episodes have many turns or run programs."""

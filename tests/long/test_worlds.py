@@ -15,6 +15,9 @@ from recipes.alfworld.household_world import Household
 from recipes.deepdive.dive_players import expert as dive_expert
 from recipes.deepdive.dive_players import random_player as dive_random
 from recipes.deepdive.dive_world import Dive
+from recipes.nim.nim_players import both as nim_both
+from recipes.nim.nim_players import random_player as nim_random
+from recipes.nim.nim_world import Nim
 from recipes.terminal.terminal_folders import Errand
 from recipes.terminal.terminal_world import expert as terminal_expert
 from recipes.terminal.terminal_world import random_player as terminal_random
@@ -28,6 +31,7 @@ import shop_driver
 import terminal_driver
 from agentbench_client import play_by_http, played_here
 from household_ways import check_ways
+from nim_driver import ODD_MOVES, shares_won
 from world_driver import rewards_of, take_odd_steps
 
 pytestmark = pytest.mark.long
@@ -67,6 +71,16 @@ def test_craft(shape: dict[str, Any]) -> None:
     assert statistics.mean(rewards_of(world, lambda game: craft_expert(game.workshop), 1_000)) >= 0.99
     assert statistics.mean(rewards_of(world, lambda game: craft_random(rng), 1_000)) <= 0.10
     take_odd_steps(world, lambda game: craft_random(rng), [*ODD, "get 99 log", "spawn log"], 10_000)
+
+
+@pytest.mark.parametrize("shape", [{}, {"largest": 5, "heldout_frac": 0.3}], ids=["default", "tiny"])
+def test_nim(shape: dict[str, Any]) -> None:
+    rng = random.Random(0)
+    shares = shares_won(Nim(**shape, size=1_000), rng)
+    assert shares["expert"] == 1.0
+    assert shares["random player"] <= 0.10
+    chance = nim_random(rng)
+    take_odd_steps(Nim(**shape), lambda game: nim_both(game, chance, chance), ODD_MOVES, 10_000)
 
 
 def test_dive() -> None:
