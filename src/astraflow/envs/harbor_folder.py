@@ -27,7 +27,7 @@ import msgspec
 from astraflow.errors import ConfigError
 from astraflow.sandbox.shell import BoxFile, checked_path
 
-__all__ = ["HarborTask", "harbor_task", "read_folder"]
+__all__ = ["HarborImage", "HarborTask", "harbor_image", "harbor_task", "read_folder"]
 
 _MAX_FILES = 2_000
 _MAX_BYTES = 16 << 20
@@ -170,19 +170,25 @@ def harbor_task(files: Mapping[str, BoxFile], where: str, *, without_network: bo
     for needed in ("instruction.md", "tests/test.sh"):
         if needed not in files:
             raise ConfigError(f"{where} has no {needed}; is it a task folder of Harbor?")
-    image = _image(files, config.environment, where)
+    context = {
+        name.removeprefix("environment/"): file
+        for name, file in files.items()
+        if name.startswith("environment/")
+    }
+    environment = config.environment
+    image = harbor_image(context, where, docker_image=environment.docker_image, workdir=environment.workdir)
     return HarborTask(
         name=config.task.name or where,
         instruction=_text(files, "instruction.md", where),
-        folder=_checked_path(config.environment.workdir or image.folder or _DEFAULT_FOLDER, where),
+        folder=image.folder,
         files=image.files,
         tests=_below(files, "tests"),
         solution=_below(files, "solution"),
         agent_s=_seconds(config.agent.timeout_sec or 0.0, "agent", where),
         verifier_s=_seconds(config.verifier.timeout_sec, "verifier", where),
-        memory_mb=config.environment.memory_mb,
-        storage_mb=config.environment.storage_mb,
-        env={**image.env, **config.environment.env},
+        memory_mb=environment.memory_mb,
+        storage_mb=environment.storage_mb,
+        env={**image.env, **environment.env},
         verifier_env=config.verifier.env,
         solution_env=config.solution.env,
     )
@@ -274,32 +280,39 @@ def _seconds(value: float, section: str, where: str) -> float:
 
 
 @dataclass
-class _Image:
-    """What a Dockerfile makes of a plain base."""
+class HarborImage:
+    """What a Dockerfile makes of a plain base. Files are named by their absolute paths in the box."""
 
     folder: str = ""
+    """In which commands are run."""
     files: dict[str, BoxFile] = field(default_factory=dict[str, BoxFile])
     env: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def _image(files: Mapping[str, BoxFile], environment: _Environment, where: str) -> _Image:
-    context = {
-        name.removeprefix("environment/"): file
-        for name, file in files.items()
-        if name.startswith("environment/")
-    }
+def harbor_image(
+    context: Mapping[str, BoxFile], where: str, *, docker_image: str | None, workdir: str | None
+) -> HarborImage:
+    """The image of an environment.
+
+    `context`: the files of the folder `environment`, by their relative paths. `docker_image`, `workdir`: the
+    settings of these names. An image without a Dockerfile gets these files in its folder, as in Harbor.
+
+    Raises: ConfigError if the sandbox cannot give it.
+    """
     for name in _COMPOSE:
         if name in context:
             _refuse(where, f"environment/{name}")
-    image = _Image()
-    if environment.docker_image is not None:
-        _check_base(environment.docker_image, where)
+    image = HarborImage()
+    if docker_image is not None:
+        _check_base(docker_image, where)
     elif "Dockerfile" not in context:
         raise ConfigError(f"{where} has neither environment/Dockerfile nor environment.docker_image")
+    if "Dockerfile" in context:
+        for line in _instructions(_text(context, "Dockerfile", f"{where}/environment")):
+            _take(image, line, context, where)
+    image.folder = _checked_path(workdir or image.folder or _DEFAULT_FOLDER, where)
     if "Dockerfile" not in context:
-        return image
-    for line in _instructions(_text(context, "Dockerfile", f"{where}/environment")):
-        _take(image, line, context, where)
+        image.files |= {f"{image.folder}/{name}": file for name, file in context.items()}
     return image
 
 
@@ -314,7 +327,7 @@ def _instructions(text: str) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip()]
 
 
-def _take(image: _Image, line: str, context: Mapping[str, BoxFile], where: str) -> None:
+def _take(image: HarborImage, line: str, context: Mapping[str, BoxFile], where: str) -> None:
     """Follows one instruction of a Dockerfile. Raises: ConfigError for one that needs a container."""
     name, _, rest = line.partition(" ")
     try:
@@ -334,7 +347,7 @@ def _take(image: _Image, line: str, context: Mapping[str, BoxFile], where: str) 
             _refuse(where, f"{line[:80]!r} in environment/Dockerfile")
 
 
-def _copy(image: _Image, words: list[str], context: Mapping[str, BoxFile], where: str) -> None:
+def _copy(image: HarborImage, words: list[str], context: Mapping[str, BoxFile], where: str) -> None:
     *sources, target = words
     place = PurePosixPath(image.folder or "/") / target
     is_folder = target.endswith("/") or target in {".", ".."} or len(sources) > 1

@@ -31,6 +31,7 @@ __all__ = [
     "ShellLimits",
     "archive",
     "checked_path",
+    "files_at",
     "run_commands",
     "shell_sandbox",
 ]
@@ -153,6 +154,24 @@ def archive(files: Mapping[str, BoxFile], folders: Sequence[str] = ()) -> bytes:
             entry.mode = 0o755 if file.is_executable else 0o644
             tar.addfile(entry, io.BytesIO(file.content))
     return sink.getvalue()
+
+
+def files_at(state: bytes, path: str) -> dict[str, BoxFile]:
+    """The files at a path and below it, among those that commands left, by their paths relative to it; the
+    file at the path itself is named `.`. What is no plain file is left out: a command may have made it.
+
+    Raises: ConfigError for a path at which commands cannot write.
+    """
+    place = PurePosixPath(_member(path))
+    found: dict[str, BoxFile] = {}
+    with tarfile.open(fileobj=io.BytesIO(state)) as tar:
+        for entry in tar:
+            name = PurePosixPath(entry.name)
+            is_plain = entry.isfile() and not entry.issparse() and ".." not in name.parts
+            file = tar.extractfile(entry) if is_plain and name.is_relative_to(place) else None
+            if file is not None:
+                found[str(name.relative_to(place))] = BoxFile(file.read(), bool(entry.mode & 0o100))
+    return found
 
 
 def checked_path(path: str) -> str:

@@ -67,6 +67,13 @@ def test_a_folder_says_what_is_played() -> None:
     assert set(made.tests) == {"/tests/test.sh"}
 
 
+def test_an_image_without_a_dockerfile_gets_the_files_of_the_environment() -> None:
+    files = folder(TOML + 'docker_image = "ubuntu:24.04"\nworkdir = "/work/a"\n', environment__b__c="x")
+    del files["environment/Dockerfile"]
+    made = harbor_task(files, "task")
+    assert (made.folder, made.files) == ("/work/a", {"/work/a/b/c": BoxFile(b"x")})
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [

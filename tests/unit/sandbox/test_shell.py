@@ -1,5 +1,7 @@
 """Commands of a shell in boxes: what they leave to each other, and what they cannot do or break."""
 
+import io
+import tarfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Literal
@@ -15,6 +17,7 @@ from astraflow.sandbox.shell import (
     ShellCommand,
     ShellLimits,
     archive,
+    files_at,
     run_commands,
     shell_sandbox,
 )
@@ -129,3 +132,23 @@ async def test_a_folder_that_is_gone_and_a_command_that_is_none_are_told() -> No
 def test_a_file_that_leads_out_of_the_box_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match=r"leads out of|cannot write at"):
         archive({path: BoxFile(b"")})
+
+
+async def test_files_that_commands_left_are_read_outside_of_the_box() -> None:
+    async with opened() as sandbox:
+        ran = await run(sandbox, START, "mkdir sub; echo 1 > sub/a; ln -s /etc/passwd sub/link; mkfifo sub/f")
+    assert files_at(ran.state, "/app/sub") == {"a": BoxFile(b"1\n")}
+    assert files_at(ran.state, "/app/say")["."].is_executable
+    assert files_at(ran.state, "/tmp/app/words") == {".": BoxFile(b"b\na\n")}
+    assert files_at(ran.state, "/app/wor") == {}
+    with pytest.raises(ConfigError):
+        files_at(ran.state, "/etc")
+
+
+def test_names_that_lead_out_of_a_folder_are_left_out() -> None:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as tar:
+        for name in ("./logs/../../x", "/logs/y", "../z", "./logs/kept"):
+            tar.addfile(tarfile.TarInfo(name))
+    assert set(files_at(sink.getvalue(), "/logs")) == {"kept"}
+    assert set(files_at(sink.getvalue(), "/tmp")) == {"logs/kept"}

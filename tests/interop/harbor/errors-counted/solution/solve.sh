@@ -1,0 +1,2 @@
+#!/bin/bash
+grep -c error app.log > count.txt

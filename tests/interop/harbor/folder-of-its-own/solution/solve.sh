@@ -1,0 +1,2 @@
+#!/bin/bash
+[ "$PWD" = /workspace/lists ] && sort names.txt > sorted.txt

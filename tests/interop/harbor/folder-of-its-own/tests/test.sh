@@ -1,0 +1,2 @@
+#!/bin/bash
+if sort names.txt | cmp -s - sorted.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt

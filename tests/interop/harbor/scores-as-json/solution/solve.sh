@@ -1,0 +1,3 @@
+#!/bin/bash
+mkdir in out
+mv seed.txt in/

@@ -1,0 +1,3 @@
+total=0
+while read -r n; do total=$((total - n)); done < numbers.txt
+echo "$total"
