@@ -1,5 +1,4 @@
-"""What the agent gateway adds to a request while 500 episodes are open, and how many hosted episodes it
-serves.
+"""What the agents' gateway adds to a request while 500 episodes are open; hosted episodes per second.
 
     python benchmarks/gateway.py [--episodes N] [--turns N] [--rounds N] [--hosted N]
 
@@ -12,7 +11,8 @@ episodes.
 
 Beside it, in the same run and by the same clients: `bare_p99_ms` of a server that knows no episodes. It
 decodes the request, waits as long as the engine would, and sends a reply of the same length. What it adds
-is the clients', the network's and the machine's.
+is the clients', the network's and the machine's. `gateway_cpu_ms` and `bare_cpu_ms` are the processor time
+of each per request.
 
 `hosted_episodes_per_s`: episodes of the task set `examples/verifiers_sums.py` by `verifiers` in its own
 Python, with an engine that answers at once; with `.venv-verifiers` alone.
@@ -74,6 +74,8 @@ MOST = 300
 """Tokens of a completion: 2 to 6 s."""
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz +-=.,?"
 HOSTED_AT_ONCE = 64
+NUM_WARMING = 8
+"""Episodes of one request before those that are measured."""
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -305,11 +307,18 @@ async def measured(given: argparse.Namespace, folder: Path) -> dict[str, Runs]:
     if given.episodes:
         clients = Clients()
         hosted = hosted_policy(folder, KnownEngine(TOKEN_S), max_tokens=MOST)
+        # The first requests of a process import and compile what later ones use.
+        await bare_ms(clients, NUM_WARMING, 1)
+        await gateway_ms(clients, hosted, NUM_WARMING, 1)
         for _ in range(given.rounds):
-            for name, waited in (
-                ("bare", await bare_ms(clients, given.episodes, given.turns)),
-                ("gateway", await gateway_ms(clients, hosted, given.episodes, given.turns)),
+            for name, play in (
+                ("bare", bare_ms(clients, given.episodes, given.turns)),
+                ("gateway", gateway_ms(clients, hosted, given.episodes, given.turns)),
             ):
+                began_s = time.process_time()
+                waited = await play
+                cpu_ms = 1000 * (time.process_time() - began_s) / len(waited)
+                found.setdefault(f"{name}_cpu_ms", []).append(cpu_ms)
                 found.setdefault(f"{name}_p50_ms", []).append(float(np.percentile(waited, 50)))
                 found.setdefault(f"{name}_p99_ms", []).append(float(np.percentile(waited, 99)))
         clients.close()

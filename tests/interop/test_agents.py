@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from agent_driver import PROGRAMS, VENVS
-from system_driver import ROOT, Runs
+from system_driver import ROOT, SUMS, Runs
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
 PYTHON = VENVS / "openai-3" / "bin" / "python"
-DIGITS = {"use": "examples.digits_right:digits_right"}
 
 
 @pytest.mark.parametrize(
@@ -30,11 +29,15 @@ def test_a_run_trains_on_a_program_and_its_audit_is_exact(
 ) -> None:
     assert PYTHON.exists(), f"no {PYTHON}: `make .venv-agents/openai-3` installs it"
     program = {"name": "program", "command": [str(PYTHON), *map(str, command)], "timeout_s": 240.0}
-    recipe = runs.recipe(policies=("letters",), steps=5, workflow={"name": "agent", "run": program})
-    run = runs.start(
-        recipe,
-        'tasks.extract="last_line"',
-        f"tasks.reward.use={DIGITS['use']}",
+    recipe = runs.recipe(
+        policies=("letters",),
+        steps=5,
+        tasks={"sources": {"sums": SUMS}, "reward": {"use": "examples.digits_right:digits_right"}},
+        workflow={"name": "agent", "run": program},
     )
+    run = runs.start(recipe, "policies.letters.table.groups_per_batch=2", "rollout.engine.max_context=8192")
     assert run.finish() == 0, run.report()
-    assert run.summary()["audit_ok"]
+    summary = run.summary()
+    assert summary["audit_ok"]
+    assert summary["policies"][0]["steps"] == 5
+    assert summary["policies"][0]["committed_tokens"] > 0

@@ -22,7 +22,12 @@ STEPS = 5
 
 
 def trained(
-    runs: Runs, taskset: dict[str, Any], *roles: str, policies: tuple[str, ...] = ("letters",), **more: Any
+    runs: Runs,
+    taskset: dict[str, Any],
+    *roles: str,
+    policies: tuple[str, ...] = ("letters",),
+    groups: int = 4,
+    **more: Any,
 ) -> dict[str, Any]:
     """The summary of a run, by policy. Fails if the run did, or its audit, or if a policy learned nothing."""
     assert VENV.exists(), f"no {VENV}: `make .venv-verifiers` installs it"
@@ -35,7 +40,8 @@ def trained(
         workflow=hosted,
     )
     models = [f"policies.{name}.model={runs.models / 'letters'}" for name in policies]
-    run = runs.start(recipe, *models, "rollout.engine.max_context=1024")
+    sizes = [f"policies.{name}.table.groups_per_batch={groups}" for name in policies]
+    run = runs.start(recipe, *models, *sizes, "rollout.engine.max_context=1024")
     assert run.finish() == 0, run.report()
     summary = run.summary()
     assert summary["audit_ok"]
@@ -50,7 +56,7 @@ def test_their_task_set_of_one_turn_is_trained(runs: Runs) -> None:
 
 
 def test_their_task_set_of_several_turns_is_trained(runs: Runs) -> None:
-    trained(runs, {"id": "echo_user_sim_v1", "phrases": ["1", "2"]}, "agent")
+    trained(runs, {"id": "echo_user_sim_v1", "phrases": ["1", "2"]}, "agent", groups=1)  # it has one task
 
 
 def test_their_environment_of_two_roles_trains_the_one_that_it_trains(runs: Runs) -> None:

@@ -68,7 +68,7 @@ class HostedPolicy:
 
         Raises: RolloutError for an image, if the policy reads text only.
         """
-        if not self.sees_images and any(message.images for message in messages):
+        if any(message.images for message in messages) and not self.sees_images:
             raise RolloutError(
                 f"policy {self.info.name} reads text only, and a message has an image; use a model that sees "
                 "(docs/vision.md)",
@@ -465,6 +465,7 @@ def _rendered(renderer: Renderer, said: Said, new: tuple[Message, ...]) -> Said:
 def _media_of(
     renderer: Renderer, messages: Sequence[Message], token_ids: tuple[int, ...]
 ) -> tuple[MediaRef, ...]:
-    if not isinstance(renderer, ImageRenderer) or not any(message.images for message in messages):
-        return ()
-    return renderer.media_of(messages, token_ids)
+    # The check of a protocol is slow, so it is left to those that have images.
+    if any(message.images for message in messages) and isinstance(renderer, ImageRenderer):
+        return renderer.media_of(messages, token_ids)
+    return ()

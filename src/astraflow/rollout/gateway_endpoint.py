@@ -277,7 +277,7 @@ class EpisodeEndpoint:
         num_known = len(start.keys) if start else 0
         said = start.said if start else Said()
         new = messages_of(messages[num_known:], messages[:num_known])
-        if not asked.hosted.sees_images and any(message.images for message in new):
+        if any(message.images for message in new) and not asked.hosted.sees_images:
             raise bad_request(
                 f"model {asked.request.model!r} reads text only, and a message has an image; ask a policy "
                 "whose model sees",
