@@ -124,7 +124,7 @@ $(VENV)/.dense: $(VENV)/.dev
 	@touch $@
 
 # Harbor, which needs Python 3.12, with this package beside it. Where there is no such Python, its tests are skipped.
-.venv-harbor: tests/interop/harbor.txt tools/find_python.py
+.venv-harbor: tests/interop/harbor.txt
 	@if python=$$($(PYTHON) tools/find_python.py 3.12); then \
 	  echo "$$python -m venv $@"; $$python -m venv $@ && \
 	  $@/bin/pip install --quiet --disable-pip-version-check -r $< && \

@@ -26,7 +26,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -53,6 +53,7 @@ from astraflow.protocols import Capacity
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.service.process import settle_memory
 from astraflow.service.server import HttpServer
 from astraflow.service.web_guard import WebRules
 from astraflow.types import BusySpan, GenerateRequest, Generation, PolicyInfo, Sampling, Task
@@ -260,7 +261,7 @@ async def bare_ms(clients: Clients, num_episodes: int, num_turns: int) -> list[f
 
 
 @asynccontextmanager
-async def hosted_runner(hosted: HostedPolicy) -> AsyncIterator[tuple[EpisodeRunner, Task]]:
+async def hosted_runner(hosted: HostedPolicy) -> AsyncGenerator[tuple[EpisodeRunner, Task]]:
     """A runner of `verifiers` in its own Python, and one of its tasks."""
     agent = {"harness": {"id": "astraflow_chat"}, "runtime": {"type": "subprocess"}}
     section: dict[str, Any] = {
@@ -310,6 +311,7 @@ async def measured(given: argparse.Namespace, folder: Path) -> dict[str, Runs]:
         # The first requests of a process import and compile what later ones use.
         await bare_ms(clients, NUM_WARMING, 1)
         await gateway_ms(clients, hosted, NUM_WARMING, 1)
+        settle_memory()  # as a rollout service does
         for _ in range(given.rounds):
             for name, play in (
                 ("bare", bare_ms(clients, given.episodes, given.turns)),

@@ -55,18 +55,17 @@ async def test_each_solution_is_worth_1_and_doing_nothing_0(folders: Path) -> No
 
 
 def test_a_run_trains_on_the_folders_and_its_audit_is_exact(runs: Runs, folders: Path) -> None:
-    args = {
-        "path": str(folders), "form": "bare", "max_commands": 1, "heldout_frac": NONE_HELD_OUT,
-    }  # fmt: skip
+    args = {"path": str(folders), "form": "bare", "max_commands": 1, "heldout_frac": NONE_HELD_OUT}
+    shell = {"use": "astraflow.envs.harbor:Harbor", "args": args, "call_timeout_s": 180.0}
     tasks = {
-        "environments": {"shell": {"use": "astraflow.envs.harbor:Harbor", "args": args}},
+        "environments": {"shell": shell},
         "sources": {"tasks": {"name": "environment", "environment": "shell"}},
     }
     recipe = runs.recipe(
         policies=("terminal",),
         steps=5,
         tasks=tasks,
-        workflow={"name": "environment", "max_turns": 2, "call_timeout_s": 120.0},
+        workflow={"name": "environment", "max_turns": 2},
     )
     run = runs.start(recipe, "rollout.engine.max_context=256")
     assert run.finish() == 0, run.report()
