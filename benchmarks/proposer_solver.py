@@ -1,0 +1,130 @@
+"""Does a proposer choose better exercises than chance? proposer-solver/tiny and its twin, one run of each per seed.
+
+Both sides start from the same solver, train it by the same settings for the same number of steps, and spend the
+same completions in each: one proposal and eight attempts, or nine attempts at exercises of a lesson drawn at
+random. The held-out exercises are of each lesson equally many. Prints a row per seed.
+
+    python benchmarks/proposer_solver.py [--seeds 0 1 2] [--out runs/proposer] [--read]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astraflow.launch.config import load_recipe
+from harness import report, show_table
+
+ROOT = Path(__file__).resolve().parent.parent
+SIDES = {"proposer": "tiny", "uniform": "tiny-uniform"}
+MODELS = ("course-proposer", "course-solver")
+COLUMNS = ("seed", "side", "before", "after", "completions", "RL s", "wall s", "audit")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    before: float
+    after: float
+    """Held-out accuracy of the solver, first and last."""
+    completions: int
+    """All that were sampled for the batches that were trained on, proposals included."""
+    rl_s: float
+    wall_s: float
+    audit_ok: bool
+
+
+def astraflow(*arguments: str) -> None:
+    """Runs a command; its output goes to standard error, so that the last line stays the figures."""
+    print("+ astraflow", *arguments, file=sys.stderr, flush=True)
+    argv = [sys.executable, "-m", "astraflow.cli.main", *arguments]
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
+
+
+def recipe_of(side: str) -> str:
+    """The file of a side's recipe."""
+    return f"recipes/proposer-solver/{SIDES[side]}.yaml"
+
+
+def outcome_of(run_dir: Path) -> Outcome:
+    """Reads a finished run."""
+    records: list[dict[str, Any]] = [
+        json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
+    evals = [r for r in records if r["kind"] == "eval" and r["policy"] == "solver" and "score_mean" in r]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return Outcome(
+        before=evals[0]["score_mean"],
+        after=evals[-1]["score_mean"],
+        completions=sum(r["num_samples"] for r in records if r["kind"] == "step"),
+        rl_s=summary["rl_wall_s"],
+        wall_s=summary["wall_s"],
+        audit_ok=summary["audit_ok"],
+    )
+
+
+def budget_of(side: str) -> int:
+    """Completions of a run whose proposals all name a lesson: those of an episode times the episodes."""
+    recipe = load_recipe(ROOT / recipe_of(side))
+    solver = recipe.policies["solver"]
+    episodes = solver.train.steps * solver.table.groups_per_batch * solver.table.group_size
+    attempts = recipe.workflow.model_dump()["args"]["attempts"]
+    return episodes * (attempts + (side == "proposer"))
+
+
+def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
+    """Runs, prints and reports."""
+    runs = {(seed, side): out / f"{side}-{seed}" for seed in seeds for side in SIDES}
+    for model in () if only_read else MODELS:
+        astraflow("model", "init", f"recipes/models/{model}.yaml", "--out", f"models/{model}")
+    for (seed, side), run_dir in () if only_read else runs.items():
+        astraflow("run", recipe_of(side), "--run-dir", str(run_dir), "--plain", f"seed={seed}")
+    found = {key: outcome_of(run_dir) for key, run_dir in runs.items()}
+    rows = [
+        (seed, side, f"{o.before:.3f}", f"{o.after:.3f}", o.completions, o.rl_s, o.wall_s,
+         "holds" if o.audit_ok else "BROKEN")
+        for (seed, side), o in found.items()
+    ]  # fmt: skip
+    show_table("proposer-solver: held-out accuracy", COLUMNS, rows)
+    conclude(seeds, found)
+
+
+def conclude(seeds: Sequence[int], found: Mapping[tuple[int, str], Outcome]) -> None:
+    """The figures."""
+    gains = [found[seed, "proposer"].after - found[seed, "uniform"].after for seed in seeds]
+    figures: dict[str, object] = {
+        "num_seeds": len(seeds),
+        "proposer_wins": sum(gain > 0 for gain in gains),
+        "gain_min": min(gains),
+        "rl_wall_s_max": max(o.rl_s for o in found.values()),
+        "audits_hold": all(o.audit_ok for o in found.values()),
+    }
+    for side in SIDES:
+        own = [found[seed, side] for seed in seeds]
+        figures |= {
+            f"{side}_before": [round(o.before, 4) for o in own],
+            f"{side}_after": [round(o.after, 4) for o in own],
+            f"{side}_completions": [o.completions for o in own],
+            f"{side}_budget": budget_of(side),
+        }
+    report(figures, at_least={"proposer_wins": len(seeds)})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="run folders; a temporary one if not given")
+    parser.add_argument("--read", action="store_true", help="read the runs in --out instead of making them")
+    given = parser.parse_args()
+    if given.read and not given.out:
+        parser.error("--read needs --out FOLDER, where the runs are")
+    with tempfile.TemporaryDirectory(prefix="astraflow-proposer-") as scratch:
+        main(given.seeds, given.out or Path(scratch), only_read=given.read)
