@@ -1,8 +1,8 @@
-"""Does a proposer choose better exercises than chance? proposer-solver/tiny and its twin, one run of each per seed.
+"""Does a proposer choose better exercises than chance? proposer-solver/tiny and its twin, once per seed.
 
-Both sides start from the same solver, train it by the same settings for the same number of steps, and spend the
-same completions in each: one proposal and eight attempts, or nine attempts at exercises of a lesson drawn at
-random. The held-out exercises are of each lesson equally many. Prints a row per seed.
+Both sides start from the same solver, train it by the same settings for the same number of steps, and spend
+the same completions in each: one proposal and eight attempts, or nine attempts at exercises of a lesson drawn
+at random. The held-out exercises are of each lesson equally many. Prints a row per seed and side.
 
     python benchmarks/proposer_solver.py [--seeds 0 1 2] [--out runs/proposer] [--read]
 """

@@ -53,7 +53,7 @@ async def propose_and_solve(
 
 
 async def _solved(lesson: int, seed: str, solver: Policy, attempts: int, rewards: Rewards) -> float:
-    """Lets the solver attempt exercises of a lesson, rewards the attempts, and returns the share of right ones."""
+    """Has exercises of a lesson attempted, rewards the attempts, and returns the share of right ones."""
     exercises = [exercise_of(lesson, f"{seed} {lesson} {number}") for number in range(attempts)]
     chats = [solver.conversation(role="solver") for _ in exercises]
     answers = await in_parallel(chat.say(e.text) for chat, e in zip(chats, exercises, strict=True))
@@ -64,7 +64,7 @@ async def _solved(lesson: int, seed: str, solver: Policy, attempts: int, rewards
 
 
 def learnability(solved: float) -> float:
-    """What a proposal is worth whose attempts are right so often: nothing for always or never, else `1 - solved`.
+    """What a proposal is worth: 0 if its attempts are right always or never, else `1 - solved`.
 
     Source: Absolute Zero (arXiv:2505.03335), eq. 4.
     """

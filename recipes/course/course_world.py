@@ -1,13 +1,13 @@
-"""The world of the recipe proposer-solver: a course of 22 lessons, each of which needs what those before it taught.
+"""The world of the recipe proposer-solver: 22 lessons, each of which needs what the two before it taught.
 
 A number is a digit on a ring of ten, and a letter moves it on by so many places. The exercise `7nbmla` starts
-from 7; its answer is the number after each letter: `12025`, as n moves it on by 4, b by 1, and so on. Each letter
-belongs to a lesson. An exercise of a lesson has its letter, those of the two lessons before it, and otherwise
-letters of the first nine lessons.
+from 7; its answer is the number after each letter: `12025`, as n moves it on by 4, b by 1, and so on. Each
+letter belongs to a lesson. An exercise of a lesson has its letter, those of the two lessons before it, and
+otherwise letters of the first nine lessons.
 
-The model of the recipe knows the letters of the first nine lessons, and guesses each other one among nine numbers
-of places. So it always solves the first nine lessons, one exercise in nine of the tenth, and one in 729 of the
-twelfth and of all later ones: too few to learn from, until it has learned the two letters before.
+The model of the recipe knows the letters of the first nine lessons, and guesses each other one among nine
+numbers of places. So it always solves the first nine lessons, one exercise in nine of the tenth, and one in
+729 of the twelfth and of all later ones: too few to learn from, until it has learned the letters before.
 """
 
 import random
@@ -39,9 +39,7 @@ NUM_KNOWN = 9
 """Lessons at the start whose letters a model knows before its training, one for each number of places."""
 OPENING = "?"
 """What a proposer is asked."""
-_PLACES = dict(
-    zip(LESSONS, (3, 1, 4, 6, 5, 9, 2, 8, 7, 5, 9, 2, 8, 4, 1, 7, 3, 6, 2, 5, 8, 4), strict=True)
-)
+_PLACES = dict(zip(LESSONS, (3, 1, 4, 6, 5, 9, 2, 8, 7, 5, 9, 2, 8, 4, 1, 7, 3, 6, 2, 5, 8, 4), strict=True))
 """By how many places a letter moves a number on."""
 _NUMBERS = 10
 _LENGTH = 5
@@ -146,9 +144,7 @@ class Exercises:
     def task(self, idx: int) -> Task:
         """Task number `idx`, from 0; its lesson is that number modulo the number of lessons."""
         found = exercise_of(idx % len(LESSONS), f"{self._seed} {idx}", split=self._split)
-        return Task(
-            id=f"{self._source}/{idx}", source=self._source, prompt=found.text, answer=found.answer
-        )
+        return Task(id=f"{self._source}/{idx}", source=self._source, prompt=found.text, answer=found.answer)
 
 
 # --- warm starts ----------------------------------------------------------------------------------
@@ -176,6 +172,4 @@ def exercise_demonstrations(num: int, seed: int) -> Sequence[Demonstration]:
 def proposal_demonstrations(num: int, seed: int) -> Sequence[Demonstration]:
     """Proposals at random: each lesson as often as any other."""
     rng = random.Random(seed)
-    return [
-        Demonstration(OPENING, rng.choice(LESSONS)) for _ in range(num)
-    ]
+    return [Demonstration(OPENING, rng.choice(LESSONS)) for _ in range(num)]

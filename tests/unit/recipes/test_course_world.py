@@ -1,4 +1,4 @@
-"""The world `course`: its lessons and exercises, what proposals are worth, and the recipes that train on it."""
+"""The world `course`: its lessons and exercises, what proposals are worth, and the recipes."""
 
 from collections import Counter
 from functools import partial
