@@ -1,8 +1,9 @@
 """Does a proposer choose better exercises than chance? proposer-solver/tiny and its twin, once per seed.
 
-Both sides start from the same solver, train it by the same settings for the same number of steps, and spend
-the same completions in each: one proposal and eight attempts, or nine attempts at exercises of a lesson drawn
-at random. The held-out exercises are of each lesson equally many. Prints a row per seed and side.
+Both sides start from the same solver and train it by the same settings for the same number of steps. An
+episode is nine completions on both: one proposal and eight attempts, or nine attempts at exercises of a lesson
+drawn at random. The budget is the completions of all groups that were drawn, also of those that a table had no
+room for. The held-out exercises are of each lesson equally many. Prints a row per seed and side.
 
     python benchmarks/proposer_solver.py [--seeds 0 1 2] [--out runs/proposer] [--read]
 """
@@ -23,7 +24,9 @@ from harness import report, show_table
 ROOT = Path(__file__).resolve().parent.parent
 SIDES = {"proposer": "tiny", "uniform": "tiny-uniform"}
 MODELS = ("course-proposer", "course-solver")
-COLUMNS = ("seed", "side", "before", "after", "completions", "RL s", "wall s", "audit")
+MOST_COMPLETIONS = 1.0
+"""Completions of the proposer's side per completion of the other."""
+COLUMNS = ("seed", "side", "before", "after", "completions", "solver steps", "RL s", "wall s", "audit")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class Outcome:
     after: float
     """Held-out accuracy of the solver, first and last."""
     completions: int
-    """All that were sampled for the batches that were trained on, proposals included."""
+    """Those of all groups that were drawn, as if every proposal named a lesson and nothing was cancelled."""
+    steps: int
+    """Of the solver."""
     rl_s: float
     wall_s: float
     audit_ok: bool
@@ -52,7 +57,7 @@ def recipe_of(side: str) -> str:
     return f"recipes/proposer-solver/{SIDES[side]}.yaml"
 
 
-def outcome_of(run_dir: Path) -> Outcome:
+def outcome_of(run_dir: Path, side: str) -> Outcome:
     """Reads a finished run."""
     records: list[dict[str, Any]] = [
         json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()
@@ -62,20 +67,19 @@ def outcome_of(run_dir: Path) -> Outcome:
     return Outcome(
         before=evals[0]["score_mean"],
         after=evals[-1]["score_mean"],
-        completions=sum(r["num_samples"] for r in records if r["kind"] == "step"),
+        completions=max(p["fates"]["drawn"] for p in summary["policies"]) * completions_per_group(side),
+        steps=next(p["steps"] for p in summary["policies"] if p["name"] == "solver"),
         rl_s=summary["rl_wall_s"],
         wall_s=summary["wall_s"],
         audit_ok=summary["audit_ok"],
     )
 
 
-def budget_of(side: str) -> int:
-    """Completions of a run whose proposals all name a lesson: those of an episode times the episodes."""
+def completions_per_group(side: str) -> int:
+    """Completions of a group: proposals and attempts of its episodes."""
     recipe = load_recipe(ROOT / recipe_of(side))
-    solver = recipe.policies["solver"]
-    episodes = solver.train.steps * solver.table.groups_per_batch * solver.table.group_size
     attempts = recipe.workflow.model_dump()["args"]["attempts"]
-    return episodes * (attempts + (side == "proposer"))
+    return recipe.policies["solver"].table.group_size * (attempts + (side == "proposer"))
 
 
 def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
@@ -85,9 +89,9 @@ def main(seeds: Sequence[int], out: Path, *, only_read: bool) -> None:
         astraflow("model", "init", f"recipes/models/{model}.yaml", "--out", f"models/{model}")
     for (seed, side), run_dir in () if only_read else runs.items():
         astraflow("run", recipe_of(side), "--run-dir", str(run_dir), "--plain", f"seed={seed}")
-    found = {key: outcome_of(run_dir) for key, run_dir in runs.items()}
+    found = {key: outcome_of(run_dir, key[1]) for key, run_dir in runs.items()}
     rows = [
-        (seed, side, f"{o.before:.3f}", f"{o.after:.3f}", o.completions, o.rl_s, o.wall_s,
+        (seed, side, f"{o.before:.3f}", f"{o.after:.3f}", o.completions, o.steps, o.rl_s, o.wall_s,
          "holds" if o.audit_ok else "BROKEN")
         for (seed, side), o in found.items()
     ]  # fmt: skip
@@ -102,6 +106,9 @@ def conclude(seeds: Sequence[int], found: Mapping[tuple[int, str], Outcome]) -> 
         "num_seeds": len(seeds),
         "proposer_wins": sum(gain > 0 for gain in gains),
         "gain_min": min(gains),
+        "completions_frac_max": max(
+            found[seed, "proposer"].completions / found[seed, "uniform"].completions for seed in seeds
+        ),
         "rl_wall_s_max": max(o.rl_s for o in found.values()),
         "audits_hold": all(o.audit_ok for o in found.values()),
     }
@@ -111,9 +118,10 @@ def conclude(seeds: Sequence[int], found: Mapping[tuple[int, str], Outcome]) -> 
             f"{side}_before": [round(o.before, 4) for o in own],
             f"{side}_after": [round(o.after, 4) for o in own],
             f"{side}_completions": [o.completions for o in own],
-            f"{side}_budget": budget_of(side),
         }
-    report(figures, at_least={"proposer_wins": len(seeds)})
+    report(
+        figures, at_least={"proposer_wins": len(seeds)}, at_most={"completions_frac_max": MOST_COMPLETIONS}
+    )
 
 
 if __name__ == "__main__":

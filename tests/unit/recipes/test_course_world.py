@@ -179,16 +179,16 @@ def loaded(name: str) -> Recipe:
     return load_recipe(RECIPES / "proposer-solver" / f"{name}.yaml")
 
 
-def test_both_recipes_spend_the_same_completions_on_the_same_solver() -> None:
+def test_both_recipes_spend_the_same_completions_per_step_on_the_same_solver() -> None:
     proposing, uniform = loaded("tiny"), loaded("tiny-uniform")
     own, twin = proposing.policies["solver"], uniform.policies["solver"]
     assert own.model == twin.model
     assert own.sampling == twin.sampling
     assert own.train == twin.train
+    assert own.train.steps == proposing.policies["proposer"].train.steps
     assert episodes_per_batch(own.table) == episodes_per_batch(twin.table)
     assert own.table.max_staleness == twin.table.max_staleness
     assert own.table.credit == twin.table.credit
-    assert own.train.steps == proposing.policies["proposer"].train.steps
     assert attempts_of(proposing) + 1 == attempts_of(uniform)
     assert proposing.rollout == uniform.rollout
     assert proposing.eval == uniform.eval
