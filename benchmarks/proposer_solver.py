@@ -1,9 +1,10 @@
 """Does a proposer choose better exercises than chance? proposer-solver/tiny and its twin, once per seed.
 
 Both sides start from the same solver and train it by the same settings for the same number of steps. An
-episode is nine completions on both: one proposal and eight attempts, or nine attempts at exercises of a lesson
-drawn at random. The budget is the completions of all groups that were drawn, also of those that a table had no
-room for. The held-out exercises are of each lesson equally many. Prints a row per seed and side.
+episode is nine completions on both: one proposal and eight attempts, or nine attempts at exercises of a
+lesson drawn at random. The budget is the completions of all groups that were drawn, also of those that a
+table had no room for. The held-out exercises are of each lesson equally many. Prints a row per seed and
+side.
 
     python benchmarks/proposer_solver.py [--seeds 0 1 2] [--out runs/proposer] [--read]
 """
