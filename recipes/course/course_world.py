@@ -133,7 +133,7 @@ class Exercises:
         """
         if split not in {"train", "heldout"}:
             raise ConfigError(f"split = {split!r} is not one of: train, heldout")
-        self._split = split
+        self._split: Literal["train", "heldout"] = split
         self._size = size
         self._seed = seed
         self._source = source
