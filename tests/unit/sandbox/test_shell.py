@@ -1,6 +1,7 @@
 """Commands of a shell in boxes: what they leave to each other, and what they cannot do or break."""
 
 import io
+import shutil
 import tarfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -43,7 +44,18 @@ START = archive(
 )
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", "namespaces"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(
+            "bubblewrap",
+            marks=pytest.mark.skipif(
+                shutil.which("bwrap") is None, reason="the program bwrap is not installed"
+            ),
+        ),
+        "namespaces",
+    ],
+)
 async def test_commands_find_the_files_that_the_last_one_left(
     backend: Literal["bubblewrap", "namespaces"],
 ) -> None:
