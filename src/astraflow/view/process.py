@@ -7,6 +7,7 @@ with its launcher, or after ten minutes without a question; the launcher starts 
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -25,7 +26,7 @@ _NICE = 19
 def main() -> int:
     """Runs the process; returns its exit code."""
     run_dir, fd, ready_fd = sys.argv[1:]
-    os.nice(_NICE)
+    _go_last()
     listener = socket.socket(fileno=int(fd))
     listener.setblocking(False)
 
@@ -35,6 +36,15 @@ def main() -> int:
         await serve(stop, [Path(run_dir)], Viewing(idle_s=_IDLE_S), listener=listener, started=started)
 
     return run_service(run, name="viewer")
+
+
+def _go_last() -> None:
+    """Lowers the priority of this process; and of its session, which on many systems has a share of the
+    processors like every other one, whatever the priority of its processes (autogroups, sched(7))."""
+    os.nice(_NICE)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):  # systems without them
+            Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 if __name__ == "__main__":

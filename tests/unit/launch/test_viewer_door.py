@@ -28,6 +28,12 @@ def viewers() -> list[psutil.Process]:
     ]
 
 
+def session_nice(pid: int) -> int | None:
+    """The priority of a process's session; None where sessions have none (autogroups, sched(7))."""
+    path = Path(f"/proc/{pid}/autogroup")
+    return int(path.read_text().split()[-1]) if path.exists() else None
+
+
 async def runs_at(url: str) -> list[str]:
     async with aiohttp.ClientSession() as session, session.get(f"{url}/api/runs") as reply:
         return [run["name"] for run in await reply.json()]
@@ -72,6 +78,8 @@ async def test_a_viewer_is_started_by_its_first_visitor_and_again_after_its_end(
         assert await runs_at(door.url) == ["run"]
         (second,) = viewers()
         assert second.pid != first.pid
+        assert second.nice() == 19
+        assert session_nice(second.pid) in {None, 19}
     assert viewers() == []
     with pytest.raises(aiohttp.ClientConnectionError):
         await runs_at(url)
