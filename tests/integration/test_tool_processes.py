@@ -16,6 +16,7 @@ from astraflow.workflows.calls import ToolCall
 from astraflow.workflows.config import ToolUseConfig
 from astraflow.workflows.factory import make_workflow
 from astraflow.workflows.tools import Tool, ToolContext, ToolResult, run_call
+from system_driver import wait_gone
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,11 +72,6 @@ async def run(made: Tool, timeout_s: float = 60.0, **arguments: object) -> ToolR
     return await run_call({made.spec.name: made}, call, context=context, timeout_s=timeout_s, max_chars=99)
 
 
-def is_alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(") ")[2][0] not in "ZX"
-
-
 async def test_calls_run_elsewhere_one_after_the_other_in_one_process() -> None:
     made = tool("whose")
     results = await asyncio.gather(*[run(made) for _ in range(3)])
@@ -93,7 +89,7 @@ async def test_a_call_over_its_deadline_is_killed_with_what_it_started_and_the_n
     assert result == ToolResult("error: the call took longer than 3 s", is_error=True, is_late=True)
     pids = [int(word) for word in note.read_text().split()]
     assert len(pids) == 2
-    assert not any(map(is_alive, pids))
+    assert wait_gone(pids, timeout_s=10.0) == []
     assert (await run(made, note="")).text == "ready"
 
 

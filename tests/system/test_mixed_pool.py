@@ -25,6 +25,7 @@ def on_quickstart(quickstart_model: Path, tmp_path: Path) -> Iterator[Runs]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NODE is None, reason="node is not installed here")
 def test_python_and_node_serve_one_run(
     on_quickstart: Runs, quickstart_model: Path, terminals: Terminals

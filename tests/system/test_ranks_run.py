@@ -35,6 +35,7 @@ def log_of_trainer(run: Started) -> str:
     return (run.run_dir / "logs" / "trainer-actor.log").read_text()
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_named_and_the_run_goes_on_to_an_exact_end(runs: Runs, tmp_path: Path) -> None:
     run = runs.start(runs.recipe(steps=NUM_STEPS), *TWO_RANKS)
     run.read_until("actor step ")

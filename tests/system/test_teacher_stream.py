@@ -6,7 +6,7 @@ import pytest
 
 from system_driver import ROOT, Runs
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_a_users_loss_learns_from_what_a_users_workflow_recorded(runs: Runs) -> None:

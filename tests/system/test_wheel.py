@@ -195,6 +195,7 @@ def test_the_demo_learns(installed: Installed, quickstart_model: Path) -> None:
     assert installed.content() == before
 
 
+@pytest.mark.long
 def test_a_new_project_passes_its_test(installed: Installed) -> None:
     assert installed.run("astraflow", "init", "project").returncode == 0
     project = installed.work / "project"
