@@ -1,6 +1,7 @@
 """Drives a dataflow core through a run in a few words, and keeps what it did: for tests of the core."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
@@ -74,6 +75,7 @@ def make_plan(
     eval_every: int = 2,
     max_attempts: int = 3,
     max_lost: int = 0,
+    admission: Literal["any", "all"] = "any",
     curators: tuple[object, ...] = (),
     seed: int = 0,
 ) -> RunPlan:
@@ -88,6 +90,7 @@ def make_plan(
         eval=EvalPlan(sets=eval_sets or {}, every=eval_every, deadline_s=300.0),
         max_attempts=max_attempts,
         max_lost=max_lost,
+        admission=admission,
     )
 
 
@@ -295,8 +298,12 @@ class Driver:
 
     def run_step(self, policy: str = "actor") -> BatchView:
         """Rolls out, trains, publishes and commits the policy's next step."""
-        step, table = self.status(policy).step, self.plan.policies[policy].table
-        self.finish_groups(table.groups_per_batch)
+        self.finish_groups(self.plan.policies[policy].table.groups_per_batch)
+        return self.train(policy)
+
+    def train(self, policy: str = "actor") -> BatchView:
+        """Trains, publishes and commits the policy's next step, whose groups are complete."""
+        step = self.status(policy).step
         batch = self.take(step, policy)
         assert batch is not None
         self.publish(step + 1, policy)

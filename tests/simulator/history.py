@@ -287,19 +287,28 @@ class History:
         served = {entry.policy: entry.versions for entry in command.served}
         if any(self._lag(name, served) > p.table.engine_lag for name, p in self._plan.policies.items()):
             return
+        if any(self._is_held_up(name) for name in self._policies):
+            return
         for name in self._policies:
             if self._has_room(name):
                 self._problem(f"{command} got too little: {name} has room: {self._policies[name]}")
 
+    def _is_held_up(self, name: str) -> bool:
+        """Whether nothing may be drawn because this policy has no room."""
+        return self._plan.admission == "all" and self._needs_groups(name) and not self._has_room(name)
+
+    def _needs_groups(self, name: str) -> bool:
+        policy, plan = self._policies[name], self._plan.policies[name]
+        return len(policy.waiting) < (plan.num_steps - len(policy.batches)) * plan.table.groups_per_batch
+
     def _has_room(self, name: str) -> bool:
         """Whether a draw is to be charged to the policy."""
         policy, plan = self._policies[name], self._plan.policies[name]
-        num_needed = (plan.num_steps - len(policy.batches)) * plan.table.groups_per_batch
         least_staleness = self._next_version(policy) - (policy.newest - plan.table.engine_lag)
         num_live = policy.num_drawn - len(policy.fates)
         num_versions = plan.table.max_staleness - plan.table.replay.reserve - plan.table.engine_lag + 1
         return (
-            len(policy.waiting) < num_needed
+            self._needs_groups(name)
             and num_live < num_versions * plan.table.groups_per_batch
             and (least_staleness <= plan.table.max_staleness or not policy.has_session)
         )
@@ -341,8 +350,13 @@ class History:
             self._draws[event.task_idx] += 1
         episodes = [_Episode() for _ in range(self._plan.group_size)]
         self._groups[event.group_id] = _Group(event.admitted, episodes)
+        self._charged(event)
+
+    def _charged(self, event: GroupDrawn) -> None:
         for name, policy in self._policies.items():
             if name not in event.admitted:
+                if self._is_held_up(name):
+                    self._problem(f"{event} is drawn without {name}, which needs groups: {policy}")
                 policy.num_drawn += 1
                 self._expected.append((name, event.group_id, "unadmitted"))
                 continue

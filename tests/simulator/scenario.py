@@ -174,6 +174,7 @@ def make_scenario(seed: int) -> Scenario:
         eval=EvalPlan(sets=sets, every=rng.randint(1, 3), deadline_s=_DEADLINE_S),
         max_attempts=rng.choice((1, 2, 3, 3, 5)),
         max_lost=random.Random(f"lost {seed}").choice((0, 0, 1, 2)),  # apart: earlier seeds stay as they were
+        admission=random.Random(f"admission {seed}").choice(("any", "any", "all")),
     )
     changes = _changes(seed, plan)
     num_episodes = _num_episodes(plan, [plan.schedule, *(change.schedule for change in changes)])

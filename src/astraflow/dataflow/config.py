@@ -162,6 +162,10 @@ class DataflowConfig(Config):
     max_attempts: int = Field(default=3, ge=1)
     """Number of attempts at an episode before it counts as failed. Up to 16 attempts that are lost because
     their service is stopped, dies or falls silent do not count."""
+    admission: Literal["any", "all"] = "any"
+    """When a group is drawn for several policies: as soon as `any` has room for it, and the others lose it
+    (their fate `unadmitted`); or once `all` have that still need groups. `all` loses none, but couples the
+    policies: each gets groups only as fast as the slowest trains, and none while its trainer is away."""
     max_pushed: int = Field(default=10_000, ge=0)
     """Total number of tasks that workflows and outside callers may push into a run; further tasks are
     refused."""

@@ -504,4 +504,5 @@ def _plan(recipe: Recipe, filtered: Mapping[str, float]) -> RunPlan:
         curators=(),
         eval=EvalPlan(sets={}, every=1, deadline_s=300.0),
         max_attempts=1,
+        admission=recipe.dataflow.admission,
     )

@@ -65,6 +65,7 @@ def run_plan(recipe: Recipe, sources: Mapping[str, int]) -> RunPlan:
         ),
         max_attempts=recipe.dataflow.max_attempts,
         max_lost=_MAX_LOST,
+        admission=recipe.dataflow.admission,
         max_pushed=recipe.dataflow.max_pushed,
         max_waiting_pushed=recipe.dataflow.max_waiting_pushed,
     )

@@ -24,7 +24,7 @@ from astraflow.dataflow.core.context import Context, refuse
 from astraflow.dataflow.core.fates import check_starved, decide_fate, end_run, note_outcome
 from astraflow.dataflow.core.metric_sums import add_metrics
 from astraflow.dataflow.core.state import EpisodeState, EpisodeSums, GroupState, LeaseState
-from astraflow.dataflow.core.tables import has_room
+from astraflow.dataflow.core.tables import admitted
 from astraflow.dataflow.core.valuation import Discarded, outcome_of
 from astraflow.errors import ComponentError
 from astraflow.types import EpisodeReceipt, Failure, PushTasksReply
@@ -82,14 +82,14 @@ def push_tasks(ctx: Context, command: PushTaskIds) -> PushTasksReply:
 
 def draw(ctx: Context, worker_id: str) -> GroupState | None:
     """A new group. It is charged to every policy with room, and `unadmitted` for the others. None if no
-    policy has room."""
+    policy has room, or if the plan wants room in all of them and one has none."""
     state = ctx.state
     try:
-        admitted = [name for name in ctx.plan.policies if has_room(ctx, name)]
+        names = admitted(ctx)
     except ComponentError as err:
         end_run(ctx, str(err), is_failure=True)
         return None
-    if not admitted:
+    if not names:
         return None
     if not state.pushed_queue and ctx.num_tasks == 0:
         if not state.groups:
@@ -107,7 +107,7 @@ def draw(ctx: Context, worker_id: str) -> GroupState | None:
         task_idx=task_idx,
         source=source,
         source_idx=source_idx,
-        undecided=admitted,
+        undecided=names,
         home=worker_id,
         episodes=[EpisodeState() for _ in range(ctx.plan.group_size)],
         num_open=ctx.plan.group_size,

@@ -92,6 +92,9 @@ class RunPlan:
     """Largest number of pushed tasks that may wait to be drawn."""
     max_lost: int = 0
     """Attempts at an episode that may be lost with their services and do not count in `max_attempts`."""
+    admission: Literal["any", "all"] = "any"
+    """Whether a group is drawn as soon as any policy has room for it, or only once all have that still need
+    groups."""
 
     @property
     def schedule(self) -> Schedule:

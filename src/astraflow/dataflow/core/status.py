@@ -104,6 +104,8 @@ def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
         waited_s = now_s - since_s
         if waited_s >= _LONG_WAIT_S and (lost := outcomes_text(policy)):
             what = f"no batch for {waited_s:.0f} s: {lost}"
+        if len(policy.ready) == len(policy.waiting) and (reason := why_no_room(ctx, name)):
+            what = f"{what}; none is on its way, and {reason}"
         yield Wait(who=trainer, whom="rollout", what=what, since_s=since_s)
     elif policy.committed < plan.num_steps and (reason := why_no_room(ctx, name)):
         if overdue := _why_overdue(policy, now_s - since_s):

@@ -24,9 +24,9 @@ from astraflow.protocols import TableView, TakenBatch
 from astraflow.types import BatchTotals, DropReply
 
 __all__ = [
+    "admitted",
     "checked_session",
     "drop_batch",
-    "has_room",
     "holds_up",
     "normalized",
     "take_batch",
@@ -43,21 +43,42 @@ def trainer_version(session: SessionState, step: int) -> int:
     return session.base_version + step - session.base_step
 
 
-def has_room(ctx: Context, name: str) -> bool:
-    """Whether another group may be charged to the policy. Raises: ComponentError if its limiter fails."""
-    return not _why_full(ctx, name)
+def admitted(ctx: Context) -> list[str]:
+    """The policies that the next draw is charged to; none if nothing may be drawn now.
+
+    Raises: ComponentError if a limiter fails.
+    """
+    if _who_holds_up_all(ctx):
+        return []
+    return [name for name in ctx.plan.policies if not _why_full(ctx, name)]
 
 
 def why_no_room(ctx: Context, name: str) -> str:
     """Why no group may be charged to the policy now; empty if one may.
 
-    This is for status and messages. If the limiter fails, its error is the reason here; the next draw ends
-    the run with it.
+    This is for status and messages. If a limiter fails, its error is the reason here; the next draw ends the
+    run with it.
     """
     try:
-        return _why_full(ctx, name)
+        return _why_full(ctx, name) or _who_holds_up_all(ctx)
     except ComponentError as err:
         return str(err)
+
+
+def _who_holds_up_all(ctx: Context) -> str:
+    """Which policy that needs groups has no room, and why, if no group may be drawn for any without it."""
+    if ctx.plan.admission == "any":
+        return ""
+    reasons = (_why_full(ctx, name) for name in ctx.plan.policies if _needs_groups(ctx, name))
+    why = next(filter(None, reasons), "")
+    return f"with admission: all, nothing is drawn for one policy alone, and {why}" if why else ""
+
+
+def _needs_groups(ctx: Context, name: str) -> bool:
+    """Whether the policy still needs groups that have not been drawn."""
+    policy = ctx.state.policies[name]
+    plan = ctx.plan.policies[name]
+    return (plan.num_steps - policy.taken) * plan.table.groups_per_batch > len(policy.waiting)
 
 
 def _why_full(ctx: Context, name: str) -> str:
@@ -69,7 +90,7 @@ def _why_full(ctx: Context, name: str) -> str:
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
     table = plan.table
-    if (plan.num_steps - policy.taken) * table.groups_per_batch <= len(policy.waiting):
+    if not _needs_groups(ctx, name):
         return f"policy {name!r} has all the groups that it needs"
     num_tickets = ctx.parts[name].tickets(_view_of(policy))
     if num_live(policy) >= num_tickets:
@@ -216,13 +237,17 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
     """Ends the run with a failure if nothing under way can ever give the next step its batch.
 
     That is so if every group is complete, the trainer has no step in hand, the sampler takes no batch, and
-    the limiter lets no group be drawn.
+    the policy's own limiter lets no group be drawn.
     """
     policy = ctx.state.policies[name]
     is_idle = policy.session is not None and policy.session.done == policy.taken
     if not is_idle or len(policy.ready) < len(policy.waiting):
         return
-    if reason := why_no_room(ctx, name):
+    try:
+        reason = _why_full(ctx, name)
+    except ComponentError as err:
+        reason = str(err)
+    if reason:
         num = ctx.plan.policies[name].table.groups_per_batch
         end_run(
             ctx,

@@ -1,5 +1,7 @@
 """Who gets which lease, and what happens to leases whose service is gone."""
 
+from dataclasses import replace
+
 import pytest
 
 from astraflow.dataflow.core.commands import AttemptFailed, GroupDrawn, IssueLeases, PushTaskIds
@@ -232,6 +234,37 @@ def test_a_policy_without_a_ticket_is_unadmitted_at_once_and_the_other_trains_on
     assert [e.admitted for e in drawn] == [("slow", "fast")] * 2 + [("fast",)] * 2
     assert driver.fates("slow").unadmitted == 2
     assert driver.fates("slow").drawn == driver.fates("fast").drawn == 4
+
+
+def test_with_admission_all_nothing_is_drawn_for_one_policy_alone():
+    tables = {"slow": make_table(max_staleness=0), "fast": make_table(max_staleness=1)}
+    driver = started(tables=tables, admission="all", num_steps=2)
+    driver.finish_groups(100)
+    drawn = [e for e in driver.events if isinstance(e, GroupDrawn)]
+    assert [e.admitted for e in drawn] == [("slow", "fast")] * 2
+    driver.train("fast")
+    assert driver.lease(100) == ()
+    reason = driver.core.why_no_lease(driver.served())
+    assert "with admission: all" in reason
+    assert "all 2 tickets of policy 'slow' are charged" in reason
+    (trainer_waits, *_) = [wait for wait in driver.core.waits() if wait.who == "trainer fast"]
+    assert "policy 'slow'" in trainer_waits.what
+    driver.train("slow")
+    assert driver.lease(100)
+    assert driver.fates("slow").unadmitted == driver.fates("fast").unadmitted == 0
+
+
+def test_with_admission_all_a_policy_that_needs_no_more_groups_holds_nobody_up():
+    tables = {"slow": make_table(max_staleness=0), "fast": make_table(max_staleness=0)}
+    plan = make_plan(tables=tables, admission="all", num_steps=2)
+    short = replace(plan.policies["fast"], num_steps=1)
+    driver = Driver(replace(plan, policies={**plan.policies, "fast": short}))
+    driver.start()
+    driver.finish_groups(2)
+    driver.train("fast")
+    driver.train("slow")
+    assert driver.lease(100)
+    assert driver.fates("fast").unadmitted == 2
 
 
 def test_a_policy_that_took_all_its_batches_is_not_charged_for_the_others():
