@@ -34,7 +34,7 @@ from household_ways import check_ways
 from nim_driver import ODD_MOVES, shares_won
 from world_driver import rewards_of, take_odd_steps
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1_200)]
 
 ODD = ["", "ACTION:", "ACTION: go to", "put mug 1 in/on shelf 1", "\x00\x1b[2J", "x" * 1_000_000]
 
