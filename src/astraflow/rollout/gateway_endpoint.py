@@ -138,6 +138,8 @@ class EpisodeEndpoint:
         self._parser = parser
         self._roles = roles or {}
         self._points: list[_Point] = []
+        self._keys: dict[object, object] = {}
+        """The keys of all messages, each once: histories repeat those of the histories before."""
         self._running: set[asyncio.Task[Any]] = set()
         self._answered: dict[str, tuple[ChatMessage, ...]] = {}
         """Id of a response -> its conversation, without instructions."""
@@ -235,7 +237,8 @@ class EpisodeEndpoint:
         for place, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
             choice = self._choice(asked, answer, place)
             choices.append(choice)
-            keys = tuple(message.key for message in (*request.messages, _sent_back(choice)))
+            messages = (*request.messages, _sent_back(choice))
+            keys = tuple(self._key_of(message) for message in messages)
             heard = Heard(asked.role, session, chat)
             self._points.append(_Point(hosted, keys, answer.said, heard, chat))
         self.problem = ""
@@ -253,6 +256,10 @@ class EpisodeEndpoint:
                 total_tokens=len(prompted.said.token_ids) + num_sampled,
             ),
         )
+
+    def _key_of(self, message: ChatMessage) -> object:
+        key = message.key
+        return self._keys.setdefault(key, key)
 
     async def message(self, request: MessagesRequest, *, session: str = "") -> MessageAnswer:
         """Answers a request in Anthropic's format.
