@@ -141,6 +141,7 @@ class WebConfig(Config):
     """Origins whose web pages may call the dataflow, such as `https://dashboard.example.org`."""
 
 
+# size: what one service may do, one key each; the groups among them (TLS, web) have sections
 class DataflowConfig(Config):
     """The dataflow service: its address, limits and journal."""
 
