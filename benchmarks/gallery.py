@@ -1,7 +1,8 @@
 """Does every tiny recipe learn, from nothing and within minutes? Runs each, and writes docs/gallery.md.
 
-A recipe is run as somebody would who has just installed AstraFlow: by its name, in an empty folder, so that
-the time includes building its models. The page shows each recipe's curve, one episode from before and one
+Recipes are run as somebody would who has just installed AstraFlow: by their names, one after the other in a
+folder that is empty at first. So the time of a recipe includes building its models, but for those that an
+earlier one has built, and the page says which. It shows each recipe's curve, one episode from before and one
 from after training, the times and the command.
 
     python benchmarks/gallery.py [--only search/tiny code/tiny] [--seed 0] [--out FOLDER] [--no-page]
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astraflow.launch.config import load_recipe
 from astraflow.launch.gallery import Entry, entries
 from harness import MOST_LOAD, OthersLoad, report, show_table
 
@@ -82,6 +84,8 @@ class Shown:
     episodes: str
     """The content of `samples/episodes.md`."""
     curve: Path | None
+    reused: tuple[str, ...] = ()
+    """Its models that an earlier recipe had built."""
 
     @property
     def command(self) -> str:
@@ -146,24 +150,28 @@ def tiny_recipes() -> list[Entry]:
     return [e for e in entries() if e.kind == "recipe" and e.name.rpartition("/")[2].startswith("tiny")]
 
 
-def run_recipe(entry: Entry, work: Path, seed: int) -> None:
-    """Runs one from nothing in a folder of its own, where it also leaves how long that took."""
-    work.mkdir(parents=True)
-    run_dir = work / "run"
+def run_recipe(entry: Entry, out: Path, seed: int) -> None:
+    """Runs one in the folder of all, and leaves in one of its own how long that took."""
+    own = out / anchor(entry.name)
+    own.mkdir(parents=True)
+    run_dir = own / "run"
+    policies = load_recipe(entry.path).policies.values()
+    models = {Path(policy.model).name for policy in policies}
+    reused = sorted(name for name in models if (out / "models" / name).exists())
     arguments = ("run", entry.name, "--run-dir", str(run_dir), "--plain", f"seed={seed}")
     print("+ astraflow", *arguments, file=sys.stderr, flush=True)
     load = OthersLoad()
     began_s = time.monotonic()
     argv = [sys.executable, "-P", "-m", "astraflow.cli.main", *arguments]
-    subprocess.run(argv, cwd=work, check=False, stdout=sys.stderr)
-    measured = {"wall_s": time.monotonic() - began_s, "others_load": load.lap()}
-    (work / MEASURED).write_text(json.dumps(measured))
+    subprocess.run(argv, cwd=out, check=False, stdout=sys.stderr)
+    measured = {"wall_s": time.monotonic() - began_s, "others_load": load.lap(), "reused": reused}
+    (own / MEASURED).write_text(json.dumps(measured))
 
 
 def read_run(entry: Entry, work: Path) -> Shown:
     """What became of a run. One that failed is shown as such."""
     run_dir = work / "run"
-    measured: dict[str, float] = json.loads((work / MEASURED).read_text())
+    measured: dict[str, Any] = json.loads((work / MEASURED).read_text())
     evals = run_dir / "metrics.jsonl"
     path = run_dir / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
@@ -179,6 +187,7 @@ def read_run(entry: Entry, work: Path) -> Shown:
         audit_ok=summary.get("audit_ok", False),
         episodes=episodes.read_text(encoding="utf-8") if episodes.is_file() else "",
         curve=curve if curve.is_file() else None,
+        reused=tuple(measured.get("reused", ())),
     )
 
 
@@ -210,7 +219,8 @@ def page_text(shown: Sequence[Shown]) -> str:
         "*Written by `make gallery` on a machine with two CPU cores; do not edit.*",
         "",
         "Every recipe here starts from nothing: the command builds its tiny models, trains them, and",
-        "evaluates them on tasks that were never trained on. Each was run once. It needs",
+        "evaluates them on tasks that were never trained on. Each was run once, one after the other in one",
+        "folder, so models that an earlier recipe had built were used again (*). It needs",
         "`pip install 'astraflow[quickstart,webshop]'`.",
         *busy_lines(shown),
         "",
@@ -219,7 +229,7 @@ def page_text(shown: Sequence[Shown]) -> str:
     ]
     lines += [
         f"| [`{one.entry.name}`](#{anchor(one.entry.name)}) | {figure(one.before)} | {figure(one.after)} "
-        f"| {one.rl_s:.0f} s | {one.wall_s:.0f} s |"
+        f"| {one.rl_s:.0f} s | {one.wall_s:.0f} s{'*' if one.reused else ''} |"
         for one in shown
     ]
     for one in shown:
@@ -243,6 +253,9 @@ def section(one: Shown) -> list[str]:
     lines = [f"## {one.entry.name}", "", f"{one.entry.about}.", ""]
     lines += [f"{player.capitalize()}: {told}.\n" for player, told in players(one.entry)]
     lines += ["<!-- not run: trains for minutes -->", "```bash", one.command, "```"]
+    if one.reused:
+        names = ", ".join(f"`{name}`" for name in one.reused)
+        lines += ["", f"Used again, not built: {names}."]
     others = [name for name in one.bars if name != _SCORE and name in one.evals]
     for name in others:
         before, after = one.evals[name]
@@ -337,5 +350,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="astraflow-gallery-") as scratch:
         out = (given.out or Path(scratch)).resolve()
         for entry in () if given.read else chosen:
-            run_recipe(entry, out / anchor(entry.name), given.seed)
+            run_recipe(entry, out, given.seed)
         main(chosen, out, writes_page=not given.no_page)

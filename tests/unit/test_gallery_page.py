@@ -113,6 +113,12 @@ def test_the_page_has_a_row_and_a_section_per_recipe() -> None:
     assert "````text\nuser: land a?\nassistant: ```find b```\n````" in text
 
 
+def test_the_page_says_which_models_a_recipe_did_not_build() -> None:
+    text = gallery.page_text([shown(reused=("search", "judge")), shown("math/tiny")])
+    assert "| 60 s | 100 s* |" in text
+    assert text.count("Used again, not built: `search`, `judge`.") == 1
+
+
 def test_times_of_a_busy_machine_are_said_to_be_such() -> None:
     assert "Other programs" not in gallery.page_text([shown()])
     text = gallery.page_text([shown(others_load=1.62), shown(others_load=0.2)])
@@ -123,7 +129,7 @@ def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     (entry,) = [entry for entry in gallery.entries() if entry.name == "search/tiny"]
     run = tmp_path / "run"
     run.mkdir()
-    (tmp_path / gallery.MEASURED).write_text('{"wall_s": 100.0, "others_load": 0.1}')
+    (tmp_path / gallery.MEASURED).write_text('{"wall_s": 100.0, "others_load": 0.1, "reused": ["search"]}')
     assert gallery.read_run(entry, tmp_path).missed == ["no score was measured", "its audit does not hold"]
     rows = [{"kind": "eval", "policy": "actor", "score_mean": score} for score in (0.3, 0.95)]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -131,6 +137,7 @@ def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
         json.dumps({"policies": [{"name": "actor"}], "rl_wall_s": 60.0, "audit_ok": True})
     )
     assert gallery.read_run(entry, tmp_path).missed == []
+    assert gallery.read_run(entry, tmp_path).reused == ("search",)
 
 
 def test_the_page_shows_the_curve(tmp_path: Path) -> None:
