@@ -256,7 +256,7 @@ async def _while_connected(
     gone = endpoint.start(_hung_up(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.cancelled():
+        if work.cancelled() or gone.cancelled():  # the endpoint's end cancels both, in any order
             raise RefusedError("the episode is over", code="episode_over", status=410)
         return work.result() if work.done() else None
     finally:
