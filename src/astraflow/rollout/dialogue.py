@@ -63,12 +63,9 @@ class HostedPolicy:
         """Whether prompts may have images."""
         return isinstance(self.renderer, ImageRenderer) and self.renderer.sees_images
 
-    def check_media(self, messages: Sequence[Message]) -> None:
-        """Checks that the policy can be shown messages.
-
-        Raises: RolloutError for an image, if the policy reads text only.
-        """
-        if any(message.images for message in messages) and not self.sees_images:
+    def check_sight(self) -> None:
+        """Checks that the policy can be shown a message with an image. Raises: RolloutError if not."""
+        if not self.sees_images:
             raise RolloutError(
                 f"policy {self.info.name} reads text only, and a message has an image; use a model that sees "
                 "(docs/vision.md)",
@@ -434,9 +431,10 @@ async def prompt_of(hosted: HostedPolicy, said: Said, new: tuple[Message, ...]) 
     Raises: RolloutError for images that the policy cannot be shown.
     """
     messages = (*said.messages, *new)
-    hosted.check_media(messages)
-    num_chars = sum(len(message.content) for message in messages)
-    num_chars += sum(len(each.uri) for message in messages for each in message.images)
+    uris = [each.uri for message in messages for each in message.images]
+    if uris:
+        hosted.check_sight()
+    num_chars = sum(map(len, uris)) + sum(len(message.content) for message in messages)
     try:
         if num_chars <= _CHARS_ON_LOOP:
             return _rendered(hosted.renderer, said, new)

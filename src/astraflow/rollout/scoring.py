@@ -71,9 +71,11 @@ class ScoringPool:
         """One per process that has calls of an `async` reward."""
         self._calls = OpenCalls()
         self._local: RecipeReward | None = None
+        """The reward, if it runs in this process."""
         self._pool: ProcessPool | None = None
         if isinstance(tasks.reward, ExactReward | CodeTestsReward | JudgeReward) and not tasks.format:
             self._local = make_reward(tasks)
+            self._is_async = self._local.is_async
         else:
             self._pool = ProcessPool(
                 max_workers=num_workers,
@@ -129,7 +131,7 @@ class ScoringPool:
         return f"the reward: {self._calls.num} calls run or wait in {self._num_workers} processes"
 
     async def _score(self, task: Task, text: str) -> Score:
-        if self._local is not None and self._local.is_async:
+        if self._local is not None and self._is_async:
             return await self._score_here(self._local, task, text)
         if self._local is not None:
             return call_reward(self._local, task, text)

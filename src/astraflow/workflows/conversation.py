@@ -20,7 +20,6 @@ Example::
 import hashlib
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
@@ -400,7 +399,7 @@ class Rewards:
     """
 
     def __init__(self) -> None:
-        self._num_times: Counter[str] = Counter()
+        self._num_times: dict[str, int] = {}
         self._by_turn: dict[int, float] = {}
         self._by_conversation: dict[Conversation, float] = {}
         self._by_policy: dict[str, float] = {}
@@ -464,9 +463,10 @@ class Rewards:
 
         Steps report `NAME_p50` and `NAME_p95`, median and 95th percentile over the calls of all episodes.
         """
-        self._num_times[name] += 1
-        if self._num_times[name] > MAX_TIMES:
+        num = self._num_times.get(name, 0)
+        if num == MAX_TIMES:
             return
+        self._num_times[name] = num + 1
         self.add_metric(f"{name}_p50", seconds, "p50")
         self.add_metric(f"{name}_p95", seconds, "p95")
 
