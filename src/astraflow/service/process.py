@@ -49,8 +49,9 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 _LAST_MOMENT_S = 10.0
 """A service that has lost its launcher, or a vital task, has this long to end in order."""
-_GC_THRESHOLD = 10_000
-"""New containers between two collections of the youngest: a service makes hundreds for each request."""
+_GC_THRESHOLD = 50_000
+"""New containers between two collections of the youngest, each of which looks at all that were made since the
+last: 400 episodes that begin and end together make and free some 40,000."""
 _M_TRIM_THRESHOLD = -1
 """The option's number in glibc's malloc.h."""
 _M_MMAP_THRESHOLD = -3
