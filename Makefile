@@ -36,7 +36,7 @@ help:
 	@echo "make check                          format, lint, types, layers, size limits, generated docs"
 	@echo "make bench [NAME=x]                 run benchmarks/x.py, or all"
 	@echo "make paper [ROW=x]                  the paper's six results in kind, into docs/paper.md"
-	@echo "make gallery [SEED=n]               run every tiny recipe from nothing and write docs/gallery.md (40 minutes)"
+	@echo "make gallery [SEED=n]               run every tiny recipe from nothing and write docs/gallery.md (30 minutes)"
 	@echo "make docs                           regenerate the generated pages and build the site in docs/site"
 
 $(BIN)/python:
