@@ -9,7 +9,13 @@ from recipes.course.course_world import LESSONS, exercise_of, lesson_of
 from astraflow.workflows.conversation import Conversation, Policies, Policy, Rewards, ScoredTask
 from astraflow.workflows.roles import in_parallel, policy_at
 
-__all__ = ["learnability", "propose_and_solve"]
+__all__ = ["UNREADABLE", "learnability", "propose_and_solve"]
+
+UNREADABLE = -1.0
+"""What a proposal is worth that names no lesson: less than one from which nothing can be learned.
+
+Source: Absolute Zero (arXiv:2505.03335), eq. 6.
+"""
 
 
 async def propose_and_solve(
@@ -29,7 +35,8 @@ async def propose_and_solve(
     task's id, each as often as any other, and asks nobody.
     Rewarded: each attempt with 1 if it is right, else 0; the proposal with `learnability` of their mean.
     Metrics: `unreadable`, 1 if the proposal names no lesson, else 0; nothing is attempted then, and the
-    proposal's reward is 0. Otherwise `lesson`, the number of the lesson from 1, and `solved`, the mean.
+    proposal's reward is `UNREADABLE`. Otherwise `lesson`, the number of the lesson from 1, and `solved`, the
+    mean.
     """
     rewards = Rewards()
     proposal: Conversation | None = None
@@ -46,7 +53,7 @@ async def propose_and_solve(
         rewards.add_metric("lesson", lesson + 1.0)
         rewards.add_metric("solved", solved)
     if proposal is not None:
-        rewards.add(proposal, learnability(solved))
+        rewards.add(proposal, UNREADABLE if lesson is None else learnability(solved))
     rewards.add_metric("unreadable", float(lesson is None))
     rewards.set_score(solved)
     return rewards

@@ -157,9 +157,9 @@ async def test_a_lesson_that_is_always_or_never_solved_does_not_pay(num_right: i
 
 
 @pytest.mark.parametrize("proposal", ["", "ab", "\x00\x1b[2J", "z", "a" * 1_000_000])
-async def test_a_proposal_that_names_no_lesson_is_worth_nothing_and_counted(proposal: str) -> None:
+async def test_a_proposal_that_names_no_lesson_costs_and_is_counted(proposal: str) -> None:
     episode = await episode_of(proposal)
-    assert [(t.role, t.reward) for t in episode.trajectories] == [("proposer", 0.0)]
+    assert [(t.role, t.reward) for t in episode.trajectories] == [("proposer", -1.0)]
     assert metrics_of(episode)["unreadable"] == 1.0
     assert "lesson" not in metrics_of(episode)
 
