@@ -184,14 +184,16 @@ def test_both_recipes_spend_the_same_completions_per_step_on_the_same_solver() -
     own, twin = proposing.policies["solver"], uniform.policies["solver"]
     assert own.model == twin.model
     assert own.sampling == twin.sampling
-    assert own.train == twin.train
     assert own.train.steps == proposing.policies["proposer"].train.steps
+    assert own.train.steps < twin.train.steps  # the twin never spends fewer
+    assert own.train == twin.train.model_copy(update={"steps": own.train.steps})
     assert episodes_per_batch(own.table) == episodes_per_batch(twin.table)
     assert own.table.max_staleness == twin.table.max_staleness
     assert own.table.credit == twin.table.credit
     assert attempts_of(proposing) + 1 == attempts_of(uniform)
     assert proposing.rollout == uniform.rollout
-    assert proposing.eval == uniform.eval
+    assert proposing.eval.sets == uniform.eval.sets
+    assert (proposing.eval.every, uniform.eval.every) == (own.train.steps, twin.train.steps)
 
 
 def episodes_per_batch(table: TableConfig) -> int:
