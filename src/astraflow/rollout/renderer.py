@@ -219,7 +219,7 @@ def _texts(message: Message) -> list[str]:
 
 
 def _is_short(messages: Sequence[Message]) -> bool:
-    num_chars = sum([_FRAME_CHARS + len(each.content) for each in messages])
+    num_chars = _FRAME_CHARS * len(messages) + sum(len(each.content) for each in messages)
     return num_chars <= _SHORT_CHARS and not _uris(messages)
 
 
