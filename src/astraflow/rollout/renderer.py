@@ -29,14 +29,6 @@ _MARKER = "\ue000end\ue001"
 _CACHED_PROMPTS = 64
 """Prompts of the groups in flight: the episodes of a group share theirs."""
 
-_CACHED_SHORT_PROMPTS = 1024
-"""A prompt of a line takes 200 times as long to render as to find, and hundreds of such groups may be in
-flight."""
-
-_SHORT_CHARS = 1_000
-_FRAME_CHARS = 50
-"""What a template may put around a message, about."""
-
 _CACHED_TOOL_SETS = 8
 """A run uses few sets of tools; an agent that makes up its own does not fill the memory."""
 
@@ -77,7 +69,6 @@ class ChatRenderer:
         self._tools = tools
         self._images = images
         self._render = lru_cache(_CACHED_PROMPTS)(self._rendered)
-        self._render_short = lru_cache(_CACHED_SHORT_PROMPTS)(self._rendered)
         self._with_tools = lru_cache(_CACHED_TOOL_SETS)(self._showing)
 
     @property
@@ -87,8 +78,7 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a conversation up to and with the assistant's opening."""
-        render = self._render_short if _is_short(messages) else self._render
-        return render(tuple(messages))
+        return self._render(tuple(messages))
 
     def with_tools(self, tools: Sequence[ToolSpec]) -> "ChatRenderer":
         """The same template with these tools. Raises: RolloutError if it does not show them."""
@@ -216,11 +206,6 @@ def _texts(message: Message) -> list[str]:
     """The content before, between and behind the message's images."""
     cuts = [0, *(each.start for each in message.images), len(message.content)]
     return [message.content[start:end] for start, end in pairwise(cuts)]
-
-
-def _is_short(messages: Sequence[Message]) -> bool:
-    num_chars = _FRAME_CHARS * len(messages) + sum(len(each.content) for each in messages)
-    return num_chars <= _SHORT_CHARS and not _uris(messages)
 
 
 def _uris(messages: Sequence[Message]) -> list[str]:

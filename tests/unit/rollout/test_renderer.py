@@ -44,27 +44,6 @@ def test_render_ends_with_the_assistants_opening() -> None:
     assert make_renderer().render([user("hi")]) == ids("<user>hi<end>\n<assistant>")
 
 
-class CountingTokenizer(LetterTokenizer):
-    """Counts how often a text was encoded."""
-
-    num_encoded = 0
-
-    def encode(self, text: str) -> list[int]:
-        self.num_encoded += 1
-        return super().encode(text)
-
-
-@pytest.mark.parametrize(("length", "num_encoded"), [(10, 500), (4_000, 1_000)])
-def test_short_prompts_of_many_groups_are_rendered_once(length: int, num_encoded: int) -> None:
-    tokenizer = CountingTokenizer(PLAIN)
-    renderer = ChatRenderer(tokenizer, frozenset({1}))
-    prompts = [f"{number:0{length}}" for number in range(500)]
-    for _ in range(2):
-        for prompt in prompts:
-            assert renderer.render([user(prompt)]) == ids(f"<user>{prompt}<end>\n<assistant>")
-    assert tokenizer.num_encoded == num_encoded
-
-
 def test_extend_keeps_the_prefix_and_adds_what_follows_the_end_token() -> None:
     prefix = (*ids("<user>hi<end>\n<assistant>"), 900, 901, 1)
     extended = make_renderer().extend(prefix, [user("hi"), said("yo")], [user("so?")])
