@@ -22,8 +22,8 @@ __all__ = ["Demand", "Needed", "pace"]
 
 _WINDOWS = 4.0
 """Commits of so many windows are looked at, half of them for each of the two values."""
-_LEAST_INTERVALS = 8
-"""At least so many, if steps take long."""
+_LEAST_INTERVALS = 24
+"""At least so many, if steps take long: the lengths of one batch move the need by about a tenth."""
 _INTERVALS_PER_WINDOW = 8.0
 """Steps that are shorter than this share of a window are taken together."""
 _KNOWN_S = 8.0

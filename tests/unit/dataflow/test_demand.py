@@ -1,5 +1,8 @@
 """How many services the training needs, from what services and trainers report, under a virtual clock."""
 
+import random
+import statistics
+
 import pytest
 
 from astraflow.dataflow.demand import Demand, pace
@@ -53,6 +56,19 @@ def test_the_need_does_not_depend_on_the_pool(num: int, busy_frac: float) -> Non
     for _ in range(40):
         run.step(6000.0)
     assert run.needed == pytest.approx(6.0, rel=0.12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_steps_with_batches_that_vary_move_the_need_by_less_than_half_a_service(seed: int) -> None:
+    run = Watched(num=9, train_s=100.0)
+    rng = random.Random(seed)
+    told: list[float] = []
+    for step in range(100):
+        run.step(90_000.0 * rng.gauss(1.0, 0.1))
+        if step >= 24:
+            told.append(run.needed)
+    assert statistics.mean(told) == pytest.approx(9.0, rel=0.05)
+    assert statistics.pstdev(told) < 0.39  # with 8 steps instead of 24: 0.39, 0.46, 0.50
 
 
 def test_a_need_that_grows_is_followed_and_told_ahead() -> None:
