@@ -357,7 +357,7 @@ def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceC
                 cases_of(task, part)
         elif is_of_rows and not isinstance(part, FormatReward | JudgeReward):
             for task in looked_at(source, config):
-                _check_answer(task, part)
+                _right_answers(task, as_text=isinstance(part, ExactReward | ExactMatchReward | F1Reward))
 
 
 def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:
@@ -373,10 +373,12 @@ def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:
             return None
 
 
-def _check_answer(task: Task, reward: SingleRewardConfig) -> tuple[str, ...]:
-    """The right answers of a task. Raises: DataError if there are none that the reward can compare with."""
-    is_text = isinstance(reward, ExactReward | ExactMatchReward | F1Reward)
-    answers = [a for a in answers_of(task) if (a.strip() if is_text else fold(readable_gold(a)))]
+def _right_answers(task: Task, *, as_text: bool) -> tuple[str, ...]:
+    """The right answers of a task, to be compared as texts or as mathematics.
+
+    Raises: DataError if there are none that can be compared so.
+    """
+    answers = [a for a in answers_of(task) if (a.strip() if as_text else fold(readable_gold(a)))]
     if not answers:
         raise DataError(
             f"task {task.id} has no answer to compare with: it reads {task.answer[:60]!r}; fix the data, or "
@@ -465,15 +467,15 @@ _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 def _score_exact(call: Call) -> float:
     text = call.text.strip()
-    return float(any(text == answer.strip() for answer in _check_answer(call.task, ExactReward())))
+    return float(any(text == answer.strip() for answer in _right_answers(call.task, as_text=True)))
 
 
 def _score_exact_match(call: Call) -> float:
-    return exact_match(call.text, _check_answer(call.task, ExactMatchReward()))
+    return exact_match(call.text, _right_answers(call.task, as_text=True))
 
 
 def _score_f1(call: Call) -> float:
-    return word_f1(call.text, _check_answer(call.task, F1Reward()))
+    return word_f1(call.text, _right_answers(call.task, as_text=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,7 +530,7 @@ class _SourceScorer:
 
 
 def _score_by_math_verify(call: Call) -> float:
-    answers = _check_answer(call.task, MathVerifyReward())
+    answers = _right_answers(call.task, as_text=False)
     try:
         with _time_limit(_COMPARING_S):
             return float(any(is_right(answer, call.text) for answer in answers))
