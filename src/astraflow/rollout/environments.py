@@ -54,6 +54,11 @@ class Environments:
         self._ending: set[asyncio.Task[None]] = set()
         """Episodes that failed or were cancelled, and whose `end` still runs."""
 
+    @property
+    def names(self) -> Collection[str]:
+        """Those that tasks may belong to."""
+        return self._configs.keys()
+
     async def open(self) -> None:
         """Makes and opens all of them. Raises: ConfigError naming the one that cannot be opened."""
         for name, config in self._configs.items():

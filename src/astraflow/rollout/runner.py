@@ -9,7 +9,6 @@ through: a cancelled episode has no result.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
@@ -54,10 +53,10 @@ from astraflow.workflows.conversation import (
 __all__ = [
     "EpisodeExitError",
     "EpisodeRunner",
+    "GuardedTasks",
     "Proposals",
     "Proposing",
     "failure_of",
-    "guarded_tasks",
 ]
 
 _log = logging.getLogger(__name__)
@@ -295,7 +294,7 @@ class EpisodeRunner:
         """What the workflow returns, within its time. Raises: as `episode`."""
         timeout = asyncio.timeout(self._timeout_s)
         try:
-            with guarded_tasks():
+            with GuardedTasks():
                 async with timeout:
                     rewards = await workflow(task, dialogue.policies)
         except TimeoutError as err:
@@ -324,7 +323,7 @@ class EpisodeRunner:
 
     def _scored(self, task: Task, proposals: Proposals, seed: int, scores: Scores) -> "_TimedTask":
         """What the workflow gets of a task. A task of an environment is shown as the environment made it."""
-        environment, own = without_environment(task)
+        environment, own = without_environment(task) if self._environments.names else ("", task)
         if not environment:
             return _TimedTask(task, scores, proposals.propose)
 
@@ -454,9 +453,8 @@ _is_guarded: ContextVar[bool] = ContextVar("astraflow_is_guarded", default=False
 """Whether tasks that are made here belong to an episode; tasks inherit it."""
 
 
-@contextlib.contextmanager
-def guarded_tasks() -> Generator[None]:
-    """Tasks that are made within cannot end the process. Needs a running event loop.
+class GuardedTasks:
+    """Tasks that are made within the block cannot end the process. Needs a running event loop.
 
     asyncio raises SystemExit and KeyboardInterrupt of a task out of the event loop itself, whoever awaits the
     task: one `sys.exit()` in a library that a workflow calls in a task would end the service and all its
@@ -464,12 +462,13 @@ def guarded_tasks() -> Generator[None]:
     other exception: tasks made by `create_task`, `gather`, task groups and `ensure_future`, those that such
     tasks make, and eager ones.
     """
-    _install(asyncio.get_running_loop())
-    token = _is_guarded.set(True)
-    try:
-        yield
-    finally:
-        _is_guarded.reset(token)
+
+    def __enter__(self) -> None:
+        _install(asyncio.get_running_loop())
+        self._token = _is_guarded.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _is_guarded.reset(self._token)
 
 
 def _install(loop: asyncio.AbstractEventLoop) -> None:
