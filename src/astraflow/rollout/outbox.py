@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _MAX_RESULTS = 256
 """Largest number of results per request: about 20 MB of 8k-token episodes."""
 
-_COALESCE_S = 0.01
+_COALESCE_S = 0.02
 """Longest time that a result waits for others to share its request.
 
 It is scaled by the share of slots that run an episode. While all slots run, several episodes end at about the

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 _WAIT_S = 25.0
 """Length of a lease long-poll."""
-_COALESCE_S = 0.01
+_COALESCE_S = 0.02
 """Longest wait after a slot frees before leases are requested, so that slots that free together share one
 request. Scaled by the share of slots that run: an idle service asks at once."""
 _PAUSE_S = 0.25
