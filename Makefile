@@ -9,6 +9,7 @@ TORCH  ?=
 SEED   ?= 0
 RUN    ?= runs/quickstart
 NAME   ?=
+ARGS   ?=
 ROW    ?=
 PYTEST_ARGS ?=
 SAMPLE ?= 0
@@ -34,7 +35,7 @@ help:
 	@echo "make test-browser                   the page in Chromium: a live run, filters, phone, dark mode, axe"
 	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
 	@echo "make check                          format, lint, types, layers, size limits, generated docs"
-	@echo "make bench [NAME=x]                 run benchmarks/x.py, or all"
+	@echo "make bench [NAME=x [ARGS=--quick]]  run benchmarks/x.py, or all"
 	@echo "make paper [ROW=x]                  the paper's six results in kind, into docs/paper.md"
 	@echo "make gallery [SEED=n]               run every tiny recipe from nothing and write docs/gallery.md (30 minutes)"
 	@echo "make docs                           regenerate the generated pages and build the site in docs/site"
@@ -203,9 +204,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+BENCHMARKS := $(filter-out $(BENCH_PARTS) gpu,$(notdir $(basename $(wildcard benchmarks/*.py))))
+
 bench: $(VENV)/.dev
-	@for file in $(if $(NAME),benchmarks/$(NAME).py,$(filter-out $(BENCH_PARTS:%=benchmarks/%.py) benchmarks/gpu.py,$(wildcard benchmarks/*.py))); do \
-	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	$(if $(NAME),$(if $(filter $(NAME),$(BENCHMARKS) $(BENCH_PARTS) gpu),,$(error there is no benchmark $(NAME); there are: $(BENCHMARKS))))
+	$(if $(ARGS),$(if $(NAME),,$(error ARGS are for one benchmark; name it with NAME=x)))
+	@for name in $(or $(NAME),$(BENCHMARKS)); do \
+	  echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
 
 gallery: $(VENV)/.dev
 	$(BIN)/python benchmarks/gallery.py --seed $(SEED)
