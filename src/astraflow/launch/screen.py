@@ -320,7 +320,8 @@ def services_text(services: Sequence[ServiceState]) -> Text:
     """The processes, and when each showed its last sign of life."""
     text = Text()
     for service in services:
-        restarts = f" ({service.restarts} restarts)" if service.restarts else ""
+        word = "restart" if service.restarts == 1 else "restarts"
+        restarts = f" ({service.restarts} {word})" if service.restarts else ""
         style = {"running": "green", "restarting": "red", "failed": "red"}.get(service.state, "dim")
         style = "red" if service.trouble or service.is_silent else style
         text.append(f"{service.name} {service.state}{restarts}{_sign_of_life(service)}  ", style=style)

@@ -87,7 +87,10 @@ def shown(state: ScreenState, width: int = 160) -> str:
 def test_the_screen_shows_steps_scores_queues_and_waits() -> None:
     state = ScreenState("demo", "runs/demo", 100.0)
     state.status = make_status()
-    state.services = (ServiceState("dataflow", state="running", restarts=2),)
+    state.services = (
+        ServiceState("dataflow", state="running", restarts=2),
+        ServiceState("rollout-0", state="running", restarts=1),
+    )
     for step in range(3):
         state.add_step(make_step(step))
     state.add_eval(make_eval(0, 0.31))
@@ -105,6 +108,7 @@ def test_the_screen_shows_steps_scores_queues_and_waits() -> None:
         "actor:3",
         "trainer actor waits for rollout (batch of step 3, 2.0 s)",
         "dataflow running (2 restarts)",
+        "rollout-0 running (1 restart)",
     ):
         assert part in text, f"{part!r} is not in\n{text}"
 
