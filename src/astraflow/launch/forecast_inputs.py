@@ -3,8 +3,8 @@
 From a run's journal, and how:
 
     lengths      the tokens of each turn of its newest episodes, as they are
-    service      least squares over the durations of these episodes: time per token, more of it for each
-                 request that ran beside, and time per turn that no token explains (environment, prompts)
+    service      from the durations of these episodes: time per token, more of it for each request that ran
+                 beside, and time per turn that no token explains (environment, prompts); see `service_fit`
     trainers     least squares over the steps: time whatever a batch holds, and time per token; medians for
                  the publication; the share of complete groups that filters dropped
 
@@ -13,11 +13,9 @@ into one of them: a forecast for a similar load stays the same.
 """
 
 import random
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, combinations
 from math import log
 from pathlib import Path
 from statistics import fmean, median
@@ -37,6 +35,7 @@ from astraflow.dataflow.core.commands import (
 from astraflow.dataflow.journal_reader import JournalReader
 from astraflow.dataflow.records import decode_commands, decode_events
 from astraflow.errors import DataError
+from astraflow.launch.service_fit import EpisodeTime, fit_service, least_squares
 from astraflow.types import StepRecord
 
 __all__ = [
@@ -143,9 +142,7 @@ class _Run:
     """What a journal says of its episodes."""
 
     shapes: list[EpisodeShape] = field(default_factory=list[EpisodeShape])
-    services: list[str] = field(default_factory=list[str])
-    ended_s: list[float] = field(default_factory=list[float])
-    durations_s: list[float] = field(default_factory=list[float])
+    times: list[EpisodeTime] = field(default_factory=list[EpisodeTime])
     idle_s: list[float] = field(default_factory=list[float])
     fates: dict[str, dict[str, int]] = field(
         default_factory=lambda: defaultdict[str, dict[str, int]](lambda: defaultdict[str, int](int))
@@ -175,7 +172,14 @@ def measured(
             f"{_LEAST_EPISODES}: let the run go on, or give lengths and speeds with --given"
         )
     later = [seconds for spans in loads.values() for seconds in spans[1:]]
-    service = _service_speed(run, num_slots, load_s=median(later) if later else 0.0)
+    fixed_s, row_s, turn_s = fit_service(run.times, num_slots)
+    service = ServiceSpeed(
+        tokens_per_s=1 / max(fixed_s, 1e-9),
+        max_tokens_per_s=1 / row_s if row_s > 0 else 0.0,
+        turn_s=turn_s,
+        idle_s=fmean(run.idle_s),
+        load_s=median(later) if later else 0.0,
+    )
     trainers = {name: _trainer_speed(name, steps, run.fates[name]) for name in policies}
     return ForecastInputs(service=service, trainers=trainers), tuple(run.shapes)
 
@@ -188,7 +192,7 @@ def _episodes(reader: JournalReader, policies: frozenset[str]) -> _Run:
             is_dropped = any(isinstance(event, ResultDropped) for event in events)
             if isinstance(command, RecordResult) and not is_dropped:
                 _note_result(run, command, record.at_s, policies)
-    for column in (run.shapes, run.services, run.ended_s, run.durations_s, run.idle_s):
+    for column in (run.shapes, run.times, run.idle_s):
         del column[:-_MOST_EPISODES]
     return run
 
@@ -216,66 +220,9 @@ def _note_result(run: _Run, result: RecordResult, at_s: float, policies: frozens
     if not service or not shape or result.lease_id.startswith("e"):
         return
     run.shapes.append(shape)
-    run.services.append(service)
-    run.ended_s.append(at_s)
-    run.durations_s.append(facts.duration_s)
+    num_tokens = sum(call.num_tokens for call in shape)
+    run.times.append(EpisodeTime(service, at_s, facts.duration_s, num_tokens, len(shape)))
     run.idle_s.append(max(0.0, at_s - since_s - facts.duration_s))
-
-
-def _service_speed(run: _Run, num_slots: int, *, load_s: float) -> ServiceSpeed:
-    """Time per token, time per token for each request beside, and time per turn."""
-    tokens = np.array([sum(call.num_tokens for call in shape) for shape in run.shapes], float)
-    turns = np.array([len(shape) for shape in run.shapes], float)
-    beside = np.array(_mean_beside(run))
-    # With more requests than slots, each waits for its turn.
-    queued = np.maximum(1.0, beside / num_slots)
-    columns = np.stack([tokens * queued, tokens * queued * np.minimum(beside, num_slots), turns], axis=1)
-    durations = np.array(run.durations_s)
-    fixed_s, row_s, turn_s = _least_squares(columns, durations)
-    if fixed_s <= 0:  # all of the time grows with the requests beside: even one alone has itself beside
-        fixed_s = row_s
-        row_s *= 1 - 1 / max(1.0, float(beside.mean()))
-    if fixed_s <= 0:
-        fixed_s = float(durations.sum() / (tokens * queued).sum())
-        row_s = turn_s = 0.0
-    return ServiceSpeed(
-        tokens_per_s=1 / fixed_s,
-        max_tokens_per_s=1 / row_s if row_s > 0 else 0.0,
-        turn_s=turn_s,
-        idle_s=fmean(run.idle_s),
-        load_s=load_s,
-    )
-
-
-def _mean_beside(run: _Run) -> list[float]:
-    """Mean number of episodes on its service while an episode ran, itself included."""
-    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for service, end_s, duration_s in zip(run.services, run.ended_s, run.durations_s, strict=True):
-        changes[service] += [(end_s - duration_s, 1), (end_s, -1)]
-    tables = {service: _integral(sorted(pairs)) for service, pairs in changes.items()}
-    found: list[float] = []
-    for service, end_s, duration_s in zip(run.services, run.ended_s, run.durations_s, strict=True):
-        table = tables[service]
-        span_s = max(duration_s, 1e-9)
-        found.append(max(1.0, (_up_to(table, end_s) - _up_to(table, end_s - duration_s)) / span_s))
-    return found
-
-
-_Integral = tuple[list[float], list[int], list[float]]
-"""Times; how many ran from each on; episode-seconds up to each."""
-
-
-def _integral(changes: Sequence[tuple[float, int]]) -> _Integral:
-    times = [time_s for time_s, _ in changes]
-    numbers = list(accumulate(change for _, change in changes))
-    areas = [n * (b - a) for n, a, b in zip(numbers, times, times[1:], strict=False)]
-    return times, numbers, [0.0, *accumulate(areas)]
-
-
-def _up_to(table: _Integral, now_s: float) -> float:
-    times, numbers, sums = table
-    idx = bisect_right(times, now_s) - 1
-    return 0.0 if idx < 0 else sums[idx] + numbers[idx] * (now_s - times[idx])
 
 
 def _trainer_speed(name: str, steps: Sequence[StepRecord], fates: Mapping[str, int]) -> TrainerSpeed:
@@ -291,7 +238,7 @@ def _trainer_speed(name: str, steps: Sequence[StepRecord], fates: Mapping[str, i
         )
     spent_s = np.array([step.get("train_s", 0.0) + step.get("export_s", 0.0) for step in own])
     columns = np.stack([np.ones(len(own)), np.array(tokens) / 1e6], axis=1)
-    step_s, million_tokens_s = _least_squares(columns, spent_s)
+    step_s, million_tokens_s = least_squares(columns, spent_s)
     complete = sum(fates.get(fate, 0) for fate in ("trained", "filtered", "stale", "evicted"))
     return TrainerSpeed(
         step_s=step_s,
@@ -299,18 +246,3 @@ def _trainer_speed(name: str, steps: Sequence[StepRecord], fates: Mapping[str, i
         publish_s=median(step.get("publish_s", 0.0) for step in own),
         filtered_frac=min(0.99, fates.get("filtered", 0) / complete) if complete else 0.0,
     )
-
-
-def _least_squares(columns: np.ndarray, values: np.ndarray) -> list[float]:
-    """The coefficients >= 0 that explain the values best: of the few subsets of columns, the best one."""
-    num = columns.shape[1]
-    best = [0.0] * num
-    least = float((values**2).sum())
-    for chosen in (idxs for size in range(1, num + 1) for idxs in combinations(range(num), size)):
-        found, *_ = np.linalg.lstsq(columns[:, chosen], values, rcond=None)
-        error = float(((columns[:, chosen] @ found - values) ** 2).sum())
-        if (found >= 0).all() and error < least:
-            least = error
-            by_column = dict(zip(chosen, map(float, found), strict=True))
-            best = [by_column.get(idx, 0.0) for idx in range(num)]
-    return best

@@ -1,0 +1,121 @@
+"""How fast rollout services are, from the episodes that they ran: no request was timed alone.
+
+An episode's duration has three parts, with n(t) requests on its service and k of them in a slot, the smaller
+of n and the number of slots:
+
+    duration = a * integral of q w dt + b * integral of q k w dt + c * turns
+
+where a is the time per token, b what each request in a slot adds to it, c the time per turn that no token
+explains, q = n / k what is waited for slots, and w(t) the tokens per second that the episode got, which is
+1 / ((a + b k) q). A long episode that had the device to itself at its end got most of its tokens then, so the
+mean of k is over tokens; over time, it would make the device look faster. As w depends on a and b, they are
+fitted a few times.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EpisodeTime", "fit_service", "least_squares"]
+
+_ROUNDS = 8
+"""After so many fits, the next one changes the figures by less than a thousandth."""
+_LEAST_FIXED = 0.01
+"""A request that has the device to itself takes time too: at least so much of what each one adds."""
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTime:
+    """An episode that ran."""
+
+    service: str
+    ended_s: float
+    duration_s: float
+    num_tokens: int
+    num_turns: int
+    """Requests, one after the other."""
+
+
+def fit_service(episodes: Sequence[EpisodeTime], num_slots: int) -> tuple[float, float, float]:
+    """Seconds per token; more of it for each request in a slot; seconds per turn. All are >= 0, and the first
+    is > 0 unless all durations are 0.
+
+    `num_slots`: requests that run at once on a service.
+    """
+    tokens = np.array([episode.num_tokens for episode in episodes], float)
+    turns = np.array([episode.num_turns for episode in episodes], float)
+    durations = np.array([episode.duration_s for episode in episodes])
+    beside = _Beside(episodes)
+    fixed_s = 1.0
+    row_s = turn_s = 0.0
+    for _ in range(_ROUNDS):
+        # The others are between two requests as often as this one is.
+        generating = max(0.0, 1 - turn_s * turns.sum() / max(1e-9, durations.sum()))
+        numbers = [1 + generating * np.maximum(0, number - 1) for number in beside.numbers]
+        running = [np.minimum(number, num_slots) for number in numbers]
+        queued = [number / k for number, k in zip(numbers, running, strict=True)]
+        step_s = [fixed_s + row_s * k for k in running]
+        got = beside.integral([1 / (q * s) for q, s in zip(queued, step_s, strict=True)])
+        fixed = beside.integral([1 / s for s in step_s]) * tokens / got
+        rows = beside.integral([k / s for k, s in zip(running, step_s, strict=True)]) * tokens / got
+        fixed_s, row_s, turn_s = least_squares(np.stack([fixed, rows, turns], axis=1), durations)
+        if fixed_s <= 0:  # all of the time grows with the requests
+            fixed_s = _LEAST_FIXED * row_s
+        if fixed_s <= 0:
+            return float(durations.sum() / fixed.sum()), 0.0, 0.0
+    return fixed_s, row_s, turn_s
+
+
+def least_squares(columns: _Floats, values: _Floats) -> list[float]:
+    """The coefficients >= 0 that explain the values best: of the few subsets of columns, the best one."""
+    num = columns.shape[1]
+    best = [0.0] * num
+    least = float((values**2).sum())
+    for chosen in (idxs for size in range(1, num + 1) for idxs in combinations(range(num), size)):
+        found, *_ = np.linalg.lstsq(columns[:, chosen], values, rcond=None)
+        error = float(((columns[:, chosen] @ found - values) ** 2).sum())
+        if (found >= 0).all() and error < least:
+            least = error
+            by_column = dict(zip(chosen, map(float, found), strict=True))
+            best = [by_column.get(idx, 0.0) for idx in range(num)]
+    return best
+
+
+class _Beside:
+    """How many episodes ran on each service, from each begin or end of one to the next."""
+
+    def __init__(self, episodes: Sequence[EpisodeTime]) -> None:
+        by_service: dict[str, list[int]] = defaultdict(list)
+        for idx, episode in enumerate(episodes):
+            by_service[episode.service].append(idx)
+        self._idxs = [np.array(idxs) for idxs in by_service.values()]
+        self._ends = [np.array([episodes[idx].ended_s for idx in idxs]) for idxs in by_service.values()]
+        self._begins = [
+            ends - np.array([max(1e-9, episodes[idx].duration_s) for idx in idxs])
+            for ends, idxs in zip(self._ends, by_service.values(), strict=True)
+        ]
+        self._times: list[_Floats] = []
+        self.numbers: list[_Floats] = []
+        """For each service, episodes from each time on."""
+        for begins, ends in zip(self._begins, self._ends, strict=True):
+            times = np.concatenate([begins, ends])
+            order = np.argsort(times, kind="stable")
+            changes = np.repeat([1.0, -1.0], len(begins))
+            self._times.append(times[order])
+            self.numbers.append(np.cumsum(changes[order]))
+
+    def integral(self, values: Sequence[_Floats]) -> _Floats:
+        """For each episode, the integral over its duration of something that each service has from each time
+        on; `values` are as `numbers`."""
+        found = np.zeros(sum(map(len, self._idxs)))
+        parts = zip(self._idxs, self._begins, self._ends, self._times, values, strict=True)
+        for idxs, begins, ends, times, value in parts:
+            sums = np.concatenate([[0.0], np.cumsum(value[:-1] * np.diff(times))])
+            found[idxs] = np.interp(ends, times, sums) - np.interp(begins, times, sums)
+        return found
