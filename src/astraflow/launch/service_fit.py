@@ -10,6 +10,9 @@ explains, q = n / k what is waited for slots, and w(t) the tokens per second tha
 1 / ((a + b k) q). A long episode that had the device to itself at its end got most of its tokens then, so the
 mean of k is over tokens; over time, it would make the device look faster. As w depends on a and b, they are
 fitted a few times.
+
+That a wait for a slot grows with the length of what follows is not true of a queue: where many more episodes
+run than there are slots, a is too large.
 """
 
 from collections import defaultdict

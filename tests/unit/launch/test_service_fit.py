@@ -43,13 +43,10 @@ class Service:
         heapq.heappush(self._events, (due_s, next(self._order), call))
 
     def _wave(self) -> None:
-        for _ in range(NUM_SLOTS - len(self._running())):
+        for _ in range(NUM_SLOTS - self._device.num_running("all")):
             num_tokens = max(1, min(320, round(self._rng.lognormvariate(4.2, 0.6))))
             answered = partial(self._answered, num_tokens, self._now_s)
             self._device.submit(PacedJob(owner="all", num_tokens=num_tokens, prefill=0.0, ended=answered))
-
-    def _running(self) -> range:
-        return range(self._device.num_running("all"))
 
     def _answered(self, num_tokens: int, began_s: float) -> None:
         ended_s = self._now_s + self._env_s * self._rng.lognormvariate(0.0, 0.3)
