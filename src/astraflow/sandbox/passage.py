@@ -35,14 +35,29 @@ async def passage(listener: socket.socket, port: int) -> AsyncGenerator[None]:
 
 
 async def _serve(listener: socket.socket, port: int) -> None:
-    loop = asyncio.get_running_loop()
     free = asyncio.Semaphore(_MAX_CONNECTIONS)
     async with asyncio.TaskGroup() as connections:
         while True:
             await free.acquire()
-            inside, _ = await loop.sock_accept(listener)
+            inside = await _accepted(listener)
             passing = connections.create_task(_pass_on(inside, port))
             passing.add_done_callback(partial(_ended, inside, free))
+
+
+async def _accepted(listener: socket.socket) -> socket.socket:
+    """The next connection. If the caller is cancelled just as one comes, `loop.sock_accept` leaves that open,
+    and nobody knows of it."""
+    loop = asyncio.get_running_loop()
+    comes = asyncio.Event()
+    loop.add_reader(listener, comes.set)
+    try:
+        while True:
+            await comes.wait()
+            comes.clear()
+            with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller is gone again
+                return listener.accept()[0]
+    finally:
+        loop.remove_reader(listener)
 
 
 def _ended(inside: socket.socket, free: asyncio.Semaphore, _: asyncio.Task[None]) -> None:

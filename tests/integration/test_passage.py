@@ -1,0 +1,38 @@
+"""The way out of a box, over real sockets."""
+
+import asyncio
+import contextlib
+import gc
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from astraflow.sandbox.passage import passage
+
+
+@pytest.fixture
+def _no_garbage_collection() -> Iterator[None]:
+    """What nobody closes stays open."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_garbage_collection")
+@pytest.mark.parametrize("num_steps", range(8))
+async def test_a_connection_that_comes_as_the_passage_ends_is_closed(num_steps: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_server(("127.0.0.1", 0)) as gateway,
+    ):
+        async with passage(listener, gateway.getsockname()[1]):
+            await asyncio.sleep(0)  # it listens
+            caller = socket.create_connection(listener.getsockname())
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+        listener.close()  # resets a connection that was not accepted
+        with caller:
+            caller.settimeout(5.0)
+            with contextlib.suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
