@@ -233,15 +233,13 @@ class BadLink:
             writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(self.one_way_s)
+        pair = {writer}
+        self._writers.add(writer)
         try:
+            await asyncio.sleep(self.one_way_s)
             up_reader, up_writer = await asyncio.open_connection(self.host, self.port)
-        except OSError:
-            writer.transport.abort()
-            return
-        pair = {writer, up_writer}
-        self._writers |= pair
-        try:
+            pair.add(up_writer)
+            self._writers.add(up_writer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._carry(reader, up_writer, is_paced=False))
                 group.create_task(self._carry(up_reader, writer, is_paced=True))
