@@ -49,7 +49,8 @@ async def _accepted(listener: socket.socket) -> socket.socket:
     and nobody knows of it."""
     loop = asyncio.get_running_loop()
     comes = asyncio.Event()
-    loop.add_reader(listener, comes.set)
+    fd = listener.fileno()  # the box, and with it the listener, may be closed meanwhile
+    loop.add_reader(fd, comes.set)
     try:
         while True:
             await comes.wait()
@@ -57,7 +58,7 @@ async def _accepted(listener: socket.socket) -> socket.socket:
             with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller is gone again
                 return listener.accept()[0]
     finally:
-        loop.remove_reader(listener)
+        loop.remove_reader(fd)
 
 
 def _ended(inside: socket.socket, free: asyncio.Semaphore, _: asyncio.Task[None]) -> None:
