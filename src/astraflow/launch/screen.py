@@ -324,20 +324,14 @@ def services_text(services: Sequence[ServiceState]) -> Text:
         restarts = f" ({service.restarts} {word})" if service.restarts else ""
         style = {"running": "green", "restarting": "red", "failed": "red"}.get(service.state, "dim")
         style = "red" if service.trouble or service.is_silent else style
-        text.append(f"{service.name} {_state_text(service)}{restarts}{_sign_of_life(service)}  ", style=style)
+        state = "silent" if service.state == "running" and service.is_silent else service.state
+        text.append(f"{service.name} {state}{restarts}{_sign_of_life(service)}  ", style=style)
     return text
-
-
-def _state_text(service: ServiceState) -> str:
-    """The state of a process; one that has been stopped, or has hung, for long is not said to run."""
-    if service.state == "running" and service.is_silent and service.silent_s is not None:
-        return f"silent for {service.silent_s:.0f} s"
-    return service.state
 
 
 def _sign_of_life(service: ServiceState) -> str:
     """When a running process showed its last sign of life, or for how long it has been starting."""
-    if service.state != "running" or service.is_silent:
+    if service.state != "running":
         return ""
     if service.silent_s is not None:
         return f", alive {service.silent_s:.0f} s ago"

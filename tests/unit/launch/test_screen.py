@@ -292,7 +292,7 @@ def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe()
         "trainer-actor has shown no sign of life for 14 s: it is stopped; `kill -CONT 7` lets it continue",
         "rollout waits for trainer actor (trainer-actor is silent for 14 s, 14.0 s)",
         "no advice while trainer-actor is silent",
-        "trainer-actor silent for 14 s  rollout-0 running",
+        "trainer-actor silent, alive 14 s ago  rollout-0 running",
     ):
         assert part in text, f"{part!r} is not in\n{text}"
     assert "max_staleness" not in text
