@@ -17,6 +17,7 @@ from pathlib import Path
 
 from astraflow.launch.program import PRIVATE_VARIABLE, TOKEN_VARIABLE
 from astraflow.launch.viewer_porch import Porch
+from astraflow.readable import until_readable
 from astraflow.service.process import LIFE_FD_VARIABLE, PARENT_FD_VARIABLE
 
 __all__ = ["ViewerDoor"]
@@ -61,22 +62,12 @@ class ViewerDoor:
     async def _keep(self) -> None:
         """Starts a viewer at each connection that finds none, until cancelled."""
         while True:
-            await self._visited()
+            await until_readable(self._listener.fileno())  # the connection waits for whoever accepts
             try:
                 await self._run_viewer()
             except OSError as err:
                 self._log(f"the viewer cannot be started: {err}")
             await asyncio.sleep(_PAUSE_S)
-
-    async def _visited(self) -> None:
-        """Returns when somebody connects; the connection waits for whoever accepts."""
-        loop = asyncio.get_running_loop()
-        came = asyncio.Event()
-        loop.add_reader(self._listener, came.set)
-        try:
-            await came.wait()
-        finally:
-            loop.remove_reader(self._listener)
 
     async def _run_viewer(self) -> None:
         """Runs one viewer until it ends; ends it when cancelled. Raises: OSError."""
@@ -107,7 +98,7 @@ class ViewerDoor:
             tells_fd = -1
             try:
                 with Porch(self._listener):
-                    await _closed(ready_fd)
+                    await until_readable(ready_fd)  # closed by a viewer that is ready, or has ended
                 await process.wait()
             finally:
                 await _end(process)
@@ -143,17 +134,6 @@ def _environment(parent_fd: int) -> dict[str, str]:
     dropped = {TOKEN_VARIABLE, PRIVATE_VARIABLE, LIFE_FD_VARIABLE}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**kept, PARENT_FD_VARIABLE: str(parent_fd)}
-
-
-async def _closed(fd: int) -> None:
-    """Returns when all others have closed the pipe that this end reads."""
-    loop = asyncio.get_running_loop()
-    happened = asyncio.Event()
-    loop.add_reader(fd, happened.set)
-    try:
-        await happened.wait()
-    finally:
-        loop.remove_reader(fd)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from astraflow.readable import until_readable
+
 __all__ = ["passage"]
 
 _LOOPBACK = "127.0.0.1"
@@ -47,18 +49,10 @@ async def _serve(listener: socket.socket, port: int) -> None:
 async def _accepted(listener: socket.socket) -> socket.socket:
     """The next connection. If the caller is cancelled just as one comes, `loop.sock_accept` leaves that open,
     and nobody knows of it."""
-    loop = asyncio.get_running_loop()
-    comes = asyncio.Event()
-    fd = listener.fileno()  # the box, and with it the listener, may be closed meanwhile
-    loop.add_reader(fd, comes.set)
-    try:
-        while True:
-            await comes.wait()
-            comes.clear()
-            with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller is gone again
-                return listener.accept()[0]
-    finally:
-        loop.remove_reader(fd)
+    while True:
+        await until_readable(listener.fileno())
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller is gone again
+            return listener.accept()[0]
 
 
 def _ended(inside: socket.socket, free: asyncio.Semaphore, _: asyncio.Task[None]) -> None:

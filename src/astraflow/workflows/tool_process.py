@@ -16,12 +16,12 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from astraflow.config import Use, load_attr
 from astraflow.errors import ConfigError, RolloutError
+from astraflow.readable import until_readable
 from astraflow.workflows.tools import ToolContext, ToolFailedError, shortened, text_of
 
 __all__ = ["ToolProcesses"]
@@ -87,7 +87,7 @@ class _Process:
     async def call(self, arguments: Mapping[str, object]) -> _Reply:
         try:
             self._pipe.send({name: _sendable(value) for name, value in arguments.items()})
-            await _readable(self._pipe)
+            await until_readable(self._pipe.fileno())
             return self._pipe.recv()
         except (EOFError, OSError) as err:
             self._process.join(1.0)
@@ -108,21 +108,6 @@ class _Process:
 def _sendable(value: object) -> object:
     """What tools of an episode share stays in the service: it may hold what no pipe can carry."""
     return replace(value, state={}) if isinstance(value, ToolContext) else value
-
-
-async def _readable(pipe: Connection) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(pipe.fileno(), partial(_tell, ready))
-    try:
-        await ready
-    finally:
-        loop.remove_reader(pipe.fileno())
-
-
-def _tell(ready: "asyncio.Future[None]") -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 # --- in the process -------------------------------------------------------------------------------

@@ -1,0 +1,16 @@
+"""Waiting until something can be read from a file descriptor."""
+
+import asyncio
+
+__all__ = ["until_readable"]
+
+
+async def until_readable(fd: int) -> None:
+    """Returns when there are bytes to read, a connection to accept, or no other end any more."""
+    loop = asyncio.get_running_loop()
+    is_readable = asyncio.Event()
+    loop.add_reader(fd, is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(fd)
