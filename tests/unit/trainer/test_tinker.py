@@ -157,6 +157,35 @@ def test_bad_data_are_refused_by_name(inputs: dict[str, Any], match: str, client
         client.forward_backward([Datum(ModelInput.from_ints([2, 3]), inputs)], "cross_entropy").result()
 
 
+def test_types_of_the_tinker_package_give_the_same_numbers(client: TrainingClient) -> None:
+    theirs = pytest.importorskip("tinker", reason="needs the package tinker (extra `dev`)").types
+
+    def column(values: Any) -> Any:
+        return theirs.TensorData.from_numpy(np.asarray(values))
+
+    given = [
+        theirs.Datum(
+            model_input=theirs.ModelInput.from_ints(datum.model_input.to_ints()),
+            loss_fn_inputs={name: column(values) for name, values in datum.loss_fn_inputs.items()},
+        )
+        for datum in data()
+    ]
+    expected = client.forward_backward(data(), "ppo").result()
+    norm = client.optim_step(AdamParams(learning_rate=0.0)).result().metrics["grad_norm"]
+    found = client.forward_backward(given, "ppo").result()
+    assert found.metrics == expected.metrics
+    rate = theirs.AdamParams(learning_rate=0.0)
+    assert client.optim_step(rate).result().metrics["grad_norm"] == pytest.approx(norm, rel=1e-6)
+
+    sampler = client.save_weights_and_get_sampling_client()
+    prompt = [2, 3, 4]
+    theirs_sampled = sampler.sample(
+        theirs.ModelInput.from_ints(prompt), 2, theirs.SamplingParams(max_tokens=8, seed=5)
+    )
+    ours_sampled = sampler.sample(ModelInput.from_ints(prompt), 2, SamplingParams(max_tokens=8, seed=5))
+    assert theirs_sampled.result() == ours_sampled.result()
+
+
 def test_a_saved_state_comes_back_with_and_without_its_optimizer(client: TrainingClient) -> None:
     def step(lr: float) -> list[float]:
         client.forward_backward(data(), "cross_entropy")
