@@ -12,7 +12,7 @@ from astraflow.losses.factory import LOSSES
 from astraflow_conformance.rules import RULES
 
 _ROOT = Path(__file__).parents[2]
-_ABOUT = 0.1
+_ABOUT = 0.05
 """How far a count that is given as "about" may be off, so that not every new test changes the docs."""
 
 
