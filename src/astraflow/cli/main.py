@@ -29,6 +29,7 @@ from astraflow.cli.view import episodes, report, top, traces, view
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
 from astraflow.extras import install_hint, missing_module
 from astraflow.launch.terminal_text import printable
+from astraflow.loopback import proxy_exemptions
 from astraflow.own_code import described, own_frames
 
 __all__ = ["app", "main"]
@@ -108,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     it, else 1."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(*_STARTING_GC_THRESHOLDS)
+    os.environ.update(proxy_exemptions(os.environ))  # every process that this one starts inherits them
     sys.path += [path for path in _module_path() if path not in sys.path]
     try:
         app(args=arguments, prog_name="astraflow")

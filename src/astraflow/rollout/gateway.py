@@ -16,6 +16,7 @@ answers, so an agent cannot read what it is scored with.
 import asyncio
 import hmac
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from starlette.routing import Route
 from astraflow import wire
 from astraflow.bounds import as_label
 from astraflow.errors import Error, RefusedError, RolloutError
+from astraflow.loopback import proxy_exemptions
 from astraflow.rollout import gateway_messages, gateway_responses
 from astraflow.rollout.dialogue import Dialogue
 from astraflow.rollout.gateway_endpoint import EpisodeEndpoint
@@ -129,6 +131,8 @@ class Gateway:
                 server = HttpServer(self._app, host="127.0.0.1", port=0, name="gateway", rules=rules)
                 self._url = await server.start()
                 self._server = server
+                # Agents that are functions of this process call the server, too.
+                os.environ.update(proxy_exemptions(os.environ))
         return self._url
 
     def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Collection
 
+from astraflow.loopback import proxy_exemptions
+
 __all__ = ["passed_variables"]
 
 _PASSED_ON = frozenset(
@@ -43,6 +45,7 @@ def passed_variables(kept: Collection[str] = (), *, is_own_python: bool = True) 
         for key, value in os.environ.items()
         if key in _PASSED_ON or key in kept or key.startswith(_PASSED_PREFIXES)
     }
+    passed |= proxy_exemptions(passed)  # an agent's endpoint is on loopback
     if is_own_python:
         return passed
     own = ("PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX")

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from astraflow.errors import ConfigError, SandboxError
+from astraflow.loopback import proxy_exemptions
 from astraflow.sandbox.config import SandboxConfig
 from astraflow.sandbox.inside import shell as inside
 from astraflow.sandbox.openings import openings_of_a_shell
@@ -209,7 +210,7 @@ async def run_commands(
         {
             "command": each.command,
             "folder": each.folder,
-            "env": {**_ENV, "PWD": each.folder, **each.env},
+            "env": {**_ENV, "PWD": each.folder, **each.env, **proxy_exemptions(each.env)},
             "timeout_s": each.timeout_s,
             "cleared": list(each.cleared),
             "reads": list(each.reads),

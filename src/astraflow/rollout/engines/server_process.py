@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from astraflow.errors import ConfigError
+from astraflow.loopback import proxy_exemptions
 from astraflow.rollout.config import REFERENCE
 from astraflow.rollout.engines import keeper
 
@@ -53,7 +54,8 @@ def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
     Raises: ConfigError if a reference names a variable that is not set.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
-    return {**inherited, **{name: _looked_up(name, value) for name, value in extra.items()}}
+    variables = {**inherited, **{name: _looked_up(name, value) for name, value in extra.items()}}
+    return variables | proxy_exemptions(variables)  # servers call themselves, e.g. to warm up
 
 
 def _looked_up(name: str, value: str) -> str:
