@@ -940,6 +940,8 @@ class PolicyInfo(Item, frozen=True, kw_only=True):
     """The policy whose versions this one serves; empty if it serves its own."""
     lag: Count = 0
     """How many versions it serves behind the newest one of the policy that it follows."""
+    agent_overrides: Literal["refuse", "ignore"] = "refuse"
+    """What happens to an agent's request for sampling that the policy can't follow."""
 
 
 class RunInfo(Item, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import openai
 import psutil
 import pytest
@@ -174,6 +175,68 @@ async def test_a_frozen_policy_takes_any_temperature_and_a_trained_one_its_own()
     async with episode(letters(frozen, is_trained=False)) as open_:
         await open_.client.chat.completions.create(model="actor", messages=[user("2")], temperature=0.0)
     assert frozen.requests[0].sampling.temperature == 0.0
+
+
+async def test_a_frozen_policy_takes_a_callers_top_k() -> None:
+    frozen = ScriptedEngine()
+    async with episode(letters(frozen, is_trained=False)) as open_:
+        for top_k in (5, -1):
+            await open_.client.chat.completions.create(
+                model="actor", messages=[user("2")], extra_body={"top_k": top_k}
+            )
+    assert [request.sampling.top_k for request in frozen.requests] == [5, 0]
+
+
+async def test_a_refused_temperature_names_the_setting_that_ignores_it() -> None:
+    async with episode(letters(ScriptedEngine())) as open_:
+        with pytest.raises(
+            openai.BadRequestError, match=r"policies\.actor\.sampling\.agent_overrides: ignore"
+        ):
+            await open_.client.chat.completions.create(model="actor", messages=[user("2")], temperature=0)
+        assert open_.endpoint.ignored_overrides_frac is None
+
+
+OVERRIDES: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"top_p": 0.5},
+    {"extra_body": {"top_k": 5}},
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": -1},
+    {"logit_bias": {"5": 1}},
+    {"extra_body": {"min_p": 0.1}},
+    {"extra_body": {"repetition_penalty": 1.1}},
+]
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+async def test_a_policy_that_ignores_overrides_samples_as_the_recipe_says_and_counts_them(
+    is_trained: bool,
+) -> None:
+    engine = ScriptedEngine()
+    info = msgspec.structs.replace(make_policy("actor", is_trained=is_trained), agent_overrides="ignore")
+    async with episode({"actor": HostedPolicy(info, engine, letter_renderer("agentic"))}) as open_:
+        chat = open_.client.chat.completions
+        for override in OVERRIDES:
+            await chat.create(model="actor", messages=[user("2")], **override)
+        await chat.create(model="actor", messages=[user("2")], temperature=1.0, top_p=1.0)
+        counted = open_.endpoint.ignored_overrides_frac
+    sampled = {(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k) for r in engine.requests}
+    if is_trained:
+        assert sampled == {(1.0, 1.0, 0)}
+        assert counted == 8 / 9
+    else:  # it follows what an engine can do, and ignores the rest
+        assert sampled == {(1.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.5, 0), (1.0, 1.0, 5)}
+        assert counted == 5 / 9
+
+
+async def test_neutral_values_of_sampling_parameters_are_no_overrides() -> None:
+    neutral: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    engine = ScriptedEngine()
+    async with episode(letters(engine)) as open_:
+        await open_.client.chat.completions.create(
+            model="actor", messages=[user("2")], presence_penalty=0, logit_bias={}, extra_body=neutral
+        )
+    assert len(engine.requests) == 1
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

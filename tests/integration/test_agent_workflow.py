@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -170,6 +171,22 @@ async def test_a_program_sees_no_token_of_the_service(monkeypatch: pytest.Monkey
 
 
 # --- functions ------------------------------------------------------------------------------------
+
+
+async def test_the_share_of_ignored_sampling_parameters_is_a_metric_of_the_episode() -> None:
+    async def ask(task: AgentTask, endpoint: Endpoint) -> None:
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
+            for temperature in (0.0, 1.0):
+                await client.chat.completions.create(
+                    model="actor", messages=[{"role": "user", "content": "2+3"}], temperature=temperature
+                )
+
+    info = msgspec.structs.replace(make_policy("actor", max_tokens=200), agent_overrides="ignore")
+    hosted = HostedPolicy(info, ScriptedEngine("5"), letter_renderer("agentic"))
+    async with EpisodeRunner({"actor": hosted}, function(ask), exact) as runner:
+        episode = await runner.episode(make_task(), seed=3)
+    metrics = {metric.name: metric.value for metric in episode.metrics}
+    assert metrics["ignored_overrides_frac"] == 0.5
 
 
 async def test_a_plain_function_with_the_blocking_client_runs_in_a_thread() -> None:

@@ -49,6 +49,10 @@ class SamplingConfig(Config):
     top_k: int = Field(default=0, ge=0)
     """Number of most likely tokens to sample from; 0 means the whole vocabulary, and is required for a
     trained policy."""
+    agent_overrides: Literal["refuse", "ignore"] = "refuse"
+    """What happens to an agent program's request for sampling that the policy can't follow, such as another
+    temperature than a trained policy's, or a penalty. `refuse` answers with 400. `ignore` samples as the
+    recipe says, and counts such requests in the metric `ignored_overrides_frac`."""
 
 
 class PolicyConfig(Config):

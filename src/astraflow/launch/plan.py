@@ -137,6 +137,7 @@ def policy_info(name: str, policy: PolicyConfig) -> PolicyInfo:
         max_lag=policy.table.engine_lag,
         follows=policy.follows,
         lag=policy.lag,
+        agent_overrides=sampling.agent_overrides,
     )
 
 

@@ -64,6 +64,7 @@ MAY_CHANGE = (
     "policies.*.train.checkpoint_every",
     "policies.*.train.keep_checkpoints",
     "policies.*.sampling.max_tokens",
+    "policies.*.sampling.agent_overrides",
 )
 """Keys that may change when a run is resumed. All others decided data that the journal already holds."""
 

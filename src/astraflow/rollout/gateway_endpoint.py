@@ -55,7 +55,7 @@ from astraflow.rollout.gateway_wire import (
     messages_of,
     tool_specs,
 )
-from astraflow.types import Sampling
+from astraflow.types import PolicyInfo, Sampling
 from astraflow.workflows.calls import CallParser, ToolCall
 from astraflow.workflows.conversation import AgentReport, Heard
 
@@ -146,6 +146,7 @@ class EpisodeEndpoint:
         self._num_requests = 0
         self._num_hinted = 0
         self._num_unmet = 0
+        self._num_overrides = 0
 
     @property
     def base_url(self) -> str:
@@ -171,6 +172,12 @@ class EpisodeEndpoint:
     def unmet_frac(self) -> float | None:
         """See `Endpoint.unmet_frac`."""
         return self._num_unmet / self._num_hinted if self._num_hinted else None
+
+    @property
+    def ignored_overrides_frac(self) -> float | None:
+        """See `Endpoint.ignored_overrides_frac`."""
+        ignores = any(hosted.info.agent_overrides == "ignore" for hosted in self._dialogue.hosted.values())
+        return self._num_overrides / self._num_requests if ignores and self._num_requests else None
 
     @property
     def anthropic_url(self) -> str:
@@ -327,27 +334,20 @@ class EpisodeEndpoint:
     def _sampling(self, hosted: HostedPolicy, request: ChatRequest) -> Sampling:
         """The episode's sampling, with the caller's limit of tokens and stop texts.
 
-        A trained policy keeps the recipe's temperature and `top_p`: with others, the recorded logprobs would
-        not be those of the distribution that it is trained on.
+        A trained policy keeps the recipe's distribution: with another one, the recorded logprobs would not be
+        those that it is trained with. A frozen policy takes the caller's temperature, `top_p` and `top_k`.
 
-        Raises: RefusedError if the caller asks for others.
+        Raises: RefusedError if the caller asks for what the policy doesn't follow, and the recipe says
+        `agent_overrides: refuse`.
         """
-        own = hosted.info.sampling
-        sampling = self._dialogue.sampling(hosted)
-        for name, asked, trained in (
-            ("temperature", request.temperature, own.temperature),
-            ("top_p", request.top_p, own.top_p),
-        ):
-            if asked is None or abs(asked - trained) <= _SAMPLING_TOLERANCE:
-                continue
-            if hosted.info.is_trained:
-                policy = hosted.info.name
-                raise bad_request(
-                    f"{name} = {asked:g}, but policy {policy} is trained with {trained:g}; leave it out of "
-                    f"the agent's settings, or set policies.{policy}.sampling.{name} in the recipe",
-                    "unsupported_value",
-                )
-            sampling = msgspec.structs.replace(sampling, **{name: asked})
+        info = hosted.info
+        asked = _other_sampling(request, info.sampling)
+        followed = {} if info.is_trained else asked
+        unsupported = [*request.changed_logits, *(asked.keys() - followed.keys())]
+        if unsupported and info.agent_overrides == "refuse":
+            raise _refused_sampling(info, request, unsupported[0])
+        self._num_overrides += bool(unsupported)
+        sampling = msgspec.structs.replace(self._dialogue.sampling(hosted), **followed)
         limit = min(sampling.max_tokens, request.limit or sampling.max_tokens)
         return msgspec.structs.replace(sampling, max_tokens=limit, stop=(*sampling.stop, *request.stops))
 
@@ -452,6 +452,36 @@ class EpisodeEndpoint:
         """The calls in a text; none if one of them cannot be read, so that the text is shown as it is."""
         calls = tuple(self._parser(text))
         return () if any(call.problem for call in calls) else calls
+
+
+def _other_sampling(request: ChatRequest, own: Sampling) -> dict[str, float]:
+    """Sampling parameters of a request that differ from the recipe's, by name."""
+    asked: dict[str, tuple[float | None, float]] = {
+        "temperature": (request.temperature, own.temperature),
+        "top_p": (request.top_p, own.top_p),
+        "top_k": (None if request.top_k is None else max(0, request.top_k), own.top_k),
+    }
+    return {
+        name: value
+        for name, (value, recipes) in asked.items()
+        if value is not None and abs(value - recipes) > _SAMPLING_TOLERANCE
+    }
+
+
+def _refused_sampling(info: PolicyInfo, request: ChatRequest, name: str) -> RefusedError:
+    ignore = f"set policies.{info.name}.sampling.agent_overrides: ignore in the recipe to sample without it"
+    if name in request.changed_logits:
+        return bad_request(
+            f"{name} would change what policy {info.name} samples, and its logprobs would not be those that "
+            f"it is trained with; leave it out of the agent's settings, or {ignore}",
+            "unsupported_parameter",
+        )
+    settings = f", set policies.{info.name}.sampling.temperature" if name == "temperature" else ""
+    return bad_request(
+        f"{name} = {getattr(request, name):g}, but policy {info.name} is trained with "
+        f"{getattr(info.sampling, name):g}; leave it out of the agent's settings{settings}, or {ignore}",
+        "unsupported_value",
+    )
 
 
 def _content(text: str, reply: str, hint: Hint, *, has_calls: bool) -> str | None:

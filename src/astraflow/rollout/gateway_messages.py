@@ -158,6 +158,7 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
         max_completion_tokens=request.max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
+        top_k=request.top_k,
         stop=request.stop_sequences,
         tools=tuple(map(_chat_tool, request.tools)) if request.tools else None,
         tool_choice=_chat_tool_choice(request.tool_choice),
@@ -167,12 +168,6 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
 
 def _check(request: MessagesRequest) -> None:
     """Refuses what only Messages requests can ask for; `ChatRequest.check` refuses the rest."""
-    if request.top_k is not None:
-        raise bad_request(
-            "top_k would change what the policy samples, and its logprobs would not be those that it is "
-            "trained with; leave it out",
-            "unsupported_parameter",
-        )
     if request.messages and request.messages[-1].role == "assistant":
         raise bad_request(
             "messages: the last one is the assistant's, and prefill is not supported: a policy begins its "

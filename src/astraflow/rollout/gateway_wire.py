@@ -59,6 +59,8 @@ _MAX_MESSAGES = 16_384
 _MAX_PARTS = 1024
 """Largest number of parts or calls of a message, and of tools of a request."""
 _Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
+_TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""As vLLM and SGLang take it: 0 and -1 mean the whole vocabulary."""
 _Biases = Annotated[dict[Label, _Penalty], Meta(max_length=1024)]
 _Schema = Annotated[dict[str, object], Meta(max_length=_MAX_PARTS)]
 _Stops = Annotated[tuple[StopText, ...], Meta(max_length=32)]
@@ -275,6 +277,9 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     logit_bias: _Biases | None = None
+    top_k: _TopK | None = None
+    min_p: TopP | None = None
+    repetition_penalty: _Penalty | None = None
     response_format: ReplyFormat | None = None
     seed: object = None
     user: object = None
@@ -298,19 +303,23 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
         limit = self.limit
         if limit is not None and limit < 1:
             raise bad_request(f"max_tokens = {limit}; it must be at least 1")
-        changed = [
-            name for name in ("presence_penalty", "frequency_penalty", "logit_bias") if getattr(self, name)
-        ]
-        if changed:
-            raise bad_request(
-                f"{changed[0]} would change what the policy samples, and its logprobs would not be those "
-                "that it is trained with; leave it out",
-                "unsupported_parameter",
-            )
         if self.top_logprobs:
             raise bad_request(
                 "top_logprobs: only the logprobs of sampled tokens are available; use 0", "unsupported_value"
             )
+
+    @property
+    def changed_logits(self) -> tuple[str, ...]:
+        """Names of the parameters that would change the distribution that a policy samples from, in ways that
+        no engine of ours follows."""
+        neutral: dict[str, object] = {
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "logit_bias": {},
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+        }
+        return tuple(name for name, value in neutral.items() if getattr(self, name) not in (None, value))
 
     @property
     def limit(self) -> int | None:

@@ -69,6 +69,8 @@ async def agent(
     rewards.set_score(reward)
     if endpoint.unmet_frac is not None:
         rewards.add_metric("unmet_forms_frac", endpoint.unmet_frac)
+    if endpoint.ignored_overrides_frac is not None:
+        rewards.add_metric("ignored_overrides_frac", endpoint.ignored_overrides_frac)
     return rewards
 
 

@@ -227,6 +227,12 @@ class Endpoint(Protocol):
         """
         ...
 
+    @property
+    def ignored_overrides_frac(self) -> float | None:
+        """Share of the requests whose sampling parameters were ignored; None if no policy has
+        `sampling.agent_overrides: ignore`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Heard:

@@ -60,6 +60,8 @@ class Hosted:
             )
         rewards = _rewards(ended, endpoint)
         rewards.add_metric("host_restarts", float(num_restarts), "max")
+        if endpoint.ignored_overrides_frac is not None:
+            rewards.add_metric("ignored_overrides_frac", endpoint.ignored_overrides_frac)
         return rewards
 
 

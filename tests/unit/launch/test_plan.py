@@ -49,6 +49,13 @@ def test_a_joiner_gets_sampling_lag_and_a_recipe_that_reads_back(tmp_path: Path)
     assert recipe_of(info, "http://x") == recipe
 
 
+def test_a_joiner_learns_what_to_do_with_an_agents_own_sampling(tmp_path: Path) -> None:
+    policy = {"model": f"{tmp_path}/model", "sampling": {"agent_overrides": "ignore"}}
+    ignores = make_recipe(tmp_path, policies={"actor": policy})
+    assert run_info(make_recipe(tmp_path)).policies[0].agent_overrides == "refuse"
+    assert run_info(ignores).policies[0].agent_overrides == "ignore"
+
+
 def test_an_architecture_differs_by_what_matters(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path)
     first = fingerprints(recipe)
