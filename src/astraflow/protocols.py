@@ -477,6 +477,15 @@ class ToolRenderer(Renderer, Protocol):
         ...
 
 
+@runtime_checkable
+class ReasoningRenderer(Renderer, Protocol):
+    """A renderer that knows whether its chat template makes the model begin with reasoning."""
+
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
+        ...
+
+
 # --- training and publishing ----------------------------------------------------------------------
 
 

@@ -105,6 +105,30 @@ async def test_several_choices_share_a_prompt_and_only_one_trains_each_token() -
     assert {t.reward for t in trajectories} == {1.0}
 
 
+async def test_a_call_in_reasoning_is_shown_as_text_and_not_made() -> None:
+    thought = '<think>Or <tool_call>{"name": "drop"}</tool_call></think>'
+    replies = iter([f'{thought}I. <tool_call>{{"name": "add"}}', f"{thought}5"])
+    async with episode(letters(ScriptedEngine(lambda _: next(replies)))) as open_:
+        chat = open_.client.chat.completions
+        asked: Any = {"model": "actor", "messages": [user("2+3")], "tools": [ADD]}
+        said = [(await chat.create(**asked)).choices[0].message for _ in range(2)]
+    assert [message.content for message in said] == [f"{thought}I.", f"{thought}5"]
+    (call,) = said[0].tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "add"
+    assert not said[1].tool_calls
+
+
+async def test_an_earlier_call_without_arguments_is_shown_as_json() -> None:
+    engine = ScriptedEngine("5")
+    made = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": ""}}
+    history: Any = [user("2+3"), {"role": "assistant", "content": None, "tool_calls": [made]}]
+    async with episode(letters(engine)) as open_:
+        await open_.client.chat.completions.create(model="actor", messages=[*history, user("?")])
+    shown = "".join(chr(i) for i in engine.requests[0].token_ids)
+    assert '<tool_call>{"name": "add", "arguments": {}}</tool_call>' in shown
+
+
 async def test_tools_are_shown_called_and_answered() -> None:
     replies = iter([f"I add. {CALL}", "It is 5."])
     engine = ScriptedEngine(lambda _: next(replies))

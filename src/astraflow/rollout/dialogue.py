@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from astraflow.bounds import as_label
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
-from astraflow.protocols import Engine, ImageRenderer, Renderer, ToolRenderer
+from astraflow.protocols import Engine, ImageRenderer, ReasoningRenderer, Renderer, ToolRenderer
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
@@ -71,6 +71,15 @@ class HostedPolicy:
                 "(docs/vision.md)",
                 is_retryable=False,
             )
+
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
+        return self._reasoning_renderer is not None and self._reasoning_renderer.opens_reasoning(prompt)
+
+    @cached_property
+    def _reasoning_renderer(self) -> ReasoningRenderer | None:
+        # The check of a protocol is slow, so it is made once.
+        return self.renderer if isinstance(self.renderer, ReasoningRenderer) else None
 
     @cached_property
     def max_context(self) -> int:
@@ -232,7 +241,12 @@ class Dialogue:
             self._progress.add(hosted.info.name, request, generation)
         message = hosted.renderer.parse(generation.token_ids)
         completion = Completion(
-            hosted.info.name, message.content, generation.finish_reason, len(generation.token_ids), idx
+            hosted.info.name,
+            message.content,
+            generation.finish_reason,
+            len(generation.token_ids),
+            idx,
+            begins_in_reasoning=hosted.opens_reasoning(token_ids),
         )
         return completion, generation
 

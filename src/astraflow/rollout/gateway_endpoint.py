@@ -57,7 +57,7 @@ from astraflow.rollout.gateway_wire import (
 )
 from astraflow.types import PolicyInfo, Sampling
 from astraflow.workflows.calls import CallParser, ToolCall
-from astraflow.workflows.conversation import AgentReport, Heard
+from astraflow.workflows.conversation import AgentReport, Completion, Heard
 
 __all__ = ["EpisodeEndpoint"]
 
@@ -430,7 +430,7 @@ class EpisodeEndpoint:
             self._num_unmet += not asked.hint.is_met_by(calls, completion.reply)
         reply = Reply(
             role="assistant",
-            content=_content(text, completion.reply, asked.hint, has_calls=bool(calls)),
+            content=_content(completion, text, asked.hint, has_calls=bool(calls)),
             tool_calls=called(calls, f"call_{asked.number}_{place}"),
         )
         logprobs = None
@@ -484,13 +484,12 @@ def _refused_sampling(info: PolicyInfo, request: ChatRequest, name: str) -> Refu
     )
 
 
-def _content(text: str, reply: str, hint: Hint, *, has_calls: bool) -> str | None:
-    """What a client reads beside the calls; `reply` is the text without its reasoning."""
+def _content(completion: Completion, text: str, hint: Hint, *, has_calls: bool) -> str | None:
+    """What a client reads in addition to the calls; `text` lacks the stop text that ended the completion."""
     if has_calls:
-        before, tag, _ = text.partition("<tool_call>")
-        return (before.strip() or None) if tag else None  # without a tag, the text is the call
-    # A client parses what it wanted as JSON, and reasoning before it is none.
-    return reply if hint.json_kind and reply else text
+        return completion.text_before_calls or None  # without a tag, the text is the call
+    # A client parses the JSON that it asked for, so it is not shown the reasoning.
+    return completion.reply if hint.json_kind and completion.reply else text
 
 
 def _sent_back(choice: Choice) -> ChatMessage:

@@ -360,8 +360,8 @@ def messages_of(messages: Sequence[ChatMessage], earlier: Sequence[ChatMessage] 
 
 def _message(message: ChatMessage, called_by: Mapping[str, str]) -> Message:
     calls = "".join(
-        '<tool_call>{"name": '
-        f'{json.dumps(call.function.name)}, "arguments": {call.function.arguments}}}</tool_call>'
+        f'<tool_call>{{"name": {json.dumps(call.function.name)}, '
+        f'"arguments": {call.function.arguments.strip() or "{}"}}}</tool_call>'
         for call in message.tool_calls or ()
     )
     role = "system" if message.role == "developer" else message.role

@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from astraflow.envs.config import JudgeReward, TasksConfig, WeightedReward
 from astraflow.envs.rewards import extract_answer
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.protocols import Engine, Renderer, Score
+from astraflow.protocols import Engine, ReasoningRenderer, Renderer, Score
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.types import GenerateRequest, Message, Sampling, Task
+from astraflow.workflows.calls import without_reasoning
 from astraflow.workflows.roles import last_choice
 
 __all__ = ["Judge", "JudgedScoring", "judges_of", "make_scoring"]
@@ -164,8 +165,10 @@ class Judge:
             seed=_seed(question),
         )
         generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
-        reply = renderer.parse(generation.token_ids).content
-        verdict = last_choice(reply.rpartition("</think>")[2], tuple(config.verdicts))
+        is_thinking = isinstance(renderer, ReasoningRenderer) and renderer.opens_reasoning(prompt)
+        text = renderer.parse(generation.token_ids).content
+        reply = without_reasoning(text, begins_inside=is_thinking)
+        verdict = last_choice(reply, tuple(config.verdicts))
         return config.verdicts.get(verdict, config.unclear), bool(verdict)
 
     async def close(self) -> None:

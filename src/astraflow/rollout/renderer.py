@@ -12,7 +12,7 @@ The template shows an image as one token; as many take its place as the model ma
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -25,6 +25,9 @@ __all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer"]
 
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no tokenizer sees them, no template treats them."""
+
+_THINK_ENDINGS = ("<think>", "<think>\n", "<think>\n\n")
+"""How a prompt ends whose template opens the model's reasoning."""
 
 _CACHED_PROMPTS = 64
 """Prompts of the groups in flight: the episodes of a group share theirs."""
@@ -175,6 +178,14 @@ class ChatRenderer:
         prompt = _squeezed(self._tokenizer.text(history[:-1], self._tools))
         head = shown.removesuffix(_squeezed(history[-1].content))
         return _is_opened_by(head, prompt, history[-2])
+
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends with <think>, so that the completion begins with reasoning."""
+        return any(tuple(prompt[-len(ending) :]) == ending for ending in self._think_endings)
+
+    @cached_property
+    def _think_endings(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(self._tokenizer.encode(text)) for text in _THINK_ENDINGS)
 
     def parse(self, token_ids: Sequence[int]) -> Message:
         """The assistant message of sampled ids, without stop tokens."""

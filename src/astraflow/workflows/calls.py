@@ -1,12 +1,24 @@
-"""Finds function calls in a model's text; each style of chat template has its own parser."""
+"""Finds function calls in a model's text; each style of chat template has its own parser.
+
+Reasoning (`<think>...</think>`) is not part of what a model says, so a call in it is not a call. A tag inside
+a string of a call's JSON is text and not a tag.
+"""
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-__all__ = ["CALL_PARSERS", "CallParser", "ToolCall", "bare_json_calls", "tagged_calls"]
+__all__ = [
+    "CALL_PARSERS",
+    "CallParser",
+    "ToolCall",
+    "bare_json_calls",
+    "tagged_calls",
+    "text_before_calls",
+    "without_reasoning",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,45 +39,132 @@ CallParser: TypeAlias = Callable[[str], Sequence[ToolCall]]
 _MAX_DEPTH = 64
 """Largest nesting of objects and lists in a call. Much deeper ones reach Python's recursion limit later."""
 
-_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
+_THINK = "<think>"
+_THINK_END = "</think>"
+_MARK = re.compile(f"{_THINK}|{_THINK_END}|{_OPEN}")
+_BETWEEN = re.compile(r"(?:[\s;,]|<\|python_tag\|>)*")
+"""What may stand before a call, and between two calls. Llama 3 writes the tag, and separates calls by `;`."""
+_EXPECTED = 'expected {"name": ..., "arguments": {...}}'
 
 
 def tagged_calls(text: str) -> tuple[ToolCall, ...]:
     """Reads JSON between <tool_call> and </tool_call>, as Hermes and Qwen write it.
 
+    A pair of tags may hold several calls, and the last closing tag may be missing.
     Example: `tagged_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')`.
     """
-    return tuple(_call(part) for part in _TAGGED.findall(text))
+    text = without_reasoning(text)
+    calls: list[ToolCall] = []
+    pos = 0
+    while (opening := text.find(_OPEN, pos)) >= 0:
+        start = opening + len(_OPEN)
+        values, pos, problem = _values_at(text, start)
+        is_closed = pos == len(text) or text.startswith((_CLOSE, _OPEN), pos)
+        if values and is_closed and not problem:
+            calls += _calls(values)
+            continue
+        if not problem:
+            problem = "text follows the JSON" if values else "no JSON follows the tag"
+            problem = f"{problem}, at character {pos - start}; {_EXPECTED}"
+        calls.append(ToolCall(problem=f"the call is not valid JSON: {problem}"))
+        closing = text.find(_CLOSE, pos)
+        pos = closing if closing >= 0 else len(text)
+    return tuple(calls)
 
 
 def bare_json_calls(text: str) -> tuple[ToolCall, ...]:
-    """Reads a text that is one JSON object with a name, or a list of such objects, as Llama 3 writes it."""
-    stripped = text.strip().removeprefix("<|python_tag|>")
-    if not stripped.startswith(("{", "[")) or '"name"' not in stripped:
+    """Reads a text that is JSON: an object with a name, several of them, or a list, as Llama 3 writes it."""
+    text = without_reasoning(text)
+    start = _past_separators(text, 0)
+    if not text.startswith(("{", "["), start) or '"name"' not in text:
         return ()
-    try:
-        loaded = _loaded(stripped)
-    except ValueError as err:
-        return (ToolCall(problem=f"the call is not valid JSON: {err}"),)
-    parts = cast("list[object]", loaded) if isinstance(loaded, list) else [loaded]
-    return tuple(_checked(part) for part in parts)
+    values, end, problem = _values_at(text, start)
+    if not problem and end < len(text):
+        problem = f"text follows the JSON, at character {end - start}; write the call alone"
+    if problem:
+        return (ToolCall(problem=f"the call is not valid JSON: {problem}"),)
+    return _calls(values)
 
 
-def _call(text: str) -> ToolCall:
-    try:
-        return _checked(_loaded(text))
-    except ValueError as err:
-        return ToolCall(problem=f"the call is not valid JSON: {err}")
+# --- reasoning ------------------------------------------------------------------------------------
 
 
-def _loaded(text: str) -> object:
-    """Decodes JSON.
+def without_reasoning(text: str, *, begins_inside: bool = False) -> str:
+    """What a model says to others: its text outside of <think>...</think>. Reasoning may lack its end.
 
-    Raises: ValueError if the text is not JSON, is nested too deeply, or has what no JSON can say again: a
-    number beyond all bounds, `NaN`, half a character.
+    `begins_inside`: the prompt ended with <think>, so the text begins with reasoning. Even without this, a
+    </think> without its <think> ends reasoning that began before the text.
+    """
+    return "".join(text[start:end] for start, end in _spans(text, begins_inside)).strip()
+
+
+def text_before_calls(text: str, *, begins_inside: bool = False) -> str | None:
+    """The text before the first <tool_call>, with its reasoning; None if there is none to be made."""
+    for start, end in _spans(text, begins_inside):
+        if (opening := text.find(_OPEN, start, end)) >= 0:
+            return text[:opening].strip()
+    return None
+
+
+def _spans(text: str, begins_inside: bool) -> list[tuple[int, int]]:
+    """The parts of a text that are not reasoning, as `[start, end)`."""
+    spans: list[tuple[int, int]] = []
+    start = _end_of_reasoning(text, 0) if begins_inside else 0
+    pos = _values_at(text, start)[1]
+    while mark := _MARK.search(text, pos):
+        if mark[0] == _OPEN:
+            pos = _values_at(text, mark.end())[1]
+            continue
+        if mark[0] == _THINK:
+            spans.append((start, mark.start()))
+            start = _end_of_reasoning(text, mark.end())
+        else:
+            spans.clear()
+            start = mark.end()
+        pos = _values_at(text, start)[1]
+    return [*spans, (start, len(text))]
+
+
+def _end_of_reasoning(text: str, start: int) -> int:
+    end = text.find(_THINK_END, start)
+    return end + len(_THINK_END) if end >= 0 else len(text)
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def _values_at(text: str, start: int) -> tuple[list[object], int, str]:
+    """The objects and lists that follow one another from `start`; the position behind them, and why the next
+    one cannot be read (empty if nothing like JSON follows)."""
+    values: list[object] = []
+    pos = _past_separators(text, start)
+    while text.startswith(("{", "["), pos):
+        try:
+            value, length = _loaded(text[pos:])
+        except json.JSONDecodeError as err:
+            return values, pos, f"{err.msg}, at character {pos - start + err.pos}"
+        except ValueError as err:
+            return values, pos, str(err)
+        values.append(value)
+        pos = _past_separators(text, pos + length)
+    return values, pos, ""
+
+
+def _past_separators(text: str, pos: int) -> int:
+    found = _BETWEEN.match(text, pos)
+    return found.end() if found else pos
+
+
+def _loaded(text: str) -> tuple[object, int]:
+    """Decodes the JSON that a text begins with; returns its length as well.
+
+    Raises: ValueError if it is not JSON, is nested too deeply, gives two values to one key, or has what no
+    JSON can say again: a number beyond all bounds, `NaN`, half a character.
     """
     try:
-        loaded = cast("object", json.loads(text))
+        loaded, end = _DECODER.raw_decode(text)
     except RecursionError:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}") from None
     level = [loaded]
@@ -75,7 +174,21 @@ def _loaded(text: str) -> object:
         if depth > _MAX_DEPTH:
             raise ValueError(f"nested deeper than {_MAX_DEPTH}")
     json.dumps(loaded, ensure_ascii=False, allow_nan=False).encode()
-    return loaded
+    return loaded, end
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    """An object of its keys and values. Raises: ValueError if a key has two different values."""
+    made: dict[str, object] = {}
+    for key, value in pairs:
+        if key in made and made[key] != value:
+            raise ValueError(f"the key {key!r} has two values")
+        made[key] = value
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, strict=False)
+"""Line breaks inside of strings are taken as they are: models write programs that way."""
 
 
 def _parts(value: object) -> Iterable[object]:
@@ -85,17 +198,44 @@ def _parts(value: object) -> Iterable[object]:
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
+def _calls(values: Sequence[object]) -> tuple[ToolCall, ...]:
+    """The calls in JSON values; a list stands for its items."""
+    flat: list[object] = []
+    for value in values:
+        flat += cast("list[object]", value) if isinstance(value, list) else [value]
+    return tuple(_checked(part) for part in flat or values)
+
+
 def _checked(loaded: object) -> ToolCall:
-    expected = 'expected {"name": ..., "arguments": {...}}'
     if not isinstance(loaded, dict):
-        return ToolCall(problem=f"the call is not a JSON object; {expected}")
+        return ToolCall(problem=f"the call is not a JSON object; {_EXPECTED}")
     call = cast("dict[str, object]", loaded)
     name = call.get("name")
+    if not isinstance(name, str) or not name.strip():
+        return ToolCall(problem=f"the call has no name; {_EXPECTED}")
     # Llama 3 writes `parameters` for `arguments`.
-    arguments = call.get("arguments", call.get("parameters", {}))
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return ToolCall(problem=f"the call has no name, or its arguments are not an object; {expected}")
-    return ToolCall(name, cast("dict[str, object]", arguments))
+    given = call.get("arguments")
+    try:
+        arguments = _decoded(call.get("parameters") if given is None else given)
+    except ValueError as err:
+        return ToolCall(problem=f"the arguments of {name!r} are text that is not JSON: {err}; {_EXPECTED}")
+    if not isinstance(arguments, dict):
+        shown = json.dumps(arguments)[:40]
+        return ToolCall(problem=f"the arguments of {name!r} are {shown} and not an object; {_EXPECTED}")
+    return ToolCall(name.strip(), cast("dict[str, object]", arguments))
+
+
+def _decoded(arguments: object) -> object:
+    """Arguments as an object. Some models write null or nothing for none, or the object as JSON text.
+
+    Raises: ValueError if a text is not JSON.
+    """
+    while isinstance(arguments, str) and arguments.strip():
+        text = arguments.strip()
+        arguments, end = _loaded(text)
+        if end < len(text):
+            raise ValueError(f"text follows the JSON, at character {end}")
+    return {} if arguments is None or isinstance(arguments, str) else arguments
 
 
 CALL_PARSERS: dict[str, CallParser] = {"tagged": tagged_calls, "bare_json": bare_json_calls}

@@ -37,7 +37,7 @@ from astraflow.errors import RolloutError
 from astraflow.protocols import Observation, Score
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
 from astraflow.wire import ColumnType, column
-from astraflow.workflows.calls import CallParser, tagged_calls
+from astraflow.workflows.calls import CallParser, tagged_calls, text_before_calls, without_reasoning
 
 __all__ = [
     "MAX_TIMES",
@@ -75,6 +75,8 @@ class Completion:
     num_tokens: int
     idx: int
     """Position among the completions of the episode."""
+    begins_in_reasoning: bool = False
+    """Whether the chat template opened <think> in the prompt, so that the text begins with reasoning."""
 
     @property
     def is_truncated(self) -> bool:
@@ -83,11 +85,13 @@ class Completion:
 
     @property
     def reply(self) -> str:
-        """The text after the reasoning, for others to read; empty if the reasoning did not end."""
-        _, end, rest = self.text.rpartition("</think>")
-        if end:
-            return rest.strip()
-        return "" if "<think>" in self.text else self.text.strip()
+        """The text without its reasoning, for others to read. Reasoning that did not end is left out, too."""
+        return without_reasoning(self.text, begins_inside=self.begins_in_reasoning)
+
+    @property
+    def text_before_calls(self) -> str | None:
+        """The text before the first <tool_call>, with its reasoning; None if there is no such tag."""
+        return text_before_calls(self.text, begins_inside=self.begins_in_reasoning)
 
 
 class Conversation(Protocol):

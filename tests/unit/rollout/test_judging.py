@@ -35,6 +35,7 @@ def scoring(engine: ScriptedEngine, reward: dict[str, Any], **fields: Any) -> Ju
         ("no, well: yes", 1.0, 0.0),
         ("maybe", -1.0, 1.0),
         ("<think>yes</think>hm", -1.0, 1.0),
+        ("<think>yes", -1.0, 1.0),
     ],
 )
 async def test_the_last_word_of_the_reply_is_the_verdict(reply: str, value: float, unclear: float) -> None:

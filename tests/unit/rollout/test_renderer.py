@@ -122,6 +122,15 @@ def test_parse_drops_end_tokens_and_keeps_the_rest() -> None:
     assert make_renderer().parse((*ids("yo"), 1, 1)) == said("yo")
 
 
+def test_a_prompt_that_ends_with_an_open_think_tag_opens_reasoning() -> None:
+    opened = make_renderer(PLAIN.replace("<assistant>{% endif %}", "<assistant><think>\n{% endif %}"))
+    assert opened.opens_reasoning(opened.render([user("hi")]))
+    closed = make_renderer(PLAIN.replace("<assistant>{% endif %}", "<assistant><think></think>\n{% endif %}"))
+    assert not closed.opens_reasoning(closed.render([user("hi")]))
+    plain = make_renderer()
+    assert not plain.opens_reasoning(plain.render([user("hi <think>")]))
+
+
 # --- tools ----------------------------------------------------------------------------------------
 
 SHOWING = "{% for t in tools %}[{{ t.name }}]{% endfor %}" + PLAIN

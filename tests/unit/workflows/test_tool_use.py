@@ -6,13 +6,14 @@ import pytest
 
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.rollout.renderer import ChatRenderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode
 from astraflow.workflows.calls import ToolCall, bare_json_calls, tagged_calls
 from astraflow.workflows.tool_use import tool_use
 from astraflow.workflows.tools import Tool, ToolContext, make_tool, run_call
 from rollout_fakes import ScriptedEngine, exact, make_hosted, make_policy, make_task
-from workflow_driver import letter_renderer
+from workflow_driver import END, PLAIN, LetterTokenizer, letter_renderer
 
 
 def add(a: int, b: int, *, carry: int = 0) -> int:
@@ -53,10 +54,11 @@ class Agent:
         self.engine = ScriptedEngine(
             lambda request: left.pop(0) if len(left) > 1 else left[0], max_context=9999
         )
+        self.renderer = letter_renderer()
 
     async def play(self, *functions: Any, **settings: Any) -> Episode:
         tools = [make_tool(function) for function in functions or (add,)]
-        hosted = HostedPolicy(make_policy("actor", max_tokens=999), self.engine, letter_renderer())
+        hosted = HostedPolicy(make_policy("actor", max_tokens=999), self.engine, self.renderer)
         workflow = partial(tool_use, tools=tools, **settings)
         return await EpisodeRunner({"actor": hosted}, workflow, exact).episode(make_task(), seed=1)
 
@@ -148,6 +150,13 @@ async def test_long_results_are_cut() -> None:
 
 async def test_a_call_within_the_reasoning_is_none() -> None:
     agent = Agent(f"<think>{call()}</think>5")
+    assert metrics(await agent.play())["tool_calls"] == 0.0
+
+
+async def test_a_call_within_reasoning_that_the_prompt_opened_and_nothing_ended_is_none() -> None:
+    agent = Agent(f"I could {call()}")
+    thinking = PLAIN.replace("<assistant>{% endif %}", "<assistant><think>\n{% endif %}")
+    agent.renderer = ChatRenderer(LetterTokenizer(thinking), frozenset({END}))
     assert metrics(await agent.play())["tool_calls"] == 0.0
 
 

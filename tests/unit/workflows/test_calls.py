@@ -1,0 +1,199 @@
+"""Calls in a model's text: what is one, what is reasoning, and what the model is told about one that is
+broken."""
+
+import json
+
+import pytest
+
+from astraflow.workflows.calls import CALL_PARSERS, bare_json_calls, tagged_calls, without_reasoning
+from astraflow.workflows.conversation import Completion
+
+
+def tagged(name: str = "find", arguments: str = "{}") -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+def bare(name: str = "find", arguments: str = "{}") -> str:
+    return f'{{"name": "{name}", "parameters": {arguments}}}'
+
+
+def names(parser: str, text: str) -> list[str]:
+    return [call.name or call.problem for call in CALL_PARSERS[parser](text)]
+
+
+# --- reasoning ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        (f"<think>Maybe {tagged('drop')} but no.</think>It is 4.", []),
+        (f"<think>Try {tagged('drop')}</think>{tagged()}", ["find"]),
+        (f"Maybe {tagged('drop')} but no.</think>It is 4.", []),
+        (f"<think>Maybe {tagged('drop')}", []),
+        (f"{tagged()}<think>And {tagged('drop')}", ["find"]),
+        (f"<think>a</think>{tagged()}<think>{tagged('drop')}</think>{tagged('look')}", ["find", "look"]),
+        (f"<think>a</think>{tagged('drop')} oh</think>{tagged()}", ["find"]),
+        (f"<think>\n\n</think>\n\n{tagged()}", ["find"]),
+        (tagged(arguments='{"text": "</think>"}'), ["find"]),
+        (tagged(arguments='{"text": "<think>"}') + tagged("look"), ["find", "look"]),
+        ("<think>a</think>" + tagged(arguments='{"text": "<think>b</think>"}'), ["find"]),
+        ("Maybe " + tagged("drop", '{"text": "</think>"}') + "</think>" + tagged(), ["find"]),
+    ],
+)
+def test_a_call_in_reasoning_is_not_a_call(text: str, called: list[str]) -> None:
+    assert names("tagged", text) == called
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        (f"<think>{bare('drop')}</think>{bare()}", ["find"]),
+        (f"<think>{bare('drop')}</think>It is 4.", []),
+        (f"{bare('drop')} hm.</think>\n{bare()}", ["find"]),
+        (f"<think>{bare('drop')}", []),
+        (bare(arguments='{"text": "</think>"}'), ["find"]),
+        (bare(arguments='{"text": "<think>"}'), ["find"]),
+    ],
+)
+def test_a_bare_call_in_reasoning_is_not_a_call(text: str, called: list[str]) -> None:
+    assert names("bare_json", text) == called
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("5", "5"),
+        ("<think>hm</think> 5 ", "5"),
+        ("hm</think>5", "5"),
+        ("5<think>hm", "5"),
+        ("<think>hm", ""),
+        ("5 <think>hm</think>or 6", "5 or 6"),
+        ('{"text": "</think>"}', '{"text": "</think>"}'),
+        (tagged(arguments='{"text": "</think>"}'), tagged(arguments='{"text": "</think>"}')),
+    ],
+)
+def test_what_a_model_says_is_its_text_without_its_reasoning(text: str, said: str) -> None:
+    assert without_reasoning(text) == said
+    assert Completion("actor", text, "stop", 1, 0).reply == said
+
+
+def test_reasoning_that_began_in_the_prompt_and_did_not_end_is_not_said() -> None:
+    text = f"Maybe {tagged('drop')}"
+    assert Completion("actor", text, "length", 1, 0).reply == text
+    assert Completion("actor", text, "length", 1, 0, begins_in_reasoning=True).reply == ""
+    ended = Completion("actor", f"{text}</think>{tagged()}", "stop", 1, 0, begins_in_reasoning=True)
+    assert ended.reply == tagged()
+    assert ended.text_before_calls == f"{text}</think>"
+
+
+def test_the_text_before_the_calls_has_all_of_the_reasoning() -> None:
+    text = f"<think>Maybe {tagged('drop')}</think>So: "
+    assert Completion("actor", text + tagged(), "stop", 1, 0).text_before_calls == text.strip()
+    assert Completion("actor", text, "stop", 1, 0).text_before_calls is None
+
+
+# --- how calls are written ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ("null", {}),
+        ('""', {}),
+        ('" "', {}),
+        ('"null"', {}),
+        (json.dumps('{"q": "cats"}'), {"q": "cats"}),
+        (json.dumps(' {"q": {"a": [1, {}]}}\n'), {"q": {"a": [1, {}]}}),
+        (json.dumps(json.dumps({"q": 1})), {"q": 1}),
+        ('{"q": "</tool_call>"}', {"q": "</tool_call>"}),
+        ('{"q": "<tool_call>{}</tool_call> {{}}}"}', {"q": "<tool_call>{}</tool_call> {{}}}"}),
+        (r'{"q": "\"}</tool_call>\\"}', {"q": '"}</tool_call>\\'}),
+        (r'{"q": "gr\u00f6\u00dfer \ud83d\ude42"}', {"q": "größer 🙂"}),
+        ('{"q": "a\nb\tc"}', {"q": "a\nb\tc"}),
+        ('{"q": 1, "q": 1}', {"q": 1}),
+    ],
+)
+def test_arguments_are_an_object_or_json_text_of_one_or_nothing(arguments: str, read: object) -> None:
+    for call in (*tagged_calls(tagged(arguments=arguments)), *bare_json_calls(bare(arguments=arguments))):
+        assert (call.name, call.arguments, call.problem) == ("find", read, "")
+
+
+def test_arguments_may_be_missing_or_have_either_name() -> None:
+    assert tagged_calls('<tool_call>{"name": "find"}</tool_call>')[0].arguments == {}
+    both = '{"name": "find", "arguments": null, "parameters": {"q": 1}}'
+    assert bare_json_calls(both)[0].arguments == {"q": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("[1, 2]", "the arguments of 'find' are [1, 2] and not an object"),
+        ("3", "are 3 and not an object"),
+        ("true", "are true and not an object"),
+        ('"[1]"', "are [1] and not an object"),
+        ('"cats"', "are text that is not JSON"),
+        (json.dumps('{"q": 1} or so'), "are text that is not JSON: text follows the JSON, at character 8"),
+        ('{"q": 1, "q": 2}', "the key 'q' has two values"),
+        ('{"q": 1e999}', "not valid JSON"),
+        (r'{"q": "\ud83d"}', "not valid JSON"),
+        ("{'q': 1}", "enclosed in double quotes, at character 31"),
+    ],
+)
+def test_what_is_wrong_with_arguments_is_told(arguments: str, problem: str) -> None:
+    for parser, text in (("tagged", tagged(arguments=arguments)), ("bare_json", bare(arguments=arguments))):
+        (call,) = CALL_PARSERS[parser](text)
+        told = problem if parser == "tagged" else problem.replace("31", "32")
+        assert told in call.problem
+        assert call.name == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        tagged() + tagged("look"),
+        f"First\n{tagged()}\n\nand then\n{tagged('look')}\nthat is all.",
+        tagged().replace("</tool_call>", "\n") + tagged("look"),
+        tagged().removesuffix("</tool_call>") + "\n" + tagged("look").removeprefix("<tool_call>"),
+        f"<tool_call>\n[{bare()}, {bare('look')}]\n</tool_call>",
+        tagged() + tagged("look").removesuffix("</tool_call>"),
+    ],
+)
+def test_tagged_calls_may_follow_one_another(text: str) -> None:
+    assert names("tagged", text) == ["find", "look"]
+
+
+@pytest.mark.parametrize("between", ["; ", "\n", " ", "", ",", ";\n\n", "<|python_tag|>"])
+def test_bare_calls_may_follow_one_another(between: str) -> None:
+    assert names("bare_json", f"<|python_tag|>{bare()}{between}{bare('look')}") == ["find", "look"]
+    assert names("bare_json", f" [{bare()}, {bare('look')}]\n") == ["find", "look"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<tool_call></tool_call>", "no JSON follows the tag"),
+        ("<tool_call>find(1)</tool_call>", "no JSON follows the tag, at character 0"),
+        (tagged().replace("</tool_call>", " please</tool_call>"), "text follows the JSON, at character 34"),
+        (tagged().replace("}}", "}}}"), "text follows the JSON, at character 33"),
+        ("<tool_call>{</tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": " "}</tool_call>', "the call has no name"),
+    ],
+)
+def test_a_broken_tag_is_told_and_the_next_one_is_read(text: str, problem: str) -> None:
+    broken, good = tagged_calls(text + tagged())
+    assert problem in broken.problem
+    assert (broken.name, good.name) == ("", "find")
+
+
+def test_bare_json_with_text_behind_it_is_told() -> None:
+    (call,) = bare_json_calls(f"{bare()} I wait.")
+    assert call.problem == (
+        "the call is not valid JSON: text follows the JSON, at character 35; write the call alone"
+    )
+
+
+def test_a_long_text_of_broken_tags_is_read() -> None:
+    assert len(tagged_calls('<tool_call>{"a": ["' * 5_000)) == 1
+    assert tagged_calls("<think>" * 100_000) == ()
+    assert names("tagged", "</think><tool_call>[" * 5_000)[0].endswith("at character 1")
