@@ -45,7 +45,8 @@ from astraflow.envs.config import (
 from astraflow.envs.data_sets.catalogue import find_data_set
 from astraflow.envs.environment import make_environment, without_environment
 from astraflow.envs.math_answers import is_right, readable_gold
-from astraflow.envs.math_text import boxes, fold
+from astraflow.envs.math_spelling import fold
+from astraflow.envs.math_text import boxes
 from astraflow.envs.own_rewards import Call, OwnReward, check_own_reward, make_own_reward
 from astraflow.envs.question_answers import exact_match, word_f1
 from astraflow.envs.reasoning_gym import GYM, runs_answers, score_gym

@@ -1,0 +1,147 @@
+"""Reads numbers that are written with digits: decimals, fractions, ratios and numbers in another base."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import cast
+
+from astraflow.envs.math_spelling import fold
+
+__all__ = [
+    "Number",
+    "based_equal",
+    "number_of",
+    "ratios_equal",
+]
+
+_MIN_DIGITS = 6
+"""A decimal with at least this many significant digits equals the values that round to it; 3.14 is not pi."""
+
+_BASED = re.compile(r"^([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)_\{?(?:\\text\{)?\s*(\d+|two|three|eight)\s*\}*$")
+
+
+def based_equal(gold: str, answer: str) -> bool | None:
+    """Whether numbers with a base, such as `1011_2`, have the same digits and base.
+
+    If only one side names a base, it holds for the other side too.
+    """
+    wanted = _BASED.match(fold(gold))
+    given = _BASED.match(fold(answer))
+    if wanted is None and given is None:
+        return None
+    if wanted is not None and given is not None:
+        return wanted.groups() == given.groups()
+    with_base = wanted or given
+    without_base = fold(answer if wanted else gold)
+    return with_base is not None and with_base[1].lstrip("0").upper() == without_base.lstrip("0").upper()
+
+
+_RATIO = re.compile(r"[-\d.:/\s]+|\\frac\{\d+\}\{\d+\}")
+
+
+def ratios_equal(gold: str, answer: str) -> bool | None:
+    """Whether ratios are equal: `2:3` equals its fraction; in longer ratios, all parts are in proportion."""
+    if ":" not in gold + answer or not all(_RATIO.fullmatch(text) for text in (gold, answer)):
+        return None
+    wanted, given = ([_fraction(part) for part in text.split(":")] for text in (gold, answer))
+    if any(part is None or part == 0 for part in wanted + given):
+        return None
+    if len(wanted) != len(given):
+        return False if max(len(wanted), len(given)) > 2 else None
+    firsts = (cast("Fraction", wanted[0]), cast("Fraction", given[0]))
+    return all(
+        cast("Fraction", w) / firsts[0] == cast("Fraction", g) / firsts[1]
+        for w, g in zip(wanted, given, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, and how exactly it was written."""
+
+    value: Fraction
+    num_decimals: int = -1
+    """Number of digits after the decimal point; -1 for a number that is exact."""
+    num_digits: int = 0
+    """Number of significant digits of a decimal."""
+
+    def is_equal(self, other: "Number") -> bool:
+        """Whether the values are equal, or one number is a decimal that stands for the other."""
+        if self.value == other.value or _is_noise(self.value, other.value):
+            return True
+        return self.stands_for(other.value) or other.stands_for(self.value)
+
+    def stands_for(self, value: Fraction) -> bool:
+        """Whether this is a decimal with enough digits, to which `value` rounds."""
+        if self.num_decimals < 0 or self.num_digits < _MIN_DIGITS:
+            return False
+        return value.denominator != 1 and abs(self.value - value) <= Fraction(1, 2 * 10**self.num_decimals)
+
+
+def _is_noise(one: Fraction, two: Fraction) -> bool:
+    """Whether decimals differ only by floating-point rounding, as 0.30000000000000004 and 0.3 do."""
+    if one.denominator == 1 and two.denominator == 1:
+        return False
+    return abs(one - two) <= Fraction(1, 10**13) * max(abs(one), abs(two))
+
+
+_SCIENTIFIC = re.compile(
+    r"^(?P<base>[-+]?(?:\d+\.?\d*|\.\d+))\s*(?:(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{?\s*(?P<a>[-+]?\s*\d+)\s*\}?"
+    r"|[eE]\{?(?P<b>[-+]?\d+)\}?)$"
+)
+_REPEATING = re.compile(r"^([-+]?)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?$")
+_FRACTION = re.compile(r"^([-+]?)\\frac\{([-+]?\d+)\}\{(\d+)\}$|^([-+]?)(\d+)/(\d+)$")
+_MIXED = re.compile(r"^([-+]?)(\d+)(?:\\frac\{(\d+)\}\{(\d+)\}|\s+(\d+)/(\d+))$")
+_MAX_EXPONENT = 400
+"""Larger powers of ten are left to the algebra."""
+
+
+def number_of(text: str) -> Number | None:
+    """The number that a text writes in digits; None if the text needs algebra."""
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text.strip())
+    if re.fullmatch(r"[-+]?\s*(?:\d+\.?\d*|\.\d+)", text):
+        return _decimal(text.replace(" ", ""))
+    if (match := _SCIENTIFIC.match(text)) is not None:
+        exponent = int((match["a"] or match["b"]).replace(" ", ""))
+        if abs(exponent) > _MAX_EXPONENT:
+            return None
+        base = _decimal(match["base"])
+        return Number(base.value * Fraction(10) ** exponent)
+    exact = _fraction(text)
+    return None if exact is None else Number(exact)
+
+
+def _decimal(text: str) -> Number:
+    """A number written with digits and perhaps a decimal point."""
+    value = Fraction(text.rstrip(".") if text.rstrip("-+.") else "0")
+    _, point, decimals = text.partition(".")
+    if not point or not decimals:
+        return Number(value)
+    return Number(value, len(decimals), len(text.replace(".", "").lstrip("-+0")))
+
+
+def _fraction(text: str) -> Fraction | None:
+    """The value of an integer, a decimal, a fraction, a mixed or a repeating number; None for other texts."""
+    text = re.sub(r"\s*(\\frac|[{}/])\s*", r"\1", text.strip())
+    if re.fullmatch(r"[-+]?\d+(?:\.\d+)?", text):
+        return Fraction(text)
+    if (match := _FRACTION.match(text)) is not None:
+        is_latex = match[3] is not None
+        sign, above, below = match.group(1, 2, 3) if is_latex else match.group(4, 5, 6)
+        if int(below) == 0:
+            return None
+        value = Fraction(int(above), int(below))
+        return -value if sign == "-" else value
+    if (match := _MIXED.match(text)) is not None:
+        above = int(match[3] or match[5])
+        below = int(match[4] or match[6])
+        if below == 0:
+            return None
+        value = int(match[2]) + Fraction(above, below)
+        return -value if match[1] == "-" else value
+    if (match := _REPEATING.match(text)) is not None:
+        sign, whole, start, period = match.groups()
+        value = Fraction(int((whole or "0") + start), 10 ** len(start))
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(start))
+        return -value if sign == "-" else value
+    return None
