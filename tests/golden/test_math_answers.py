@@ -1,7 +1,9 @@
 """The reward `math_verify` on right, equivalent and wrong answers in the forms of public data sets.
 
-`math_answers.jsonl` holds what stands in a box, `math_responses.jsonl` whole responses, each with the gold of
-a data set's row (MATH, GSM8K, AIME, DAPO, DeepScaleR, Minerva, Olympiad) and labels written by hand.
+`math_answers.jsonl` and `math_forms.jsonl` hold what stands in a box, `math_responses.jsonl` whole responses,
+each with the gold of a data set's row (MATH, GSM8K, AIME, DAPO, DeepScaleR, Minerva, Olympiad) and labels
+written by hand. The rows of `math_forms.jsonl` also name their form of writing; `benchmarks/math_recall.py`
+compares the reward with plain `math-verify` on them.
 """
 
 import json
@@ -57,6 +59,15 @@ def test_answers_in_boxes_are_paid_if_and_only_if_they_are_right(
     ]
     assert len(pairs) > 1200
     assert missed(pairs, extract) == []
+
+
+@pytest.mark.timeout(120)
+def test_every_form_of_a_right_answer_is_paid_and_no_wrong_answer_is() -> None:
+    pairs = [
+        (gold, wrapped("boxed", answer), expected) for gold, answer, expected in labeled("math_forms.jsonl")
+    ]
+    assert len(pairs) > 100
+    assert missed(pairs, "boxed") == []
 
 
 def test_whole_responses_are_paid_for_their_final_answer() -> None:

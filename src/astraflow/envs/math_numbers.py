@@ -60,29 +60,32 @@ class Number:
     """A number, and how exactly it was written."""
 
     value: Fraction
-    num_decimals: int = -1
-    """Number of digits after the decimal point; -1 for a number that is exact."""
+    last_place: Fraction = Fraction(0)
+    """The value of 1 in the last place of a decimal: 0.01 for `3.14`. It is 0 for a number that is exact."""
     num_digits: int = 0
     """Number of significant digits of a decimal."""
 
     def is_equal(self, other: "Number") -> bool:
         """Whether the values are equal, or one number is a decimal that stands for the other."""
-        if self.value == other.value or _is_noise(self.value, other.value):
+        if self.value == other.value or self._is_noise_of(other) or other._is_noise_of(self):
             return True
         return self.stands_for(other.value) or other.stands_for(self.value)
 
     def stands_for(self, value: Fraction) -> bool:
         """Whether this is a decimal with enough digits, to which `value` rounds."""
-        if self.num_decimals < 0 or self.num_digits < _MIN_DIGITS:
+        if self.last_place == 0 or self.num_digits < _MIN_DIGITS or value.denominator == 1:
             return False
-        return value.denominator != 1 and abs(self.value - value) <= Fraction(1, 2 * 10**self.num_decimals)
+        return abs(self.value - value) <= self.last_place / 2
 
+    def rounds(self, value: Fraction) -> bool:
+        """Whether this is `value`, rounded or cut off after any number of digits."""
+        return abs(self.value - value) < (self.last_place or 1)
 
-def _is_noise(one: Fraction, two: Fraction) -> bool:
-    """Whether decimals differ only by floating-point rounding, as 0.30000000000000004 and 0.3 do."""
-    if one.denominator == 1 and two.denominator == 1:
-        return False
-    return abs(one - two) <= Fraction(1, 10**13) * max(abs(one), abs(two))
+    def _is_noise_of(self, other: "Number") -> bool:
+        """Whether this is what a computer prints for the other number, as 0.30000000000000004 for 0.3."""
+        if self.num_digits not in (16, 17) or other.num_digits > 15:
+            return False
+        return abs(self.value - other.value) <= Fraction(1, 10**14) * abs(other.value)
 
 
 _SCIENTIFIC = re.compile(
@@ -92,8 +95,9 @@ _SCIENTIFIC = re.compile(
 _REPEATING = re.compile(r"^([-+]?)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?$")
 _FRACTION = re.compile(r"^([-+]?)\\frac\{([-+]?\d+)\}\{(\d+)\}$|^([-+]?)(\d+)/(\d+)$")
 _MIXED = re.compile(r"^([-+]?)(\d+)(?:\\frac\{(\d+)\}\{(\d+)\}|\s+(\d+)/(\d+))$")
-_MAX_EXPONENT = 400
-"""Larger powers of ten are left to the algebra."""
+_POWER_OF_TEN = re.compile(r"^(?P<sign>[-+]?)10\s*\^\s*\{?\s*(?P<a>[-+]?\d+)\s*\}?$")
+_MAX_EXPONENT = 10_000
+"""Larger powers of ten are equal only if they are written alike."""
 
 
 def number_of(text: str) -> Number | None:
@@ -103,12 +107,17 @@ def number_of(text: str) -> Number | None:
         return _decimal(text.replace(" ", ""))
     if (match := _SCIENTIFIC.match(text)) is not None:
         exponent = int((match["a"] or match["b"]).replace(" ", ""))
-        if abs(exponent) > _MAX_EXPONENT:
-            return None
         base = _decimal(match["base"])
-        return Number(base.value * Fraction(10) ** exponent)
-    exact = _fraction(text)
-    return None if exact is None else Number(exact)
+    elif (match := _POWER_OF_TEN.match(text)) is not None:
+        exponent = int(match["a"])
+        base = Number(Fraction(f"{match['sign']}1"))
+    else:
+        exact = _fraction(text)
+        return None if exact is None else Number(exact)
+    if abs(exponent) > _MAX_EXPONENT:
+        return None
+    power = Fraction(10) ** exponent
+    return Number(base.value * power, base.last_place * power, base.num_digits)
 
 
 def _decimal(text: str) -> Number:
@@ -117,7 +126,7 @@ def _decimal(text: str) -> Number:
     _, point, decimals = text.partition(".")
     if not point or not decimals:
         return Number(value)
-    return Number(value, len(decimals), len(text.replace(".", "").lstrip("-+0")))
+    return Number(value, Fraction(1, 10 ** len(decimals)), len(text.replace(".", "").lstrip("-+0")))
 
 
 def _fraction(text: str) -> Fraction | None:
