@@ -150,7 +150,8 @@ def _numbers_equal(wanted: Any, given: Any) -> bool:
     if wanted == given:
         return True
     if not (wanted.is_finite and given.is_finite):
-        one, two = wanted.evalf(15), given.evalf(15)
+        one = wanted.evalf(15)
+        two = given.evalf(15)
         if not (one.is_finite and two.is_finite):
             return bool(one == two)
     difference = wanted - given
