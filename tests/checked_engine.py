@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from astraflow.host_tensors import WeightSnapshot
-from astraflow.models.loading import export_tensors, in_dtype
+from astraflow.models.loading import DTYPES, host_tensor, weights_by_name
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from transfer_driver import digest_of
@@ -32,7 +32,10 @@ class CheckedEngine(TorchEngine):
         """The model's own tensors, float32 values of a version in bfloat16, against its digest."""
         found = self._slots.slot("live" if slot == "live" else "pinned")
         assert found is not None
-        digest = digest_of(list(in_dtype(export_tensors(found.model), "bfloat16")))
+        narrow = [
+            host_tensor(name, tensor.to(DTYPES["bfloat16"])) for name, tensor in weights_by_name(found.model)
+        ]
+        digest = digest_of(narrow)
         if digest != self.published.get(version):
             self.problems.append(f"{slot} holds {digest} as version {version}: {self.published.get(version)}")
         self.checked.append(version)

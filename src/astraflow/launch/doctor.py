@@ -33,6 +33,7 @@ from astraflow.launch.machine import (
 )
 from astraflow.launch.preflight import OpenSources, check_model, check_recipe, open_sources
 from astraflow.launch.program import choose_addresses, num_threads
+from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer
@@ -148,7 +149,7 @@ def _model(name: str, recipe: Recipe) -> Finding:
     check_model(name, policy)
     renderer = load_renderer(policy.model_dir)
     renderer.render((Message(role="user", content="1 + 1"),))
-    num_files = len(list(policy.model_dir.glob("*.safetensors")))
+    num_files = len(weight_paths(policy.model_dir))
     text = (
         f"{policy.model}: {_num_parameters(policy):,} parameters in {num_files} safetensors, tokenizer, chat "
         f"template, ends with {_ids(renderer.stop_ids)}"

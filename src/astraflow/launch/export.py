@@ -17,7 +17,7 @@ from astraflow.models.adapters import merged
 from astraflow.types import Manifest
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.saved_versions import SavedVersions
-from astraflow.weights.snapshot import read_safetensors, snapshot_to_folder
+from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
 
 __all__ = ["Exported", "export_version"]
 
@@ -45,7 +45,8 @@ def export_version(
     WeightsError if its bytes are damaged.
     """
     folder = RunFolder(run_dir)
-    name = chosen_policy(folder.load_recipe(), policy)
+    recipe = folder.load_recipe()
+    name = chosen_policy(recipe, policy)
     _check_free(out, force=force)
     stored = SavedVersions(folder.weights / name, name).read(version)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def export_version(
         files = Path(aside) / "files"
         made = Path(aside) / "model"
         snapshot = stored.snapshot(files)
-        snapshot_to_folder(snapshot, made)
+        snapshot_to_folder(snapshot, made, base=recipe.policies[name].model)
         _check_written(made, merged(snapshot.tensors), stored.manifest)
         if out.exists():
             out.rename(Path(aside) / "replaced")
@@ -70,7 +71,9 @@ def _check_free(out: Path, *, force: bool) -> None:
         return
     if not force:
         raise ConfigError(f"{out} is not empty; name a new folder, or replace it with --force")
-    if not (out / "config.json").is_file() or any(path.is_dir() for path in out.iterdir()):
+    if not (out / "config.json").is_file() or any(
+        path.is_dir() and path.name != ADAPTER_FOLDER for path in out.iterdir()
+    ):
         raise ConfigError(
             f"{out} is neither empty nor a plain model folder, so --force does not replace it; name a new "
             "folder"

@@ -39,10 +39,11 @@ def adapted_names(names: Iterable[str]) -> list[str]:
     return sorted(f"{module}.weight" for module in modules)
 
 
-def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
+def merged(tensors: Sequence[HostTensor], *, is_rounded: bool = False) -> tuple[HostTensor, ...]:
     """The version as a plain model: adapted weights in float32, all others as they are.
 
-    Without adapters, these are the same tensors.
+    Without adapters, these are the same tensors. `is_rounded`: adapted weights keep the dtype that they have
+    in the version.
     Raises: WeightsError if a factor or its weight is missing, or if a shape does not fit.
     """
     given = {tensor.name: tensor for tensor in tensors}
@@ -51,11 +52,14 @@ def merged(tensors: Sequence[HostTensor]) -> tuple[HostTensor, ...]:
         raise WeightsError(
             f"adapters of weights that are not in the version: {', '.join(sorted(missing)[:5])}"
         )
-    return tuple(
-        merged_weight(tensor, given) if tensor.name in adapted else tensor
-        for tensor in tensors
-        if not is_adapter(tensor.name)
-    )
+    plain: list[HostTensor] = []
+    for tensor in tensors:
+        if tensor.name in adapted:
+            whole = merged_weight(tensor, given)
+            plain.append(_rounded(whole, tensor.dtype) if is_rounded else whole)
+        elif not is_adapter(tensor.name):
+            plain.append(tensor)
+    return tuple(plain)
 
 
 def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTensor:
@@ -83,8 +87,13 @@ def merged_weight(weight: HostTensor, given: Mapping[str, HostTensor]) -> HostTe
     return replace(weight, dtype="float32", data=values.view(np.uint8))
 
 
-def adapter_config(tensors: Sequence[HostTensor]) -> dict[str, object]:
-    """PEFT's `adapter_config.json` for the adapters of a version.
+def adapter_config(
+    tensors: Sequence[HostTensor], *, base: str = "", alpha: float | None = None
+) -> dict[str, object]:
+    """PEFT's `adapter_config.json` for adapters.
+
+    `base`: folder or name of the model that they change. `alpha`: the scale is `alpha / rank`; None is the
+    rank, since the scale is folded into the factors of a version.
 
     Raises: WeightsError if the adapters do not all have the same rank.
     """
@@ -96,14 +105,27 @@ def adapter_config(tensors: Sequence[HostTensor]) -> dict[str, object]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": "",
+        "base_model_name_or_path": base,
         "r": rank,
-        "lora_alpha": rank,
+        "lora_alpha": rank if alpha is None else alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": modules,
         "inference_mode": True,
     }
+
+
+def _rounded(tensor: HostTensor, dtype: str) -> HostTensor:
+    """A float32 tensor in another dtype: each value becomes the nearest, of two the even one."""
+    values = tensor.data.view("<f4")
+    if dtype == "bfloat16":
+        bits = tensor.data.view("<u4")
+        nearest = ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype("<u2")
+        values = np.where(np.isnan(values), np.uint16(0x7FC0), nearest)
+    elif dtype == "float16":
+        with np.errstate(over="ignore"):  # becomes infinite, which whoever serves it refuses
+            values = values.astype("<f2")
+    return replace(tensor, dtype=dtype, data=values.view(np.uint8))
 
 
 def _float32(tensor: HostTensor) -> NDArray[np.float32]:

@@ -37,7 +37,6 @@ __all__ = [
     "fit_tensors",
     "host_tensor",
     "host_view",
-    "in_dtype",
     "install_tensors",
     "listed",
     "load_causal_lm",
@@ -198,13 +197,6 @@ def export_tensors(model: nn.Module) -> tuple[HostTensor, ...]:
     return tuple(host_tensor(name, tensor) for name, tensor in weights_by_name(model))
 
 
-def in_dtype(tensors: Sequence[HostTensor], dtype: DtypeName) -> tuple[HostTensor, ...]:
-    """The tensors rounded to a dtype; those that have it already are returned as they are."""
-    return tuple(
-        t if t.dtype == dtype else host_tensor(t.name, torch_tensor(t).to(DTYPES[dtype])) for t in tensors
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class FittedTensors:
     """Tensors that were checked against one model. `install` copies them and cannot fail half-way."""
@@ -269,7 +261,8 @@ def fit_tensors(
         for alias in found[1:]:
             if not torch.equal(_checked(alias, own), new):
                 raise WeightsError(f"tied weights {found[0].name} and {alias.name} differ in their values")
-        pairs.append((own, new))
+        # Merged weights are new memory, and all of them wait for `install`.
+        pairs.append((own, new.to(own.dtype) if found[0].name in adapted else new))
     return FittedTensors(tuple(pairs), tuple(patches), is_partial=changed is not None)
 
 

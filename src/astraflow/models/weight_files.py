@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from astraflow.errors import DataError
 
-__all__ = ["check_weight_files"]
+__all__ = ["check_weight_files", "weight_paths"]
 
+_WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LFS_POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8
@@ -20,15 +21,28 @@ _MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
 
+def weight_paths(folder: Path) -> list[Path]:
+    """The safetensors files that hold a model's weights. Other files of this kind may lie next to them: the
+    optimizer of a checkpoint, or the same weights in another layout.
+
+    Raises: DataError if the index is broken.
+    """
+    if (folder / _WHOLE).is_file():
+        return [folder / _WHOLE]
+    return sorted(folder / str(name) for name in _named(folder / _INDEX)) or sorted(
+        folder.glob("*.safetensors")
+    )
+
+
 def check_weight_files(folder: Path) -> None:
     """Checks the safetensors files of a folder.
 
     Raises: DataError if there is none, if one that the index names is missing, or if one is cut short.
     """
-    paths = sorted(folder.glob("*.safetensors"))
+    paths = weight_paths(folder)
     if not paths:
         raise DataError("it has no *.safetensors; is the folder complete?")
-    if missing := sorted(_named(folder / _INDEX) - {path.name for path in paths}):
+    if missing := [path.name for path in paths if not path.is_file()]:
         raise DataError(f"it lacks {', '.join(missing[:3])}, which {_INDEX} names; is the download complete?")
     for path in paths:
         _check_size(path)

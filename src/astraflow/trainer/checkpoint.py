@@ -6,6 +6,7 @@ only folders whose files fit their record; anything else is torn: it is set asid
 person to look at, and an older one is taken. One trainer writes at a time.
 
     folder/step-00000010/{model.safetensors, trainer.pt, config.json, ..., checkpoint.json}
+    folder/step-00000010/adapter/{adapter_model.safetensors, adapter_config.json}       with LoRA
     folder/damaged-step-00000020/...
 """
 
@@ -38,7 +39,7 @@ _READ_BYTES = 16 * 1024 * 1024
 
 
 class FileRecord(Item, frozen=True, array_like=True):
-    """A file of a checkpoint: its name, size and xxh3-128 hex."""
+    """A file of a checkpoint: its path in the folder, size and xxh3-128 hex."""
 
     name: str
     num_bytes: int
@@ -109,15 +110,19 @@ class CheckpointStore:
         """Makes a staged checkpoint durable and visible, then removes the oldest ones beyond `keep`."""
         if staged.write is not None:
             staged.write()
-        files = sorted(p for p in staged.path.iterdir() if p.is_file())
+        (staged.path / RECORD_FILE).unlink(missing_ok=True)  # of a checkpoint that training began with
+        paths = sorted(staged.path.rglob("*"))
+        files = [path for path in paths if path.is_file()]
         record = CheckpointRecord(
             policy=self._policy,
             step=staged.step,
             created_s=time.time(),
-            files=tuple(FileRecord(p.name, p.stat().st_size, _hash(p)) for p in files),
+            files=tuple(
+                FileRecord(p.relative_to(staged.path).as_posix(), p.stat().st_size, _hash(p)) for p in files
+            ),
         )
         (staged.path / RECORD_FILE).write_bytes(wire.encode(record, wire.JSON))
-        for path in (*files, staged.path / RECORD_FILE, staged.path):
+        for path in (*paths, staged.path / RECORD_FILE, staged.path):
             self._sync(path)
         final = self.folder / f"{_PREFIX}{staged.step:08d}"
         if final.exists():

@@ -55,9 +55,10 @@ class LoraConfig(Config):
     """Last names of the projections that get factors, or `all-linear`: all linear layers but the output head.
     Families name them differently. The experts of a mixture are no linear layers: they get factors only by
     name, e.g. `gate_proj`, `up_proj` and `down_proj`."""
-    publish: Literal["merged", "adapters"] = "merged"
-    """`merged`: publish plain weights. `adapters`: publish the frozen weights and, beside them, the factors,
-    which the receiver adds up; with `weights.delta`, only the factors then travel."""
+    publish: Literal["merged", "adapters"] = "adapters"
+    """`adapters`: publish the frozen weights and the factors, which the receiver adds up; with
+    `weights.delta`, only the factors then travel, and exported versions have a PEFT `adapter/`. `merged`:
+    publish plain weights, for engines of your own that do not know adapters."""
 
 
 class TorchBackendConfig(Config):

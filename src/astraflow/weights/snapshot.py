@@ -20,9 +20,24 @@ from numpy.typing import NDArray
 from astraflow.errors import DataError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.adapters import adapter_config, is_adapter, merged
+from astraflow.models.weight_files import weight_paths
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
-__all__ = ["model_files", "read_model", "read_safetensors", "snapshot_to_folder", "write_safetensors"]
+__all__ = [
+    "ADAPTER_FILE",
+    "ADAPTER_FOLDER",
+    "model_files",
+    "read_model",
+    "read_safetensors",
+    "snapshot_to_folder",
+    "write_adapter",
+    "write_safetensors",
+]
+
+ADAPTER_FOLDER = "adapter"
+"""Folder of the LoRA adapter, in PEFT's format, in a model folder."""
+ADAPTER_FILE = "adapter_model.safetensors"
+
 
 _TO_SAFETENSORS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _FROM_SAFETENSORS = {code: dtype for dtype, code in _TO_SAFETENSORS.items()}
@@ -36,12 +51,12 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
+def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path, *, base: str = "") -> None:
     """Writes a complete Hugging Face folder: the tensors of a version with its config and tokenizer files.
 
     Adapters are merged into the weights, so that the folder opens like any other. They are in `adapter/` as
-    well, in PEFT's format, for those who have the base model. The folder is written under another name and
-    renamed.
+    well, in PEFT's format, for those who have the base model, which is called `base` there. The folder is
+    written under another name and renamed.
 
     Raises: DataError if `folder` exists.
     """
@@ -54,13 +69,21 @@ def snapshot_to_folder(snapshot: WeightSnapshot, folder: Path) -> None:
             shutil.copy(path, aside / path.name)
         write_safetensors(aside / "model.safetensors", merged(snapshot.tensors))
         if adapters := [tensor for tensor in snapshot.tensors if is_adapter(tensor.name)]:
-            (aside / "adapter").mkdir()
-            write_safetensors(aside / "adapter" / "adapter_model.safetensors", adapters)
-            (aside / "adapter" / "adapter_config.json").write_text(json.dumps(adapter_config(adapters)))
+            write_adapter(aside / ADAPTER_FOLDER, adapters, base=base)
         aside.chmod(0o755)
         os.rename(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_adapter(
+    folder: Path, adapters: Sequence[HostTensor], *, base: str, alpha: float | None = None
+) -> None:
+    """Writes a new folder that `PeftModel.from_pretrained` opens. `base` and `alpha`: as `adapter_config`."""
+    folder.mkdir()
+    write_safetensors(folder / ADAPTER_FILE, adapters)
+    config = json.dumps(adapter_config(adapters, base=base, alpha=alpha), indent=2)
+    (folder / "adapter_config.json").write_text(config, encoding="utf-8")
 
 
 def write_safetensors(path: Path, tensors: Sequence[HostTensor]) -> None:
@@ -123,7 +146,7 @@ def read_model(folder: Path) -> tuple[HostTensor, ...]:
 
     Raises: DataError if there is none.
     """
-    paths = sorted(folder.glob("*.safetensors"))
+    paths = weight_paths(folder)
     if not paths:
         raise DataError(f"{folder} holds no *.safetensors file; is it a Hugging Face model folder?")
     return tuple(sorted((t for path in paths for t in read_safetensors(path)), key=lambda t: t.name))

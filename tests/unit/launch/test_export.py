@@ -1,6 +1,8 @@
 """A version as a folder: which one, where to, and what is never overwritten."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from astraflow.host_tensors import HostTensor
 from astraflow.launch.config import load_recipe
 from astraflow.launch.export import export_version
 from astraflow.launch.folder import RunFolder
+from astraflow.models.adapters import peft_names
 from astraflow.types import FileInfo
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.manifest import build_manifest, pack
@@ -25,9 +28,27 @@ def tensors(version: int) -> tuple[HostTensor, ...]:
     return (narrow, HostTensor("layer.weight", (2, 2), "float32", data))
 
 
+def with_adapter(version: int) -> tuple[HostTensor, ...]:
+    """A base of zeros, and factors whose product has the version's number everywhere."""
+    down, up = peft_names("w.weight")
+    ones, numbers = np.ones(2, "<f4"), np.full(2, version, "<f4")
+    return (
+        HostTensor("w.weight", (2, 2), "float32", np.zeros(16, np.uint8)),
+        HostTensor(down, (1, 2), "float32", ones.view(np.uint8)),
+        HostTensor(up, (2, 1), "float32", numbers.view(np.uint8)),
+    )
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Iterator[Path]:
+    with stored_run(tmp_path, tensors) as path:
+        yield path
+
+
+@contextmanager
+def stored_run(tmp_path: Path, tensors: Callable[[int], tuple[HostTensor, ...]]) -> Iterator[Path]:
     """A run that goes on: its publisher holds versions 6 and 7."""
+    tmp_path.mkdir(exist_ok=True)
     source = tmp_path / "source.yaml"
     source.write_text(
         "name: demo\n"
@@ -73,6 +94,18 @@ def test_a_folder_with_something_in_it_is_refused_without_force(run_dir: Path, t
         export_version(run_dir, tmp_path / "model")
     assert export_version(run_dir, tmp_path / "model", force=True).version == 7
     assert read_model(tmp_path / "model")[0].data[0] == 7
+
+
+def test_the_adapter_of_a_version_lies_in_its_folder_and_force_replaces_both(tmp_path: Path) -> None:
+    for version in (6, 7):
+        with stored_run(tmp_path / str(version), with_adapter) as run_dir:
+            export_version(run_dir, tmp_path / "model", version=version, force=True)
+        (weight,) = read_model(tmp_path / "model")
+        assert (weight.name, weight.data.view("<f4").tolist()) == ("w.weight", [float(version)] * 4)
+        (down, up) = read_model(tmp_path / "model" / "adapter")
+        assert (down.shape, up.shape) == ((1, 2), (2, 1))
+        config = json.loads((tmp_path / "model" / "adapter" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == "models/none"
 
 
 def test_force_replaces_model_folders_only(run_dir: Path, tmp_path: Path) -> None:

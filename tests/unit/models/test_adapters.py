@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from astraflow.host_tensors import HostTensor
-from astraflow.models.adapters import merged_weight, peft_names
+from astraflow.models.adapters import merged, merged_weight, peft_names
 
 
 def make_tensor(name: str, *shape: int, seed: int) -> HostTensor:
@@ -25,3 +26,24 @@ def test_a_part_of_a_weight_is_merged_to_the_bits_of_the_whole(span: tuple[int, 
     found = merged_weight(part, factors)
     assert found.data.tobytes() == whole.data[4 * first : 4 * last].tobytes()
     assert (found.first_idx, found.shape, found.dtype) == (first, (7, 13), "float32")
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
+def test_merged_weights_are_rounded_to_the_dtype_of_their_base_as_torch_rounds(
+    dtype: str, wide: torch.dtype
+) -> None:
+    values = torch.cat([torch.randn(90), torch.tensor([65504.0, -0.0, 1e-40, 3e38, float("nan"), -1.0])])
+    base = torch.zeros(8, 12).to(wide)
+    down, up = peft_names("w.weight")
+    tensors = (
+        HostTensor("w.weight", (8, 12), dtype, base.view(torch.uint8).reshape(-1).numpy()),
+        HostTensor(down, (8, 12), "float32", values.numpy().view(np.uint8)),
+        HostTensor(up, (8, 8), "float32", np.eye(8, dtype="<f4").reshape(-1).view(np.uint8)),
+    )
+    (whole,) = merged(tensors)
+    (found,) = merged(tensors, is_rounded=True)
+    expected = torch.from_numpy(whole.data.view("<f4").copy()).to(wide).reshape(8, 12)
+    assert (found.name, found.shape, found.dtype) == ("w.weight", (8, 12), dtype)
+    rounded = torch.from_numpy(found.data.copy()).view(wide).reshape(8, 12)
+    assert torch.equal(rounded.nan_to_num(nan=1234.0), expected.nan_to_num(nan=1234.0))
+    assert rounded.isnan().any()

@@ -159,3 +159,26 @@ def test_what_is_still_to_be_written_is_written_before_the_folder_appears(tmp_pa
     path = store.finish(staged).path
     assert (path / "model").read_text() == "late"
     assert store.latest() == Checkpoint(path, 3)
+
+
+def test_files_in_folders_are_recorded_and_durable_too(tmp_path: Path) -> None:
+    synced_paths: list[str] = []
+    store = CheckpointStore(
+        tmp_path, policy="actor", keep=2, sync=lambda path: synced_paths.append(path.name)
+    )
+
+    def deep(folder: Path) -> None:
+        (folder / "adapter").mkdir()
+        (folder / "adapter" / "factors").write_text("factors")
+
+    path = store.finish(store.stage(1, deep)).path
+    assert {"adapter", "factors"} <= set(synced_paths)
+    assert store.latest() == Checkpoint(path, 1)
+    (path / "adapter" / "factors").write_text("fActors")
+    assert store.latest() is None
+
+
+def test_the_record_of_a_checkpoint_that_training_began_with_is_replaced(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    path = store.finish(store.stage(1, lambda folder: (folder / RECORD_FILE).write_text("{}") and None)).path
+    assert store.latest() == Checkpoint(path, 1)

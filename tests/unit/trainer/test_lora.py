@@ -1,5 +1,6 @@
 """Adapters: trained alone, published merged or beside the base, and read by PEFT."""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,8 +135,48 @@ def test_a_checkpoint_goes_on_with_the_same_bits(model_dir: Path, tmp_path: Path
     second = make(model_dir)
     second.load(tmp_path)
     assert contents(train(second, 2).export()) == contents(whole.export())
-    with pytest.raises(DataError, match="unknown"):
+    with pytest.raises(DataError, match="which is not trained now"):
         TorchBackend(TrainConfig(), model_dir=model_dir).load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for what peft asks of it
+@pytest.mark.filterwarnings("ignore:The following:RuntimeWarning")  # of peft, for its own patterns of experts
+@pytest.mark.parametrize("publish", ["adapters", "merged"])
+@pytest.mark.parametrize("base", ["model_dir", "experts_dir"])
+def test_a_checkpoint_opens_with_transformers_and_its_adapter_with_peft(
+    request: pytest.FixtureRequest, tmp_path: Path, base: str, publish: str
+) -> None:
+    peft = pytest.importorskip("peft")
+    folder = request.getfixturevalue(base)
+    backend = train(make(folder, publish=publish, alpha=40.0))
+    backend.save(tmp_path)()
+    shutil.copy(folder / "config.json", tmp_path)
+    assert contents(read_model(tmp_path)) == contents(merged(tuple(backend.export())))
+    sample = make_sample()
+    expected = logprobs_alone(served(backend, folder), sample)
+    assert (expected - logprobs_alone(load_causal_lm(folder), sample)).abs().max() > 0.01
+    assert torch.equal(logprobs_alone(load_causal_lm(tmp_path), sample), expected)
+    adapted = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
+    assert torch.allclose(logprobs_alone(adapted, sample), expected, atol=1e-5)
+
+
+def test_a_checkpoint_goes_on_only_with_the_base_and_the_factors_that_it_had(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    train(make(model_dir), 1).save(saved)()
+    other = save_model(tmp_path / "other", initializer_range=0.2)
+    with pytest.raises(DataError, match=r"its base model had other weights than .*other has now"):
+        make(other).load(saved)
+    with pytest.raises(DataError, match=r"lora_A.* has shape \(4, 16\); the model has \(2, 16\)"):
+        make(model_dir, rank=2).load(saved)
+    with pytest.raises(DataError, match="not trained now"):
+        make(model_dir, targets=["q_proj"]).load(saved)
+    TorchBackend(TrainConfig(), model_dir=model_dir).save(tmp_path / "saved", num_steps_done=1)()
+    shutil.rmtree(saved / "adapter")
+    with pytest.raises(DataError, match="not a checkpoint of LoRA training"):
+        make(model_dir).load(saved)
 
 
 def test_a_patch_of_adapters_equals_a_full_load(model_dir: Path) -> None:

@@ -77,6 +77,21 @@ def test_a_model_in_several_files_is_read_whole(tmp_path: Path) -> None:
     assert [t.name for t in read_model(tmp_path)] == [t.name for t in weights]
 
 
+def test_only_the_weights_of_a_checkpoint_folder_are_read(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", make_weights())
+    write_safetensors(tmp_path / "optimizer-00001-of-00001.safetensors", [make_host_tensor("exp_avg", (2,))])
+    assert [t.name for t in read_model(tmp_path)] == sorted(t.name for t in make_weights())
+
+
+def test_of_two_layouts_of_one_model_the_one_that_the_index_names_is_read(tmp_path: Path) -> None:
+    weights = sorted(make_weights(), key=lambda t: t.name)
+    write_safetensors(tmp_path / "model-00001-of-00001.safetensors", weights)
+    write_safetensors(tmp_path / "consolidated.safetensors", weights)
+    index = {"weight_map": {t.name: "model-00001-of-00001.safetensors" for t in weights}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [t.name for t in read_model(tmp_path)] == [t.name for t in weights]
+
+
 def test_a_snapshot_becomes_a_model_folder(tmp_path: Path) -> None:
     snapshot = make_snapshot(tmp_path / "files")
     snapshot_to_folder(snapshot, tmp_path / "out" / "model")

@@ -8,12 +8,14 @@ import contextlib
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from astraflow.errors import WeightsError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
+from astraflow.models.adapters import merged
 from astraflow.weights.snapshot import snapshot_to_folder
 
 __all__ = ["WeightsFolder"]
@@ -41,10 +43,11 @@ class WeightsFolder:
         Raises: WeightsError if the version does not fit or cannot be written.
         """
         self._check(snapshot)
+        plain = replace(snapshot, tensors=merged(snapshot.tensors, is_rounded=True))
         path = self.path / f"version-{snapshot.version}"
         shutil.rmtree(path, ignore_errors=True)
         try:
-            snapshot_to_folder(snapshot, path)
+            snapshot_to_folder(plain, path)
         except OSError as err:
             raise WeightsError(
                 f"version {snapshot.version} of {snapshot.policy!r} cannot be written to {path}: {err}"

@@ -6,22 +6,33 @@ Hu et al. 2021 (arXiv:2106.09685): A random, B zero, scale alpha / r.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, DataError, WeightsError
 from astraflow.host_tensors import HostTensor
-from astraflow.models.adapters import merged, peft_names
+from astraflow.models.adapters import adapted_names, merged, merged_weight, peft_names
 from astraflow.models.export import begin_export, part_of
-from astraflow.models.loading import DTYPES, DtypeName, file_names, host_tensor, in_dtype
+from astraflow.models.loading import (
+    DTYPES,
+    DtypeName,
+    file_names,
+    host_tensor,
+    host_view,
+    listed,
+    torch_tensor,
+)
 from astraflow.trainer.backends.lora_experts import FusedWeight, adapt_experts, fused_weights
 from astraflow.trainer.backends.sharding import ModelWeights
 from astraflow.trainer.config import LoraConfig
+from astraflow.weights.snapshot import ADAPTER_FILE, ADAPTER_FOLDER, read_safetensors, write_adapter
 
 __all__ = ["Lora"]
 
@@ -32,27 +43,32 @@ _FACTORS = (".lora_A", ".lora_B")
 class Lora:
     """The adapters of one model.
 
-    Example: `lora = Lora.add_to(model, LoraConfig(rank=8), seed=0)`, train `model`, then `lora.export(...)`.
+    Example: `lora = Lora.add_to(model, LoraConfig(rank=8), base=folder, seed=0)`, train `model`, then
+    `lora.export(...)`.
     """
 
     model: nn.Module
-    scale: float
+    config: LoraConfig
+    base: Path
+    """Folder of the model."""
     published: dict[str, str] = field(default_factory=dict[str, str])
     """Name of each projection's weight in the model -> in its folder."""
     experts: dict[str, FusedWeight] = field(default_factory=dict[str, FusedWeight])
     """Name of the factors of each adapted parameter with experts, as published names begin -> its weights."""
     _base: list[Sequence[HostTensor]] = field(default_factory=list[Sequence[HostTensor]])
     """This rank's part of the frozen weights as they are published; empty before the first export."""
+    _digest: list[str] = field(default_factory=list[str])
+    """Of the frozen weights; empty before it is first asked for."""
 
     @classmethod
-    def add_to(cls, model: nn.Module, config: LoraConfig, *, seed: int) -> "Lora":
+    def add_to(cls, model: nn.Module, config: LoraConfig, *, base: Path, seed: int) -> "Lora":
         """Freezes the model and gives its target projections factors.
 
         Raises: ConfigError if the model has none of a target's name, or no linear layers at all.
         """
         random = torch.Generator().manual_seed(seed)
         model.requires_grad_(False)
-        lora = cls(model, config.alpha / config.rank)
+        lora = cls(model, config, base)
         by_name: dict[str, list[nn.Linear]] = {}
         for name, linear in _projections(model):
             by_name.setdefault(name.rsplit(".", 1)[-1], []).append(linear)
@@ -66,6 +82,11 @@ class Lora:
             {lora.published[f"{own}.lora_A"].removesuffix(".lora_A"): w for own, w in factors.items()}
         )
         return lora
+
+    @property
+    def scale(self) -> float:
+        """By which the contribution of the factors is multiplied."""
+        return self.config.alpha / self.config.rank
 
     def export(
         self,
@@ -85,7 +106,7 @@ class Lora:
             self._base.append(tuple(begin_export(base, dtype, elements=elements)))
         factors = tuple(self._factors(weights))
         if publish == "merged":
-            return _merged((*self._base[0], *factors), dtype)
+            return _merged((*self._base[0], *factors))
         return (*self._base[0], *(part_of(factor, *elements[factor.name]) for factor in factors))
 
     def published_table(
@@ -101,13 +122,65 @@ class Lora:
             *((each, shape[-2:], "float32") for name, shape in factors for each in self._peft_names(name)),
         ]
 
+    def base_digest(self, weights: ModelWeights) -> str:
+        """xxh3-128 over the frozen weights, which a checkpoint does not hold. Every rank must call it."""
+        if not self._digest:
+            digest = xxhash.xxh3_128()
+            for name, weight in weights.gathered(lambda name: not name.endswith(_FACTORS)):
+                digest.update(host_view(name, weight.cpu().contiguous()).data.data)
+            self._digest.append(digest.hexdigest())
+        return self._digest[0]
+
+    def save(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        """Writes the factors as they are trained to `folder/adapter`, as PEFT has them, and merges them into
+        the weights that they change.
+
+        `tensors`: all weights of the model, whole, in host memory; afterwards those of a plain model.
+        """
+        factors: list[HostTensor] = []
+        scaled: dict[str, HostTensor] = {}
+        for name in [name for name in tensors if name.endswith(_FACTORS)]:
+            for each, part in self._parts(name, tensors.pop(name)):
+                factors.append(host_tensor(each, part))
+                scaled[each] = host_tensor(each, self._scaled(name, part))
+        for name in adapted_names(scaled):
+            tensors[name] = torch_tensor(merged_weight(host_view(name, tensors[name]), scaled))
+        write_adapter(folder / ADAPTER_FOLDER, factors, base=str(self.base), alpha=self.config.alpha)
+
+    def load(self, folder: Path, weights: ModelWeights) -> None:
+        """Restores the factors that `save` wrote. Raises: WeightsError or DataError if they do not fit."""
+        path = folder / ADAPTER_FOLDER / ADAPTER_FILE
+        if not path.is_file():
+            raise DataError(
+                f"{path} does not exist, so it is not a checkpoint of LoRA training, or one of an older "
+                "version of AstraFlow; set train.backend.lora.rank: 0, or begin a new run"
+            )
+        saved = {tensor.name: torch_tensor(tensor) for tensor in read_safetensors(path)}
+        own: dict[str, Tensor] = {}
+        for name, shape in weights.shapes:
+            if name.endswith(_FACTORS):
+                names = self._peft_names(name)
+                if missing := [each for each in names if each not in saved]:
+                    raise WeightsError(f"{path} lacks {listed(missing)}; were other lora.targets trained?")
+                parts = [saved.pop(each) for each in names]
+                own[name] = parts[0] if len(shape) == 2 else torch.stack(parts)
+        if saved:
+            raise WeightsError(f"{path} holds {listed(list(saved))}, which are not trained now")
+        weights.install(own, keep=lambda name: name.endswith(_FACTORS))
+
     def _factors(self, weights: ModelWeights) -> Iterator[HostTensor]:
         """All factors, whole: they are small, and merging needs them."""
         for name, factor in weights.gathered(lambda name: name.endswith(_FACTORS)):
-            scale = 1.0 if name.endswith(".lora_A") else self.scale
-            parts = factor.reshape(-1, *factor.shape[-2:])
-            for each, part in zip(self._peft_names(name), parts, strict=True):
-                yield host_tensor(each, scale * part)
+            for each, part in self._parts(name, factor):
+                yield host_tensor(each, self._scaled(name, part))
+
+    def _parts(self, name: str, factor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The factors that one parameter holds, under PEFT's names."""
+        parts = factor.reshape(-1, *factor.shape[-2:])
+        return zip(self._peft_names(name), parts, strict=True)
+
+    def _scaled(self, name: str, factor: Tensor) -> Tensor:
+        return (1.0 if name.endswith(".lora_A") else self.scale) * factor
 
     def _peft_names(self, name: str) -> list[str]:
         """PEFT's name of a factor; of experts, those of all factors that are one parameter."""
@@ -156,12 +229,8 @@ class Lora:
         return output + self.scale * functional.linear(low, _factor(linear, "lora_B"))
 
 
-def _merged(tensors: Sequence[HostTensor], dtype: DtypeName) -> Iterator[HostTensor]:
-    for tensor in merged(tensors):
-        # Of a part of a tensor, too: as a vector, it is a whole tensor.
-        vector = replace(tensor, shape=(tensor.data.nbytes // DTYPES[tensor.dtype].itemsize,), first_idx=0)
-        (cast_vector,) = in_dtype((vector,), dtype)
-        yield replace(cast_vector, shape=tensor.shape, first_idx=tensor.first_idx)
+def _merged(tensors: Sequence[HostTensor]) -> Iterator[HostTensor]:
+    yield from merged(tensors, is_rounded=True)  # computed by whoever iterates
 
 
 def _targets(

@@ -140,26 +140,16 @@ class ModelWeights:
                 yield view.name, view.of(weight)
 
     @torch.no_grad()
-    def install(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrites the weights. Raises: WeightsError if the tensors are not exactly those of the model; it
-        is then unchanged."""
-        known = {view.name: view for views in self._views.values() for view in views}
-        missing = [name for name in known if name not in tensors]
-        extra = [name for name in tensors if name not in known]
-        if missing or extra:
-            parts = [f"missing {listed(missing)}"] if missing else []
-            parts += [f"unknown {listed(extra)}"] if extra else []
-            raise WeightsError(
-                f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
-            )
-        for name, tensor in tensors.items():
-            if tuple(tensor.shape) != known[name].shape:
-                raise WeightsError(
-                    f"tensor {name} has shape {tuple(tensor.shape)}; the model has {known[name].shape}"
-                )
-            if not bool(torch.isfinite(tensor).all()):
-                raise WeightsError(f"tensor {name} holds values that are not finite")
+    def install(self, tensors: Mapping[str, Tensor], keep: Callable[[str], bool] = lambda name: True) -> None:
+        """Overwrites the weights whose name in the folder is kept.
+
+        Raises: WeightsError if the tensors are not exactly these; the model is then unchanged.
+        """
+        known = {view.name: view for views in self._views.values() for view in views if keep(view.name)}
+        _check_fits(tensors, known)
         for own, views in self._views.items():
+            if not any(view.name in known for view in views):
+                continue
             weight = self._weights[own]
             dim = self._cuts.dims.get(own)
             if not isinstance(weight, DTensor) and dim is None:
@@ -228,3 +218,22 @@ class ModelWeights:
         parameters = dict(cast("Any", self._model).named_parameters(remove_duplicate=False))
         buffers = dict(cast("Any", self._model).named_buffers(remove_duplicate=False))
         return {name: parameters[name] if name in parameters else buffers[name] for name in self._views}
+
+
+def _check_fits(tensors: Mapping[str, Tensor], known: Mapping[str, FileView]) -> None:
+    """Raises: WeightsError if the tensors are not exactly those that are known, or not finite."""
+    missing = [name for name in known if name not in tensors]
+    extra = [name for name in tensors if name not in known]
+    if missing or extra:
+        parts = [f"missing {listed(missing)}"] if missing else []
+        parts += [f"unknown {listed(extra)}"] if extra else []
+        raise WeightsError(
+            f"the tensors do not fit the model: {'; '.join(parts)}; is it another architecture?"
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != known[name].shape:
+            raise WeightsError(
+                f"tensor {name} has shape {tuple(tensor.shape)}; the model has {known[name].shape}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise WeightsError(f"tensor {name} holds values that are not finite")

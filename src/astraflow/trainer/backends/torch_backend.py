@@ -89,7 +89,9 @@ class TorchBackend:
         free = free_bytes(self._device)
         self._model = model or load_causal_lm(model_dir, dtype="float32", device=self._device)
         self._vocab_size = vocab_size_of(self._model)
-        self._lora = Lora.add_to(self._model, backend.lora, seed=seed) if backend.lora.rank else None
+        self._lora: Lora | None = None
+        if backend.lora.rank:
+            self._lora = Lora.add_to(self._model, backend.lora, base=Path(model_dir), seed=seed)
         self._need = memory_need(self._model, config, grid=grid)
         check_memory(self._need, free)
         self._weights = ModelWeights(self._model, grid)
@@ -217,9 +219,9 @@ class TorchBackend:
             num_steps_done=num_steps_done,
             rng_state=torch.get_rng_state(),
             config_json=self._config.model_dump_json(),
-            frozen={role: model.digest for role, model in self._frozen.items()},
+            frozen={role: digest for role, (digest, _) in self._frozen_digests().items()},
         )
-        copies = [copy_model(folder, model, name) for name, model in self._models_by_file()]
+        copies = [copy_model(folder, model, name, lora) for name, model, lora in self._models_by_file()]
 
         def write() -> None:
             for write_model in copies:
@@ -233,21 +235,28 @@ class TorchBackend:
         """Restores what `save` wrote at any number of ranks. Raises: DataError if the folder does not fit the
         model."""
         state = load_state(folder)
-        for name, model in self._models_by_file():
-            load_model(folder, model, name)
-        for role, model in self._frozen.items():
-            if state.frozen.get(role) != model.digest:
+        for name, model, lora in self._models_by_file():
+            load_model(folder, model, name, lora)
+        for role, (digest, model_dir) in self._frozen_digests().items():
+            if state.frozen.get(role) != digest:
                 raise DataError(
-                    f"checkpoint {folder}: its {role} had other weights than {model.folder} has now; restore "
+                    f"checkpoint {folder}: its {role} had other weights than {model_dir} has now; restore "
                     "that folder, or begin a new run"
                 )
         torch.set_rng_state(state.rng_state)
         return state.num_steps_done
 
-    def _models_by_file(self) -> list[tuple[str, TrainedModel]]:
+    def _models_by_file(self) -> list[tuple[str, TrainedModel, Lora | None]]:
         """What a checkpoint holds, by the name of its file."""
-        models: list[tuple[str, TrainedModel]] = [("model", self._policy)]
-        return models if self._critic is None else [*models, ("critic", self._critic)]
+        models: list[tuple[str, TrainedModel, Lora | None]] = [("model", self._policy, self._lora)]
+        return models if self._critic is None else [*models, ("critic", self._critic, None)]
+
+    def _frozen_digests(self) -> dict[str, tuple[str, Path]]:
+        """Role of each model that never changes -> digest of its weights, and their folder."""
+        found = {role: (model.digest, model.folder) for role, model in self._frozen.items()}
+        if self._lora is None:
+            return {**found}
+        return {**found, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
 
     def _trained(self, role: TrainedRole) -> TrainedModel:
         model = self._policy if role == "policy" else self._critic

@@ -1,7 +1,10 @@
 """The files of a checkpoint of the torch backend.
 
     model.safetensors                       weights under Hugging Face names: with config and tokenizer, the
-                                            folder is a model folder
+                                            folder is a model folder; LoRA is merged into them
+    adapter/                                the factors of LoRA as they are trained, in PEFT's format; the
+                                            frozen weights are those of the model folder that training began
+                                            with, and trainer.pt has their digest
     optimizer-00001-of-00004.safetensors    one per rank (see `optimizer_files`)
     critic.safetensors, critic-optimizer-*  the same of a critic
     trainer.pt                              the rest, as tensors
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from astraflow.errors import DataError, WeightsError
 from astraflow.protocols import Write
+from astraflow.trainer.backends.lora import Lora
 from astraflow.trainer.backends.trained_model import TrainedModel
 
 __all__ = ["TrainerState", "copy_model", "load_model", "load_state", "save_state"]
@@ -56,7 +60,7 @@ def load_state(folder: Path) -> TrainerState:
         raise DataError(f"checkpoint {folder} does not load: {err}") from err
 
 
-def copy_model(folder: Path, model: TrainedModel, name: str) -> Write:
+def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> Write:
     """Copies weights and optimizer to host memory. Returns: what writes the copy into the folder.
 
     Every rank calls it, and writes its own part of the optimizer; rank 0 writes the weights.
@@ -70,6 +74,8 @@ def copy_model(folder: Path, model: TrainedModel, name: str) -> Write:
     part = model.optimizer_part(_prefix(name))
 
     def write() -> None:
+        if weights and lora is not None:
+            lora.save(folder, weights)
         if weights:
             save_file(weights, folder / f"{name}.safetensors", metadata={"format": "pt"})
         part.write(folder)
@@ -77,7 +83,7 @@ def copy_model(folder: Path, model: TrainedModel, name: str) -> Write:
     return write
 
 
-def load_model(folder: Path, model: TrainedModel, name: str) -> None:
+def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> None:
     """Restores weights and optimizer, whatever the number of ranks that saved them.
 
     Raises: DataError naming what does not fit.
@@ -86,7 +92,10 @@ def load_model(folder: Path, model: TrainedModel, name: str) -> None:
     from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
 
     try:
-        model.weights.install(load_file(folder / f"{name}.safetensors"))
+        if lora is not None:
+            lora.load(folder, model.weights)
+        else:
+            model.weights.install(load_file(folder / f"{name}.safetensors"))
     except (OSError, SafetensorError, WeightsError) as err:
         raise DataError(f"checkpoint {folder} does not load: {err}") from err
     model.load_optimizer(folder, _prefix(name))

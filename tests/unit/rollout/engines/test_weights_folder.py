@@ -7,6 +7,7 @@ import pytest
 
 from astraflow.errors import WeightsError
 from astraflow.host_tensors import HostTensor, WeightSnapshot
+from astraflow.models.adapters import peft_names
 from astraflow.rollout.engines.weights_folder import WeightsFolder
 from astraflow.weights.snapshot import read_model
 
@@ -45,6 +46,18 @@ def test_a_version_is_written_whole_and_one_with_infinite_values_is_not(dtype: s
     assert [p.name for p in folder.path.iterdir()] == ["version-2"]
     folder.remove()
     assert not folder.path.exists()
+
+
+def test_a_server_reads_adapters_merged_in_the_dtype_of_their_weights(tmp_path: Path) -> None:
+    down, up = peft_names("w.weight")
+    ones = np.ones(4, "<f4").view(np.uint8)
+    factors = [HostTensor(name, shape, "float32", ones) for name, shape in ((down, (2, 2)), (up, (2, 2)))]
+    base = HostTensor("w.weight", (2, 2), "bfloat16", np.zeros(8, np.uint8))
+    first = snapshot(tmp_path / "model", 0, base, *factors)
+    path = WeightsFolder("test", first, parent=str(tmp_path)).write(first)
+    (read,) = read_model(path)
+    assert (read.name, read.dtype) == ("w.weight", "bfloat16")
+    assert read.data.view("<u2").tolist() == [0x4000] * 4  # 2 in bfloat16
 
 
 def test_another_architecture_is_refused_by_the_name_of_a_tensor(tmp_path: Path) -> None:
