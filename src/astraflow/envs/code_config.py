@@ -7,7 +7,10 @@ from pydantic import Field
 from astraflow.config import Config
 from astraflow.sandbox.config import SandboxConfig
 
-__all__ = ["CodeTestsReward"]
+__all__ = ["LARGEST_TOLERANCE", "CodeTestsReward"]
+
+LARGEST_TOLERANCE = 0.1
+"""Well below 1, so that no tolerance takes one whole number for another."""
 
 
 class CodeTestsReward(Config):
@@ -23,6 +26,9 @@ class CodeTestsReward(Config):
     function: str = "function"
     """Column of the name of the function that is called; without one, or where it is empty, the program reads
     its standard input."""
+    tolerance: float = Field(default=0.0, ge=0, le=LARGEST_TOLERANCE)
+    """Error that a number in an output may have, absolute or relative to the expected value, unless the case
+    has a `tolerance` of its own; whole numbers stay exact. 0: numbers have to be equal."""
     cpu_s: float = Field(default=4.0, gt=0, le=600)
     """CPU seconds of one test case, unless the case has a `cpu_s` of its own."""
     wall_s: float = Field(default=10.0, gt=0, le=600)

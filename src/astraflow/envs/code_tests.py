@@ -3,8 +3,8 @@
 The column `tests` of a task is a list of cases. A case of a whole program has `input` (its standard input)
 and `output` (what it should print). If the column `function` names a function, `input` holds the function's
 arguments as JSON, one per line, and `output` what it should return, as JSON. A case with `program` is text
-that follows the solution; it passes if the whole ends without an exception. A case may have a `cpu_s` of its
-own.
+that follows the solution; it passes if the whole ends without an exception. A case may have a `cpu_s` and a
+`tolerance` of its own.
 
 What a case should give never enters the box, except for cases with `program`: their text is in the box with
 the solution, so a solution that was made to cheat can tell what they check.
@@ -17,11 +17,12 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
+from itertools import zip_longest
 from typing import Any, cast
 
 from astraflow.columns import row_of
-from astraflow.envs.code_config import CodeTestsReward
+from astraflow.envs.code_config import LARGEST_TOLERANCE, CodeTestsReward
 from astraflow.envs.own_rewards import Call
 from astraflow.errors import DataError, RolloutError, SandboxError
 from astraflow.sandbox.pool import Sandbox
@@ -37,43 +38,84 @@ _MIB = 1 << 20
 _WRONG = "wrong"
 """What a case is counted as whose program ended well with another output."""
 _OTHER_ENDS = (_WRONG, *(kind.value for kind in Kind if kind is not Kind.PASSED))
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-
-_PRELUDE = (
-    "import bisect, collections, functools, heapq, itertools, json, math, operator, random, re, string, sys\n"
-    "from bisect import *\nfrom collections import *\nfrom functools import *\nfrom heapq import *\n"
-    "from itertools import *\nfrom math import *\nfrom typing import *\n"
+_OUTPUT_BYTES = 8 * _MIB
+"""The columns of a task have at most 1,048,576 characters; a character takes up to 6 bytes in a result as
+JSON, and the rest is for what a solution prints besides."""
+_FENCE = re.compile(
+    r"^(?P<indent>[ \t]*)(?P<fence>`{3,})[^\n`]*\n(?P<code>.*?)^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE
 )
-"""Solutions that complete a function use names that their problem's page imports."""
-_CALLER = """
-import json, os, sys
-name = {name!r}
-arguments = [json.loads(line) for line in sys.stdin.read().splitlines() if line.strip()]
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_ARITHMETIC = Context(prec=50, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+"""Decides whether two numbers are close. It raises nothing, whatever a program printed."""
+
+_PREPARE = """
+import builtins, importlib, json, numbers, os, sys, types
+from decimal import Decimal
+
 answer = os.dup(1)
 os.dup2(2, 1)
-names = {{"__name__": "solution"}}
-exec({prelude!r}, names)
-with open("solution.py", encoding="utf-8") as file:
-    exec(compile(file.read(), "solution.py", "exec"), names)
-target = getattr(names["Solution"](), name) if "Solution" in names else names[name]
-text = json.dumps(target(*arguments)).encode()
+sys.setrecursionlimit(50_000)
+modules = (
+    "typing string re datetime collections heapq bisect copy math random statistics itertools functools "
+    "operator io sys json"
+).split()
+known = {}
+for each in modules:
+    exec(f"from {each} import *", known)
+known.update((each, importlib.import_module(each)) for each in modules)
+known.update(vars(builtins))
+solution = types.ModuleType("solution")
+sys.modules["solution"] = solution
+names = vars(solution)
+names.update(__file__="solution.py", __builtins__=known)
+
+def run(path):
+    with open(path, "rb") as file:
+        exec(compile(file.read(), path, "exec"), names)
+"""
+"""Prepares the module of a solution that completes a function. What the solution prints goes to standard
+error; nobody compares that.
+
+Sites with such problems import much for their users, so solutions import little. LiveCodeBench's grader has
+the same modules and the same recursion limit. Here, the modules' names rank below those of the solution and
+below Python's own: `pow` is not that of `math`, and a solution has to define the function that is called."""
+_CALLER = (
+    _PREPARE
+    + """
+def plain(value):
+    if not isinstance(value, (numbers.Real, Decimal)):
+        raise TypeError(f"the function returned a {type(value).__name__}, which is not JSON")
+    try:
+        whole = int(value)
+    except (ValueError, OverflowError):
+        return float(value)
+    return whole if whole == value else float(value)
+
+arguments = [json.loads(line) for line in sys.stdin.buffer.read().split(b"\\n") if line.strip()]
+run("solution.py")
+owner = names.get("Solution")
+is_method = isinstance(owner, type) and hasattr(owner, function)
+target = getattr(owner(), function) if is_method else names[function]
+text = json.dumps(target(*arguments), default=plain).encode()
 while text:
     text = text[os.write(answer, text):]
 """
-"""Calls a function of the solution. What the solution prints goes to standard error; nobody compares that."""
-_CHECKER = """
-import os, sys
-answer = os.dup(1)
-os.dup2(2, 1)
+)
+"""Calls a function of the solution and writes its result as JSON. Fractions and decimals are numbers."""
+_CHECKER = (
+    _PREPARE
+    + """
 word = sys.stdin.readline()
-sys.stdin = open("/dev/null")
-names = {{"__name__": "solution"}}
-exec({prelude!r}, names)
-for name in ("solution.py", "check.py"):
-    with open(name, encoding="utf-8") as file:
-        exec(compile(file.read(), name, "exec"), names)
+sys.stdin = open(os.devnull)
+run("solution.py")
+if function and function not in names and "Solution" not in names:
+    raise NameError(f"the solution does not define {function}")
+run("check.py")
 os.write(answer, word.encode())
 """
+)
 """Runs a solution and a text that checks it. The word at the end, another one each time, shows that the check
 was reached: a solution that ends the process with exit code 0 has not passed."""
 
@@ -88,6 +130,8 @@ class Case:
     """Text that follows the solution; empty for a case that compares outputs."""
     cpu_s: float = 0.0
     """CPU seconds of this case; 0: those of the recipe."""
+    tolerance: float = 0.0
+    """Error that a number may have."""
 
 
 class CodeTests:
@@ -99,7 +143,12 @@ class CodeTests:
 
     def __init__(self, config: CodeTestsReward) -> None:
         self._config = config
-        self._limits = Limits(cpu_s=config.cpu_s, wall_s=config.wall_s, memory_bytes=config.memory_mb * _MIB)
+        self._limits = Limits(
+            cpu_s=config.cpu_s,
+            wall_s=config.wall_s,
+            memory_bytes=config.memory_mb * _MIB,
+            output_bytes=_OUTPUT_BYTES,
+        )
         self.sandbox = Sandbox(config.sandbox)
 
     async def __call__(self, call: Call) -> object:
@@ -136,11 +185,11 @@ class CodeTests:
         files: dict[str, str | bytes] = {}
         given = case.given
         if case.check:
-            program = _CHECKER.format(prelude=_PRELUDE)
+            program = f"function = {function!r}\n{_CHECKER}"
             files = {"solution.py": solution, "check.py": case.check}
             given = secrets.token_hex(8)
         elif function:
-            program = _CALLER.format(name=function, prelude=_PRELUDE)
+            program = f"function = {function!r}\n{_CALLER}"
             files = {"solution.py": solution}
         limits = replace(self._limits, cpu_s=case.cpu_s) if case.cpu_s else self._limits
         verdict = await self.sandbox.run(program, files, given, limits)
@@ -149,9 +198,9 @@ class CodeTests:
         if case.check:
             is_right = verdict.stdout == given
         elif function:
-            is_right = _is_same_value(verdict.stdout, case.expected)
+            is_right = _is_same_value(verdict.stdout, case.expected, case.tolerance)
         else:
-            is_right = is_same_output(verdict.stdout, case.expected)
+            is_right = is_same_output(verdict.stdout, case.expected, case.tolerance)
         return Kind.PASSED if is_right else _WRONG, verdict.cpu_s
 
 
@@ -159,45 +208,117 @@ class CodeTests:
 
 
 def code_of(text: str) -> str:
-    """The program in a completion: the last fenced block, or all of a text that has none."""
-    blocks = _FENCE.findall(text)
-    return blocks[-1] if blocks else text
+    """The program in a completion: the last fenced block, or all of a text that has none.
+
+    A block in a list is indented as its fence is; that much is removed from its lines.
+    """
+    blocks = list(_FENCE.finditer(text))
+    if not blocks:
+        return text
+    indent = len(blocks[-1]["indent"])
+    return re.sub(rf"^[ \t]{{0,{indent}}}", "", blocks[-1]["code"], flags=re.MULTILINE)
 
 
 # --- comparing ------------------------------------------------------------------------------------
 
 
-def is_same_output(printed: str, expected: str) -> bool:
-    """Whether an output is right, as LiveCodeBench's grader compares it.
+def is_same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
+    """Whether an output is right, nearly as LiveCodeBench's grader compares it.
 
-    Lines are stripped, and so is the whole. Two lines are the same if their texts are, or if their words are
-    the same numbers: `1.0 2` and `1 2.00`.
+    Lines are stripped, and so is the whole. Two lines are the same if their texts are, or if all of their
+    words are numbers of the same value: `1.0 2` and `1 2.00`. Whole numbers have to be written alike: `05` is
+    not `5`.
+
+    With a tolerance, each word is compared alone, and a number may differ by `tolerance`, or by `tolerance`
+    times the expected value if that is more and has a decimal point or an exponent.
     """
     ours = [line.strip() for line in printed.strip().split("\n")]
     theirs = [line.strip() for line in expected.strip().split("\n")]
-    return len(ours) == len(theirs) and all(map(_is_same_line, ours, theirs))
+    if len(ours) != len(theirs):
+        return False
+    return all(_is_same_line(*pair, tolerance) for pair in zip(ours, theirs, strict=True))
 
 
-def _is_same_line(ours: str, theirs: str) -> bool:
+def _is_same_line(ours: str, theirs: str, tolerance: float) -> bool:
     if ours == theirs:
         return True
-    numbers = _numbers(ours)
-    return numbers is not None and numbers == _numbers(theirs)
+    words = theirs.split()
+    if not tolerance and not all(_NUMBER.fullmatch(word) or _NOT_FINITE.fullmatch(word) for word in words):
+        return False
+    pairs = list(zip_longest(ours.split(), words, fillvalue=""))
+    return all(our == their or _is_same_number(our, their, tolerance) for our, their in pairs)
 
 
-def _numbers(line: str) -> list[Decimal] | None:
+def _is_same_number(ours: str, theirs: str, tolerance: float) -> bool:
+    """Whether two words that differ are the same number."""
+    if not (_NUMBER.fullmatch(ours) and _NUMBER.fullmatch(theirs)):
+        return False
+    is_whole = _WHOLE_NUMBER.fullmatch(theirs) is not None
+    if is_whole and _WHOLE_NUMBER.fullmatch(ours):
+        return False
     try:
-        return [Decimal(word) for word in line.split()]
-    except InvalidOperation:
-        return None
+        return _is_close(Decimal(ours), Decimal(theirs), tolerance, is_whole=is_whole)
+    except InvalidOperation:  # an exponent of more than 18 digits
+        return False
 
 
-def _is_same_value(printed: str, expected: str) -> bool:
+def _is_close(ours: Decimal, theirs: Decimal, tolerance: float, *, is_whole: bool) -> bool:
+    """Whether two numbers are the same. A whole number stays exact, however large it is: no tolerance is
+    relative to it."""
+    if ours == theirs:
+        return True
+    scale = Decimal(1) if is_whole else max(Decimal(1), theirs.copy_abs())
+    most = _ARITHMETIC.multiply(Decimal(tolerance), scale)
+    return _ARITHMETIC.subtract(ours, theirs).copy_abs() <= most
+
+
+def _is_same_value(printed: str, expected: str, tolerance: float) -> bool:
     """Whether a function returned what it should; tuples count as lists, as in JSON."""
     try:
-        return json.loads(printed) == json.loads(expected)
+        pairs = [(_parsed(printed), _parsed(expected))]
     except (ValueError, RecursionError):
         return False
+    while pairs:
+        ours, theirs = pairs.pop()
+        if isinstance(ours, list) and isinstance(theirs, list):
+            our_entries = cast("list[object]", ours)
+            their_entries = cast("list[object]", theirs)
+            if len(our_entries) != len(their_entries):
+                return False
+            pairs += zip(our_entries, their_entries, strict=True)
+        elif isinstance(ours, dict) and isinstance(theirs, dict):
+            our_items = cast("dict[str, object]", ours)
+            their_items = cast("dict[str, object]", theirs)
+            if our_items.keys() != their_items.keys():
+                return False
+            pairs += ((our_items[key], their_items[key]) for key in their_items)
+        elif not _is_same_scalar(cast("object", ours), theirs, tolerance):
+            return False
+    return True
+
+
+def _is_same_scalar(ours: object, theirs: object, tolerance: float) -> bool:
+    if ours == theirs:
+        return True
+    if not (isinstance(ours, Decimal | float) and isinstance(theirs, Decimal | float)):
+        return False
+    if not (math.isfinite(ours) and math.isfinite(theirs)):
+        return math.isnan(ours) and math.isnan(theirs)
+    return _is_close(Decimal(ours), Decimal(theirs), tolerance, is_whole=isinstance(theirs, Decimal))
+
+
+def _parsed(text: str) -> object:
+    """A value from JSON. Whole numbers are decimals, which have any number of digits.
+
+    Raises: ValueError or RecursionError if it cannot be read.
+    """
+    return json.loads(text, parse_int=Decimal, parse_float=_real)
+
+
+def _real(text: str) -> float | Decimal:
+    """The number, also if it is too large for a float: it is not infinite."""
+    value = float(text)
+    return value if math.isfinite(value) else Decimal(text)
 
 
 # --- test cases of a task ---------------------------------------------------------------------------
@@ -215,7 +336,7 @@ def cases_of(task: Task, config: CodeTestsReward) -> list[Case]:
     if isinstance(cases, str):
         try:
             cases = json.loads(cases)
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             raise DataError(f"task {task.id}: {config.tests!r} is no JSON: {err}") from err
     found = cast("Sequence[object]", cases if isinstance(cases, list) else ())
     if not found:
@@ -225,39 +346,45 @@ def cases_of(task: Task, config: CodeTestsReward) -> list[Case]:
         raise DataError(f"task {task.id} has {len(found)} test cases; at most {MAX_CASES} are run")
     function = bool(columns.get(config.function))
     return [
-        _case(case, f"task {task.id}, test case {number}", is_call=function)
+        _case(case, f"task {task.id}, test case {number}", config, is_call=function)
         for number, case in enumerate(found, start=1)
     ]
 
 
-def _case(case: object, where: str, *, is_call: bool) -> Case:
+def _case(case: object, where: str, config: CodeTestsReward, *, is_call: bool) -> Case:
     if not isinstance(case, Mapping):
         raise DataError(f"{where} is {_shown(case)}; expected a mapping with `input` and `output`")
     fields = cast("Mapping[str, Any]", case)
-    cpu_s = fields.get("cpu_s", 0.0)
-    if isinstance(cpu_s, bool) or not isinstance(cpu_s, int | float) or not 0 <= cpu_s <= _LONGEST_CPU_S:
-        raise DataError(f"{where}: cpu_s = {_shown(cpu_s)}; expected seconds, at most {_LONGEST_CPU_S:g}")
-    if math.isnan(cpu_s):
-        raise DataError(f"{where}: cpu_s is not a number")
+    cpu_s = _number(fields.get("cpu_s", 0.0), _LONGEST_CPU_S, f"{where}: cpu_s", "seconds")
     check = fields.get("program")
     if check is not None:
-        return Case("", "", _text(check, "program", where), float(cpu_s))
+        return Case("", "", _text(check, "program", where), cpu_s)
     expected = fields.get("output")
     if expected is None:
         raise DataError(f"{where} has no `output`, so nothing says which program is right")
     given = fields.get("input")
-    read = _text("" if given is None else given, "input", where)
+    # A file with the line ends of Windows reads as any other there; a pipe on Linux would show `\r`.
+    read = _text("" if given is None else given, "input", where).replace("\r\n", "\n")
     output = _text(expected, "output", where)
     if is_call:
-        _check_json([*read.splitlines(), output], where)
-    return Case(read, output, "", float(cpu_s))
+        _check_json([*filter(str.strip, read.split("\n")), output], where)
+    most = LARGEST_TOLERANCE
+    tolerance = _number(fields.get("tolerance", config.tolerance), most, f"{where}: tolerance", "a number")
+    return Case(read, output, "", cpu_s, tolerance)
+
+
+def _number(value: object, most: float, what: str, expected: str) -> float:
+    # A comparison with NaN is false, so NaN is refused as well.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise DataError(f"{what} = {_shown(value)}; expected {expected} from 0 to {most:g}")
+    return float(value)
 
 
 def _check_json(texts: Sequence[str], where: str) -> None:
     for text in texts:
         try:
-            json.loads(text or "null")
-        except ValueError as err:
+            _parsed(text)
+        except (ValueError, RecursionError) as err:
             raise DataError(f"{where}: arguments and result are no JSON: {err}: {_shown(text)}") from err
 
 

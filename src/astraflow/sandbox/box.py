@@ -30,7 +30,7 @@ from astraflow.sandbox.command import MAX_RESULT_BYTES, Command, CommandEnded, C
 from astraflow.sandbox.inside import frames
 from astraflow.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
 from astraflow.sandbox.inside.enter import Plan, boot_code
-from astraflow.sandbox.inside.program import BOX_FOLDER
+from astraflow.sandbox.inside.program import BOX_FOLDER, STDIN_PATHS
 from astraflow.sandbox.interpreter import Interpreter
 from astraflow.sandbox.openings import NO_OPENINGS, Openings
 from astraflow.sandbox.passage import passage
@@ -251,6 +251,8 @@ def _plan(
     inside = Path(astraflow.__file__).parent / "sandbox" / "inside"
     # What is in a folder that the box shows anyway would be mounted into a read-only folder.
     own = [(source, place) for source, place in interpreter.visible if not openings.shows(place)]
+    if openings == NO_OPENINGS:
+        own += [("/dev/null", place) for place in STDIN_PATHS]
     return Plan(
         bwrap=bwrap,
         python=interpreter.executable,

@@ -141,13 +141,14 @@ def _cases_in(text: str, pattern: str, *, is_call: bool) -> list[_Case]:
     run."""
     found = [match.groupdict() for match in re.finditer(pattern, text, re.DOTALL)]
     cases = [{"input": groups["input"] or "", "output": groups["output"] or ""} for groups in found]
-    return [case for case in cases if not is_call or _are_json([*case["input"].splitlines(), case["output"]])]
+    return [case for case in cases if not is_call or _is_json(case)]
 
 
-def _are_json(texts: Sequence[str]) -> bool:
+def _is_json(case: _Case) -> bool:
+    """Whether each argument and the result are JSON. Whole numbers may have any number of digits."""
     try:
-        for text in texts:
-            json.loads(text)
+        for text in (*filter(str.strip, case["input"].split("\n")), case["output"]):
+            json.loads(text, parse_int=str)
     except (ValueError, RecursionError):
         return False
     return True

@@ -88,7 +88,9 @@ def _zygote(plan: Plan) -> list[str]:
         f"{plan.control}, {plan.preloaded!r}, {plan.gateway}, {plan.channel}",
     )
     code = f"import sys; sys.path += {plan.paths!r}; {code}" if plan.paths else code
-    return [plan.python, "-I", "-S", "-X", "utf8", "-c", code]
+    # Programs may print and read whole numbers of any length; their CPU time is limited anyway.
+    options = ("-I", "-S", "-X", "utf8", "-X", "int_max_str_digits=0")
+    return [plan.python, *options, "-c", code]
 
 
 # --- as root --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ it ends. It sees the box's read-only files and an empty /tmp of its own, which i
 
 import atexit
 import gc
+import io
 import math
 import os
 import resource
@@ -14,12 +15,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
 from astraflow.sandbox.inside import kernel, walls
 
-__all__ = ["BOX_FOLDER", "EXIT_MEMORY", "EXIT_OUTPUT", "FOLDER", "MAIN", "Order", "become"]
+__all__ = ["BOX_FOLDER", "EXIT_MEMORY", "EXIT_OUTPUT", "FOLDER", "MAIN", "STDIN_PATHS", "Order", "become"]
 
 FOLDER = "/tmp"
 """The only folder in which a program can write, and its current one."""
@@ -27,6 +29,9 @@ BOX_FOLDER = "/box"
 """Where a box has this package. Programs cannot import it."""
 MAIN = "main.py"
 """Name of the program's own file."""
+STDIN_PATHS = ("/dev/stdin", "/dev/fd/0")
+"""Names by which a program can open its standard input. Boxes for programs have a file at each of them, and
+each program mounts its own input there."""
 EXIT_MEMORY = 251
 """Exit code of a program that an uncaught MemoryError ended. A program that exits with it is mistaken for
 one, which harms nobody: either way it has not passed."""
@@ -45,6 +50,9 @@ _MAX_FILES_OF_COMMANDS = 16_384
 _MAX_THREADS = 64
 """Threads count as processes for the kernel's limit; this is their number beside those."""
 _OUT_OF_SPACE = (EDQUOT, EFBIG, ENOSPC)
+_STACK_BYTES = 120 << 20
+"""Stack of the main thread: recursion through C code needs more than the usual 8 MiB. The kernel keeps at
+least 128 MiB free below a stack, so a process can be given this much after it has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +71,13 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
 
     If that fails, the reason is written to `started`; else `started` is closed before the program begins.
     """
+    stdin, *outputs = streams
     try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        if not order.limits["runs_commands"]:
+            stdin = _named_stdin(stdin)
         _enter_folder(order)
-        for number, fd in enumerate(streams):
+        for number, fd in enumerate((stdin, *outputs)):
             os.dup2(fd, number)
         # Moved to a number that is known, so that all others can be closed.
         started = os.dup2(started, len(streams), inheritable=False)
@@ -85,9 +97,28 @@ def become(order: Order, *, streams: Sequence[int], started: int) -> NoReturn:
     os._exit(_run(order.source))
 
 
+def _named_stdin(given: int) -> int:
+    """Opens a copy of the standard input that programs can also open by the names in `STDIN_PATHS`.
+
+    A box has no /proc, so these names cannot be links to the open file, as they are elsewhere.
+    """
+    kernel.mount("tmpfs", FOLDER, kind="tmpfs", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    path = f"{FOLDER}/stdin"
+    with open(path, "wb") as file:
+        left = os.fstat(given).st_size
+        while left:
+            left -= os.sendfile(file.fileno(), given, None, left)
+    os.chmod(path, 0o400)
+    for place in STDIN_PATHS:
+        kernel.mount(path, place, flags=kernel.MS_BIND)
+        kernel.set_read_only(place)
+    stdin = os.open(path, os.O_RDONLY)
+    kernel.umount(FOLDER, kernel.MNT_DETACH)
+    return stdin
+
+
 def _enter_folder(order: Order) -> None:
     """Mounts a folder of its own for the program, and writes its files."""
-    kernel.unshare(kernel.CLONE_NEWNS)
     runs_commands = order.limits["runs_commands"]
     num_files = _MAX_FILES_OF_COMMANDS if runs_commands else _MAX_FILES
     options = f"size={order.limits['disk_bytes']},nr_inodes={num_files},mode=700"
@@ -113,6 +144,9 @@ def _limit(limits: Mapping[str, Any]) -> None:
             resource.RLIMIT_NPROC: limits["num_processes"] + _MAX_THREADS,
         }
     )
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    stack = _STACK_BYTES if most == resource.RLIM_INFINITY else min(_STACK_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, most))
 
 
 def _run(source: bytes) -> int:
@@ -132,7 +166,7 @@ def _run(source: bytes) -> int:
         code = _code_of(stop)
     except BaseException as error:  # noqa: BLE001 - whatever the program raises
         code = _shown(error)
-    return _ended(code)
+    return _ended(code, main)
 
 
 def _code_of(stop: SystemExit) -> int:
@@ -156,15 +190,23 @@ def _shown(error: BaseException) -> int:
     return 1
 
 
-def _ended(code: int) -> int:
-    """What CPython does at the end: waits for threads, calls what is registered, flushes the outputs."""
+def _ended(code: int, main: ModuleType) -> int:
+    """What CPython does at the end: waits for threads, calls what is registered, flushes and closes files."""
     shutdown = getattr(threading, "_shutdown")  # noqa: B009 - private, but the only way to wait as CPython does
     run_registered = getattr(atexit, "_run_exitfuncs")  # noqa: B009 - as above
     _try(shutdown)
     _try(run_registered)
     is_flushed = _try(lambda: sys.stdout.closed or sys.stdout.flush())
-    _try(lambda: sys.stderr.flush())
+    # A program may have replaced `sys.stdout`, or may write to a file that it never closes.
+    files = [each for each in main.__dict__.values() if isinstance(each, io.IOBase)]
+    for file in (*files, sys.__stdout__, sys.stderr):
+        _try(partial(_flush, file))
     return code or (0 if is_flushed else _EXIT_UNFLUSHED)
+
+
+def _flush(file: Any) -> None:
+    if not file.closed:
+        file.flush()
 
 
 def _try(call: Any) -> bool:
