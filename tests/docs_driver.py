@@ -22,7 +22,7 @@ NOT_RUN = "not run: "
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
 _MARKER = re.compile(r"<!-- (.*) -->\s*\Z")
-_ENDS_AT_ONCE = frozenset({"--help", "--version", "--dry-run"})
+_ENDS_AT_ONCE = frozenset({"--help", "--version"})
 
 
 @dataclass(frozen=True)

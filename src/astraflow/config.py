@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
 from astraflow.mistakes import configs_in, explained, hint, inner_type, nearest_hint, tag_of
@@ -35,6 +36,7 @@ __all__ = [
     "overridden",
     "override_pairs",
     "parse_config",
+    "salvaged",
     "with_installed",
 ]
 
@@ -351,6 +353,45 @@ def parse_config(
         errors = cast("list[JsonMap]", err.errors(include_url=False))
         lines = [explained(error, config_type, mapping) for error in errors]
         raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
+
+
+def salvaged(mapping: Mapping[str, Any], config_type: type[_ConfigT]) -> _ConfigT | None:
+    """What is valid of a mapping, with defaults in place of the rest; None if a required key is not valid.
+
+    Rules over several keys do not apply to it. It serves to find further mistakes, and never to run.
+    """
+    named = _with_names(mapping, config_type)
+    values: JsonMap = {}
+    for key, field in config_type.model_fields.items():
+        if key in named:
+            kept = _salvaged_value(named[key], field)
+            if kept is not None:
+                values[key] = kept
+        if key not in values and field.is_required():
+            return None
+    return config_type.model_construct(**values)
+
+
+def _salvaged_value(value: Any, field: FieldInfo) -> Any:
+    """What is valid of the value of a key; None if nothing is."""
+    kind = inner_type(field.annotation)
+    try:
+        text = json.dumps(value, allow_nan=False)
+        whole: Any = Annotated[field.annotation, field]  # pyright: ignore[reportInvalidTypeForm] - at run time
+        return TypeAdapter[Any](whole).validate_json(text)
+    except (TypeError, ValueError):  # ValidationError is a ValueError
+        pass
+    if get_origin(kind) is dict and isinstance(value, dict):
+        entry = FieldInfo.from_annotation(get_args(kind)[1])
+        entries = cast("JsonMap", value).items()
+        found = {name: _salvaged_value(item, entry) for name, item in entries}
+        return {name: item for name, item in found.items() if item is not None}
+    choices = [c for c in configs_in(kind) if issubclass(c, Config)]
+    if isinstance(value, dict):
+        section = cast("JsonMap", value)
+        fitting = [c for c in choices if len(choices) == 1 or tag_of(c) == section.get("name")]
+        return salvaged(section, fitting[0]) if len(fitting) == 1 else None
+    return None
 
 
 def overridden(

@@ -54,7 +54,11 @@ async def test_a_policy_trains_on_the_example(recipe: Recipe, tmp_path: Path) ->
     actor = recipe.policies["actor"]
     backend = make_learner(actor.train, model_dir=actor.model_dir, seed=recipe.seed)
     await run_in_process(
-        recipe, check_recipe(recipe), {"actor": backend}, folder=tmp_path / "run", stop=asyncio.Event()
+        recipe,
+        check_recipe(recipe).sources,
+        {"actor": backend},
+        folder=tmp_path / "run",
+        stop=asyncio.Event(),
     )
     report = audit(tmp_path / "run" / "journal")
     assert report.ok

@@ -81,7 +81,7 @@ async def test_a_policy_trains_on_an_environment_of_the_users_own(model: Path, t
     actor = recipe.policies["actor"]
     backend = make_learner(actor.train, model_dir=actor.model_dir, seed=recipe.seed)
     await run_in_process(
-        recipe, check_recipe(recipe), {"actor": backend}, folder=tmp_path, stop=asyncio.Event()
+        recipe, check_recipe(recipe).sources, {"actor": backend}, folder=tmp_path, stop=asyncio.Event()
     )
     report = audit(tmp_path / "journal")
     assert report.ok

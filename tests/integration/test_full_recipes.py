@@ -44,7 +44,9 @@ async def test_a_full_recipe_takes_three_steps(
         name: make_learner(policy.train, model_dir=policy.model_dir, seed=recipe.seed)
         for name, policy in recipe.trained.items()
     }
-    await run_in_process(recipe, check_recipe(recipe), learners, folder=tmp_path, stop=asyncio.Event())
+    await run_in_process(
+        recipe, check_recipe(recipe).sources, learners, folder=tmp_path, stop=asyncio.Event()
+    )
     report = audit(tmp_path / "journal")
     assert report.ok
     for policy in report.policies:

@@ -278,7 +278,7 @@ async def test_a_policy_trains_on_a_hosted_environment_and_the_audit_is_exact(tm
     actor = recipe.policies["actor"]
     backend = make_learner(actor.train, model_dir=actor.model_dir, seed=recipe.seed)
     await run_in_process(
-        recipe, check_recipe(recipe), {"actor": backend}, folder=tmp_path, stop=asyncio.Event()
+        recipe, check_recipe(recipe).sources, {"actor": backend}, folder=tmp_path, stop=asyncio.Event()
     )
     report = audit(tmp_path / "journal")
     assert report.ok

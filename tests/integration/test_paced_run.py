@@ -65,7 +65,7 @@ async def run(recipe: Recipe, folder: Path) -> AuditReport:
         name: make_learner(policy.train, model_dir=policy.model_dir, seed=recipe.seed)
         for name, policy in recipe.trained.items()
     }
-    await run_in_process(recipe, check_recipe(recipe), backends, folder=folder, stop=asyncio.Event())
+    await run_in_process(recipe, check_recipe(recipe).sources, backends, folder=folder, stop=asyncio.Event())
     return audit(folder / "journal")
 
 

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from docs_driver import ROOT
 from system_driver import environment
-from weight_files import NO_TENSORS
+from weight_files import write_model_folder
 
 pytestmark = [
     pytest.mark.system,
@@ -168,7 +168,7 @@ def test_recipes_models_and_examples_are_inside(installed: Installed) -> None:
 
 def test_a_copied_recipe_runs_as_the_documentation_says(installed: Installed) -> None:
     assert installed.run("astraflow", "recipes", "copy", "pair").returncode == 0
-    done = installed.run("astraflow", "run", "recipes/pair.yaml", "--dry-run")
+    done = installed.run("astraflow", "run", "recipes/pair.yaml", "model=tiny", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "examples.pair_workflow:solve_and_verify" in done.stdout
 
@@ -214,10 +214,7 @@ def test_the_core_alone_names_the_command_that_installs_what_is_missing(bare: In
         assert f"of the extra quickstart: {install} (without an NVIDIA GPU, first: " in done.stderr
     tasks = bare.work / "tasks.jsonl"
     tasks.write_text("".join(f'{{"prompt": "{num}+1=", "answer": "{num + 1}"}}\n' for num in range(200)))
-    model = bare.work / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3"}')
-    (model / "model.safetensors").write_bytes(NO_TENSORS)  # nobody gets as far as to read it
+    model = write_model_folder(bare.work / "model")  # nobody gets as far as to read its weights
     policy = f"{{model: {model}, sampling: {{max_tokens: 8}}, train: {{steps: 1}}}}"
     (bare.work / "bare.yaml").write_text(
         f"name: bare\ntasks: {{sources: {{sums: {{name: jsonl, path: {tasks}}}}}}}\n"

@@ -15,7 +15,7 @@ from astraflow.launch.preflight import check_recipe
 from astraflow.mistakes import configs_in, hint, tag_of
 from astraflow.models.spec import ModelSpec
 from astraflow.synonyms import SYNONYMS
-from weight_files import NO_TENSORS
+from weight_files import write_model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = {"name": "reasoning_gym", "dataset": "basic_arithmetic"}
@@ -148,10 +148,7 @@ def test_a_mistake_is_answered_with_what_was_meant(tmp_path: Path, overrides: st
 
 
 def test_a_policy_that_nobody_has_is_named_wherever_it_is_referred_to(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3"}')
-    (model / "model.safetensors").write_bytes(NO_TENSORS)
+    model = write_model_folder(tmp_path / "model")
     overrides = [f"policies.actor.model={model}", "workflow={name: single_turn, policy: actr}"]
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(BASE))

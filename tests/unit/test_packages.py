@@ -13,6 +13,7 @@ import pytest
 import astraflow
 from astraflow.config import Config, Use, Variant, with_installed
 from astraflow.errors import ConfigError
+from weight_files import write_model_folder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted((ROOT / "packages").glob("*/pyproject.toml"))
@@ -62,9 +63,9 @@ def test_a_recipe_that_names_a_missing_package_is_told_what_to_install(
 ) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(RECIPE))
-    override = f"{key}={{name: paced}}"
+    overrides = (f"{key}={{name: paced}}", f"model={write_model_folder(tmp_path / 'm')}")
     done = subprocess.run(
-        [*bare, "run", str(path), "--dry-run", override], capture_output=True, text=True, check=False
+        [*bare, "run", str(path), "--dry-run", *overrides], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert done.stderr == (

@@ -17,7 +17,7 @@ from astraflow.errors import ConfigError
 if TYPE_CHECKING:
     from astraflow.launch.config import Recipe as LoadedRecipe
 
-__all__ = ["audit", "drop_batch", "run", "status", "try_task"]
+__all__ = ["audit", "drop_batch", "load_with_checks", "run", "status", "try_task"]
 
 Recipe = Annotated[
     str,
@@ -42,7 +42,14 @@ RecipeOrRun = Annotated[
 ]
 
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and start nothing.")]
+_DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check everything that can be known without starting a service, print the resolved recipe, and "
+        "start nothing.",
+    ),
+]
 _On = Annotated[
     str,
     typer.Option(
@@ -83,16 +90,15 @@ def run(
 
     Examples: `astraflow run math/tiny`, `astraflow run runs/quickstart steps=60`.
     """
-    from astraflow.launch.config import load_recipe
-
     source = _source_of(recipe, overrides or [], run_dir)
-    loaded = load_recipe(source.recipe, _placed(source.recipe, source.overrides, on))
-    if dry_run:
-        _print_checked(loaded)
-        return
-    folder = source.run_dir or Path("runs") / loaded.name
     folders = module_path(source.recipe, *source.module_path)
-    if source.is_named or _names_model(source.overrides):
+    loaded = load_with_checks(source.recipe, _placed(source.recipe, source.overrides, on), source.run_dir)
+    folder = source.run_dir or Path("runs") / loaded.name
+    builds = source.is_named or _names_model(source.overrides)
+    if dry_run:
+        _print_checked(loaded, folder, builds=builds)
+        return
+    if builds:
         _build_missing(loaded)
     if only or batches:
         raise typer.Exit(_run_half(loaded, folder, only, batches))
@@ -101,12 +107,34 @@ def run(
     raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
 
 
-def _print_checked(recipe: "LoadedRecipe") -> None:
-    from astraflow.config import dump_yaml
-    from astraflow.launch.roles import check_roles
+def load_with_checks(
+    file: Path, overrides: Sequence[str] = (), run_dir: Path | None = None
+) -> "LoadedRecipe":
+    """The recipe in a file, with overrides.
 
-    check_roles(recipe)
-    sys.stdout.write(dump_yaml(recipe))
+    Raises: ConfigError with everything that is wrong, also with models, data and components of one that has
+    wrong keys.
+    """
+    from astraflow.launch.config import load_recipe
+
+    try:
+        return load_recipe(file, overrides)
+    except ConfigError as err:
+        from astraflow.launch.preflight import with_other_mistakes
+
+        raise with_other_mistakes(err, file, overrides, run_dir) from err
+
+
+def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> None:
+    """`builds`: tiny models that are missing are built by the run."""
+    from astraflow.config import dump_yaml
+    from astraflow.launch.gallery import missing_models
+    from astraflow.launch.preflight import check_recipe
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    models = [policy.model for policy in recipe.policies.values()]
+    unbuilt = [model for model, _ in missing_models(models)] if builds else []
+    sys.stdout.write(dump_yaml(check_recipe(recipe, run_dir, unbuilt=unbuilt).recipe))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +244,12 @@ def try_task(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
 ) -> None:
     """Run one episode in this process, with the policies' starting weights, and print it."""
-    from astraflow.launch.config import load_recipe
     from astraflow.launch.gallery import recipe_file
     from astraflow.launch.trial import episode_text, try_episode
 
     file, is_named = recipe_file(recipe)
-    loaded = load_recipe(file, overrides or ())
     module_path(file)
+    loaded = load_with_checks(file, overrides or ())
     if is_named or _names_model(overrides or ()):
         _build_missing(loaded)
     trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))

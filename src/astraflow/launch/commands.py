@@ -18,8 +18,8 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.drop_batch import drop_batch
 from astraflow.launch.ending import interruption
 from astraflow.launch.folder import RunFolder
+from astraflow.launch.model_checks import check_model
 from astraflow.launch.offline import collect_batches, train_from_batches
-from astraflow.launch.preflight import check_model
 from astraflow.launch.report import load_summary, summary_table, write_report
 from astraflow.launch.resume import (
     changes_between,

@@ -32,6 +32,7 @@ __all__ = [
     "SamplingConfig",
     "SupervisionConfig",
     "load_recipe",
+    "recipe_mapping",
 ]
 
 
@@ -260,7 +261,12 @@ class Recipe(Config):
     @property
     def tokenizer_dir(self) -> Path:
         """Folder of the tokenizer that counts the tokens of prompts: that of the first trained policy."""
-        return next(iter((self.trained or self.policies).values())).model_dir
+        return Path(self.tokenizer_model).expanduser()
+
+    @property
+    def tokenizer_model(self) -> str:
+        """The model of that folder, as the recipe names it."""
+        return next(iter((self.trained or self.policies).values())).model
 
     @property
     def group_size(self) -> int:
@@ -361,13 +367,21 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
     """
     pairs = dict(override_pairs(overrides))
     scale = pairs.pop("scale", "")
-    mapping = load_mapping(Path(path), _of_each(pairs, load_mapping(Path(path))))
+    mapping = recipe_mapping(path, pairs)
     recipe = parse_config(mapping, Recipe, where=str(path))
     if not scale:
         return recipe
     from astraflow.launch.scale import scaled  # it makes recipes, so it imports this module
 
     return overridden(scaled(recipe, str(scale)), _of_each(pairs, mapping), where=str(path))
+
+
+def recipe_mapping(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of a recipe, in which overrides such as `steps=N` stand for those of each policy.
+
+    Raises: ConfigError.
+    """
+    return load_mapping(Path(path), _of_each(overrides, load_mapping(Path(path))))
 
 
 def _of_each(pairs: Mapping[str, Any], mapping: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ from astraflow.launch.machine import (
     num_cores,
     sandbox_finding,
 )
-from astraflow.launch.preflight import OpenSources, check_model, check_recipe, open_sources
+from astraflow.launch.model_checks import check_model
+from astraflow.launch.preflight import OpenSources, check_recipe, open_sources
 from astraflow.launch.program import choose_addresses, num_threads
 from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import TaskSource

@@ -62,7 +62,7 @@ async def measure_drift(
     Raises: ConfigError if a backend does not report the gap; DeadlineError; the error of a part that fails.
     """
     short = _with_lr_0(recipe, steps)
-    sources = check_recipe(short)
+    sources = check_recipe(short).sources
     probes = {
         name: _Probe(
             name, make_learner(policy.train, model_dir=policy.model_dir, seed=short.seed, exact=short.exact)

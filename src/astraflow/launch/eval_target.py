@@ -12,8 +12,8 @@ from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.hosting import host_models
+from astraflow.launch.model_checks import check_model
 from astraflow.launch.plan import policy_info
-from astraflow.launch.preflight import check_model
 from astraflow.mistakes import hint
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.weights.saved_versions import SavedVersions

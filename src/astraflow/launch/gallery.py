@@ -25,6 +25,7 @@ __all__ = [
     "entries",
     "find_entry",
     "gallery_root",
+    "missing_models",
     "model_folder",
     "recipe_file",
     "root_of",
@@ -146,15 +147,22 @@ def build_models(models: Iterable[str], tell: Callable[[str], None]) -> None:
 
     Raises: as `init_model`.
     """
-    root = gallery_root()
-    for model in dict.fromkeys(models):
-        spec = root / _SPECS / f"{Path(model).name}.yaml"
-        if Path(model).exists() or Path(model).parent != Path("models") or not spec.is_file():
-            continue
+    for model, spec in missing_models(models):
         from astraflow.models.spec import load_spec
         from astraflow.models.tiny import init_model
 
         init_model(load_spec(spec), Path(model), progress=tell)
+
+
+def missing_models(models: Iterable[str]) -> list[tuple[str, Path]]:
+    """The models that are missing, `./models/NAME`, and have a spec here, each with its spec."""
+    root = gallery_root()
+    specs = {model: root / _SPECS / f"{Path(model).name}.yaml" for model in models}
+    return [
+        (model, spec)
+        for model, spec in specs.items()
+        if not Path(model).exists() and Path(model).parent == Path("models") and spec.is_file()
+    ]
 
 
 def copy_entries(chosen: Sequence[Entry], to: Path, *, force: bool = False) -> list[Path]:

@@ -113,7 +113,7 @@ async def collect_batches(
     Raises: ConfigError or DataError for recipe or folder; the error of a part that fails.
     """
     recipe = recipe.model_copy(update={"eval": recipe.eval.without_sets})
-    sources = check_recipe(recipe)
+    sources = check_recipe(recipe).sources
     folder = _own_folder(recipe, run_dir)
     batches = folder.path / BATCHES
     learners: dict[str, Learner] = {

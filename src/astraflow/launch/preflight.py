@@ -3,39 +3,56 @@
 It reads and checks; it writes, downloads and starts nothing.
 """
 
-import json
 import re
-import shlex
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from astraflow.config import Use, load_attr
+from astraflow.algorithms.credit import (
+    GdpoCredit,
+    GroupRelativeCredit,
+    MaxRlCredit,
+    OpoCredit,
+    PassAtKCredit,
+    ReinforcePlusPlusCredit,
+    RlooCredit,
+)
+from astraflow.config import Config, Use, check_args, load_attr, override_pairs, salvaged
 from astraflow.envs.code_config import CodeTestsReward
-from astraflow.envs.config import RewardConfig, TasksConfig, TaskSourceConfig, WeightedReward
+from astraflow.envs.config import (
+    PromptsConfig,
+    ReasoningGymConfig,
+    RewardConfig,
+    TasksConfig,
+    TaskSourceConfig,
+    WeightedReward,
+)
 from astraflow.envs.environment import check_environments
 from astraflow.envs.rewards import check_gradable
 from astraflow.envs.selection import looked_at
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
-from astraflow.launch.config import PolicyConfig, Recipe
+from astraflow.launch.config import PolicyConfig, Recipe, recipe_mapping
 from astraflow.launch.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
-from astraflow.launch.plan import named_uses, scoring_tasks
+from astraflow.launch.model_checks import check_family, check_model
+from astraflow.launch.plan import named_uses, scoring_tasks, uses
 from astraflow.launch.roles import check_roles
-from astraflow.mistakes import hint
-from astraflow.models.families import (
-    engine_refusal,
-    exact_refusal,
-    family_of,
-    length_refusal,
-    quantization_of,
-    shard_refusal,
+from astraflow.launch.start_checks import (
+    check_addresses,
+    check_certificates,
+    check_devices,
+    check_run_folder,
+    check_server,
 )
-from astraflow.models.weight_files import check_weight_files
+from astraflow.losses.config import DistillLossConfig, SftLossConfig
+from astraflow.mistakes import hint
 from astraflow.protocols import TaskSource
-from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.rollout.judging import judges_of
 from astraflow.trackers.factory import check_tracker
+from astraflow.trainer.config import OwnLoopBackendConfig
 from astraflow.trainer.offline import offline_files
 from astraflow.types import Task
 from astraflow.workflows.code_and_test import reference_of
@@ -48,10 +65,11 @@ from astraflow.workflows.config import (
 )
 from astraflow.workflows.factory import make_workflow
 
-__all__ = ["OpenSources", "check_model", "check_recipe", "open_sources"]
+__all__ = ["CheckedRecipe", "OpenSources", "check_recipe", "listed", "open_sources", "with_other_mistakes"]
 
-_HUB_NAME = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]+")
-"""A name on the Hugging Face Hub, `OWNER/NAME`; `./model` is none."""
+_COMPARING = (GdpoCredit, GroupRelativeCredit, MaxRlCredit, OpoCredit, PassAtKCredit, RlooCredit)
+"""Credits that are 0 for the only episode of a group."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,118 +80,256 @@ class OpenSources:
     eval: Mapping[str, TaskSource]
 
 
-def check_recipe(recipe: Recipe) -> OpenSources:
-    """Checks models, components of the user's own, sizes and task sources; returns the open sources.
+@dataclass(frozen=True, slots=True)
+class CheckedRecipe:
+    """A recipe without mistakes, and its sources."""
 
-    Raises: ConfigError or DataError for the first thing that is wrong.
+    recipe: Recipe
+    sources: OpenSources
+
+
+class _Mistakes:
+    """Collects what is wrong with a recipe, so that all of it is told at once.
+
+    Example: `mistakes.of(check_roles, recipe)` notes the error that the check raises, and returns None then.
     """
-    check_roles(recipe)
-    for name, policy in recipe.policies.items():
-        check_model(name, policy)
-        _check_family(name, policy, recipe.rollout, exact=recipe.exact)
-        if (offline := policy.train.auxiliary.offline) is not None:
-            offline_files(Path(offline.folder).expanduser())
-    for where, use in named_uses(recipe):
-        load_attr(use.use, where=f"{where}.use")
+
+    def __init__(self) -> None:
+        self._errors: list[ConfigError | DataError] = []
+
+    def of(self, check: Callable[..., _T], *args: Any, **named: Any) -> _T | None:
+        """What the check returns; None if it raises, and the error is noted."""
+        try:
+            return check(*args, **named)
+        except (ConfigError, DataError) as err:
+            self._errors.append(err)
+            return None
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Notes mistakes that a check has found."""
+        self._errors += [ConfigError(text) for text in texts]
+
+    @property
+    def texts(self) -> list[str]:
+        """Each mistake once, in the order in which they were found."""
+        return list(dict.fromkeys(map(str, self._errors)))
+
+    def tell(self) -> None:
+        """Raises: the only error as it is, or a ConfigError with all of them."""
+        if len(self.texts) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise ConfigError(listed(self.texts))
+
+
+def listed(mistakes: Sequence[str], what: str = "the recipe") -> str:
+    """Several mistakes of `what` as one text, with an item for each."""
+    items = ["\n  - " + text.replace("\n", "\n    ") for text in mistakes]
+    return f"{what} has {len(items)} mistakes:" + "".join(items)
+
+
+def check_recipe(
+    recipe: Recipe, run_dir: Path | None = None, *, unbuilt: Collection[str] = ()
+) -> CheckedRecipe:
+    """Checks everything that can be known without starting a service.
+
+    `run_dir`: also checks what a start in this folder needs: the folder, ports and certificates. `unbuilt`:
+    models that do not exist yet and that are built before the run.
+
+    Raises: ConfigError or DataError that tells all mistakes.
+    """
+    mistakes = _Mistakes()
+    mistakes.of(check_roles, recipe)
+    _check_models(recipe, mistakes, unbuilt)
+    broken = _check_components(recipe, mistakes)
     for tracker in recipe.trackers:
-        check_tracker(tracker)
-    _check_workflows(recipe)
-    _check_judges(recipe)
-    check_environments(recipe.tasks, played=_played(recipe))
-    _check_lengths(recipe)
-    _check_attached(recipe)
-    sources = open_sources(recipe)
-    _check_sizes(recipe, sources)
-    _check_answers(recipe, sources)
-    _check_test_writers(recipe, sources)
-    return sources
+        if _is_whole(tracker, broken):
+            mistakes.of(check_tracker, tracker)
+    if _is_whole(recipe.workflow, broken):
+        mistakes.of(make_workflow, recipe.workflow)
+    for name, config in recipe.eval.sets.items():
+        if _is_whole(config.workflow, broken):
+            mistakes.of(_check_workflow, f"eval.sets.{name}.workflow", config)
+    mistakes.of(_check_judges, recipe)
+    mistakes.of(_check_lengths, recipe)
+    mistakes.of(_check_attached, recipe)
+    for name, policy in recipe.trained.items():
+        mistakes.of(_check_learns, name, policy)
+    sources = _checked_sources(recipe, mistakes, broken, unbuilt)
+    _check_machine(recipe, mistakes, run_dir)
+    mistakes.tell()
+    return CheckedRecipe(recipe, sources)
 
 
-def check_model(name: str, policy: PolicyConfig) -> None:
-    """Raises: DataError if a model of a policy (own, reference, teacher) is not a Hugging Face folder."""
-    auxiliary = policy.train.auxiliary
-    _check_folder(f"policies.{name}.model = {policy.model!r}", policy.model)
-    for key, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
-        if model:
-            _check_folder(f"policies.{name}.train.auxiliary.{key} = {model!r}", model)
+def with_other_mistakes(
+    error: ConfigError, file: Path, overrides: Sequence[str], run_dir: Path | None
+) -> ConfigError:
+    """The error of a recipe that does not load, with what else is wrong with the parts that are valid."""
+    try:
+        pairs = dict(override_pairs(overrides))
+        mapping = recipe_mapping(file, pairs)
+    except ConfigError:
+        return error  # it is not valid YAML, for example, so there are no parts
+    recipe = None if "scale" in pairs else salvaged(mapping, Recipe)
+    others = _other_mistakes(recipe, run_dir or Path("runs") / recipe.name) if recipe is not None else []
+    if not others:
+        return error
+    own = re.split(
+        r"\n(?! )", str(error).removeprefix(f"{file}: ")
+    )  # a line each; what is indented belongs to it
+    return ConfigError(listed([*own, *others], str(file)))
 
 
-def _check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exact: bool) -> None:
-    """Raises: ConfigError if the model is of a kind that the engine or the trainer cannot run exactly."""
-    config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
-    who = f"policies.{name}.model = {policy.model!r} ({family_of(config)})"
-    if method := quantization_of(config):
-        raise ConfigError(
-            f"{who}: its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
-            "numbers, so use the folder that it was quantized from"
-        )
-    if exact and (reason := exact_refusal(config)):
-        raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
-    shard = policy.train.shard
-    reason = shard_refusal(config, tensor=shard.tensor, expert=shard.expert, context=shard.context)
-    if exact and shard.context > 1:
-        reason = f"context = {shard.context}: exact: true computes whole sequences; set context: 1"
-    if policy.role == "trained" and reason:
-        raise ConfigError(f"{who}: policies.{name}.train.shard.{reason}")
-    engine = rollout.engine
-    if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
+def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
+    """What else is wrong with a recipe some of whose keys are left out because they are not valid.
+
+    Only checks of parts that need no others, so that no mistake is a consequence of what was left out.
+    """
+    mistakes = _Mistakes()
+    first = {policy.model: name for name, policy in reversed(recipe.policies.items())}
+    for name in first.values():
+        mistakes.of(check_model, name, recipe.policies[name])
+    _check_components(recipe, mistakes)
+    for name, config in recipe.tasks.sources.items():
+        if isinstance(config, PromptsConfig | ReasoningGymConfig) and not _counts_tokens(config):
+            mistakes.of(_open, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
+    _check_machine(recipe, mistakes, run_dir)
+    return mistakes.texts
+
+
+def _check_machine(recipe: Recipe, mistakes: _Mistakes, run_dir: Path | None) -> None:
+    """GPUs and servers; with a run folder, also the folder, ports and certificates."""
+    mistakes.of(check_devices, recipe)
+    mistakes.of(check_server, recipe)
+    if run_dir is None:
         return
-    if isinstance(engine, TorchEngineConfig) and (reason := engine_refusal(config)):
+    mistakes.of(check_run_folder, recipe, run_dir)
+    mistakes.of(check_addresses, recipe, run_dir)
+    mistakes.add(check_certificates(recipe))
+
+
+# --- components of the user's own -----------------------------------------------------------------
+
+
+def _check_components(recipe: Recipe, mistakes: _Mistakes) -> frozenset[str]:
+    """Loads every component; returns those that are broken, as the recipe names them.
+
+    A module that does not import is told once, whatever the number of its components.
+    """
+    broken: dict[str, bool] = {}
+    modules: set[str] = set()
+    for where, use in named_uses(recipe):
+        module = use.use.partition(":")[0]
+        if module not in modules:
+            broken[use.use] = not mistakes.of(_check_component, where, use)
+        if broken.get(use.use, True) and module not in sys.modules:
+            modules.add(module)
+            broken[use.use] = True
+    return frozenset(name for name, is_broken in broken.items() if is_broken)
+
+
+def _check_component(where: str, use: Use) -> bool:
+    """True. Raises: ConfigError if it does not load, or cannot be called with its arguments."""
+    target = load_attr(use.use, where=f"{where}.use")
+    if not callable(target):
         raise ConfigError(
-            f"{who} cannot generate with rollout.engine `torch`: {reason}. Use rollout.engine `vllm` or "
-            "`sglang` (docs/models.md says what was tried)"
+            f"{where}.use = {use.use!r} is of the type {type(target).__name__}, which cannot be called; name "
+            "a function or a class"
         )
-    if reason := length_refusal(config, max_context=engine.max_context):
-        raise ConfigError(f"{who}: {reason}")
+    check_args(target, use.args, where=f"{where}.args")
+    return True
 
 
-def _check_folder(where: str, model: str) -> None:
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"{where}: no such folder. {_how_to_get(model)}")
-    config = folder / "config.json"
-    try:
-        content = json.loads(config.read_text(encoding="utf-8"))
-    except FileNotFoundError as err:
-        raise DataError(f"{where}: it has no config.json, so it is not a Hugging Face model folder") from err
-    except ValueError as err:
-        raise DataError(f"{where}: its config.json is broken: {err}") from err
-    if not isinstance(content, dict):
-        raise DataError(f"{where}: its config.json is broken: it holds no mapping")
-    try:
-        check_weight_files(folder)
-    except DataError as err:
-        raise DataError(f"{where}: {err}") from err
+def _is_whole(config: Config, broken: Collection[str]) -> bool:
+    """Whether nothing that a section names is broken. What is broken has been told."""
+    return not any(use.use in broken for use in uses(config))
 
 
-def _how_to_get(model: str) -> str:
-    """What makes a model folder that does not exist."""
-    first_part = Path(model).parts[0]
-    if _HUB_NAME.fullmatch(model) and first_part != "models" and not Path(first_part).is_dir():
-        folder = f"models/{Path(model).name}"
-        return (
-            "A model is a folder, and AstraFlow downloads nothing by itself. If this is its name on the "
-            f"Hugging Face Hub, run `hf download {model} --local-dir {folder}` and put {folder} here"
-        )
-    folder = shlex.quote(str(Path(model).expanduser()))
-    return (
-        f"Build a tiny model with `astraflow model init SPEC.yaml --out {folder}` (for the quickstart, "
-        "SPEC.yaml is recipes/models/quickstart.yaml), or download one from the Hugging Face Hub with "
-        f"`hf download OWNER/NAME --local-dir {folder}`"
+def _check_learns(name: str, policy: PolicyConfig) -> None:
+    """Raises: ConfigError if an advantage compares episodes of a group, and there is only one."""
+    train = policy.train
+    is_by_reward = not isinstance(train.loss, DistillLossConfig | SftLossConfig | Use)
+    is_own = isinstance(train.backend, OwnLoopBackendConfig | Use)
+    credit = policy.table.credit
+    compares = isinstance(credit, _COMPARING) or (
+        isinstance(credit, ReinforcePlusPlusCredit) and credit.baseline == "group"
     )
+    if policy.table.group_size == 1 and compares and is_by_reward and not is_own and train.lr > 0:
+        raise ConfigError(
+            f"policies.{name}.table.group_size = 1: the credit {credit.name!r} compares the episodes of a "
+            "group with one another, so all advantages would be 0 and nothing would be learned; set it to 2 "
+            "or more (8 is usual), or name a credit that works with single episodes: rae, "
+            "reinforce_plus_plus, or gae with a critic"
+        )
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def _check_models(recipe: Recipe, mistakes: _Mistakes, unbuilt: Collection[str]) -> None:
+    """Checks the models that exist, each once if it is not good, and the folders of offline data."""
+    told: set[str] = set()
+    for name, policy in recipe.policies.items():
+        if policy.model in told or policy.model in unbuilt:
+            continue
+        if mistakes.of(check_model, name, policy):
+            mistakes.of(check_family, name, policy, recipe.rollout, exact=recipe.exact)
+        else:
+            told.add(policy.model)
+    for policy in recipe.policies.values():
+        if (offline := policy.train.auxiliary.offline) is not None:
+            mistakes.of(offline_files, Path(offline.folder).expanduser())
 
 
 def open_sources(recipe: Recipe) -> OpenSources:
     """Opens every task source. Raises: ConfigError or DataError, naming the source."""
-    train = {
-        name: _open(config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
-        for name, config in recipe.tasks.sources.items()
-    }
-    held_out = {
-        name: _open(config.source, recipe, name, f"eval.sets.{name}.source", _workflow_of(config, recipe))
-        for name, config in recipe.eval.sets.items()
-    }
-    return OpenSources(train, held_out)
+    opened = {where: _open(config, recipe, name, where, flow) for name, where, config, flow in _named(recipe)}
+    return _by_name(recipe, opened)
+
+
+def _named(recipe: Recipe) -> Iterator[tuple[str, str, TaskSourceConfig, WorkflowConfig]]:
+    """Name, place in the recipe, config and workflow of every source, those of evaluation sets last."""
+    for name, config in recipe.tasks.sources.items():
+        yield name, f"tasks.sources.{name}", config, recipe.workflow
+    for name, config in recipe.eval.sets.items():
+        yield name, f"eval.sets.{name}.source", config.source, _workflow_of(config, recipe)
+
+
+def _by_name(recipe: Recipe, opened: Mapping[str, TaskSource]) -> OpenSources:
+    """The sources by their names, from those by their places in the recipe."""
+    return OpenSources(
+        {name: opened[key] for name in recipe.tasks.sources if (key := f"tasks.sources.{name}") in opened},
+        {name: opened[key] for name in recipe.eval.sets if (key := f"eval.sets.{name}.source") in opened},
+    )
+
+
+def _checked_sources(
+    recipe: Recipe, mistakes: _Mistakes, broken: Collection[str], unbuilt: Collection[str]
+) -> OpenSources:
+    """Opens the sources, and checks their sizes and whether the rewards can score their tasks."""
+    if not any(use.use in broken for config in recipe.tasks.environments.values() for use in uses(config)):
+        mistakes.of(check_environments, recipe.tasks, played=_played(recipe))
+    opened: dict[str, TaskSource] = {}
+    for name, where, config, workflow in _named(recipe):
+        is_countable = not (recipe.tokenizer_model in unbuilt and _counts_tokens(config))
+        if is_countable and _is_whole(config, broken):
+            source = mistakes.of(_open, config, recipe, name, where, workflow)
+            if source is not None:
+                opened[where] = source
+    sources = _by_name(recipe, opened)
+    if sources.train.keys() == recipe.tasks.sources.keys():
+        for name, policy in recipe.trained.items():
+            mistakes.of(_check_batch, name, policy, sources)
+    for name in sources.eval:
+        mistakes.of(_check_eval_size, name, recipe, sources)
+    _check_answers(recipe, sources, mistakes, broken)
+    _check_test_writers(recipe, sources, mistakes)
+    return sources
+
+
+def _counts_tokens(config: TaskSourceConfig) -> bool:
+    """Whether a source counts the tokens of its prompts, and so needs a tokenizer."""
+    return isinstance(config, PromptsConfig) and config.max_prompt_tokens > 0
 
 
 def _open(
@@ -191,16 +347,14 @@ def _open(
         raise type(err)(f"{where}: {err}") from err
 
 
-def _check_workflows(recipe: Recipe) -> None:
-    """Raises: ConfigError if a workflow cannot be made."""
-    make_workflow(recipe.workflow)
-    for name, config in recipe.eval.sets.items():
-        if isinstance(config.workflow, TrainingWorkflow):
-            continue
-        try:
-            make_workflow(config.workflow)
-        except ConfigError as err:
-            raise ConfigError(f"eval.sets.{name}.workflow: {err}") from err
+def _check_workflow(where: str, config: EvalSetConfig) -> None:
+    """Raises: ConfigError if the workflow of an evaluation set cannot be made."""
+    if isinstance(config.workflow, TrainingWorkflow):
+        return
+    try:
+        make_workflow(config.workflow)
+    except ConfigError as err:
+        raise ConfigError(f"{where}: {err}") from err
 
 
 def _check_judges(recipe: Recipe) -> None:
@@ -268,36 +422,48 @@ def _check_attached(recipe: Recipe) -> None:
         )
 
 
-def _check_answers(recipe: Recipe, sources: OpenSources) -> None:
+def _check_answers(
+    recipe: Recipe, sources: OpenSources, mistakes: _Mistakes, broken: Collection[str]
+) -> None:
     """The reward must be able to score every task. Agents and workflows of the user need not use it."""
-    if not isinstance(recipe.workflow, Use | AgentConfig | HostedConfig):
-        for name, config in recipe.tasks.sources.items():
-            _check_gradable(f"tasks.sources.{name}", recipe.tasks.reward, sources.train[name], config)
-    for name, config in recipe.eval.sets.items():
-        if isinstance(_workflow_of(config, recipe), Use | AgentConfig | HostedConfig):
+    of_training = recipe.tasks.reward
+    checks = [
+        (f"tasks.sources.{name}", of_training, source, recipe.tasks.sources[name], recipe.workflow)
+        for name, source in sources.train.items()
+    ]
+    for name, source in sources.eval.items():
+        config = recipe.eval.sets[name]
+        reward = of_training if isinstance(config.reward, TrainingReward) else config.reward
+        checks.append((f"eval.sets.{name}", reward, source, config.source, _workflow_of(config, recipe)))
+    told: list[RewardConfig] = []
+    for where, reward, source, config, workflow in checks:
+        if isinstance(workflow, Use | AgentConfig | HostedConfig) or reward in told:
             continue
-        reward = recipe.tasks.reward if isinstance(config.reward, TrainingReward) else config.reward
-        _check_gradable(f"eval.sets.{name}", reward, sources.eval[name], config.source)
+        if _is_whole(reward, broken) and not mistakes.of(_check_gradable, where, reward, source, config):
+            told.append(reward)  # a reward that does not fit one source is told once
 
 
-def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> None:
+def _check_gradable(where: str, reward: RewardConfig, source: TaskSource, config: TaskSourceConfig) -> bool:
     try:
         check_gradable(reward, source, config)
     except (ConfigError, DataError) as err:
         raise type(err)(f"{where}: {err}") from err
+    return True
 
 
-def _check_test_writers(recipe: Recipe, sources: OpenSources) -> None:
+def _check_test_writers(recipe: Recipe, sources: OpenSources, mistakes: _Mistakes) -> None:
     """Where a policy writes test cases, the reward must run them, and the tasks must have right programs."""
     if isinstance(recipe.workflow, CodeAndTestConfig):
-        _check_runs_cases(recipe.tasks)
+        mistakes.of(_check_runs_cases, recipe.tasks)
         for name, source in sources.train.items():
             tasks = looked_at(source, recipe.tasks.sources[name])
-            _check_references(f"tasks.sources.{name}", tasks, recipe.workflow)
-    for name, config in recipe.eval.sets.items():
+            mistakes.of(_check_references, f"tasks.sources.{name}", tasks, recipe.workflow)
+    for name, source in sources.eval.items():
+        config = recipe.eval.sets[name]
         workflow = _workflow_of(config, recipe)
         if isinstance(workflow, CodeAndTestConfig):
-            _check_references(f"eval.sets.{name}", looked_at(sources.eval[name], config.source), workflow)
+            tasks = looked_at(source, config.source)
+            mistakes.of(_check_references, f"eval.sets.{name}", tasks, workflow)
 
 
 def _check_runs_cases(tasks: TasksConfig) -> None:
@@ -323,27 +489,31 @@ def _check_references(where: str, tasks: Iterable[Task], workflow: CodeAndTestCo
             raise DataError(f"{where}: {err}") from err
 
 
-def _check_sizes(recipe: Recipe, sources: OpenSources) -> None:
+def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:
+    """Raises: ConfigError if there are fewer tasks than a batch has groups."""
     sizes = {name: len(source) for name, source in sources.train.items()}
     total = sum(sizes.values())
-    listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-    for name, policy in recipe.trained.items():
-        need = policy.table.groups_per_batch
-        if total < need:
-            raise ConfigError(
-                f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources hold only {total} tasks "
-                f"({listed}): a batch could never be filled with different tasks; add tasks, or lower it to "
-                f"at most {total}"
-            )
-    for name, config in recipe.eval.sets.items():
-        size = len(sources.eval[name])
-        if size < config.num_tasks:
-            raise ConfigError(
-                f"eval.sets.{name}.num_tasks = {config.num_tasks}, but its source holds only {size} tasks; "
-                "lower it, or add tasks"
-            )
-        if config.source in recipe.tasks.sources.values():
-            raise ConfigError(
-                f"eval.sets.{name}.source is also a training source, so its tasks would be trained on; "
-                "give it another seed, split or file"
-            )
+    need = policy.table.groups_per_batch
+    if total < need:
+        per_source = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        raise ConfigError(
+            f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources hold only {total} tasks "
+            f"({per_source}): a batch could never be filled with different tasks; add tasks, or lower it to "
+            f"at most {total}"
+        )
+
+
+def _check_eval_size(name: str, recipe: Recipe, sources: OpenSources) -> None:
+    """Raises: ConfigError if an evaluation set has too few tasks, or those of training."""
+    config = recipe.eval.sets[name]
+    size = len(sources.eval[name])
+    if size < config.num_tasks:
+        raise ConfigError(
+            f"eval.sets.{name}.num_tasks = {config.num_tasks}, but its source holds only {size} tasks; "
+            "lower it, or add tasks"
+        )
+    if config.source in recipe.tasks.sources.values():
+        raise ConfigError(
+            f"eval.sets.{name}.source is also a training source, so its tasks would be trained on; "
+            "give it another seed, split or file"
+        )

@@ -79,15 +79,24 @@ def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
 
     Of the free ones, that of the `earlier` start is preferred. `earlier` maps names of processes to ports.
     Several publishers take consecutive ports from `weights.port` on.
-    Raises: ConfigError if a port that the recipe names is taken.
+    Raises: ConfigError that names all ports of the recipe that are taken.
     """
+    wanted = {"dataflow": (recipe.dataflow.host, recipe.dataflow.port)}
+    for idx, policy in enumerate(recipe.published):
+        port = recipe.weights.port + idx if recipe.weights.port else 0
+        wanted[f"publisher-{policy}"] = (recipe.weights.host, port)
+    claimed: dict[str, tuple[str, int]] = {}
+    problems: list[str] = []
     with ExitStack() as held:
-        dataflow = _claim(held, "dataflow", recipe.dataflow.host, recipe.dataflow.port, earlier)
-        publishers: dict[str, tuple[str, int]] = {}
-        for idx, policy in enumerate(recipe.published):
-            port = recipe.weights.port + idx if recipe.weights.port else 0
-            publishers[policy] = _claim(held, f"publisher-{policy}", recipe.weights.host, port, earlier)
-        return Addresses(dataflow, publishers, "https" if recipe.dataflow.tls.is_on else "http")
+        for name, (host, port) in wanted.items():
+            try:
+                claimed[name] = _claim(held, name, host, port, earlier)
+            except ConfigError as err:
+                problems.append(str(err))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    publishers = {policy: claimed[f"publisher-{policy}"] for policy in recipe.published}
+    return Addresses(claimed["dataflow"], publishers, "https" if recipe.dataflow.tls.is_on else "http")
 
 
 def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[str, int]) -> tuple[str, int]:

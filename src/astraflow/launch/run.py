@@ -496,7 +496,7 @@ async def launch(
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
-    check_recipe(recipe)
+    check_recipe(recipe, folder.path)
     with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
         recipe = reachable(recipe, starter)
         addresses = choose_addresses(recipe, _earlier_ports(folder))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.cli.main import main
-from weight_files import NO_TENSORS
+from weight_files import write_model_folder
 
 
 def run(*arguments: str) -> int:
@@ -87,9 +87,13 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_dry_run_prints_the_recipe_with_its_changes(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("run", str(recipe), "seed=5", "policies.actor.train.lr=0.5", "--dry-run") == 0
+    monkeypatch.chdir(tmp_path)
+    write_model_folder(tmp_path / "model")
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 64)
+    changes = ("seed=5", "policies.actor.train.lr=0.5", "model=./model", "rollout.engine.max_context=512")
+    assert run("run", str(recipe), *changes, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "seed: 5\n" in out
     assert "lr: 0.5\n" in out
@@ -153,10 +157,7 @@ def test_a_peer_of_a_run_over_https_is_refused(capsys: pytest.CaptureFixture[str
 def test_a_bug_in_the_users_code_is_told_by_its_own_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3"}')
-    (model / "model.safetensors").write_bytes(NO_TENSORS)
+    model = write_model_folder(tmp_path / "model")
     (tmp_path / "odd_source.py").write_text(
         "class Odd:\n"
         "    def __len__(self):\n        return self.size({})\n"

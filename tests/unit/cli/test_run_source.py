@@ -9,6 +9,7 @@ from astraflow.cli.main import main
 from astraflow.errors import ConfigError
 from astraflow.launch.config import load_recipe
 from astraflow.launch.folder import RunFolder
+from weight_files import write_model_folder
 
 RECIPE = """\
 name: demo
@@ -18,11 +19,17 @@ policies:
   solver: {model: models/a, train: {steps: 30}}
   verifier: {extends: solver, train: {lr: 1.0e-3}}
   judge: {model: models/b, role: frozen}
+rollout: {engine: {max_context: 512}}
 """
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for name in "ab":
+        write_model_folder(tmp_path / "models" / name)
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 64)
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
     return path

@@ -8,15 +8,12 @@ import pytest
 from astraflow.errors import ConfigError
 from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.preflight import check_recipe
-from weight_files import NO_TENSORS
+from weight_files import write_model_folder
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3"}')
-    (model / "model.safetensors").write_bytes(NO_TENSORS)
+    model = write_model_folder(tmp_path / "model")
     tasks = [json.dumps({"prompt": f"{n}", "answer": str(n)}) for n in range(10)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
     fields = {
@@ -110,9 +107,6 @@ def test_a_qwen2_that_names_a_window_and_does_not_use_it_is_taken(recipe_file: P
 
 
 def test_a_frozen_policy_is_looked_at_too(recipe_file: Path, tmp_path: Path) -> None:
-    frozen = tmp_path / "frozen"
-    frozen.mkdir()
-    (frozen / "config.json").write_text('{"model_type": "gpt2"}')
-    (frozen / "model.safetensors").write_bytes(NO_TENSORS)
+    frozen = write_model_folder(tmp_path / "frozen", '{"model_type": "gpt2"}')
     with pytest.raises(ConfigError, match=r"policies.judge.*\(gpt2\): exact: true is not promised"):
         check_recipe(load(recipe_file, f"policies.judge={{model: {frozen}, role: frozen}}"))

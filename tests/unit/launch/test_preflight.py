@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,15 @@ from pydantic import ValidationError
 from astraflow.envs.data_sets.manifest import CONVERSION, DataManifest, PreparedSplit, write_manifest
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.preflight import check_recipe
+from astraflow.launch.preflight import check_recipe, with_other_mistakes
 from astraflow.launch.roles import check_roles
-from weight_files import NO_TENSORS
+from weight_files import write_model_folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a model and two task files."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3"}')
-    (model / "model.safetensors").write_bytes(NO_TENSORS)
+    write_model_folder(tmp_path / "model")
     for name in ("train", "heldout"):
         tasks = [json.dumps({"prompt": f"{name} {n}", "answer": str(n)}) for n in range(10)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(tasks) + "\n")
@@ -49,7 +48,7 @@ def make_policy(folder: Path, **changes: object) -> dict[str, object]:
 
 
 def test_a_good_recipe_opens_its_sources(folder: Path) -> None:
-    sources = check_recipe(make_recipe(folder))
+    sources = check_recipe(make_recipe(folder)).sources
     assert (len(sources.train["train"]), len(sources.eval["heldout"])) == (10, 10)
     assert sources.train["train"].task(3).prompt == "train 3"
 
@@ -257,7 +256,7 @@ def test_a_model_that_the_engine_cannot_run_is_refused_by_its_name(
 def test_a_family_that_the_torch_engine_refuses_may_be_generated_by_a_server(folder: Path) -> None:
     (folder / "model" / "config.json").write_text('{"model_type": "mamba2"}')
     engine = {"name": "vllm", "max_context": 64}
-    check_recipe(make_recipe(folder, rollout={"engine": engine}))
+    check_recipe(make_recipe(folder, rollout={"services": 0, "engine": engine}))
 
 
 def test_contexts_beyond_length_dependent_positions_are_refused_for_every_engine(folder: Path) -> None:
@@ -268,9 +267,12 @@ def test_contexts_beyond_length_dependent_positions_are_refused_for_every_engine
     }
     (folder / "model" / "config.json").write_text(json.dumps(config))
     for name in ("torch", "vllm"):
-        check_recipe(make_recipe(folder, rollout={"engine": {"name": name, "max_context": 128}}))
+        check_recipe(
+            make_recipe(folder, rollout={"services": 0, "engine": {"name": name, "max_context": 128}})
+        )
+        too_long = {"services": 0, "engine": {"name": name, "max_context": 129}}
         with pytest.raises(ConfigError, match=r"beyond 128 tokens its longrope .*max_context to at most 128"):
-            check_recipe(make_recipe(folder, rollout={"engine": {"name": name, "max_context": 129}}))
+            check_recipe(make_recipe(folder, rollout=too_long))
 
 
 def test_a_config_that_is_no_mapping_is_told(folder: Path) -> None:
@@ -383,3 +385,127 @@ def test_a_slice_of_a_batch_is_needed_for_the_ranks_of_a_place_together(folder: 
     assert make_recipe(folder, policies={"actor": policy}).policies["actor"].train.data_ranks == 2
     with pytest.raises(ValidationError, match="each rank needs one at least"):
         make_recipe(folder, policies={"actor": make_policy(folder, table=table, train={"ranks": 4})})
+
+
+# --- all at once ----------------------------------------------------------------------------------
+
+
+def test_all_mistakes_are_told_at_once_and_each_of_them_once(folder: Path) -> None:
+    policies = {name: make_policy(folder, model="models/none") for name in ("solver", "verifier")}
+    missing = {"name": "jsonl", "path": f"{folder}/nowhere.jsonl"}
+    recipe = make_recipe(
+        folder,
+        policies=policies,
+        workflow={"name": "solve_and_verify"},
+        tasks={"sources": {"train": missing}, "reward": {"name": "use", "use": "json:loadz"}},
+        rollout={"engine": {"name": "torch", "device": "cude"}},
+    )
+    with pytest.raises(ConfigError) as refused:
+        check_recipe(recipe)
+    told = str(refused.value)
+    assert told.startswith("the recipe has 4 mistakes:\n  - ")
+    for part in (
+        "models/none",
+        "nowhere.jsonl does not exist",
+        "no 'loadz' in json",
+        "'cude' is not a device",
+    ):
+        assert told.count(part) == 1 or part == "models/none"
+    assert told.count("no such folder") == 1
+
+
+def test_a_module_that_does_not_import_is_told_once_for_all_its_parts(folder: Path) -> None:
+    table = {"filters": [LOST], "groups_per_batch": 10}
+    mapping = _merged(make_fields(folder), {"policies": {"actor": {"table": table}}, "workflow": LOST})
+    (folder / "recipe.yaml").write_text(json.dumps(mapping))
+    with pytest.raises(ConfigError, match=r"^workflow\.use") as refused:
+        check_recipe(load_recipe(folder / "recipe.yaml"))
+    assert str(refused.value).count("no_such_module_here") == 2  # as the key's value, and as the module
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        ({"engine": {"name": "torch", "device": "gpu"}}, "'gpu' is not a device"),
+        ({"engine": {"name": "torch", "device": "cuda:one"}}, "expected a number after the colon"),
+        ({"engine": {"name": "torch", "device": "cuda:99"}}, "needs a GPU, but PyTorch finds"),
+        ({"engine": {"name": "vllm", "python": "no/python"}}, "'no/python' is no program here"),
+        ({"engine": {"name": "vllm", "python": sys.executable}}, "has no vllm.*pip install vllm"),
+        (
+            {"engine": {"name": "vllm", "python": sys.executable, "env": {"HF_TOKEN": "${NO_SUCH_TOKEN}"}}},
+            "NO_SUCH_TOKEN",
+        ),
+    ],
+)
+def test_what_a_service_would_lack_on_this_machine_is_told_before_it_starts(
+    folder: Path, rollout: dict[str, dict[str, object]], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_recipe(make_recipe(folder, rollout=rollout))
+
+
+def test_devices_of_services_elsewhere_are_not_looked_for_here(folder: Path) -> None:
+    engine = {"name": "torch", "device": "cuda:99"}
+    check_recipe(make_recipe(folder, rollout={"services": 0, "engine": engine}))
+    with pytest.raises(ConfigError, match=r"rollout\.engine\.device = 'cuda:99'"):
+        check_recipe(make_recipe(folder, rollout={"engine": engine}))
+
+
+def test_a_run_folder_that_cannot_be_made_is_told(folder: Path) -> None:
+    (folder / "file").write_text("")
+    for run_dir in (folder / "file", folder / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"cannot be made: .*file is a file"):
+            check_recipe(make_recipe(folder), run_dir)
+    check_recipe(make_recipe(folder), folder / "runs" / "new")
+    assert not (folder / "runs").exists()
+
+
+def test_ports_that_are_taken_are_told_together(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = [listener.getsockname()[1] for listener in (first, second)]
+        recipe = make_recipe(folder, dataflow={"port": ports[0]}, weights={"port": ports[1]})
+        with pytest.raises(ConfigError) as refused:
+            check_recipe(recipe, folder / "run")
+    assert all(f"cannot listen on 127.0.0.1:{port}" in str(refused.value) for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("table", "is_refused"),
+    [
+        ({"group_size": 1}, True),
+        ({"group_size": 1, "credit": {"name": "rloo"}}, True),
+        ({"group_size": 1, "credit": {"name": "reinforce_plus_plus", "baseline": "group"}}, True),
+        ({"group_size": 1, "credit": {"name": "reinforce_plus_plus"}}, False),
+        ({"group_size": 1, "credit": {"name": "rae"}}, False),
+        ({"group_size": 2}, False),
+    ],
+)
+def test_groups_of_one_are_refused_where_their_advantages_would_all_be_0(
+    folder: Path, table: dict[str, object], is_refused: bool
+) -> None:
+    policy = make_policy(folder, table={"groups_per_batch": 10, **table})
+    recipe = make_recipe(folder, policies={"actor": policy})
+    if not is_refused:
+        check_recipe(recipe)
+        return
+    with pytest.raises(ConfigError, match=r"group_size = 1: the credit .* compares .* set it to 2 or more"):
+        check_recipe(recipe)
+
+
+def test_mistakes_of_models_and_data_are_told_with_those_of_keys(folder: Path) -> None:
+    fields = _merged(
+        make_fields(folder),
+        {
+            "policies": {"actor": {"model": "models/none", "train": {"lerning_rate": 1}}},
+            "tasks": {"sources": {"train": {"path": f"{folder}/nowhere.jsonl"}}},
+            "rollout": {"services": "two"},
+        },
+    )
+    file = folder / "recipe.yaml"
+    file.write_text(json.dumps(fields))
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(file)
+    told = str(with_other_mistakes(refused.value, file, [], folder / "run"))
+    assert told.startswith(f"{file} has 4 mistakes:\n")
+    for part in ('did you mean "lr"', "rollout.services = 'two'", "no such folder", "nowhere.jsonl does not"):
+        assert told.count(part) == 1

@@ -14,14 +14,12 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from astraflow.errors import (
-    ConfigError,
     DeadlineError,
     Error,
     RefusedError,
@@ -31,7 +29,7 @@ from astraflow.errors import (
 )
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_api import Address, Gauges, ServerApi, ServerHttp
-from astraflow.rollout.engines.server_process import ServerProcess
+from astraflow.rollout.engines.server_process import ServerProcess, server_program
 
 __all__ = ["Served", "ServerLife"]
 
@@ -234,7 +232,7 @@ class ServerLife:
             address.url, socket=address.socket, token=address.key, timeout_s=self._config.request_timeout_s
         )
         self._http = http
-        python = _program(self._config.python)
+        python = server_program(self._config.python)
         command = self._api.command(
             self._config, python=python, model=self._served.model, address=address, label=label
         )
@@ -317,17 +315,3 @@ class ServerLife:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = int(listener.getsockname()[1])
         return Address(url=f"http://127.0.0.1:{port}", port=port, key=secrets.token_hex(16))
-
-
-def _program(python: str) -> str:
-    """The program's absolute path, since the server runs in a folder of its own.
-
-    Raises: ConfigError if there is no such program.
-    """
-    found = shutil.which(str(Path(python).expanduser()))
-    if found is None:
-        raise ConfigError(
-            f"rollout.engine.python = {python!r} is no program here; expected the Python of an environment "
-            "that has the server installed (docs/engines.md says how to make one)"
-        )
-    return str(Path.cwd() / found)

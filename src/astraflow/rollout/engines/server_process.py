@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 from collections import deque
@@ -24,7 +25,7 @@ from astraflow.loopback import proxy_exemptions
 from astraflow.rollout.config import REFERENCE
 from astraflow.rollout.engines import keeper
 
-__all__ = ["OWN_ENV_PREFIX", "ServerProcess", "server_environment"]
+__all__ = ["OWN_ENV_PREFIX", "ServerProcess", "server_environment", "server_program"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,20 @@ OWN_ENV_PREFIX = "ASTRAFLOW_ENV_"
 _PRIVATE_PREFIXES = ("ASTRAFLOW_", "PYTHONPATH", "PYTHONHOME")
 """Variables that the server must not see: tokens of the run, and paths to this environment's packages, which
 would hide those of the server's own environment."""
+
+
+def server_program(python: str) -> str:
+    """The program's absolute path, since the server runs in a folder of its own.
+
+    Raises: ConfigError if there is no such program.
+    """
+    found = shutil.which(str(Path(python).expanduser()))
+    if found is None:
+        raise ConfigError(
+            f"rollout.engine.python = {python!r} is no program here; expected the Python of an environment "
+            "that has the server installed (docs/engines.md says how to make one)"
+        )
+    return str(Path.cwd() / found)
 
 
 def server_environment(extra: Mapping[str, str]) -> dict[str, str]:
