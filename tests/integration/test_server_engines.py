@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import signal
 import subprocess
 import sys
@@ -36,6 +37,17 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel(tmp_path_factory.mktemp("model"))
+
+
+async def test_a_server_stops_at_ids_that_its_own_config_does_not_name(tmp_path: Path) -> None:
+    model = TinyModel(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    stops = list(range(0, config["vocab_size"], 2))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": stops}))
+    async with engine_on(sglang_config(), model.snapshot(0)) as engine:
+        done = await engine.generate(ask(max_tokens=200))
+    assert done.finish_reason == "stop"
+    assert [token in stops for token in done.token_ids] == [False] * (len(done.token_ids) - 1) + [True]
 
 
 @pytest.mark.long

@@ -34,10 +34,11 @@ from astraflow.launch.machine import (
 from astraflow.launch.model_checks import check_model
 from astraflow.launch.preflight import OpenSources, check_recipe, open_sources
 from astraflow.launch.program import choose_addresses, num_threads
+from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
 from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import TaskSource
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.renderer import load_renderer, load_tokenizer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, Lease, Message
 from astraflow.weights.snapshot import read_model
@@ -155,7 +156,24 @@ def _model(name: str, recipe: Recipe) -> Finding:
         f"{policy.model}: {_num_parameters(policy):,} parameters in {num_files} safetensors, tokenizer, chat "
         f"template, ends with {_ids(renderer.stop_ids)}"
     )
+    if remedy := _undeclared_end(policy.model_dir):
+        return Finding("warn", check, text, remedy)
     return Finding("ok", check, text)
+
+
+def _undeclared_end(model_dir: Path) -> str:
+    """What to set if the chat template ends a reply with a token that the folder does not declare; empty if
+    there is nothing to set."""
+    tokenizer = load_tokenizer(model_dir)
+    declared = declared_stop_ids(model_dir, tokenizer)
+    end = template_end(tokenizer)
+    if end is None or end in declared or end not in folder_stop_ids(model_dir, tokenizer):
+        return ""
+    return (
+        f"set eos_token_id in generation_config.json to {[*declared, end]}: the chat template ends a reply "
+        f"with {tokenizer.convert_ids_to_tokens(end)} ({end}), which no file of the folder declares. "
+        "AstraFlow ends completions there anyway, but other programs do not"
+    )
 
 
 def _ids(stop_ids: frozenset[int]) -> str:

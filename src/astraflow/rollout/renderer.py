@@ -11,7 +11,7 @@ The template shows an image as one token; as many take its place as the model ma
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import Any, Protocol, cast
 
 from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
 from astraflow.models.images import ImageRules, image_rules, placed
+from astraflow.models.stop_ids import folder_stop_ids
 from astraflow.types import MediaRef, Message, ToolSpec
 
-__all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer"]
+__all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer"]
 
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no tokenizer sees them, no template treats them."""
@@ -152,10 +153,21 @@ class ChatRenderer:
         if not marker:
             raise HistoryRewrittenError("the template does not show the last completion")
         self._check_shown(history, before)
-        ids = self._encoded(after, messages)
-        if ids and ids[0] == prefix[-1] and ids[0] in self._stop_ids:
-            del ids[0]
-        return (*prefix, *ids)
+        return (*prefix, *self._after_end(prefix[-1], after, messages))
+
+    def _after_end(self, last: int, text: str, messages: Sequence[Message]) -> list[int]:
+        """The ids of what the template puts after a completion, without the end token that it ended with.
+
+        A template may put white space before its end token. Another end token than the sampled one stays: in
+        some templates it opens the next message.
+        """
+        if last in self._stop_ids:
+            ids = self._encoded(text.lstrip(), messages)
+            if ids[:1] == [last]:
+                return ids[1:]
+            if text == text.lstrip():
+                return ids
+        return self._encoded(text, messages)
 
     def _check_shown(self, history: Sequence[Message], before: str) -> None:
         """Checks that the template shows a history as it did when the last completion was asked for.
@@ -305,37 +317,30 @@ def _function(tool: ToolSpec) -> dict[str, object]:
 
 
 def load_renderer(model_dir: Path) -> ChatRenderer:
-    """The renderer of a model folder. Stop ids: the generation config's and the tokenizer's end tokens.
+    """The renderer of a model folder. Stop ids are those of `models.stop_ids`.
 
     Raises: DataError if the folder has no tokenizer, no chat template or no end token.
     """
+    tokenizer = load_tokenizer(model_dir)
+    stop_ids = folder_stop_ids(model_dir, tokenizer)
+    if not stop_ids:
+        raise DataError(
+            f"{model_dir}: neither generation_config.json nor config.json nor the tokenizer names an end "
+            "token; set eos_token_id in generation_config.json"
+        )
+    return ChatRenderer(_HuggingFaceTokenizer(tokenizer), frozenset(stop_ids), images=image_rules(model_dir))
+
+
+def load_tokenizer(model_dir: Path) -> Any:
+    """The tokenizer of a model folder. Raises: DataError if there is none, or it has no chat template."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(  # pyright: ignore[reportUnknownVariableType] - no stubs
-            str(model_dir), local_files_only=True
-        )
+        tokenizer = cast("Any", AutoTokenizer).from_pretrained(str(model_dir), local_files_only=True)
     except (OSError, ValueError, KeyError) as err:
         raise DataError(f"{model_dir}: the tokenizer cannot be loaded: {err}") from err
     if not tokenizer.chat_template:
         raise DataError(
             f"{model_dir}: the tokenizer has no chat template; add chat_template.jinja to the folder"
         )
-    stop_ids = _generation_stop_ids(model_dir / "generation_config.json")
-    eos = cast("int | None", tokenizer.eos_token_id)
-    if eos is not None:
-        stop_ids.add(eos)
-    if not stop_ids:
-        raise DataError(f"{model_dir}: neither generation_config.json nor the tokenizer names an end token")
-    return ChatRenderer(_HuggingFaceTokenizer(tokenizer), frozenset(stop_ids), images=image_rules(model_dir))
-
-
-def _generation_stop_ids(path: Path) -> set[int]:
-    if not path.is_file():
-        return set()
-    try:
-        settings = cast("Mapping[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as err:
-        raise DataError(f"{path} is not valid JSON: {err}") from err
-    eos = cast("int | list[int]", settings.get("eos_token_id") or [])
-    return {eos} if isinstance(eos, int) else set(eos)
+    return tokenizer

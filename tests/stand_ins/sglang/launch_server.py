@@ -111,7 +111,7 @@ class Server:
     async def _completion(self, prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
         rows: list[list[Any]] = []
         end, pauses = {"type": "length", "length": params["max_new_tokens"]}, self._num_pauses
-        stops = self._model.generation_config.eos_token_id
+        stops = {self._model.generation_config.eos_token_id, *params.get("stop_token_ids", ())}
         random = torch.Generator().manual_seed(params.get("sampling_seed", 0) + len(prompt))
         while len(rows) < min(params["max_new_tokens"], self._context - len(prompt)):
             await asyncio.sleep(0.01)  # requests of hundreds of tokens are seen running
@@ -121,7 +121,7 @@ class Server:
             token, logprob = self._step([*prompt, *(row[1] for row in rows)], params["temperature"], random)
             rows.append([logprob, token, None])
             self._num_tokens += 1
-            if token == stops:
+            if token in stops:
                 end = {"type": "stop", "matched": token}
                 break
         return {"finish_reason": end, "completion_tokens": len(rows), "output_token_logprobs": rows}

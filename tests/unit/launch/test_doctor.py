@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from astraflow.host_tensors import HostTensor
 from astraflow.launch.config import Recipe, load_recipe
 from astraflow.launch.doctor import examine, thread_finding
 from astraflow.launch.drift import PolicyDrift, drift_finding
 from astraflow.launch.machine import Finding, check_folder, sandbox_finding
+from astraflow.weights.snapshot import write_safetensors
+from chat_folders import make_folder
 
 
 def recipe(folder: Path, *overrides: str) -> Recipe:
@@ -53,6 +57,31 @@ async def test_a_recipe_without_its_model_fails_with_the_way_to_get_one(tmp_path
     assert "'1 + 1' -> '2'" in told["data of sums"].detail
     assert (told["engine"].level, told["recipe"].level) == ("warn", "fail")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("eos", "level", "remedy"),
+    [
+        ("<|im_end|>", "ok", ""),
+        (
+            "<|endoftext|>",
+            "warn",
+            "set eos_token_id in generation_config.json to [7, 0, 2]: the chat template ends a reply with "
+            "<|im_end|> (2)",
+        ),
+    ],
+)
+async def test_an_end_that_only_the_chat_template_knows_is_told_with_what_to_set(
+    tmp_path: Path, eos: str, level: str, remedy: str
+) -> None:
+    folder = make_folder(tmp_path, eos=eos, config={"vocab_size": 100, "eos_token_id": 7})
+    write_safetensors(folder / "model.safetensors", [HostTensor("a", (1,), "float32", np.zeros(4, np.uint8))])
+    told = await findings(recipe(tmp_path, f"policies.actor.model={folder}"), tmp_path / "run")
+    finding = told["model of actor"]
+    assert finding.level == level
+    assert finding.remedy.startswith(remedy)
+    assert ("ends with tokens 2, 7" if level == "ok" else "ends with tokens 0, 2, 7") in finding.detail
 
 
 @pytest.mark.timeout(60)

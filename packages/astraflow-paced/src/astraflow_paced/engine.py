@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from astraflow.emulated_device import PacedDevice, PacedJob
 from astraflow.errors import DataError, RolloutError, ServiceError, WeightsError
 from astraflow.host_tensors import WeightSnapshot
+from astraflow.models.stop_ids import folder_stop_ids
 from astraflow.protocols import Capacity
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation
@@ -330,9 +331,7 @@ def _vocabulary(folder: Path) -> tuple[NDArray[np.int64], int]:
     size = config.get("vocab_size")
     if not isinstance(size, int) or size < 1:
         raise DataError(f"{folder / 'config.json'}: vocab_size = {size!r}; expected a positive integer")
-    ends = (_json(path).get("eos_token_id") for path in _existing(folder, "generation_config.json"))
-    end = next((e for e in ends if e is not None), config.get("eos_token_id"))
-    stop_ids = [int(i) for i in (cast("list[int]", end) if isinstance(end, list) else [end]) if i is not None]
+    stop_ids = folder_stop_ids(folder)
     added = [e["id"] for p in _existing(folder, "tokenizer.json") for e in _json(p).get("added_tokens", ())]
     plain = np.setdiff1d(np.arange(size), [*stop_ids, *added])
     if not len(plain):

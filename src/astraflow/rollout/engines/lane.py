@@ -95,7 +95,7 @@ class Lane:
         this step together with those rows, and take over their logits and their cache. Empty between two
         steps."""
         self._is_stop = np.zeros(vocab_size, np.bool_)
-        self._is_stop[[i for i in stop_ids if 0 <= i < vocab_size]] = True
+        self._is_stop[sorted(stop_ids)] = True
 
     @property
     def vocab_size(self) -> int:

@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from astraflow.errors import DataError, RolloutError
+from astraflow.models.stop_ids import folder_stop_ids
 from astraflow.types import Sampling
 
-__all__ = ["StopText", "TokenDecoder", "check_sampling", "check_tokens", "load_decoder", "stop_ids"]
+__all__ = [
+    "StopText",
+    "TokenDecoder",
+    "check_sampling",
+    "check_tokens",
+    "load_decoder",
+    "stop_ids",
+    "stop_ids_below",
+]
 
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 256
@@ -88,17 +97,14 @@ class StopText:
 
 
 def stop_ids(model: Any, model_dir: Path) -> frozenset[int]:
-    """The token ids that end a completion.
+    """The ids that end a completion of a loaded model; see `models.stop_ids`."""
+    return stop_ids_below(int(model.config.get_text_config().vocab_size), model_dir)
 
-    The generation config names them, or else the model's config, or else the tokenizer.
-    """
-    for eos in (model.generation_config.eos_token_id, model.config.get_text_config().eos_token_id):
-        if eos is not None:
-            return frozenset(cast("list[int]", eos) if isinstance(eos, list) else [int(eos)])
-    if not _has_tokenizer(model_dir):
-        return frozenset()
-    eos = _tokenizer(model_dir).eos_token_id
-    return frozenset() if eos is None else frozenset([int(eos)])
+
+def stop_ids_below(vocab_size: int, model_dir: Path) -> frozenset[int]:
+    """The ids that end a completion, without those that a model with a smaller vocabulary never samples."""
+    tokenizer = _tokenizer(model_dir) if _has_tokenizer(model_dir) else None
+    return frozenset(idx for idx in folder_stop_ids(model_dir, tokenizer) if idx < vocab_size)
 
 
 def load_decoder(model_dir: Path) -> TokenDecoder:

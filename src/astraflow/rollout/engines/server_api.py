@@ -183,9 +183,19 @@ class ServerApi(Protocol):
         ...
 
     async def generate(
-        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, media: Media
+        self,
+        http: ServerHttp,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        media: Media,
+        stop_ids: Sequence[int],
     ) -> Part:
-        """Completes tokens; `media`: the images that they stand for, if there is no `blindness`."""
+        """Completes tokens until one of `stop_ids`, which is part of the completion.
+
+        `media`: the images that the tokens stand for, if there is no `blindness`.
+        """
         ...
 
     async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]: ...

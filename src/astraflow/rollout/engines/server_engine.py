@@ -34,7 +34,7 @@ from astraflow.errors import (
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity, SlotName
 from astraflow.rollout.config import ServerEngineConfig
-from astraflow.rollout.engines.requests import check_sampling, check_tokens
+from astraflow.rollout.engines.requests import check_sampling, check_tokens, stop_ids_below
 from astraflow.rollout.engines.server_api import Gauges, Part, ServerApi, ServerHttp
 from astraflow.rollout.engines.server_life import Served, ServerLife
 from astraflow.rollout.engines.spans import BusyClock
@@ -240,6 +240,7 @@ class PolicyServer:
         self._unheld.set()
         self._is_swapping = False
         """True while the weights are being replaced; the door is then closed."""
+        self._stop_ids: tuple[int, ...] = ()
         self._num_holders = 0
         self._num_held_back = 0
         """Number of requests that wait at the door."""
@@ -343,8 +344,9 @@ class PolicyServer:
     async def _run(self, first: WeightSnapshot) -> None:
         """Writes the first version, then keeps a server alive that serves what `_served` says."""
         try:
+            self._stop_ids = await asyncio.to_thread(_stop_ids, first)
             self._served.model = await asyncio.to_thread(self._folder.write, first)
-        except WeightsError as err:
+        except (WeightsError, DataError) as err:
             self._life.fail(err)
             return
         except Exception as err:  # noqa: BLE001 - nobody awaits this task, so those who wait are told here
@@ -371,6 +373,7 @@ class PolicyServer:
                     request.sampling,
                     max_tokens=max_tokens,
                     media=request.media,
+                    stop_ids=self._stop_ids,
                 )
             except (UnavailableError, RefusedError) as err:
                 raise await self._life.explained(err) from err
@@ -490,6 +493,11 @@ def _vocab_size(snapshot: WeightSnapshot) -> int:
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise DataError(f"{path} names no vocab_size: {type(err).__name__}: {err}") from err
+
+
+def _stop_ids(snapshot: WeightSnapshot) -> tuple[int, ...]:
+    """What ends a completion. Blocks while the tokenizer is loaded. Raises: DataError."""
+    return tuple(sorted(stop_ids_below(_vocab_size(snapshot), snapshot.model_dir)))
 
 
 def _is_tied(snapshot: WeightSnapshot) -> bool:

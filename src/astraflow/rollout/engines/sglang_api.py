@@ -74,7 +74,14 @@ class SglangApi:
         await self.label(http)
 
     async def generate(
-        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, media: Media
+        self,
+        http: ServerHttp,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        media: Media,
+        stop_ids: Sequence[int],
     ) -> Part:
         """Sends one request; SGLang heeds its seed only under `--enable-deterministic-inference`."""
         assert not media, "the engine refuses images"
@@ -86,6 +93,7 @@ class SglangApi:
             "max_new_tokens": max_tokens,
             "sampling_seed": sampling.seed % (1 << _SEED_BITS),
             "skip_special_tokens": False,
+            "stop_token_ids": list(stop_ids),
             "no_stop_trim": True,  # the tokens of a stop text were sampled, so they are trained
         }
         if sampling.stop:

@@ -97,7 +97,14 @@ class VllmApi:
                     ) from err
 
     async def generate(
-        self, http: ServerHttp, token_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, media: Media
+        self,
+        http: ServerHttp,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        media: Media,
+        stop_ids: Sequence[int],
     ) -> Part:
         """Sends one request, after one for each image."""
         params: dict[str, object] = {
@@ -109,6 +116,7 @@ class VllmApi:
             "logprobs": 0,  # the sampled token's own, and none of the likeliest others
             "detokenize": bool(sampling.stop),  # text is needed only to find stop texts in it
             "skip_special_tokens": False,
+            "stop_token_ids": list(stop_ids),
         }
         if sampling.stop:
             params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}

@@ -36,16 +36,11 @@ def test_only_the_tail_is_decoded() -> None:
     assert seen == [12]
 
 
-def test_ids_come_from_the_generation_config_then_the_config_then_the_tokenizer(tmp_path: Path) -> None:
+def test_a_model_stops_at_every_id_of_its_folder_that_it_has(tmp_path: Path) -> None:
     model = make_random_model()
     make_model_folder(tmp_path)
-    model.generation_config.eos_token_id = [4, 5]
-    model.config.eos_token_id = 6
-    assert stop_ids(model, tmp_path) == {4, 5}
-    model.generation_config.eos_token_id = None
-    assert stop_ids(model, tmp_path) == {6}
-    model.config.eos_token_id = None
-    assert stop_ids(model, tmp_path) == {EOS}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 10000]}')
+    assert stop_ids(model, tmp_path) == {4, EOS}
     assert stop_ids(model, tmp_path / "elsewhere") == frozenset()
 
 

@@ -1,0 +1,102 @@
+"""Which tokens end a completion: the one answer that engines, renderer, gateway and doctor share.
+
+A model folder names end tokens in several places, and the places often disagree: after fine-tuning with other
+tools, generation_config.json may still hold the base model's token. Every id that any place names is an end.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from astraflow.errors import DataError
+
+__all__ = ["declared_stop_ids", "folder_stop_ids", "template_end"]
+
+_REPLY = "\ue000reply\ue001"
+"""Private-use characters, which templates leave as they are."""
+
+
+def folder_stop_ids(model_dir: Path, tokenizer: Any = None) -> tuple[int, ...]:
+    """The ids that end a completion: all that the folder declares, and in one case the chat template's end.
+
+    If the template closes a reply with a special token, and never writes one of the declared tokens, then the
+    declared ones belong to another format, as in base models: a completion ends at the template's token too.
+    Templates that write a declared token may close a part of a reply with another one, which is not an end.
+    `tokenizer`: that of the folder; None if it has none.
+
+    Raises: DataError if a file of the folder is broken.
+    """
+    declared = declared_stop_ids(model_dir, tokenizer)
+    end = None if tokenizer is None else template_end(tokenizer)
+    if end is None or end in declared or _writes_one_of(tokenizer, declared):
+        return declared
+    return (*declared, end)
+
+
+def declared_stop_ids(model_dir: Path, tokenizer: Any = None) -> tuple[int, ...]:
+    """The ids in generation_config.json, config.json and the tokenizer, in this order, each once.
+
+    Raises: DataError if a file is not valid JSON, or an id is not an integer.
+    """
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        settings = _settings(path)
+        ids += _ids(path, settings)
+        text = settings.get("text_config")
+        ids += _ids(path, cast("dict[str, Any]", text)) if isinstance(text, dict) else []
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.append(int(tokenizer.eos_token_id))
+    return tuple(dict.fromkeys(ids))
+
+
+def template_end(tokenizer: Any) -> int | None:
+    """The special token that the chat template puts after a reply; None if it puts none there."""
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        return None
+    chat = [{"role": role, "content": text} for role, text in (("user", "?"), ("assistant", _REPLY))]
+    try:
+        text = cast("str", tokenizer.apply_chat_template([*chat, chat[0]], tokenize=False))
+    except (TemplateError, LookupError, TypeError, ValueError):
+        return None  # this template takes no such chat; the renderer tells what it does not take
+    after = text.partition(_REPLY)[2].lstrip()
+    ids = cast("list[int]", tokenizer.encode(after, add_special_tokens=False))
+    return ids[0] if ids and ids[0] in _special_ids(tokenizer) else None
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; empty if there is no file. Raises: DataError."""
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as err:
+        raise DataError(f"{path} is not valid JSON: {err}") from err
+    if not isinstance(loaded, dict):
+        raise DataError(f"{path} holds no JSON object")
+    return cast("dict[str, Any]", loaded)
+
+
+def _ids(path: Path, settings: dict[str, Any]) -> list[int]:
+    """The ids that a config names; a negative one stands for none. Raises: DataError."""
+    named = settings.get("eos_token_id")
+    if named is None:
+        return []
+    ids = cast("list[object]", named) if isinstance(named, list) else [named]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        raise DataError(f"{path}: eos_token_id = {named!r}; expected a token id or a list of them")
+    return [each for each in cast("list[int]", ids) if each >= 0]
+
+
+def _writes_one_of(tokenizer: Any, ids: tuple[int, ...]) -> bool:
+    """Whether the text of a chat template has one of some tokens."""
+    template = str(tokenizer.chat_template)
+    tokens = cast("list[str | None]", tokenizer.convert_ids_to_tokens(list(ids)))
+    return any(token in template for token in tokens if token)
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    added = {int(idx) for idx, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added | {int(idx) for idx in tokenizer.all_special_ids}
