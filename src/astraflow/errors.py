@@ -14,7 +14,8 @@
     +-- JournalError (OSError)            the journal cannot be written or read back
     +-- WeightsError (ValueError)         a version failed verification or does not fit the model
     +-- RolloutError                      one episode failed; `is_retryable` says whether another try may help
-    |   +-- LateScoreError                the reward took too long for one completion
+    |   +-- LateScoreError                scoring one completion took too long; says nothing about the answer
+    |   +-- ScorerError                   a scorer of AstraFlow's own failed; says nothing about the answer
     +-- ImageError (ValueError)           an image cannot be shown to a model; whoever sent it is told
     +-- QueryError (ValueError)           a query cannot be searched for; whoever asked is told, e.g. a model
     +-- SandboxError                      a box for a program of a model did not start, or broke
@@ -42,6 +43,7 @@ __all__ = [
     "RefusedError",
     "RolloutError",
     "SandboxError",
+    "ScorerError",
     "ServiceError",
     "ShapeError",
     "TrainingError",
@@ -121,10 +123,11 @@ class RolloutError(Error):
 
 
 class LateScoreError(RolloutError):
-    """The reward took longer than `tasks.score_timeout_s` for one completion."""
+    """Scoring one completion took too long. The machine may have been busy, so another attempt may help."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, is_retryable=False)
+
+class ScorerError(RolloutError):
+    """A scorer of AstraFlow's own failed. Its process is replaced, so another attempt may help."""
 
 
 class ImageError(Error, ValueError):

@@ -18,8 +18,8 @@ from astraflow.types import Task
 __all__ = ["BoxedGym"]
 
 _LIBRARY = "reasoning_gym.factory"
-_LIMITS = Limits(cpu_s=5.0, wall_s=8.0, memory_bytes=2 << 30)
-"""The library and its imports have some 500 MB of addresses. The scoring process ends calls after 10 s."""
+_LIMITS = Limits(cpu_s=5.0, wall_s=45.0, memory_bytes=2 << 30)
+"""The library and its imports have some 500 MB of addresses. The scoring process ends calls after 60 s."""
 _SCORER = """
 import json, os, sys
 from reasoning_gym.factory import DATASETS

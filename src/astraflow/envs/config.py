@@ -380,9 +380,9 @@ class TasksConfig(Config):
     tasks from them."""
     reward: RewardConfig = SourceReward()
     """Scores a completion."""
-    score_timeout_s: float = Field(default=10.0, gt=0)
-    """Hard deadline of one scoring call, in seconds; after it, the scoring process is ended and the episode
-    fails."""
+    score_timeout_s: float = Field(default=60.0, gt=0)
+    """Hard deadline of one scoring call, in seconds. After it, the scoring process is ended, and the episode
+    is tried again."""
     async_calls: int = Field(default=32, ge=1, le=1024)
     """Largest number of calls that one scoring process runs at a time if the reward is `async`."""
     extract: ExtractMode = "whole"

@@ -1,24 +1,34 @@
 """Compares answers as algebra: `math-verify`'s parser reads the LaTeX, and sympy compares the results.
 
-A text that the parser cannot read equals nothing. Towers of powers and large factorials are never computed,
-because they would keep a process busy for hours inside a single instruction.
+A text that the parser cannot read equals nothing, and `unread_texts` reports it. Towers of powers and large
+factorials are never computed, because they would keep a process busy for hours inside a single instruction.
+They count as unread too.
+
+The libraries signal most texts and comparisons that make no sense with exceptions of common kinds, the same
+that they would raise if they were broken. So after each one a known pair is compared. If that fails too, it
+is the libraries' fault and not the text's, and a `ScorerError` says so. Every other exception passes through.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, ScorerError
 from astraflow.extras import install_command
+from astraflow.own_code import described
 
 __all__ = [
+    "load_algebra",
     "rational_near",
     "same_algebra",
     "same_sets",
+    "unread_texts",
 ]
 
 _DIGITS = 150
@@ -53,40 +63,63 @@ class _Library:
     parse: Callable[[str], Any]
 
 
+@lru_cache(maxsize=1)
+def load_algebra() -> None:
+    """Imports the libraries and compares a few known pairs, so that whatever they load later is loaded.
+
+    That takes seconds, so it must not happen under the time limit of a comparison.
+
+    Raises: ConfigError if the libraries cannot be imported; ScorerError if they do not work.
+    """
+    _library()
+    for gold, answer in _KNOWN_PAIRS:
+        if not same_algebra(gold, answer):
+            raise ScorerError(
+                f"sympy and math-verify do not work here: they find {gold} and {answer} unequal"
+            )
+
+
 def same_algebra(gold: str, answer: str) -> bool:
     """Whether two tidy texts are equal as expressions, equations, inequalities, sets or matrices."""
     wanted = _parsed(gold)
     given = _parsed(answer)
-    if wanted is None or given is None or _is_heavy(wanted) or _is_heavy(given):
+    if wanted is None or given is None:
         return False
-    try:
-        return bool(_equal(wanted, given))
-    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
-        return False  # sympy refuses comparisons that make no sense, such as an order of complex numbers
+    return _unless_refused(lambda: bool(_equal(wanted, given))) or False
 
 
 def same_sets(gold: Iterable[str], answer: Iterable[str]) -> bool:
     """Whether two lists of intervals, sets or inequalities have the same union."""
-    unions: list[Any] = []
-    for texts in (gold, answer):
-        parts = [_parsed(text) for text in texts]
-        if any(part is None or _is_heavy(part) for part in parts):
-            return False
-        try:
-            sets = [_as_set(part) for part in parts]
-        except (AttributeError, NotImplementedError, TypeError, ValueError):
-            return False
-        if any(part is None for part in sets):
-            return False
-        unions.append(_library().sympy.Union(*sets))
-    return _sets_equal(unions[0], unions[1])
+    wanted = [_parsed(text) for text in gold]
+    given = [_parsed(text) for text in answer]
+    if any(part is None for part in wanted + given):
+        return False
+    return _unless_refused(lambda: _unions_equal(wanted, given)) or False
 
 
 def rational_near(text: str) -> Fraction | None:
     """The value of a text that is a real number, to about 60 digits; None for any other text."""
-    sympy = _library().sympy
     parsed = _parsed(text)
-    if parsed is None or not isinstance(parsed, sympy.Expr) or parsed.free_symbols or _is_heavy(parsed):
+    return None if parsed is None else _unless_refused(lambda: _rational_near(parsed))
+
+
+@contextmanager
+def unread_texts() -> Generator[set[str]]:
+    """Collects the texts, in the block, that should have been compared as algebra and cannot be read."""
+    texts: set[str] = set()
+    token = _unread.set(texts)
+    try:
+        yield texts
+    finally:
+        _unread.reset(token)
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+
+def _rational_near(parsed: Any) -> Fraction | None:
+    sympy = _library().sympy
+    if not isinstance(parsed, sympy.Expr) or parsed.free_symbols:
         return None
     value = parsed.evalf(_DECIMAL_DIGITS)
     if not isinstance(value, sympy.Float) or not value.is_finite:
@@ -96,7 +129,12 @@ def rational_near(text: str) -> Fraction | None:
     return Fraction(str(value)) if num_digits < _MAX_DIGITS else None
 
 
-# --- comparison -----------------------------------------------------------------------------------
+def _unions_equal(wanted: Iterable[Any], given: Iterable[Any]) -> bool:
+    sets = [[_as_set(part) for part in parts] for parts in (wanted, given)]
+    if any(part is None for parts in sets for part in parts):
+        return False
+    union = _library().sympy.Union
+    return _sets_equal(union(*sets[0]), union(*sets[1]))
 
 
 def _equal(wanted: Any, given: Any) -> bool:
@@ -300,17 +338,28 @@ _ENDLESS = re.compile(
 computes them."""
 
 
-@lru_cache(maxsize=512)
 def _parsed(text: str) -> Any | None:
-    """The sympy object that a text stands for; None if the parser cannot read the text."""
-    if _ENDLESS.search(text) is not None:
-        return None
-    try:
-        value = _uniform(_library().parse(text))
-        # `x^2 + 1 = 0` with a real `x` is simply false, and would equal every other false statement.
-        return None if isinstance(value, bool | _library().sympy.logic.boolalg.BooleanAtom) else value
-    except Exception:  # noqa: BLE001 - the parser raises errors of many kinds for texts that it cannot read
-        return None
+    """The sympy object that a text stands for; None if it cannot be read or is too heavy to be computed."""
+    if _ENDLESS.search(text) is None:
+        value = _unless_refused(lambda: _read(text))
+        if value is not None:
+            return value
+    noted = _unread.get()
+    if noted is not None:
+        noted.add(text)
+    return None
+
+
+@lru_cache(maxsize=512)
+def _read(text: str) -> Any:
+    """The sympy object that a text stands for. Raises: what `_unless_refused` knows; it is never cached."""
+    value = _uniform(_library().parse(text))
+    # `x^2 + 1 = 0` with a real `x` is simply false, and would equal every other false statement.
+    if isinstance(value, bool | _library().sympy.logic.boolalg.BooleanAtom):
+        raise _UnreadError
+    if _is_heavy(value):
+        raise _UnreadError
+    return value
 
 
 def _uniform(value: Any) -> Any:
@@ -329,13 +378,81 @@ def _uniform(value: Any) -> Any:
     return value.xreplace(changes) if changes else value
 
 
+# --- the libraries --------------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+_unread: ContextVar[set[str] | None] = ContextVar("unread", default=None)
+_REFUSALS = (
+    ArithmeticError,  # a division by 0
+    AttributeError,  # an operator without its operand
+    IndexError,  # a matrix without a row
+    NotImplementedError,  # an inequality that sympy cannot solve
+    RecursionError,  # hundreds of nested brackets
+    TypeError,  # an order of complex numbers
+    ValueError,  # an integral without a variable, a matrix with rows of several lengths
+)
+"""What the parser and sympy raise for texts and comparisons that make no sense."""
+_KNOWN_PAIRS = (
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    ("(x+1)(x-1)", "x^2-1"),
+    ("2x=6y", "x=3y"),
+    ("2x<6", "3>x"),
+    ("x^2<4", "(-2,2)"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    (r"\sum_{k=1}^{3}k", "6"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&\sqrt{4}\\3&4\end{pmatrix}"),
+)
+"""Pairs of equal texts, which together use all that comparisons use."""
+
+
+class _UnreadError(Exception):
+    """A text is read, but nothing is compared with it."""
+
+
+def _unless_refused(work: Callable[[], _T]) -> _T | None:
+    """What `work` returns; None if the libraries refuse the text or the comparison.
+
+    Raises: ScorerError if the libraries do not work; whatever else `work` raises.
+    """
+    try:
+        return work()
+    except _UnreadError:
+        return None
+    except Exception as error:
+        # For texts with a syntax error, the parser raises `Exception` itself.
+        if type(error) is not Exception and not isinstance(error, _REFUSALS):
+            raise
+        _check_libraries(error)
+        return None
+
+
+def _check_libraries(error: Exception) -> None:
+    """Checks that an error is due to a text, because the libraries still work for another one."""
+    gold, answer = _KNOWN_PAIRS[0]
+    parse = _library().parse
+    try:
+        is_working = _equal(_uniform(parse(gold)), _uniform(parse(answer)))
+    except Exception as err:  # noqa: BLE001 - how they fail is not known
+        raise ScorerError(
+            f"sympy and math-verify stopped working in this process: comparing {gold} with {answer} raises "
+            f"{described(err)}"
+        ) from error
+    if not is_working:
+        raise ScorerError(
+            f"sympy and math-verify stopped working in this process: they find {gold} and {answer} unequal, "
+            f"after {described(error)}"
+        ) from error
+
+
 @lru_cache(maxsize=1)
 def _library() -> _Library:
     try:
         import sympy
         from latex2sympy2_extended import latex2sympy2
     except ImportError as err:
-        raise ConfigError(f"the reward `math_verify` needs the package: {install_command('tasks')}") from err
+        raise ConfigError(
+            f"the reward `math_verify` needs the package: {install_command('tasks')} ({err})"
+        ) from err
     # It would warn about every comparison that has no time limit of its own, and log the model's texts.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     normalization = latex2sympy2.NormalizationConfig(boxed="none")

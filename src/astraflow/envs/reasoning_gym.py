@@ -25,6 +25,7 @@ __all__ = [
     "HARMLESS_SCORERS",
     "GymSource",
     "check_entry",
+    "load_gym",
     "runs_answers",
     "score_gym",
     "system_context",
@@ -169,6 +170,18 @@ def _open(recipe: str) -> _Dataset:
         ) from err
 
 
+def load_gym() -> Any:
+    """The library's registry of data sets. Raises: ConfigError if it cannot be imported."""
+    try:
+        # The whole package first: where its import was aborted, `factory` alone would be there, half filled.
+        importlib.import_module("reasoning_gym")
+        return importlib.import_module("reasoning_gym.factory")
+    except ImportError as err:
+        raise ConfigError(
+            f"the source `reasoning_gym` needs the package: {install_command('tasks')} ({err})"
+        ) from err
+
+
 def _check(config: ReasoningGymConfig) -> None:
     _, config_type = _registered(config.dataset)
     own = sorted({"seed", "size"} & set(config.args))
@@ -179,13 +192,7 @@ def _check(config: ReasoningGymConfig) -> None:
 
 def _registered(name: str) -> tuple[Callable[[Any], _Dataset], Callable[..., Any]]:
     """The data set's class and its config class."""
-    try:
-        library = importlib.import_module("reasoning_gym.factory")
-    except ImportError as err:
-        raise ConfigError(
-            f"the source `reasoning_gym` needs the package: {install_command('tasks')}"
-        ) from err
-    known = cast("dict[str, tuple[Any, Any]]", library.DATASETS)
+    known = cast("dict[str, tuple[Any, Any]]", load_gym().DATASETS)
     if name in known:
         return known[name]
     raise ConfigError(f"dataset = {name!r} is not a data set of reasoning-gym{hint(name, list(known))}")

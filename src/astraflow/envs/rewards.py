@@ -1,8 +1,11 @@
 """Rewards of a recipe: which part of a completion is the answer, and how it is scored.
 
 `make_reward` needs only the recipe's `tasks` section and returns a plain callable that can be pickled. A
-scoring process can therefore make the same reward without torch. The libraries of scorers are imported at the
-first call that needs them.
+scoring process can therefore make the same reward without torch. `RecipeReward.load` imports the libraries
+that its scorers need; without it, they are imported at the first call that needs them.
+
+An exception or a time limit never becomes a score. A comparison that runs out of time is a `LateScoreError`;
+an exception that a scorer of this module does not expect is a `ScorerError`.
 """
 
 import asyncio
@@ -10,17 +13,17 @@ import inspect
 import json
 import math
 import re
-import signal
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from numbers import Real
 from typing import Any, cast
 
 from astraflow.bounds import as_label
 from astraflow.columns import answers_of, is_of_row
 from astraflow.config import Use
+from astraflow.cpu_limit import OutOfTimeError, within_cpu_time
 from astraflow.envs.boxed_gym import BoxedGym
 from astraflow.envs.code_config import CodeTestsReward
 from astraflow.envs.code_tests import CodeTests, cases_of
@@ -44,14 +47,15 @@ from astraflow.envs.config import (
 )
 from astraflow.envs.data_sets.catalogue import find_data_set
 from astraflow.envs.environment import make_environment, without_environment
+from astraflow.envs.math_algebra import load_algebra, unread_texts
 from astraflow.envs.math_answers import is_right, readable_gold
 from astraflow.envs.math_spelling import fold
 from astraflow.envs.math_text import boxes
 from astraflow.envs.own_rewards import Call, OwnReward, check_own_reward, make_own_reward
 from astraflow.envs.question_answers import exact_match, word_f1
-from astraflow.envs.reasoning_gym import GYM, runs_answers, score_gym
+from astraflow.envs.reasoning_gym import GYM, load_gym, runs_answers, score_gym
 from astraflow.envs.selection import looked_at
-from astraflow.errors import ConfigError, DataError, Error, RolloutError
+from astraflow.errors import ConfigError, DataError, Error, LateScoreError, RolloutError, ScorerError
 from astraflow.own_code import described
 from astraflow.protocols import Environment, Score, TaskSource
 from astraflow.sandbox.pool import Sandbox
@@ -70,9 +74,10 @@ __all__ = [
 _MAX_REPORTED = 64
 """Numbers besides the score that one reward may report; each is a metric of every episode."""
 
-_COMPARING_S = 4.0
-"""An answer that takes longer to parse and compare counts as wrong, so that it does not reach the deadline of
-the scoring process, which would end the process."""
+_COMPARING_CPU_S = 4.0
+"""CPU time to read and compare one answer. Almost all take a few milliseconds."""
+_COMPARING_WALL_S = 60.0
+"""The same in wall time: on a machine where everything takes fifteen times as long."""
 
 
 def make_reward(config: TasksConfig) -> "RecipeReward":
@@ -90,7 +95,7 @@ def make_reward(config: TasksConfig) -> "RecipeReward":
         for name, where, reward, weight in _singles(config.reward)
         if not isinstance(reward, JudgeReward)
     )
-    return RecipeReward(parts, config.format, format_weight)
+    return RecipeReward(parts, config.format, format_weight, _libraries(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,16 @@ class RecipeReward:
     parts: "tuple[_Part, ...]"
     pattern: str
     format_weight: float
+    libraries: tuple[Callable[[], object], ...] = ()
+    """Import what the scorers need."""
+
+    def load(self) -> None:
+        """Imports the libraries of the scorers, so that no call waits for them.
+
+        Raises: ConfigError if one cannot be imported; ScorerError if one does not work.
+        """
+        for load_library in self.libraries:
+            load_library()
 
     @property
     def is_async(self) -> bool:
@@ -211,6 +226,21 @@ def _runs_answers(reward: SourceReward, config: TasksConfig) -> bool:
         isinstance(source, ReasoningGymConfig) and runs_answers(source.dataset, reward.allow)
         for source in config.sources.values()
     )
+
+
+def _libraries(config: TasksConfig) -> tuple[Callable[[], object], ...]:
+    """What imports the libraries of the scorers. The tasks of a source of your own may need `math_verify`."""
+    rewards = [reward for _, _, reward, _ in _singles(config.reward)]
+    is_any_source = any(isinstance(reward, SourceReward) for reward in rewards)
+    sources = tuple(config.sources.values()) if is_any_source else ()
+    found: list[Callable[[], object]] = []
+    if any(isinstance(part, MathVerifyReward | PromptsConfig) for part in (*rewards, *sources)) or (
+        any(isinstance(source, Use) for source in sources) and find_spec("math_verify") is not None
+    ):
+        found.append(load_algebra)
+    if any(isinstance(source, ReasoningGymConfig) for source in sources):
+        found.append(load_gym)
+    return tuple(found)
 
 
 def is_waiting(values: Sequence[object]) -> bool:
@@ -530,36 +560,24 @@ class _SourceScorer:
         return self.environments[name]
 
 
-def _score_by_math_verify(call: Call) -> float:
+def _score_by_math_verify(call: Call) -> Score:
+    """1 if the answer is right, else 0, and whether something could not be read as mathematics."""
     answers = _right_answers(call.task, as_text=False)
+    load_algebra()
+    what = f"task {call.task.id}: `math_verify`, comparing {call.text[-200:]!r} with {answers!r:.200}"
     try:
-        with _time_limit(_COMPARING_S):
-            return float(any(is_right(answer, call.text) for answer in answers))
-    except _OutOfTime:
-        return 0.0
-
-
-class _OutOfTime(BaseException):
-    """Raised when time is up. It is not an Exception, so that the algebra's own code does not catch it."""
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Generator[None]:
-    """Raises `_OutOfTime` in a block that takes longer.
-
-    It uses a signal, which only the main thread may set. In other threads there is no limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        with unread_texts() as unread:
+            is_equal = within_cpu_time(
+                lambda: any(is_right(answer, call.text) for answer in answers),
+                cpu_s=_COMPARING_CPU_S,
+                wall_s=_COMPARING_WALL_S,
+            )
+    except OutOfTimeError:
+        raise LateScoreError(
+            f"{what}, took more than {_COMPARING_CPU_S:g} s of CPU time or {_COMPARING_WALL_S:g} s"
+        ) from None
+    except Error as err:
+        raise ScorerError(f"{what}: {err}") from err
+    except Exception as err:
+        raise ScorerError(f"{what}, raised {described(err)}") from err
+    return Score(float(is_equal), {"unread": float(bool(unread) and not is_equal)})

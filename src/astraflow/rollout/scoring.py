@@ -13,10 +13,14 @@ the process ends with all of its calls, and each of them is made again alone.
 """
 
 import asyncio
+import logging
 import multiprocessing
 import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import TypeAlias
 
 from pebble import ProcessExpired, ProcessPool
@@ -24,10 +28,12 @@ from pebble import ProcessExpired, ProcessPool
 from astraflow.envs.code_config import CodeTestsReward
 from astraflow.envs.config import ExactReward, JudgeReward, TasksConfig
 from astraflow.envs.rewards import RecipeReward, make_reward
-from astraflow.errors import ConfigError, DeadlineError, LateScoreError, RolloutError
+from astraflow.errors import ConfigError, DeadlineError, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring_process import (
+    BUILD_S,
+    RENEWED,
     Outcome,
     Problem,
     built_reward,
@@ -40,10 +46,12 @@ from astraflow.types import Task
 
 __all__ = ["ScoringPool"]
 
+_log = logging.getLogger(__name__)
+
 _CALLS_PER_PROCESS = 100_000
 """A worker is renewed after this many calls: rewards leak, and a new one costs a second."""
-_START_S = 120.0
-"""Importing a library of environments on a busy machine takes seconds, not minutes."""
+_START_S = BUILD_S + 60.0
+"""Time for the first worker to start and to build the reward."""
 _CANCELLING_S = 1.0
 """Time for an `async` reward to end once it is cancelled at its deadline, before its process is ended."""
 _Call: TypeAlias = tuple[Task, str]
@@ -69,21 +77,24 @@ class ScoringPool:
         """Calls of an `async` reward for which no process is free."""
         self._batches: set[asyncio.Task[None]] = set()
         """One per process that has calls of an `async` reward."""
+        self._is_closed = False
         self._calls = OpenCalls()
         self._local: RecipeReward | None = None
         """The reward, if it runs in this process."""
         self._pool: ProcessPool | None = None
+        self._made_pool = partial(
+            ProcessPool,
+            max_workers=num_workers,
+            max_tasks=_CALLS_PER_PROCESS,
+            initializer=start_worker,
+            initargs=[tasks.model_dump_json(), tuple(sys.path)],
+            context=multiprocessing.get_context("spawn"),
+        )
         if isinstance(tasks.reward, ExactReward | CodeTestsReward | JudgeReward) and not tasks.format:
             self._local = make_reward(tasks)
             self._is_async = self._local.is_async
         else:
-            self._pool = ProcessPool(
-                max_workers=num_workers,
-                max_tasks=_CALLS_PER_PROCESS,
-                initializer=start_worker,
-                initargs=[tasks.model_dump_json(), tuple(sys.path)],
-                context=multiprocessing.get_context("spawn"),
-            )
+            self._pool = self._made_pool()
 
     async def start(self) -> None:
         """Waits until a worker has built the reward.
@@ -96,8 +107,9 @@ class ScoringPool:
         if self._pool is None:
             return
         try:
-            built = await asyncio.wrap_future(self._pool.schedule(built_reward, timeout=_START_S))
-        except (TimeoutError, ProcessExpired) as err:
+            async with asyncio.timeout(_START_S):
+                built = await asyncio.wrap_future(self._pool.schedule(built_reward))
+        except (TimeoutError, ProcessExpired, BrokenProcessPool) as err:
             raise DeadlineError(f"the scoring process did not come up within {_START_S} s: {err}") from err
         if built.problem:
             raise ConfigError(f"tasks.reward cannot be built: {built.problem}")
@@ -144,6 +156,7 @@ class ScoringPool:
 
     async def close(self) -> None:
         """Ends the workers; calls that still wait are cancelled."""
+        self._is_closed = True
         for _, future in self._waiting:
             future.cancel()
         self._waiting.clear()
@@ -177,15 +190,37 @@ class ScoringPool:
                 f"{len(text)} characters",
                 is_retryable=True,
             )
+        except BrokenProcessPool:
+            return Problem(f"task {task.id}: the scoring processes died", is_retryable=True)
         return outcome
 
     async def _scored(self, calls: Sequence[_Call]) -> list[Outcome]:
         """The outcomes of some calls. Raises: TimeoutError or ProcessExpired if their process had to end."""
-        assert self._pool is not None
+        for num_renewed in range(self._num_workers + 1):
+            try:
+                return await self._scored_once(calls)
+            except ProcessExpired as err:
+                # At worst, the call meets all workers that were used up before it meets a new one.
+                if err.exitcode != RENEWED or num_renewed == self._num_workers:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _scored_once(self, calls: Sequence[_Call]) -> list[Outcome]:
         deadline_s = self._deadline_s + (_CANCELLING_S if self._is_async else 0.0)
-        future = self._pool.schedule(score_calls, args=[list(calls)], timeout=deadline_s)
+        future = self._working_pool().schedule(score_calls, args=[list(calls)], timeout=deadline_s)
         # shielded: a cancelled episode would end the worker that scores it
         return await asyncio.shield(asyncio.wrap_future(future))
+
+    def _working_pool(self) -> ProcessPool:
+        """The pool; a new one if it broke. It breaks as a whole if a worker dies while none has a call."""
+        assert self._pool is not None
+        if not (self._pool.active or self._is_closed):
+            _log.warning("the scoring processes died, perhaps for lack of memory; they are started again")
+            broken = self._pool
+            self._pool = self._made_pool()
+            broken.stop()
+            threading.Thread(target=broken.join, daemon=True).start()
+        return self._pool
 
     # --- many calls ---------------------------------------------------------------------------------
 
@@ -222,17 +257,19 @@ class ScoringPool:
         if len(calls) > 1:
             try:
                 return await self._scored(calls)
-            except (TimeoutError, ProcessExpired):
+            except (TimeoutError, ProcessExpired, BrokenProcessPool):
                 pass  # one of them ended the process; alone, the others succeed
         return await asyncio.gather(*[self._alone(call) for call in calls])
 
 
 def _score_of(outcome: Outcome) -> Score:
-    if isinstance(outcome, Problem) and outcome.is_late:
+    if not isinstance(outcome, Problem):
+        return outcome
+    if outcome.is_late:
         raise LateScoreError(outcome.text)
-    if isinstance(outcome, Problem):
-        raise RolloutError(outcome.text, is_retryable=outcome.is_retryable)
-    return outcome
+    if outcome.is_final:
+        raise ScorerError(outcome.text)
+    raise RolloutError(outcome.text, is_retryable=outcome.is_retryable)
 
 
 def _settle(future: "asyncio.Future[Score]", outcome: Outcome) -> None:

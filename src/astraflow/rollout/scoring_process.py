@@ -6,6 +6,10 @@ The keeper runs none of the user's code. It is the subreaper of everything below
 parent or its session becomes the keeper's child, so none can escape. The keeper kills all of them when the
 reward's process dies, when the pool ends the keeper (a call over its deadline, the end of the service), and
 when the service itself is killed. Only a keeper that is itself killed by SIGKILL leaves some behind.
+
+A worker that cannot be trusted any longer does not score again: after a comparison that was ended in the
+middle, or a scorer of ours that failed, it answers the call and then refuses the next one with the exit code
+`RENEWED`. The pool starts another worker and gives it that call.
 """
 
 import asyncio
@@ -21,16 +25,18 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from astraflow.envs.config import TasksConfig
 from astraflow.envs.rewards import RecipeReward, is_waiting, make_reward, runs_own_code
-from astraflow.errors import Error, RolloutError
+from astraflow.errors import Error, LateScoreError, RolloutError, ScorerError
 from astraflow.own_code import described
 from astraflow.protocols import Score
 from astraflow.types import Task
 
 __all__ = [
+    "BUILD_S",
+    "RENEWED",
     "BuiltReward",
     "Outcome",
     "Problem",
@@ -41,6 +47,11 @@ __all__ = [
     "start_worker",
 ]
 
+BUILD_S = 600.0
+"""Time to import the libraries of a reward and to build it. It takes seconds, but a slow disk and a busy
+machine take a multiple of that."""
+RENEWED = 75
+"""Exit code of a worker that wants to be replaced before it scores a call (`EX_TEMPFAIL`)."""
 _PR_SET_PDEATHSIG = 1
 """`prctl` option of Linux: the signal that a process gets when its parent dies."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -58,6 +69,8 @@ class Problem:
     is_retryable: bool = False
     is_late: bool = False
     """The reward took too long."""
+    is_final: bool = False
+    """The process that found it must not score again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +119,12 @@ class _Keeper:
         self._pid = 0
         self._pipe: Connection | None = None
         self._built = BuiltReward("it is not built yet")
+        self._is_used_up = False
         if sys.platform == "linux":
             libc = ctypes.CDLL(None)
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGTERM, self._end_by_signal)
 
     def built(self) -> BuiltReward:
         """What is known of the reward, once it is built."""
@@ -123,12 +137,19 @@ class _Keeper:
         If the process of the reward dies, so does this one, with its code: the pool starts another, off the
         clock of any call.
         """
+        if self._is_used_up:
+            self._end(RENEWED)
         pipe = self._pipe_to_reward()
         if self._built.problem:
-            return [Problem(f"task {task.id}: {self._built.problem}") for task, _ in calls]
+            # The pool's first worker could build it, so what failed is this worker.
+            self._is_used_up = True
+            what = f"the reward could not be built again: {self._built.problem}"
+            return [Problem(f"task {task.id}: {what}", is_retryable=True) for task, _ in calls]
         try:
             pipe.send(calls)
-            return self._reply(pipe)
+            outcomes: list[Outcome] = self._reply(pipe)
+            self._is_used_up = any(isinstance(found, Problem) and found.is_final for found in outcomes)
+            return outcomes
         except (EOFError, OSError):
             code = self._clean_up()
             os._exit(code if code >= 0 else 128 - code)
@@ -145,27 +166,34 @@ class _Keeper:
         self._pid = pid
         self._pipe = ours
         try:
-            self._built = self._reply(ours)
+            self._built = self._reply(ours, BUILD_S)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            self._clean_up()
+            self._built = BuiltReward(f"it was not built within {BUILD_S:g} s")
+            self._pipe = ours
         except (EOFError, OSError):
             code = self._clean_up()
             self._built = BuiltReward(f"its process ended with {code} while the reward was built")
             self._pipe = ours
         return ours
 
-    def _reply(self, pipe: Connection) -> Any:
-        """What the process of the reward says. Raises: EOFError if it died.
+    def _reply(self, pipe: Connection, deadline_s: float | None = None) -> Any:
+        """What the process of the reward says. Raises: EOFError if it died; TimeoutError.
 
         The end of the pipe alone would not tell: what the reward started may hold it open.
         """
-        if not hasattr(os, "pidfd_open"):
-            return pipe.recv()
-        ended = os.pidfd_open(self._pid)
+        ended = [os.pidfd_open(self._pid)] if hasattr(os, "pidfd_open") else []
         try:
-            if pipe not in connection.wait([pipe, ended]):
+            ready = connection.wait([pipe, *ended], deadline_s)
+            if not ready:
+                raise TimeoutError
+            if pipe not in ready:
                 raise EOFError
             return pipe.recv()
         finally:
-            os.close(ended)
+            for descriptor in ended:
+                os.close(descriptor)
 
     def _clean_up(self) -> int:
         """Ends what is left of a reward's process; returns its exit code, negative for a signal."""
@@ -176,9 +204,12 @@ class _Keeper:
         _kill_descendants()
         return os.waitstatus_to_exitcode(status)
 
-    def _end(self, *_: object) -> None:
+    def _end_by_signal(self, *_: object) -> None:
+        self._end(1)
+
+    def _end(self, code: int) -> NoReturn:
         _kill_descendants()
-        os._exit(1)
+        os._exit(code)
 
 
 _keeper: list[_Keeper] = []
@@ -216,6 +247,7 @@ def _run_reward(pipe: Connection, tasks_json: str, path: tuple[str, ...]) -> Non
         with asyncio.Runner() as loop:  # one for all calls: clients that a reward keeps belong to a loop
             try:
                 reward = make_reward(tasks)
+                reward.load()
                 for sandbox in reward.sandboxes:
                     loop.run(sandbox.open())
             except BaseException as error:  # noqa: BLE001 - code of the user's; it is told, and no call is made
@@ -279,11 +311,17 @@ def _total(reward: RecipeReward, task: Task, text: str, values: list[object]) ->
 
 def _problem(task: Task, error: BaseException) -> Problem:
     failure = _failure(task, error)
-    return Problem(str(failure), failure.is_retryable)
+    is_late = isinstance(failure, LateScoreError)
+    return Problem(
+        str(failure),
+        failure.is_retryable,
+        is_late=is_late,
+        is_final=is_late or isinstance(failure, ScorerError),
+    )
 
 
 def late(task: Task, text: str, deadline_s: float) -> Problem:
-    """Of a call over its deadline."""
+    """Why a call over its deadline has no score."""
     message = (
         f"task {task.id}: the reward took longer than tasks.score_timeout_s = {deadline_s} for a completion "
         f"of {len(text)} characters"

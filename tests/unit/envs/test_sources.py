@@ -1,6 +1,7 @@
 """Task sources: what they read and generate, and how they refuse."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.envs.config import HubSourceConfig, JsonlSourceConfig, ReasoningGymConfig
+from astraflow.envs.reasoning_gym import load_gym
 from astraflow.envs.sources import ListSource, make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
@@ -189,3 +191,14 @@ def test_arguments_and_results_of_a_users_source_are_checked() -> None:
         make_source(Use(use=f"{__name__}:source_of_sums", args={"frst": 4}))
     with pytest.raises(ConfigError, match="made a int; expected an object with __len__"):
         make_source(Use(use=f"{__name__}:number"))
+
+
+def test_a_library_whose_import_failed_half_way_is_refused_again_and_not_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "reasoning_gym"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cellpylib", None)  # one of what it imports
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"needs the package: .*cellpylib"):
+            load_gym()

@@ -98,7 +98,7 @@ async def test_a_reward_that_loops_for_ever_is_ended_and_the_pool_works_on(pool:
         pool.score(make_task(idx=3), "hang"), pool.score(make_task(), "5"), return_exceptions=True
     )
     assert isinstance(hanging, LateScoreError)
-    assert not hanging.is_retryable
+    assert hanging.is_retryable  # the machine may have been busy
     assert "sums/3" in str(hanging)
     assert "score_timeout_s" in str(hanging)
     assert waiting == 1.0
@@ -264,7 +264,7 @@ async def test_an_async_call_over_its_deadline_fails_alone(judges: ScoringPool) 
     )
     assert isinstance(late, LateScoreError)
     assert "sums/3: the reward took longer than tasks.score_timeout_s = 2.0" in str(late)
-    assert not late.is_retryable
+    assert late.is_retryable
     assert well == 1.0
 
 
