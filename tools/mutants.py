@@ -1,97 +1,258 @@
-"""Breaks the dataflow's core in small ways, one at a time, and counts how many of them the tests notice.
+"""Breaks the source in small ways, one at a time, and counts how many of them the related tests notice.
 
-`make mutants` tries all (hours on few cores), `make mutants SAMPLE=400` as many, drawn at random but always
-the same. What was tried before is not tried again: remove the folder `mutants` to begin anew. Prints each
-survivor with what was changed, then the share that was noticed. mutmut does the work; its settings are in
-pyproject.toml.
+`make mutants` tries a sample: SAMPLE mutants for each folder of the package, the same ones for the same SEED.
+`make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside of a
+function: another operator, number, boundary, argument or keyword. mutmut finds the changes; changes of text
+are left out, because only words differ. The related tests of a file are the unit, golden, property and
+integration tests that import it, themselves or through the helpers in `tests/`; at most 12 files of them.
+Prints each survivor, then the share that was noticed.
 """
 
 import argparse
 import ast
 import difflib
-import json
 import os
 import random
-import re
+import shutil
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE = ROOT / "mutants" / "src" / "astraflow" / "dataflow" / "core"
-SURVIVED = 0
-UNTESTED = 33
-"""Exit codes of a mutant's tests: all passed; there are none."""
-ONE = "astraflow.dataflow.core.fates.x_num_live__mutmut_1"
+SOURCE = ROOT / "src"
+TESTS = ROOT / "tests"
+TIERS = ("unit", "golden", "property", "integration")
+"""Folders of tests, the fastest first."""
+LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop and not system and not browser"
+MOST_TESTS = 12
+"""Files of tests that are run for a mutant; a file that everything imports would have hundreds."""
+NO_TESTS = 5
+"""pytest's exit code if it found no test."""
+NOTICED, SURVIVED, UNTESTED = "noticed", "survived", "untested"
 
 
-def outcomes() -> dict[str, int | None]:
-    """Mutant -> exit code of its tests; None if it was not tried."""
-    found: dict[str, int | None] = {}
-    for meta in sorted(CORE.glob("*.meta")):
-        found |= json.loads(meta.read_text(encoding="utf-8"))["exit_code_by_key"]
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one file."""
+
+    file: Path
+    """Below `src`, for example `astraflow/trainer/packing.py`."""
+    function: str
+    code: str
+    """The changed file, whole."""
+    diff: str
+    """The changed lines, as one line."""
+
+
+# --- mutants --------------------------------------------------------------------------------------
+
+
+def folders(package: str) -> Iterator[tuple[str, list[Path]]]:
+    """Each folder of the package with its files; `package` names one folder, empty for all."""
+    files = defaultdict[str, list[Path]](list)
+    for path in sorted((SOURCE / "astraflow").rglob("*.py")):
+        folder = path.parent.relative_to(SOURCE / "astraflow").as_posix()
+        if path.name != "__init__.py" and (not package or f"{folder}/".startswith(f"{package}/")):
+            files[folder].append(path.relative_to(SOURCE))
+    yield from files.items()
+
+
+def mutants_of(file: Path) -> list[Mutant]:
+    """All mutants of a file but those that change a text."""
+    from libcst import FunctionDef, Module
+    from mutmut.mutation.file_mutation import create_mutations
+
+    text = (SOURCE / file).read_text(encoding="utf-8")
+    module, mutations, _, _ = create_mutations(str(file), text)
+    found: list[Mutant] = []
+    for mutation in mutations:
+        function = mutation.contained_by_top_level_function
+        before = module.code_for_node(mutation.original_node)
+        if not isinstance(function, FunctionDef) or '"' in before or "'" in before:
+            continue
+        changed = module.deep_replace(mutation.original_node, mutation.mutated_node)
+        if not isinstance(changed, Module):
+            raise TypeError(f"{file}: mutmut replaced the whole file instead of a part of it")
+        lines = difflib.unified_diff(text.splitlines(), changed.code.splitlines(), lineterm="", n=0)
+        diff = [line[0] + " " + line[1:].strip() for line in list(lines)[2:] if line[0] in "+-"]
+        found.append(Mutant(file, function.name.value, changed.code, "  ".join(diff)))
     return found
 
 
-def bodies() -> Iterator[tuple[str, list[str]]]:
-    """Each variant of each function, by mutmut's name for it, and its lines below the first."""
-    for path in sorted(CORE.glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        lines = text.splitlines()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and "__mutmut_" in node.name:
-                yield f"astraflow.dataflow.core.{path.stem}.{node.name}", lines[node.lineno : node.end_lineno]
+def sample(files: Sequence[Path], number: int, seed: int) -> list[Mutant]:
+    """Some mutants of a folder's files, drawn at random: the same ones for the same seed."""
+    # A folder's draw depends on its own name alone, so that PACKAGE tries what the whole sample tries.
+    draw = random.Random(f"{seed} {files[0].parent}")
+    every = [mutant for file in files for mutant in mutants_of(file)]
+    return draw.sample(every, min(number, len(every)))
 
 
-def changes(names: Sequence[str]) -> Iterator[str]:
-    """What each of these mutants changed, one line each."""
-    variants = dict(bodies())
-    for name in names:
-        original = variants.get(re.sub(r"\d+$", "orig", name), [])
-        diff = difflib.unified_diff(original, variants.get(name, []), lineterm="", n=0)
-        parts = [line[0] + " " + line[1:].strip() for line in diff if re.match(r"[-+](?![-+])", line)]
-        yield f"{name.removeprefix('astraflow.dataflow.core.')}: {'  '.join(parts)}"
+# --- related tests --------------------------------------------------------------------------------
 
 
-def run(names: Sequence[str], num_children: int) -> None:
-    """Lets mutmut try these mutants, or all if there are none; one that was tried is left out."""
-    command = [
-        str(Path(sys.executable).parent / "mutmut"),
-        "run",
-        "--max-children",
-        str(num_children),
-        *names,
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """The modules that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
+
+
+@cache
+def modules_of(test: Path) -> frozenset[str]:
+    """The modules of the package that a test imports, itself or through the helpers beside it."""
+    found: set[str] = set()
+    to_read = [test]
+    read: set[Path] = set()
+    while to_read:
+        path = to_read.pop()
+        read.add(path)
+        names = imports_of(path)
+        found |= {name for name in names if name.startswith("astraflow")}
+        helpers = {TESTS / f"{name}.py" for name in names if "." not in name}
+        to_read += [helper for helper in helpers - read if helper.exists()]
+    return frozenset(found)
+
+
+@cache
+def importers_of(module: str) -> frozenset[str]:
+    """The modules of the package that import a module."""
+    return frozenset(
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        for path in SOURCE.rglob("*.py")
+        if module in imports_of(path)
+    )
+
+
+@cache
+def tests_of(file: Path) -> tuple[Path, ...]:
+    """The tests that are nearest to a source file, at most `MOST_TESTS` files of them.
+
+    First those named after it, then those in its mirrored folder, then by tier. If no test imports the file,
+    these are the tests of the modules that import it.
+    """
+    module = ".".join(file.with_suffix("").parts)
+    tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
+    found = [test for test in tests if module in modules_of(test)]
+    if not found:
+        users = importers_of(module)
+        found = [test for test in tests if users & modules_of(test)]
+    mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
+    found.sort(key=lambda test: (file.stem not in test.stem, mirrored not in test.parents))
+    return tuple(found[:MOST_TESTS])
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def run_tests(tests: Sequence[Path], copy: Path, limit_s: float) -> str:
+    """Whether the tests notice what is changed in a copy of the source. Running out of time is noticed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
+               "-m", LEFT_OUT, *map(str, tests)]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return NOTICED
+    if done.returncode == NO_TESTS:
+        return UNTESTED
+    return NOTICED if done.returncode else SURVIVED
+
+
+class Workshop:
+    """Copies of the source, one per mutant that is tried at the same time."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._copies: SimpleQueue[Path] = SimpleQueue()
+        for idx in range(number):
+            copy = folder / str(idx)
+            shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            self._copies.put(copy)
+
+    def try_file(self, file: Path, limit_s: float) -> bool:
+        """Whether the related tests of a file pass without a change."""
+        return self._run(file, None, limit_s) == SURVIVED
+
+    def try_mutant(self, mutant: Mutant, limit_s: float) -> str:
+        """How the related tests of a mutant end."""
+        return self._run(mutant.file, mutant.code, limit_s)
+
+    def _run(self, file: Path, code: str | None, limit_s: float) -> str:
+        tests = tests_of(file)
+        if not tests:
+            return UNTESTED
+        copy = self._copies.get()
+        try:
+            if code is not None:
+                (copy / file).write_text(code, encoding="utf-8")
+            return run_tests(tests, copy, limit_s)
+        finally:
+            shutil.copyfile(SOURCE / file, copy / file)
+            self._copies.put(copy)
+
+
+def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Mapping[Mutant, str]:
+    """Each mutant with how its tests ended; those whose tests fail without a change are left out."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(num_workers) as pool:
+        workshop = Workshop(Path(folder), num_workers)
+        files = sorted({mutant.file for mutant in mutants if tests_of(mutant.file)})
+        passing = list(pool.map(lambda file: workshop.try_file(file, 10 * limit_s), files))
+        broken = {file for file, passes in zip(files, passing, strict=True) if not passes}
+        for file in sorted(broken):
+            print(f"left out: the tests of {file} fail without a change", flush=True)
+        tried = [mutant for mutant in mutants if mutant.file not in broken]
+        results = pool.map(lambda mutant: workshop.try_mutant(mutant, limit_s), tried)
+        found: dict[Mutant, str] = {}
+        for mutant, outcome in zip(tried, results, strict=True):
+            found[mutant] = outcome
+            if outcome != NOTICED:
+                print(f"{outcome}: {mutant.file}: {mutant.function}: {mutant.diff}", flush=True)
+        return found
 
 
 def main() -> int:
     """1 if fewer than `--least` percent were noticed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", type=int, default=0, help="mutants to try; 0: all")
-    parser.add_argument("--least", type=float, default=85.0, help="percent to be noticed")
+    parser.add_argument("--sample", type=int, default=3, help="mutants per folder of the package")
+    parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn")
+    parser.add_argument("--package", default="", help="a folder below src/astraflow, for example trainer")
+    parser.add_argument("--least", type=float, default=80.0, help="percent to be noticed")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="time of one mutant's tests")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     args = parser.parse_args()
-    num_children = os.cpu_count() or 1
-    if not CORE.exists():
-        run([ONE], num_children)
-    chosen = sorted(outcomes())
-    if args.sample:
-        chosen = random.Random(4).sample(chosen, min(args.sample, len(chosen)))
-    known = outcomes()
-    todo = [name for name in chosen if known[name] is None]
-    if todo:
-        run(todo if args.sample else [], num_children)
-    known = outcomes()
-    tried = [name for name in chosen if known[name] is not None]
-    alive = sorted(name for name in tried if known[name] in {SURVIVED, UNTESTED})
-    print("\n".join(changes(alive)))
-    by_file = Counter(name.split(".")[3] for name in alive)
-    print(f"survivors: {', '.join(f'{num} in {file}.py' for file, num in by_file.most_common())}")
-    share = 100.0 * (len(tried) - len(alive)) / max(1, len(tried))
-    num_noticed = len(tried) - len(alive)
-    print(f"{num_noticed} of {len(tried)} mutants were noticed: {share:.1f} % (of {len(known)} in all)")
+    started = time.monotonic()
+    chosen = [
+        mutant
+        for _, files in folders(args.package)
+        for mutant in sample(files, args.sample, args.seed)
+    ]  # fmt: skip
+    if not chosen:
+        parser.error(f"there is no code in src/astraflow/{args.package}")
+    found = outcomes(chosen, args.workers, args.limit_s)
+    num_noticed = sum(outcome == NOTICED for outcome in found.values())
+    share = 100.0 * num_noticed / max(1, len(found))
+    minutes = (time.monotonic() - started) / 60
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    print(
+        f"{num_noticed} of {len(found)} mutants were noticed: {share:.1f} % "
+        f"(seed {args.seed}, {args.sample} per folder, commit {commit}, {minutes:.0f} min)"
+    )
     return int(share < args.least)
 
 

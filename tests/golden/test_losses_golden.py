@@ -346,6 +346,14 @@ def test_gmpo_clips_each_token_on_its_own_side() -> None:
     assert gradient(inputs, output) == pytest.approx([0.0, -low, high, 0.0], rel=1e-5)
 
 
+def test_gmpo_has_separate_bounds_below_and_above() -> None:
+    inputs = make_inputs([0.6, -0.6], [1.0, -1.0])
+    inputs = replace(inputs, sequence_idx=torch.tensor([0, 1]))
+    output = gmpo(inputs, clip_low=0.3, clip_high=0.5)
+    # A > 0 is bounded above by 0.5, A < 0 below by -0.3.
+    assert output.per_token.tolist() == pytest.approx([-math.exp(0.5), math.exp(-0.3)], rel=1e-5)
+
+
 def test_sequences_are_rejected_by_their_geometric_mean_or_their_divergence() -> None:
     # Log weights 0.2 and -0.2: geometric mean 1, k2 0.02, k3 0.0201. Then 0.1 and 0.1: e^0.1, 0.005, 0.0052.
     inputs = stale_inputs([0.2, -0.2, 0.1, 0.1], [0.0] * 4)

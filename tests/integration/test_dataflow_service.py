@@ -406,6 +406,19 @@ async def test_a_draining_service_finishes_what_it_has_and_leaves(tmp_path: Path
         await run.client.drain(worker.id)
 
 
+async def test_advice_counts_the_services_that_stay(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        await ready(run)
+        leaving = ScriptedWorker(run.client, "w1")
+        await leaving.register()
+        assert await leaving.lease(1)
+        assert (await run.client.status()).scaling.num_services == 2
+        await run.client.drain(leaving.id)  # its lease is still running
+        status = await run.client.status()
+        assert [w.is_draining for w in status.workers] == [False, True]
+        assert status.scaling.num_services == 1
+
+
 async def test_a_service_with_the_wrong_model_is_told_what_differs(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         request = RegisterWorker(

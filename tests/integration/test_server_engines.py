@@ -153,6 +153,14 @@ async def test_no_secret_stands_in_the_command_of_a_server(model: TinyModel) -> 
         assert command.env["HF_TOKEN"] == "s3cret"
 
 
+async def test_a_completion_fills_the_context_to_its_last_token(model: TinyModel) -> None:
+    context = len(PROMPT) + 7
+    async with engine_on(sglang_config(max_context=context), model.snapshot(0)) as engine:
+        for max_tokens, expected in ((20, 7), (7, 7), (6, 6)):
+            generation = await engine.generate(ask(max_tokens=max_tokens))
+            assert (len(generation.token_ids), generation.finish_reason) == (expected, "length")
+
+
 async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:
     engine = make_engine(sglang_config(python=".venv-nowhere/bin/python"), model.snapshot(0))
     with pytest.raises(

@@ -1,6 +1,7 @@
 """Curators that pass over tasks: each rule, the chain, and that a restored one goes on identically."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -201,6 +202,16 @@ def test_a_curriculum_moves_from_easy_to_hard():
         curation.observe(make_outcome(0, 1.0, 1.0, version=version))
     assert figures(curation)["curriculum/target"] == 1.0
     assert drawn(curation, 200)[1] > 180
+
+
+def test_a_curriculum_draws_tasks_by_a_gaussian_of_their_distance_from_the_target():
+    # Difficulties 0 and 0.5 with the target at 0: the second is two widths away, exp(-2) = 0.135.
+    config = CurriculumConfig(rate=1e-9, floor=0.001, width=0.25)
+    curation = make_curation([config], sources={"a": 2}, seed=0)
+    curation.observe(make_outcome(0, 1.0, 1.0))
+    curation.observe(make_outcome(1, 1.0, 0.0))
+    counts = drawn(curation, 4000)
+    assert counts[1] / counts[0] == pytest.approx(math.exp(-2), abs=0.02)
 
 
 def test_priority_draws_in_proportion_to_learnability():

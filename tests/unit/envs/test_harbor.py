@@ -222,6 +222,13 @@ async def test_a_reward_may_be_one_of_several(tmp_path: Path) -> None:
             await environment.solve(task())
 
 
+@pytest.mark.parametrize("reward", [-2.5, 0.0, 0.125, 1.0, 40.0])
+async def test_any_reward_that_the_tests_write_counts_as_it_is(tmp_path: Path, reward: float) -> None:
+    writes = f"echo {reward} > /logs/verifier/reward.txt"
+    async with opened(tmp_path, folder(**{"tests/test.sh": writes}), max_commands=1) as environment:
+        assert await environment.solve(task(), is_solved=False) == reward
+
+
 async def test_a_task_that_is_wrong_when_it_is_played_fails_its_episode(tmp_path: Path) -> None:
     async with opened(tmp_path, folder("x =")) as environment:
         with pytest.raises(RolloutError, match=r"task\.toml") as failed:

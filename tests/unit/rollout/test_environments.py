@@ -184,6 +184,18 @@ async def test_an_episode_that_is_not_done_in_time_keeps_the_rewards_that_it_has
     assert {m.name: m.value for m in episode.metrics}["done"] == 0.0
 
 
+async def test_an_episode_continues_after_a_reply_of_one_token() -> None:
+    async with opened({"count": config_of(Counting)}) as environments:
+        runner = EpisodeRunner(
+            {"actor": make_hosted("actor", ScriptedEngine(""))},  # the token that ends a turn, alone
+            lambda task, policies: environment(task, policies, max_turns=3),
+            exact,
+            environments=environments,
+        )
+        episode = await runner.episode(task_of("count"), seed=1)
+    assert [turn.end - turn.start for turn in episode.trajectories[0].turns] == [1, 1, 1]
+
+
 async def test_an_environment_that_is_done_at_once_is_an_error() -> None:
     async with opened({"count": config_of(Counting)}) as environments:
         runner = EpisodeRunner(

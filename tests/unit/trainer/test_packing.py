@@ -69,6 +69,13 @@ def test_a_sample_over_the_budget_stands_alone() -> None:
     assert [part.tolist() for part in cut_microbatches(columns, np.arange(3), 4)] == [[0], [1, 2]]
 
 
+def test_every_part_keeps_the_budget_counting_its_first_sample() -> None:
+    columns = make_columns(*[[([2], [3] * 4)] for _ in range(6)])  # six samples of 5 tokens
+    parts = cut_microbatches(columns, np.arange(6), 12)
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    assert all(columns.lengths[part].sum() <= 12 for part in parts)
+
+
 def test_the_seed_alone_decides_the_minibatches() -> None:
     columns = make_columns(*[[([2], [3])] * 2 for _ in range(16)])
     first, same, other = (

@@ -5,20 +5,26 @@ import msgspec
 import pytest
 
 from astraflow.errors import ConfigError
-from astraflow.types import Chunk, FileInfo, Manifest
+from astraflow.types import Chunk, FileInfo, Manifest, Shortcut
 from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.manifest import build_manifest, hash_bytes, pack
 from weight_fakes import make_host_tensor
 
 
 def add_version(
-    store: ChunkStore, version: int, *, seed: int | None = None, policy: str = "actor"
+    store: ChunkStore,
+    version: int,
+    *,
+    seed: int | None = None,
+    policy: str = "actor",
+    shortcut: Shortcut | None = None,
 ) -> Manifest:
     """A version of one tensor and one file that all versions share."""
     weights = [make_host_tensor(shape=(16,), seed=version if seed is None else seed)]
     chunk = store.put(pack(weights).data)
     file = FileInfo(name="config.json", chunk=store.put(b"{}"))
     manifest = build_manifest(policy, version, weights, chunk_bytes=4096, files=(file,))
+    manifest = msgspec.structs.replace(manifest, shortcut=shortcut)
     assert manifest.chunks == (chunk,)
     store.add(manifest)
     return manifest
@@ -36,6 +42,25 @@ def test_a_reopened_folder_holds_the_same_versions(tmp_path: Path) -> None:
     assert again.versions() == {"actor": (0, 1, 2)}
     assert [again.manifest("actor", v) for v in range(3)] == manifests
     assert again.usage() == (4, 3 * 64 + 2)
+    again.close()
+
+
+def test_a_reopened_folder_keeps_the_chunks_of_a_shortcut_until_its_version_goes(tmp_path: Path) -> None:
+    store = ChunkStore(tmp_path, keep=1)
+    add_version(store, 0)
+    delta = store.put(b"the delta")
+    shortcut = Shortcut(base=0, encoding="astraflow-delta-1", chunks=(delta,))
+    add_version(store, 1, shortcut=shortcut)
+    before = chunk_files(tmp_path)
+    store.close()
+    again = ChunkStore(tmp_path, keep=1)
+    assert delta.hash in chunk_files(tmp_path) == before
+    assert again.path(delta.hash).read_bytes() == b"the delta"
+    assert again.size(delta.hash) == delta.num_bytes
+    add_version(again, 2)
+    assert again.retain("actor", []) == (0, 1)
+    assert again.size(delta.hash) is None
+    assert delta.hash not in chunk_files(tmp_path)
     again.close()
 
 

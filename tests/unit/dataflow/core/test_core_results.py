@@ -317,6 +317,27 @@ def own(kind: str, given: object) -> dict[str, object]:
     return {kind: [use] if kind == "shaping" else use}
 
 
+@pytest.mark.parametrize("advantages", [(1e13, 0.0), (0.0, -1e13)])
+def test_each_advantage_of_a_turn_must_be_within_bounds(advantages: tuple[float, float]):
+    credit = own("credit", [list(advantages)] * 2)["credit"]
+    driver = started(num_steps=1, table=make_table(groups_per_batch=1, credit=credit))
+    meta = make_meta(
+        num_trained=5, turn_spans=((2, 4), (6, 9)), turn_rewards=(1.0, -2.0), num_trained_by_turn=(2, 3)
+    )
+    for lease in driver.lease(2):
+        driver.result(lease.id, make_facts(meta))
+    assert driver.core.state == "failed"
+    assert "gave an advantage that is not finite, or not within" in driver.core.reason
+
+
+@pytest.mark.parametrize("rewards", [(1e13, 0.0), (0.0, -1e13)])
+def test_each_reward_that_shaping_gives_must_be_within_bounds(rewards: tuple[float, float]):
+    driver = started(table=make_table(groups_per_batch=1, **own("shaping", list(rewards))))  # type: ignore[arg-type]
+    driver.finish_groups(1)
+    assert driver.core.state == "failed"
+    assert "shaping gave rewards that are not within" in driver.core.reason
+
+
 def in_arrays(facts: GroupFacts) -> object:
     """As numpy gives numbers: one for each turn, in half precision."""
     return [np.ones(1, dtype=np.float16) * t.reward for t in facts.trajectories]
