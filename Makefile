@@ -12,7 +12,9 @@ NAME   ?=
 ARGS   ?=
 ROW    ?=
 PYTEST_ARGS ?=
-SAMPLE ?= 0
+# Mutants per folder of the package; PACKAGE tries one folder and those below it.
+SAMPLE ?= 3
+PACKAGE ?=
 WORKERS ?= 3
 # Beside the product, installed as its extras: tests and benchmarks need them, the quickstart does not.
 PACKAGES := packages/astraflow-conformance packages/astraflow-paced
@@ -33,7 +35,7 @@ help:
 	@echo "make test-gpu                       what only a GPU can show: tests, speed, memory (10 minutes at most)"
 	@echo "make web                            build the page of the viewer from web/ (needs npm)"
 	@echo "make test-browser                   the page in Chromium: a live run, filters, phone, dark mode, axe"
-	@echo "make mutants [SAMPLE=n]             break the dataflow's core in small ways: do its tests notice?"
+	@echo "make mutants [SAMPLE=n PACKAGE=x]   break the source in small ways: do the tests notice? (a sample, minutes)"
 	@echo "make check                          format, lint, types, layers, size limits, generated docs"
 	@echo "make bench [NAME=x [ARGS=--quick]]  run benchmarks/x.py, or all"
 	@echo "make paper [ROW=x]                  the paper's six results in kind, into docs/paper.md"
@@ -182,7 +184,7 @@ $(VENV)/.mutants: $(VENV)/.dev
 	@touch $@
 
 mutants: $(VENV)/.mutants
-	$(BIN)/python tools/mutants.py --sample $(SAMPLE)
+	$(BIN)/python tools/mutants.py --sample $(SAMPLE) --seed $(SEED) --package '$(PACKAGE)'
 
 # Two targets, so that `make -j2 check` does both at once.
 check: check-types check-rest
@@ -227,4 +229,4 @@ docs reference: $(VENV)/.dev
 	@echo "docs/site/index.html"
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

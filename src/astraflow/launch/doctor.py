@@ -37,9 +37,11 @@ from astraflow.launch.program import choose_addresses, num_threads
 from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
 from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import TaskSource
+from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.renderer import load_renderer, load_tokenizer
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.trainer.config import TorchBackendConfig
 from astraflow.types import Episode, Lease, Message
 from astraflow.weights.snapshot import read_model
 
@@ -185,19 +187,40 @@ def _num_parameters(policy: PolicyConfig) -> int:
 
 
 def _memory(recipe: Recipe) -> Finding:
-    """Whether the run fits into memory: two sets of weights per engine; weights, gradients, two moments and
-    a published copy per trainer."""
+    """Whether the run's share of host memory is free. What lies on a GPU is not counted, and the text says so."""
     sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
     num_processes = recipe.most_services + 2 * len(recipe.trained) + 1
-    # 4 bytes per number: a trainer's five copies take 20 bytes per parameter.
-    engines = recipe.most_services * 2 * 4 * sum(sizes.values())
-    trainers = 20 * sum(sizes[name] for name in recipe.trained)
+    # An engine on the CPU serves one set of weights while it installs another. An engine on a GPU, or in a
+    # server, keeps one in host memory: the version that it received last.
+    engine_bytes = 8 if _is_on_cpu(recipe.rollout.engine) else 4
+    engines = recipe.most_services * engine_bytes * sum(sizes.values())
+    trainers = sum(_trainer_bytes(policy) * sizes[name] for name, policy in recipe.trained.items())
     need = num_processes * _PROCESS_GIB * GIB + engines + trainers
     free = psutil.virtual_memory().available
     text = f"about {need / GIB:.1f} GiB for {num_processes} processes, of {free / GIB:.1f} GiB free"
+    backends = [policy.train.backend for policy in recipe.trained.values()]
+    if not all(map(_is_on_cpu, (recipe.rollout.engine, *backends))):
+        text += "; memory of GPUs is not counted"
     if need > free:
         return Finding("warn", "memory of the run", text, "lower rollout.services, or use a smaller model")
     return Finding("ok", "memory of the run", text)
+
+
+def _is_on_cpu(config: object) -> bool:
+    """Whether an engine or a trainer computes in host memory."""
+    return isinstance(config, TorchEngineConfig | TorchBackendConfig) and config.device == "cpu"
+
+
+def _trainer_bytes(policy: PolicyConfig) -> int:
+    """Bytes of host memory per parameter: weights, gradients, two moments and a published copy of 4 each.
+
+    On a GPU, only the published copy is in host memory, and the moments if they are offloaded.
+    """
+    backend = policy.train.backend
+    if _is_on_cpu(backend):
+        return 20
+    is_offloaded = isinstance(backend, TorchBackendConfig) and backend.offload_optimizer
+    return 4 + 8 * is_offloaded
 
 
 def _disk(recipe: Recipe, run_dir: Path) -> Finding:

@@ -1,5 +1,9 @@
 """What the doctor says about machines and recipes that are not fit."""
 
+import json
+import re
+from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +16,7 @@ from astraflow.launch.drift import PolicyDrift, drift_finding
 from astraflow.launch.machine import Finding, check_folder, sandbox_finding
 from astraflow.weights.snapshot import write_safetensors
 from chat_folders import make_folder
+from engine_models import make_model_folder
 
 
 def recipe(folder: Path, *overrides: str) -> Recipe:
@@ -91,6 +96,46 @@ async def test_broken_data_fails_with_its_line(tmp_path: Path) -> None:
     told = await findings(made, tmp_path)
     assert told["data"].level == "fail"
     assert "line 1" in told["data"].detail
+
+
+def model_of(num_parameters: int, folder: Path) -> Path:
+    """A model folder whose weights take no room on the disk."""
+    make_model_folder(folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    size = 4 * num_parameters
+    tensor = {"dtype": "F32", "shape": [num_parameters], "data_offsets": [0, size]}
+    header = json.dumps({"weight": tensor}).encode()
+    path = folder / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with path.open("r+b") as file:
+        file.truncate(8 + len(header) + size)
+    return folder
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("devices", "gib"),
+    [
+        # 4 processes of half a GiB, 2**28 parameters: an engine has 8 bytes of each and a trainer 20.
+        ((), 4 * 0.5 + 2 + 5),
+        (("rollout.engine.device=cuda:0",), 4 * 0.5 + 1 + 5),
+        (("policies.actor.train.backend.device=cuda:0",), 4 * 0.5 + 2 + 1),
+        (
+            ("policies.actor.train.backend={device: cuda:0, offload_optimizer: true}",),
+            4 * 0.5 + 2 + 1 + 2,
+        ),
+    ],
+)
+async def test_the_memory_of_a_run_is_that_of_the_host(
+    tmp_path: Path, devices: Sequence[str], gib: float
+) -> None:
+    model = model_of(2**28, tmp_path / "model")
+    made = recipe(tmp_path, f"policies.actor.model={model}", "rollout.services=1", *devices)
+    async with aclosing(examine(made, tmp_path / "run")) as told:
+        detail = await anext(f.detail async for f in told if f.check == "memory of the run")
+    (need,) = re.findall(r"about ([\d.]+) GiB for 4 processes", detail)
+    assert float(need) == pytest.approx(gib, abs=0.06)
+    assert ("memory of GPUs is not counted" in detail) == bool(devices)
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
