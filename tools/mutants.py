@@ -4,7 +4,7 @@
 `make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside of a
 function: another operator, number, boundary, argument or keyword. mutmut finds the changes; changes of text
 are left out, because only words differ. The related tests of a file are the unit, golden, property and
-integration tests that import it, themselves or through the helpers in `tests/`; at most 12 files of them.
+integration tests that import it, themselves or through the helpers in `tests/`; at most 8 files of them.
 Prints each survivor, then the share that was noticed.
 """
 
@@ -13,6 +13,7 @@ import ast
 import difflib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -32,11 +33,12 @@ TESTS = ROOT / "tests"
 TIERS = ("unit", "golden", "property", "integration")
 """Folders of tests, the fastest first."""
 LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop and not system and not browser"
-MOST_TESTS = 12
+MOST_TESTS = 8
 """Files of tests that are run for a mutant; a file that everything imports would have hundreds."""
 NO_TESTS = 5
 """pytest's exit code if it found no test."""
 NOTICED, SURVIVED, UNTESTED = "noticed", "survived", "untested"
+BROKEN = "left out, because its test fails without a change too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,71 +159,62 @@ def tests_of(file: Path) -> tuple[Path, ...]:
 # --- running --------------------------------------------------------------------------------------
 
 
-def run_tests(tests: Sequence[Path], copy: Path, limit_s: float) -> str:
-    """Whether the tests notice what is changed in a copy of the source. Running out of time is noticed."""
+def run_tests(tests: Sequence[str], copy: Path, limit_s: float) -> tuple[int, str]:
+    """pytest's exit code with a copy of the source, and the first test that failed. Late is exit code 1."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider",
-               "-m", LEFT_OUT, *map(str, tests)]  # fmt: skip
+               "-m", LEFT_OUT, *tests]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, timeout=limit_s, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return NOTICED
-    if done.returncode == NO_TESTS:
-        return UNTESTED
-    return NOTICED if done.returncode else SURVIVED
+        return 1, ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+::\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed[1] if failed else ""
 
 
 class Workshop:
     """Copies of the source, one per mutant that is tried at the same time."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, limit_s: float) -> None:
+        self._limit_s = limit_s
         self._copies: SimpleQueue[Path] = SimpleQueue()
         for idx in range(number):
             copy = folder / str(idx)
             shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
             self._copies.put(copy)
 
-    def try_file(self, file: Path, limit_s: float) -> bool:
-        """Whether the related tests of a file pass without a change."""
-        return self._run(file, None, limit_s) == SURVIVED
-
-    def try_mutant(self, mutant: Mutant, limit_s: float) -> str:
-        """How the related tests of a mutant end."""
-        return self._run(mutant.file, mutant.code, limit_s)
-
-    def _run(self, file: Path, code: str | None, limit_s: float) -> str:
-        tests = tests_of(file)
+    def outcome(self, mutant: Mutant) -> str:
+        """Whether a related test fails with the mutant, and passes without it."""
+        tests = [str(test.relative_to(ROOT)) for test in tests_of(mutant.file)]
         if not tests:
             return UNTESTED
         copy = self._copies.get()
         try:
-            if code is not None:
-                (copy / file).write_text(code, encoding="utf-8")
-            return run_tests(tests, copy, limit_s)
+            (copy / mutant.file).write_text(mutant.code, encoding="utf-8")
+            code, failed = run_tests(tests, copy, self._limit_s)
         finally:
-            shutil.copyfile(SOURCE / file, copy / file)
+            shutil.copyfile(SOURCE / mutant.file, copy / mutant.file)
+        try:
+            if failed and run_tests([failed], copy, self._limit_s)[0]:
+                return BROKEN
+        finally:
             self._copies.put(copy)
+        return UNTESTED if code == NO_TESTS else NOTICED if code else SURVIVED
 
 
 def outcomes(mutants: Sequence[Mutant], num_workers: int, limit_s: float) -> Mapping[Mutant, str]:
-    """Each mutant with how its tests ended; those whose tests fail without a change are left out."""
+    """Each mutant with its outcome, printed as it comes unless it was noticed."""
+    found: dict[Mutant, str] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(num_workers) as pool:
-        workshop = Workshop(Path(folder), num_workers)
-        files = sorted({mutant.file for mutant in mutants if tests_of(mutant.file)})
-        passing = list(pool.map(lambda file: workshop.try_file(file, 10 * limit_s), files))
-        broken = {file for file, passes in zip(files, passing, strict=True) if not passes}
-        for file in sorted(broken):
-            print(f"left out: the tests of {file} fail without a change", flush=True)
-        tried = [mutant for mutant in mutants if mutant.file not in broken]
-        results = pool.map(lambda mutant: workshop.try_mutant(mutant, limit_s), tried)
-        found: dict[Mutant, str] = {}
-        for mutant, outcome in zip(tried, results, strict=True):
-            found[mutant] = outcome
+        workshop = Workshop(Path(folder), num_workers, limit_s)
+        for mutant, outcome in zip(mutants, pool.map(workshop.outcome, mutants), strict=True):
             if outcome != NOTICED:
                 print(f"{outcome}: {mutant.file}: {mutant.function}: {mutant.diff}", flush=True)
-        return found
+            if outcome != BROKEN:
+                found[mutant] = outcome
+    return found
 
 
 def main() -> int:
@@ -231,7 +224,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn")
     parser.add_argument("--package", default="", help="a folder below src/astraflow, for example trainer")
     parser.add_argument("--least", type=float, default=80.0, help="percent to be noticed")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="time of one mutant's tests")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="time of one mutant's tests")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     args = parser.parse_args()
     started = time.monotonic()
