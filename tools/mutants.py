@@ -4,8 +4,8 @@
 `make mutants PACKAGE=trainer` tries one folder and those below it. A mutant is one change inside of a
 function: another operator, number, boundary, argument or keyword. mutmut finds the changes; changes of text
 are left out, because only words differ. The related tests of a file are the unit, golden, property and
-integration tests that import it, themselves or through the helpers in `tests/`; at most 8 files of them.
-Prints each survivor, then the share that was noticed.
+integration tests that import it, directly or through other modules; the nearest 8 files of them. Prints each
+survivor, then the share that was noticed.
 """
 
 import argparse
@@ -35,6 +35,8 @@ TIERS = ("unit", "golden", "property", "integration")
 LEFT_OUT = "not gpu and not long and not vllm and not trackers and not interop and not system and not browser"
 MOST_TESTS = 8
 """Files of tests that are run for a mutant; a file that everything imports would have hundreds."""
+MOST_STEPS = 3
+"""Imports between a test and a file that it may notice."""
 NO_TESTS = 5
 """pytest's exit code if it found no test."""
 NOTICED, SURVIVED, UNTESTED = "noticed", "survived", "untested"
@@ -142,17 +144,19 @@ def importers_of(module: str) -> frozenset[str]:
 def tests_of(file: Path) -> tuple[Path, ...]:
     """The tests that are nearest to a source file, at most `MOST_TESTS` files of them.
 
-    First those named after it, then those in its mirrored folder, then by tier. If no test imports the file,
-    these are the tests of the modules that import it.
+    First those that import it, then those of the modules that import it, and so on for a few steps. Of those
+    at the same distance, the ones named after the file come first, then those in its mirrored folder.
     """
-    module = ".".join(file.with_suffix("").parts)
     tests = [test for tier in TIERS for test in sorted((TESTS / tier).rglob("test_*.py"))]
-    found = [test for test in tests if module in modules_of(test)]
-    if not found:
-        users = importers_of(module)
-        found = [test for test in tests if users & modules_of(test)]
     mirrored = TESTS / "unit" / file.parent.relative_to("astraflow")
-    found.sort(key=lambda test: (file.stem not in test.stem, mirrored not in test.parents))
+    tests.sort(key=lambda test: (file.stem not in test.stem, mirrored not in test.parents))
+    modules = frozenset({".".join(file.with_suffix("").parts)})
+    found: list[Path] = []
+    for _ in range(MOST_STEPS):
+        found += [test for test in tests if test not in found and modules & modules_of(test)]
+        if len(found) >= MOST_TESTS:
+            break
+        modules = frozenset[str]().union(*map(importers_of, modules))
     return tuple(found[:MOST_TESTS])
 
 
