@@ -187,7 +187,7 @@ def _num_parameters(policy: PolicyConfig) -> int:
 
 
 def _memory(recipe: Recipe) -> Finding:
-    """Whether the run's share of host memory is free. What lies on a GPU is not counted, and the text says so."""
+    """Whether the run fits into free host memory. What lies on a GPU is not counted."""
     sizes = {name: _num_parameters(policy) for name, policy in recipe.policies.items()}
     num_processes = recipe.most_services + 2 * len(recipe.trained) + 1
     # An engine on the CPU serves one set of weights while it installs another. An engine on a GPU, or in a

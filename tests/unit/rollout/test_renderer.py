@@ -113,6 +113,23 @@ def test_a_message_that_the_last_completion_was_asked_for_with_must_show() -> No
         make_renderer(hides).extend((5, 1), history, [user("so?")])
 
 
+def test_messages_that_change_their_order_are_a_rewritten_history() -> None:
+    swapped = "[messages[1], messages[0]] + messages[2:] | list if messages | length > 3 else messages"
+    history = [user("first"), said("second"), user("third"), said("fourth")]
+    assert make_renderer().extend((5, 6, 1), history, [user("so?")])
+    with pytest.raises(HistoryRewrittenError, match=r"message 1 \(assistant\)"):
+        make_renderer(PLAIN.replace("in messages", f"in ({swapped})")).extend(
+            (5, 6, 1), history, [user("so?")]
+        )
+
+
+def test_only_an_end_token_is_taken_from_what_follows_a_completion() -> None:
+    barred = "{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}assistant: "
+    prefix = ids("user: hi|assistant: yo|")  # a sampled bar, which ends nothing
+    extended = make_renderer(barred).extend(prefix, [user("hi"), said("yo|")], [user("so?")])
+    assert extended == (*prefix, *ids("|user: so?|assistant: "))
+
+
 def test_reasoning_that_the_template_keeps_extends() -> None:
     history = [user("hi"), said("<think>hm</think>yo")]
     assert make_renderer().extend((5, 1), history, [user("so?")])[:2] == (5, 1)
