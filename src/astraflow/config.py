@@ -12,18 +12,38 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
-from astraflow.mistakes import configs_in, explained, hint, inner_type, nearest_hint, tag_of
+from astraflow.mistakes import (
+    configs_in,
+    dotted_path,
+    explained,
+    hint,
+    inner_type,
+    nearest_hint,
+    path_of,
+    shown,
+    tag_of,
+)
 from astraflow.own_code import described
+from astraflow.plain_data import SHORT_FLOAT, line_of, problems, yaml_value
+from astraflow.user_files import is_there, line_at, read_file, shown_path
 
 __all__ = [
     "Config",
@@ -36,19 +56,44 @@ __all__ = [
     "overridden",
     "override_pairs",
     "parse_config",
+    "place_in",
     "salvaged",
     "with_installed",
 ]
 
 JsonMap = dict[str, Any]
 _ConfigT = TypeVar("_ConfigT", bound="Config")
-_USE_PATTERN = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_USE_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_MAX_YAML_BYTES = 2**20
+"""Recipes have a few kilobytes."""
+_MAX_FILES = 64
+"""Files that a recipe extends, directly and indirectly."""
+_MAX_DOTS = 32
+"""Keys in the path of an override; the longest ones of a recipe have about 8."""
+_MAX_SECONDS = 1e9
+"""30 years: clocks and timers of the system take no more."""
+_MAX_NUMBER = 1e15
+_MAX_TEXT = 100_000
 
 
 class Config(BaseModel):
     """A frozen, strictly validated section of a recipe; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _is_within_reach(cls, value: Any, info: ValidationInfo) -> Any:
+        """Bounds every setting, however a class bounds its own: nothing that runs could use larger ones."""
+        if isinstance(value, str) and len(value) > _MAX_TEXT:
+            raise ValueError(f"the text has {len(value)} characters; at most {_MAX_TEXT} are accepted")
+        if isinstance(value, int | float):
+            most = _MAX_SECONDS if str(info.field_name).endswith("_s") else _MAX_NUMBER
+            if abs(value) > most:
+                raise ValueError(f"must be within {most:g}")
+        return value
 
 
 class Use(Config):
@@ -63,7 +108,7 @@ class Use(Config):
     @field_validator("use")
     @classmethod
     def _has_module_and_attr(cls, value: str) -> str:
-        if not _USE_PATTERN.match(value):
+        if not _USE_PATTERN.fullmatch(value):
             raise ValueError(f'{value!r} is not of the form "module:attr"')
         return value
 
@@ -141,35 +186,12 @@ def _source_of(entry: EntryPoint) -> str:
 
 # --- from files to a mapping ----------------------------------------------------------------------
 
-_SHORT_FLOAT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-"""Numbers like `1e-4`. YAML 1.2 reads them as numbers, but PyYAML implements YAML 1.1 and reads them as
-text."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads `1e-4` as a number, and refuses a key that stands twice in a section: YAML itself would let the
-    later one win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """The mapping of a section."""
-        seen: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if key.tag == "tag:yaml.org,2002:str" and key.value in seen:
-                raise yaml.YAMLError(
-                    f"the key {key.value!r} stands in line {seen[key.value]} and again in line {line} of the "
-                    "same section; give one of them another name"
-                )
-            seen[key.value] = line
-        return super().construct_mapping(node, deep)
-
 
 class _Dumper(yaml.SafeDumper):
-    """Puts those texts in quotes that `_Loader` would read as numbers."""
+    """Puts those texts in quotes that `YamlLoader` would read as numbers."""
 
 
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _SHORT_FLOAT, list("-+0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", SHORT_FLOAT, list("-+0123456789"))
 
 
 def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> JsonMap:
@@ -180,33 +202,42 @@ def load_mapping(path: Path, overrides: Mapping[str, Any] | Sequence[str] = ()) 
 
     Raises: ConfigError if a file is missing, is not a mapping or extends itself, or an override is malformed.
     """
-    mapping = _load_extended(path, seen=())
+    mapping = _load_extended(path, (), [])
     for dotted, value in override_pairs(overrides):
         _set_dotted(mapping, dotted, value)
     _extend_policies(mapping)
     return cast("JsonMap", _name_uses(mapping))
 
 
-def _load_extended(path: Path, seen: tuple[Path, ...]) -> JsonMap:
-    path = path.resolve()
+def _load_extended(path: Path, seen: tuple[Path, ...], loaded: list[Path]) -> JsonMap:
+    path = path.resolve() if is_there(path) else path
     if path in seen:
         raise ConfigError(f"{path} extends itself: {' -> '.join(str(p) for p in (*seen, path))}")
-    if not path.is_file():
-        raise ConfigError(
-            f"recipe {path} does not exist; pass the path of a YAML file (`astraflow recipes list` shows"
-            " those that come with AstraFlow, `astraflow recipes copy NAME` copies one)"
-        )
-    try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{path} is not valid YAML: {err}") from err
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} holds a {type(loaded).__name__}; a recipe is a mapping of sections")
-    mapping = cast("JsonMap", loaded)
+    loaded.append(path)
+    if len(loaded) > _MAX_FILES:
+        raise ConfigError(f"{loaded[0]} extends more than {_MAX_FILES} files; write what it needs into one")
+    mapping = _yaml_mapping(path)
     merged: JsonMap = {}
     for base in _bases(mapping.pop("extends", []), path):
-        merged = _merge(merged, _load_extended(path.parent / base, (*seen, path)))
+        merged = _merge(merged, _load_extended(path.parent / base, (*seen, path), loaded))
     return _merge(merged, mapping)
+
+
+def _yaml_mapping(path: Path) -> JsonMap:
+    """The sections of one file. Raises: ConfigError, or DataError if it is no readable file."""
+    if not is_there(path):
+        raise ConfigError(
+            f"recipe {shown_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "
+            "list` shows those that come with AstraFlow, `astraflow recipes copy NAME` copies one)"
+        )
+    try:
+        text = read_file(path, "recipe", max_bytes=_MAX_YAML_BYTES).decode()
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path} is not valid YAML: line {line_at(err)} is not UTF-8") from err
+    loaded = yaml_value(text, str(path))
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} holds a {type(loaded).__name__}; a recipe is a mapping of sections")
+    return cast("JsonMap", loaded)
 
 
 def _bases(extends: object, path: Path) -> list[str]:
@@ -230,7 +261,7 @@ def _merge(base: JsonMap, top: JsonMap) -> JsonMap:
         old = merged.get(key)
         if isinstance(old, str) and isinstance(value, dict) and not _names_variant(cast("JsonMap", value)):
             # A variant in short, such as `loss: gspo`.
-            old = {"use" if _USE_PATTERN.match(old) else "name": old}
+            old = {"use" if _USE_PATTERN.fullmatch(old) else "name": old}
         merged[key] = value
         if value and isinstance(old, dict) and isinstance(value, dict):
             below = cast("JsonMap", old)
@@ -257,12 +288,9 @@ def override_pairs(overrides: Mapping[str, Any] | Sequence[str]) -> list[tuple[s
 def _split_override(text: str) -> tuple[str, Any]:
     """The dotted path and the value of `a.b=value`."""
     dotted, eq, value = text.partition("=")
-    if not eq or not dotted:
-        raise ConfigError(f"override {text!r} is not of the form a.b=value")
-    try:
-        return dotted, yaml.load(value, _Loader)
-    except yaml.YAMLError as err:
-        raise ConfigError(f"override {text!r}: the value is not valid YAML: {err}") from err
+    if not eq or not dotted or dotted.count(".") > _MAX_DOTS:
+        raise ConfigError(f"override {shown(text)} is not of the form a.b=value")
+    return dotted, yaml_value(value, f"override {shown(text)}: the value")
 
 
 def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
@@ -315,6 +343,8 @@ def _extend_policies(mapping: JsonMap) -> None:
             raise ConfigError(f"policies.{name}.extends = {base!r} is not a policy{hint(base, list(table))}")
         if base in (*seen, name):
             raise ConfigError(f"policies.{name} extends itself")
+        if len(seen) > _MAX_FILES:
+            raise ConfigError(f"policies.{name}: more than {_MAX_FILES} policies extend one another")
         return _merge(resolve(base, (*seen, name)), own)
 
     mapping["policies"] = {name: resolve(name, ()) for name in table}
@@ -334,24 +364,40 @@ def _name_uses(node: Any) -> Any:
 
 
 def parse_config(
-    mapping: Mapping[str, Any], config_type: type[_ConfigT], *, where: str = "recipe"
+    mapping: Mapping[str, Any],
+    config_type: type[_ConfigT],
+    *,
+    where: str = "recipe",
+    place: Callable[[Sequence[str | int]], str] = lambda _: "",
 ) -> _ConfigT:
     """A validated config.
 
     The mapping is validated as JSON, because strict validation of Python objects would refuse a list for a
-    tuple. Nothing else is converted.
+    tuple. Nothing else is converted. `place`: where the value at a path stands, for messages (`place_in`).
 
-    Raises: ConfigError with one line per problem: path, value, and the nearest valid choice.
+    Raises: ConfigError with one line per problem: path, value, the nearest valid choice, and its place.
     """
+
+    def told(path: Sequence[str | int], problem: str) -> str:
+        found = place(path)
+        return f"{problem} ({found})" if found else problem
+
+    wrong = [
+        told(path, f"{dotted_path(path)}: {problem}")
+        for path, problem in problems(_with_names(mapping, config_type))
+    ]
+    if wrong:
+        raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(wrong)))
     try:
-        text = json.dumps(_with_names(mapping, config_type), allow_nan=False)
-    except (TypeError, ValueError) as err:
-        raise ConfigError(f"{where}: a value is not plain data (text, number, list, mapping): {err}") from err
-    try:
-        return config_type.model_validate_json(text)
+        return config_type.model_validate_json(json.dumps(_with_names(mapping, config_type)))
     except ValidationError as err:
         errors = cast("list[JsonMap]", err.errors(include_url=False))
-        lines = [explained(error, config_type, mapping) for error in errors]
+        lines = [
+            told(path_of(error["loc"], config_type), explained(error, config_type, mapping))
+            for error in errors
+            # Of a list, whose invalid items do not count, this would say that it is empty.
+            if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
+        ]
         raise ConfigError(f"{where}: " + "\n".join(dict.fromkeys(lines))) from err
 
 
@@ -392,6 +438,35 @@ def _salvaged_value(value: Any, field: FieldInfo) -> Any:
         fitting = [c for c in choices if len(choices) == 1 or tag_of(c) == section.get("name")]
         return salvaged(section, fitting[0]) if len(fitting) == 1 else None
     return None
+
+
+def _is_below(error: JsonMap, other: JsonMap) -> bool:
+    """Whether an error is about a part of what another one is about."""
+    size = len(other["loc"])
+    return len(error["loc"]) > size and error["loc"][:size] == other["loc"]
+
+
+def place_in(path: Path, keys: Sequence[str | int]) -> str:
+    """Where the value at a path of keys stands: `line 7`, or `line 7 of FILE` in a file that `path` extends.
+
+    Empty if it stands nowhere, as a value does that an override sets.
+    """
+    found = [
+        (depth, rank, line, file)
+        for rank, file in enumerate(_files_of(path.resolve()))
+        for line, depth in [line_of(file.read_text(encoding="utf-8"), keys)]
+    ]
+    depth, _, line, file = max(found)
+    if not depth:
+        return ""
+    return f"line {line}" if file == path.resolve() else f"line {line} of {file}"
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """A recipe's file behind those that it extends, in the order in which later ones win."""
+    for base in _bases(_yaml_mapping(path).get("extends", []), path):
+        yield from _files_of((path.parent / base).resolve())
+    yield path
 
 
 def overridden(
@@ -449,7 +524,7 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _chosen(name: str, choices: Sequence[type[BaseModel]]) -> JsonMap:
-    is_own = _USE_PATTERN.match(name) and any("use" in choice.model_fields for choice in choices)
+    is_own = _USE_PATTERN.fullmatch(name) and any("use" in choice.model_fields for choice in choices)
     return {"name": "use", "use": name} if is_own else {"name": name}
 
 

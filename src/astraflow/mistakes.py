@@ -15,7 +15,17 @@ from pydantic import BaseModel
 
 from astraflow.synonyms import SYNONYMS
 
-__all__ = ["configs_in", "explained", "hint", "inner_type", "nearest_hint", "tag_of"]
+__all__ = [
+    "configs_in",
+    "dotted_path",
+    "explained",
+    "hint",
+    "inner_type",
+    "nearest_hint",
+    "path_of",
+    "shown",
+    "tag_of",
+]
 
 ConfigType = type[BaseModel]
 _EXTRAS = {"paced": "paced"}
@@ -26,14 +36,19 @@ _MAX_PLACES = 3
 """A key that occurs in more sections than these is no hint."""
 _MAX_LEAVES = 4
 """Settings of a foreign section that are explained."""
+_MAX_SHOWN = 80
+"""Characters of a value that a message shows."""
 
 
 def explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
     """One line for an error of pydantic: the path, the value, and what was expected."""
     loc = tuple(error["loc"])
-    path = _dotted_path(loc, config_type)
+    path = dotted_path(path_of(loc, config_type))
     kind = str(error["type"])
     given = error["input"]
+    if loc[-1:] == ("[key]",):
+        names = dotted_path(path_of(loc[:-2], config_type))
+        return f"{names}: the name {shown(given)}: {str(error['msg']).removeprefix('Value error, ')}"
     ctx = error.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(loc, given, config_type, mapping)
@@ -42,14 +57,14 @@ def explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mappin
     if kind == "missing":
         return f"{path} is required and missing{_other_entry(loc, config_type, mapping)}"
     if kind == "literal_error":
-        return f"{path} = {given!r} is not valid; expected {ctx['expected']}{_near_literal(given, ctx)}"
+        return f"{path} = {shown(given)} is not valid; expected {ctx['expected']}{_near_literal(given, ctx)}"
     if expected := _expected(kind, given, loc, config_type):
         other = _other_entry(loc, config_type, mapping)
-        return f"{path} {'is empty' if given is None else f'= {_shown(given)}'}: {expected}{other}"
+        return f"{path} {'is empty' if given is None else f'= {shown(given)}'}: {expected}{other}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if isinstance(given, dict | list):  # a rule about the whole section, whose keys it names itself
         return f"{path}: {message}" if path else message
-    return f"{path} = {given!r}: {message}"
+    return f"{path} = {shown(given)}: {message}"
 
 
 def hint(given: str, choices: Sequence[str]) -> str:
@@ -77,9 +92,10 @@ def _nearest(given: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
     return lowered[near[0]] if near else ""
 
 
-def _shown(given: object) -> str:
-    text = repr(given)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def shown(given: object) -> str:
+    """The value as Python writes it, cut off if it is long."""
+    text = repr(given[:_MAX_SHOWN] if isinstance(given, str) else given)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 # --- values of the wrong kind ---------------------------------------------------------------------
@@ -180,7 +196,7 @@ def _unknown_key(
 ) -> str:
     parts, configs = _walk(loc[:-1], config_type)
     key = str(loc[-1])
-    path = ".".join(str(part) for part in (*parts, key))
+    path = dotted_path((*parts, key))
     choices = sorted({name for config in configs for name in config.model_fields})
     near = _nearest(key, choices, cutoff=_SURE)
     if near:
@@ -271,9 +287,15 @@ def _places_below(
 # --- config classes -------------------------------------------------------------------------------
 
 
-def _dotted_path(loc: tuple[Any, ...], config_type: ConfigType) -> str:
-    """The path as the user wrote it, without the variant tags that pydantic adds."""
-    return ".".join(str(part) for part in _walk(loc, config_type)[0])
+def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | int, ...]:
+    """The path as the user wrote it, without what pydantic adds: tags of variants, and marks of keys."""
+    return tuple(part for part in _walk(tuple(loc), config_type)[0] if part != "[key]")
+
+
+def dotted_path(path: Sequence[str | int]) -> str:
+    """The path in a message; a part that is long, or has hidden characters, is cut off or written out."""
+    texts = [str(part) for part in path]
+    return ".".join(text if text.isprintable() and len(text) <= _MAX_SHOWN else shown(text) for text in texts)
 
 
 def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], list[ConfigType]]:

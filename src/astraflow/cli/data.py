@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from astraflow.cli.options import MOST
 from astraflow.errors import ConfigError
 
 __all__ = ["data", "index_documents", "list_data_sets", "prepare_data_sets"]
@@ -104,7 +105,7 @@ def index_documents(
         str, typer.Option("--factory", help="Kind of a dense index, as faiss.index_factory names it.")
     ] = "Flat",
     limit: Annotated[
-        int, typer.Option("--limit", help="Documents to take, the first ones; 0 takes all.", min=0)
+        int, typer.Option("--limit", help="Documents to take, the first ones; 0 takes all.", min=0, max=MOST)
     ] = 0,
 ) -> None:
     """Build a search index for the workflow `search`.

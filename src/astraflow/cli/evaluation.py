@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.options import MOST
+
 if TYPE_CHECKING:
     from astraflow.launch.eval_target import Target
     from astraflow.launch.evaluation import EvalReport, EvalSize
@@ -33,13 +35,17 @@ _Sets = Annotated[
     list[str] | None, typer.Option("--set", help="Evaluation set; repeatable. Default: all of the recipe.")
 ]
 _Samples = Annotated[
-    int, typer.Option("--samples", help="Episodes per task: the k of avg@k. Default: the recipe's.", min=0)
+    int,
+    typer.Option(
+        "--samples", help="Episodes per task: the k of avg@k. Default: the recipe's.", min=0, max=65_536
+    ),
 ]
 _Tasks = Annotated[
-    int, typer.Option("--tasks", help="Number of tasks from each set. Default: the recipe's.", min=0)
+    int,
+    typer.Option("--tasks", help="Number of tasks from each set. Default: the recipe's.", min=0, max=MOST),
 ]
 _Version = Annotated[
-    int, typer.Option("--version", help="Version of a run's weights. Default: the newest.", min=-1)
+    int, typer.Option("--version", help="Version of a run's weights. Default: the newest.", min=-1, max=MOST)
 ]
 _Model = Annotated[
     str, typer.Option("--model", help="Name of the model at a URL. Default: the first that the server lists.")

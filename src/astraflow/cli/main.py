@@ -4,11 +4,13 @@ An installed package adds a group of commands by an entry point of the group `as
 the group's, the object a `typer.Typer`.
 """
 
+import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,11 +33,15 @@ from astraflow.extras import install_hint, missing_module
 from astraflow.launch.terminal_text import printable
 from astraflow.loopback import proxy_exemptions
 from astraflow.own_code import described, own_frames
+from astraflow.user_files import shown_path
 
 __all__ = ["app", "main"]
 
 MODULE_PATH_VARIABLE = "ASTRAFLOW_MODULE_PATH"
 """The same as in `service.process`, whose import would slow down every command."""
+
+_WRONG_PATHS = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""Errors of paths that can't be right, whatever else the machine does."""
 
 _STARTING_GC_THRESHOLDS = (50_000, 20, 100)
 """For the garbage collector while modules are imported. They stay, so there is nothing to collect, and with
@@ -121,8 +127,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as err:  # for example a read-only folder or a full disk
         if "--debug" in arguments:
             raise
-        print(f"error: {printable(str(err))}", file=sys.stderr)
-        sys.exit(1)
+        print(f"error: {printable(_reason(err))}", file=sys.stderr)
+        sys.exit(2 if err.errno in _WRONG_PATHS else 1)
     except Exception as err:
         if (module := missing_module(err)) and "--debug" not in arguments:
             print(f"error: {install_hint(f'`astraflow {arguments[0]}`', [module])}", file=sys.stderr)
@@ -134,6 +140,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         text = "\n".join(lines)
         print(f"error: {printable(text, keeps_lines=True)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _reason(err: OSError) -> str:
+    if err.strerror is None or err.filename is None:
+        return str(err)
+    return f"{shown_path(Path(str(err.filename)))}: {err.strerror}"
 
 
 def _module_path() -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.options import finite
 from astraflow.cli.own_modules import module_path
 from astraflow.cli.runs import Overrides, Recipe
 from astraflow.errors import ConfigError
@@ -52,7 +53,7 @@ def plan(
     given: _Given = None,
     changes: _Changes = None,
     trainer_cost: Annotated[
-        float, typer.Option("--trainer-cost", help="Cost of a trainer per hour.", min=0)
+        float, typer.Option("--trainer-cost", help="Cost of a trainer per hour.", min=0, callback=finite)
     ] = 1.0,
     steps: Annotated[
         int, typer.Option("--steps", help="Steps of each policy in a forecast.", min=2, max=1000)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from astraflow.cli.options import MOST
 from astraflow.cli.own_modules import module_path
 from astraflow.cli.services import CaFile, trust
 from astraflow.errors import ConfigError
+from astraflow.user_files import is_there
 
 if TYPE_CHECKING:
     from astraflow.launch.config import Recipe as LoadedRecipe
@@ -159,11 +161,11 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
     from astraflow.launch.folder import RunFolder
     from astraflow.launch.gallery import recipe_file
 
-    if "=" in recipe and not Path(recipe).exists():
+    if "=" in recipe and not is_there(Path(recipe)):
         # It is the first override: the recipe was left out.
         overrides = [recipe, *overrides]
         recipe = ""
-    if recipe and not Path(recipe).is_dir():
+    if recipe and not (is_there(Path(recipe)) and Path(recipe).is_dir()):
         file, is_named = recipe_file(recipe)
         return _Source(file, overrides, run_dir, is_named=is_named)
     known = Path(recipe) if recipe else run_dir
@@ -237,11 +239,13 @@ def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | N
 def try_task(
     recipe: Recipe,
     overrides: Overrides = None,
-    task: Annotated[int, typer.Option("--task", help="Position of the task in its source.", min=0)] = 0,
+    task: Annotated[
+        int, typer.Option("--task", help="Position of the task in its source.", min=0, max=MOST)
+    ] = 0,
     source: Annotated[
         str, typer.Option("--source", help="Task source or evaluation set. Default: the first source.")
     ] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.", min=-MOST, max=MOST)] = 0,
 ) -> None:
     """Run one episode in this process, with the policies' starting weights, and print it."""
     from astraflow.launch.gallery import recipe_file

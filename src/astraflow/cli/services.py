@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from astraflow.cli.options import Port
 from astraflow.errors import ConfigError, DataError, Error, FencedError, RefusedError, VersionMismatchError
 
 __all__ = ["CaFile", "is_final", "join", "publish", "rank", "serve", "token_of", "train", "trust"]
@@ -26,7 +27,6 @@ _PR_SET_PDEATHSIG = 1
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder with a recipe.yaml.", metavar="RUN_DIR")]
 _Policy = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
-_Port = Annotated[int, typer.Option("--port", help="Port to listen on; 0: the recipe's, or any free one.")]
 _TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the token. Default: $ASTRAFLOW_TOKEN.")
 ]
@@ -47,7 +47,7 @@ CaFile = Annotated[
 
 def serve(
     run_dir: _RunDir,
-    port: _Port = 0,
+    port: Port = 0,
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that has failed.")] = False,
 ) -> None:
@@ -64,7 +64,7 @@ def serve(
 def publish(
     run_dir: _RunDir,
     policy: _Policy,
-    port: _Port = 0,
+    port: Port = 0,
     url: Annotated[str, typer.Option("--url", help="Base URL of the dataflow; for a frozen policy.")] = "",
     ca_file: CaFile = None,
 ) -> None:

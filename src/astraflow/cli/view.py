@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from astraflow.cli.options import MOST, finite
+
 __all__ = ["episodes", "report", "top", "traces", "view"]
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")]
@@ -32,11 +34,12 @@ def episodes(  # size: one parameter per filter
     finish: Annotated[str, _filter("stop, length or abort.")] = "",
     error: Annotated[str, _filter("Class of the failure; `any` or `none`.")] = "",
     fate: Annotated[str, _filter("Fate of the group: trained, filtered, stale, ..., or live.")] = "",
-    limit: Annotated[int, typer.Option(help="Most episodes; the newest come first.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Most episodes; the newest come first.", min=1, max=MOST)] = 20,
     form: Annotated[str, typer.Option("--format", help="table, jsonl or parquet.")] = "table",
     out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
     show: Annotated[
-        int, typer.Option("--id", help="Print this one in full: a number of the first column.", min=0)
+        int,
+        typer.Option("--id", help="Print this one in full: a number of the first column.", min=0, max=MOST),
     ] = 0,
 ) -> None:
     """List the episodes of a run that pass all filters, or print one in full.
@@ -83,7 +86,9 @@ def view(  # size: one parameter per option, each with its help
     ] = None,
     *,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0: 7433 or, if that is taken, a free one.", min=0)] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port; 0: 7433 or, if that is taken, a free one.", min=0, max=65_535)
+    ] = 0,
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", help="File with the token that others must show. Default: a new one."),
@@ -145,7 +150,10 @@ def report(
 def top(
     where: Annotated[str, typer.Argument(help="Run folder, or URL of a dataflow.", metavar="RUN_DIR|URL")],
     *,
-    every_s: Annotated[float, typer.Option("--every", help="Seconds between two looks.", min=0.2)] = 1.0,
+    every_s: Annotated[
+        float,
+        typer.Option("--every", help="Seconds between two looks.", min=0.2, max=86_400, callback=finite),
+    ] = 1.0,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
     ] = None,
@@ -169,7 +177,7 @@ def traces(
     endpoint: Annotated[
         str, typer.Option(help="Base URL of a collector that takes OTLP over HTTP.")
     ] = "http://127.0.0.1:4318",
-    every: Annotated[int, typer.Option(help="Trace one group in so many.", min=1)] = 1,
+    every: Annotated[int, typer.Option(help="Trace one group in so many.", min=1, max=MOST)] = 1,
     follow: Annotated[
         bool, typer.Option(help="Go on until the run has ended; else send what there is.")
     ] = True,

@@ -13,6 +13,7 @@ from astraflow.algorithms.samplers import FifoSampler, ReplayConfig, SamplerConf
 from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.config import Config, Use
 from astraflow.protocols import TableSizes
+from astraflow.text_forms import Word
 
 __all__ = ["DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
 
@@ -21,14 +22,14 @@ __all__ = ["DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
 class TableConfig(Config):
     """How the groups of one policy are admitted, filtered, credited and taken."""
 
-    group_size: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1, le=65_536)
     """Number of episodes per task draw; the same for all policies of a recipe."""
-    groups_per_batch: int = Field(default=64, ge=1)
+    groups_per_batch: int = Field(default=64, ge=1, le=1_000_000)
     """Number of groups that the trainer takes per step."""
-    max_staleness: int = Field(default=2, ge=0)
+    max_staleness: int = Field(default=2, ge=0, le=1_000_000)
     """Largest staleness of a group, inclusive: the trainer's version at the take minus the oldest version
     among the group's trained tokens."""
-    engine_lag: int = Field(default=1, ge=0)
+    engine_lag: int = Field(default=1, ge=0, le=1_000_000)
     """L: number of versions that an engine may be behind the newest one and still get leases; at most
     `max_staleness`."""
     max_failed: int = Field(default=0, ge=0)
@@ -145,7 +146,7 @@ class WebConfig(Config):
 class DataflowConfig(Config):
     """The dataflow service: its address, limits and journal."""
 
-    host: str = "127.0.0.1"
+    host: Word = "127.0.0.1"
     """Address to bind; any address beyond loopback requires a token."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port to bind; 0 chooses a free one."""
@@ -160,7 +161,7 @@ class DataflowConfig(Config):
     """Seconds without a heartbeat after which a lease is handed out again."""
     heartbeat_s: float = Field(default=2.0, gt=0)
     """Seconds between two heartbeats of a rollout service."""
-    max_attempts: int = Field(default=3, ge=1)
+    max_attempts: int = Field(default=3, ge=1, le=1000)
     """Number of attempts at an episode before it counts as failed. Up to 16 attempts that are lost because
     their service is stopped, dies or falls silent do not count."""
     admission: Literal["any", "all"] = "any"

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from astraflow.config import Config, Use
 from astraflow.envs.code_config import CodeTestsReward
 from astraflow.mistakes import hint
+from astraflow.text_forms import Name
 
 __all__ = [
     "JUDGE_PROMPT",
@@ -70,7 +71,7 @@ class ReasoningGymConfig(Config):
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str
     """Name of the data set, e.g. `basic_arithmetic`."""
-    size: int = Field(default=10_000, ge=1)
+    size: int = Field(default=10_000, ge=1, le=10**9)
     """Number of tasks."""
     seed: int = 0
     """Seed of the data set. Different seeds give different tasks that may overlap; use `split` for disjoint
@@ -373,9 +374,9 @@ RewardConfig = Annotated[
 class TasksConfig(Config):
     """The tasks that are trained on, and how they are scored."""
 
-    sources: dict[str, TaskSourceConfig] = Field(min_length=1)
+    sources: dict[Name, TaskSourceConfig] = Field(min_length=1)
     """Named task sources; tasks are drawn from them in proportion to their sizes."""
-    environments: dict[str, EnvironmentConfig] = Field(default_factory=dict)
+    environments: dict[Name, EnvironmentConfig] = Field(default_factory=dict)
     """Named environments; each rollout service opens them once, and sources and evaluation sets take their
     tasks from them."""
     reward: RewardConfig = SourceReward()

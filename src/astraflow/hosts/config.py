@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from astraflow.config import Config
 from astraflow.errors import ConfigError
 from astraflow.mistakes import hint
+from astraflow.text_forms import Variable
 
 __all__ = ["ADAPTERS", "HostConfig"]
 
@@ -29,7 +30,7 @@ class HostConfig(Config):
     """What is served there: `verifiers`, or a class of your own as `module:attr`."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of what is served."""
-    keeps_env: tuple[str, ...] = ()
+    keeps_env: tuple[Variable, ...] = ()
     """Further environment variables of the service that the host gets, e.g. the key of a search tool."""
     open_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds after which a host that is not ready fails the rollout service."""
@@ -41,7 +42,7 @@ class HostConfig(Config):
     @field_validator("serve")
     @classmethod
     def _is_known(cls, value: str) -> str:
-        if value not in ADAPTERS and not _MODULE_AND_ATTR.match(value):
+        if value not in ADAPTERS and not _MODULE_AND_ATTR.fullmatch(value):
             raise ValueError(f'{value!r} is not of the form "module:attr"{hint(value, list(ADAPTERS))}')
         return value
 

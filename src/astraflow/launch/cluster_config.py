@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from astraflow.config import Config, Use
 from astraflow.protocols import Needs
+from astraflow.text_forms import Argument, Name, Word, text_form
 
 __all__ = [
     "BUILT_IN_LAUNCHERS",
@@ -21,6 +22,34 @@ __all__ = [
     "SshLauncherConfig",
 ]
 
+_SshHost = Annotated[
+    str, text_form(r"[^-\s\x00-\x1f\x7f-\x9f][^\s\x00-\x1f\x7f-\x9f]{0,299}", "a host as `ssh` takes it")
+]
+"""What begins with a dash would be an option of `ssh`."""
+_Partition = Annotated[str, text_form(r"([A-Za-z0-9_.][A-Za-z0-9_.,-]{0,299})?", "names of partitions")]
+_Namespace = Annotated[
+    str,
+    text_form(
+        r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "1 to 63 lower-case letters, digits and `-` between them"
+    ),
+]
+"""A name by RFC 1123, as Kubernetes wants it."""
+_ObjectName = Annotated[
+    str,
+    text_form(
+        r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?",
+        "the name of an object of Kubernetes: lower-case letters, digits, and `.` and `-` between them",
+    ),
+]
+_LabelKey = Annotated[
+    str,
+    text_form(
+        r"([a-z0-9][a-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+        "a label's key, such as `ray.io/accelerator-type`",
+    ),
+]
+_LabelValue = Annotated[str, text_form(r"[\x20-\x7e]{0,200}", "a label's value of at most 200 characters")]
+
 
 class LocalLauncherConfig(Config):
     """Start all processes of the run on this machine."""
@@ -33,7 +62,7 @@ class RayLauncherConfig(Config):
     `astraflow[ray]` on all nodes."""
 
     name: Literal["ray"] = "ray"
-    address: str = "auto"
+    address: Word = "auto"
     """`HOST:PORT` of the cluster that this machine is a node of; `auto` finds it, or takes `RAY_ADDRESS`."""
     autoscales: bool = False
     """The cluster adds nodes when they are needed. Otherwise, a service that no node has room for, however
@@ -47,13 +76,13 @@ class SshLauncherConfig(Config):
     `astraflow[quickstart]` on all hosts."""
 
     name: Literal["ssh"] = "ssh"
-    hosts: tuple[str, ...] = Field(min_length=1)
+    hosts: tuple[_SshHost, ...] = Field(min_length=1, max_length=10_000)
     """What `ssh` is called with: `gpu-1`, `me@gpu-1`, or `ssh://me@gpu-1:2222`."""
-    python: str = "python3"
+    python: Argument = "python3"
     """The Python on the hosts that has astraflow, e.g. `~/astraflow/.venv/bin/python`."""
-    options: tuple[str, ...] = ()
+    options: tuple[Argument, ...] = ()
     """Further arguments of `ssh`, e.g. `[-i, cluster.key]`; `~/.ssh/config` is read, too."""
-    address: str = "auto"
+    address: Word = "auto"
     """Address of this machine that the hosts call; `auto`: the one that they see `ssh` come from."""
 
 
@@ -62,15 +91,15 @@ class SlurmLauncherConfig(Config):
     `astraflow[quickstart]` on all nodes."""
 
     name: Literal["slurm"] = "slurm"
-    partition: str = ""
+    partition: _Partition = ""
     """Partition of the jobs; empty: Slurm's default."""
-    python: str = "python3"
+    python: Argument = "python3"
     """The Python on the nodes that has astraflow."""
     notice_s: int = Field(default=60, ge=10, le=3600)
     """A job is told of its time limit this many seconds before, drains, and goes on as another job."""
-    options: tuple[str, ...] = ()
+    options: tuple[Argument, ...] = ()
     """Further arguments of `srun`, e.g. `[--account=mine, --qos=low, --time=4:00:00]`."""
-    address: str = "auto"
+    address: Word = "auto"
     """Address of this machine that the nodes call; `auto`: the one of its host name."""
 
 
@@ -86,13 +115,13 @@ BUILT_IN_LAUNCHERS = ("local", "ray", "ssh", "slurm")
 class NeedsConfig(Config):
     """What one process reserves on its node."""
 
-    cpus: float = Field(default=1.0, ge=0)
+    cpus: float = Field(default=1.0, ge=0, le=4096)
     """CPU cores."""
-    gpus: float = Field(default=0.0, ge=0)
+    gpus: float = Field(default=0.0, ge=0, le=1024)
     """GPUs; the process sees only those that it got."""
-    memory_gb: float = Field(default=0.0, ge=0)
+    memory_gb: float = Field(default=0.0, ge=0, le=1_000_000)
     """Memory, in 10^9 bytes; 0 reserves none."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict)
     """Labels that the node must have, as Ray's label selectors, e.g. `{ray.io/accelerator-type: H200}`."""
 
     @property
@@ -104,13 +133,13 @@ class NeedsConfig(Config):
 class ServiceKindConfig(Config):
     """One kind of rollout services, e.g. those on spot machines."""
 
-    most: int = Field(ge=1)
+    most: int = Field(ge=1, le=10_000)
     """Most services of this kind."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict)
     """Labels of their nodes, besides those of `cluster.rollout`."""
-    cost: float = Field(default=1.0, ge=0)
+    cost: float = Field(default=1.0, ge=0, le=1e9)
     """What one of them costs per hour, in any unit."""
-    speed: float = Field(default=1.0, gt=0)
+    speed: float = Field(default=1.0, gt=0, le=1e6)
     """How much one of them generates, relative to the other kinds."""
 
     @property
@@ -122,7 +151,7 @@ class ServiceKindConfig(Config):
 class PoolConfig(Config):
     """How a pool sizes itself, if `cluster.most_services` says that it does."""
 
-    kinds: dict[str, ServiceKindConfig] = Field(default_factory=dict)
+    kinds: dict[Name, ServiceKindConfig] = Field(default_factory=dict)
     """Kinds of services, by name; the cheapest for its speed comes first. Empty: all are alike."""
     window_s: float = Field(default=300.0, ge=10)
     """Seconds over which waits are averaged, for the size of the pool and for the advice of
@@ -130,7 +159,7 @@ class PoolConfig(Config):
     shrink_after_s: float = Field(default=120.0, ge=0)
     """A service is stopped after there have been too many for so long without a break. The need is that of so
     much later."""
-    trainer_cost: float = Field(default=8.0, gt=0)
+    trainer_cost: float = Field(default=8.0, gt=0, le=1e9)
     """What the trainers cost per hour, in the unit of `kinds.cost`. The dearer they are, the more services
     there are to spare them a wait."""
     patience_s: float = Field(default=600.0, gt=0)
@@ -143,17 +172,17 @@ class PoolConfig(Config):
 class KubernetesConfig(Config):
     """What `astraflow cluster render` writes into manifests besides what processes reserve."""
 
-    image: str = ""
+    image: Word = ""
     """Image with astraflow, e.g. built from the `Containerfile`. Must be set to render."""
-    namespace: str = "default"
+    namespace: _Namespace = "default"
     """Namespace of everything."""
-    storage_gb: float = Field(default=20.0, gt=0)
+    storage_gb: float = Field(default=20.0, gt=0, le=1_000_000)
     """Size of each volume, in 10^9 bytes: one for the journal, and one per trainer."""
-    storage_class: str = ""
+    storage_class: _ObjectName = ""
     """Class of the volumes; empty: the cluster's default."""
-    models_claim: str = ""
+    models_claim: _ObjectName = ""
     """PersistentVolumeClaim that is mounted at `/models`, read-only; empty: the image has the models."""
-    monitoring_namespace: str = "monitoring"
+    monitoring_namespace: _Namespace = "monitoring"
     """Namespace that may read `/metrics`."""
 
 
@@ -167,9 +196,9 @@ class ClusterConfig(Config):
     """Each trainer; for Kubernetes."""
     dataflow: NeedsConfig = NeedsConfig()
     """The dataflow, and each publisher; for Kubernetes."""
-    least_services: int = Field(default=1, ge=1)
+    least_services: int = Field(default=1, ge=1, le=10_000)
     """Fewest rollout services of a pool that sizes itself."""
-    most_services: int = Field(default=0, ge=0)
+    most_services: int = Field(default=0, ge=0, le=10_000)
     """Most of them; 0: the pool does not size itself, and has `rollout.services`. Otherwise these are those
     that it starts with."""
     pool: PoolConfig = PoolConfig()

@@ -1,6 +1,7 @@
 """The recipe: everything that a run needs, composed of the sections of its parts."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -10,7 +11,7 @@ from astraflow.algorithms.curation import CuratorConfig
 from astraflow.algorithms.task_gates import TaskGateConfig
 from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
 from astraflow.algorithms.turn_credit import GaeCredit
-from astraflow.config import Config, load_mapping, overridden, override_pairs, parse_config
+from astraflow.config import Config, load_mapping, overridden, override_pairs, parse_config, place_in
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.envs.config import TasksConfig
 from astraflow.launch.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
@@ -19,6 +20,7 @@ from astraflow.launch.gallery import model_folder
 from astraflow.mistakes import hint
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.service.server import is_loopback
+from astraflow.text_forms import Name
 from astraflow.trackers.config import TrackerConfig, tracker_key
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.weights.addresses import announced_host, listens_everywhere
@@ -39,15 +41,15 @@ __all__ = [
 class SamplingConfig(Config):
     """How the policy samples in training. A trained policy must sample from the full vocabulary."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, le=1000)
     """Sampling temperature in training; the trainer divides its logits by the same value."""
-    max_tokens: int = Field(default=256, ge=1)
+    max_tokens: int = Field(default=256, ge=1, le=2**24)
     """Largest number of tokens per completion; a longer one is cut and counts as truncated, not as failed."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion, in addition to the tokenizer's end token."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; must be 1 for a trained policy."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1)
     """Number of most likely tokens to sample from; 0 means the whole vocabulary, and is required for a
     trained policy."""
     agent_overrides: Literal["refuse", "ignore"] = "refuse"
@@ -66,7 +68,7 @@ class PolicyConfig(Config):
     policy."""
     follows: str = ""
     """For a follower: the trained policy whose versions it serves; `model` must be that policy's."""
-    lag: int = Field(default=0, ge=0)
+    lag: int = Field(default=0, ge=0, le=1_000_000)
     """For a follower: number of versions that it stays behind the newest one. Early in a run, it serves the
     oldest version."""
     sampling: SamplingConfig = SamplingConfig()
@@ -191,14 +193,14 @@ def _not_exact(where: str, value: object, promised: object) -> str:
 class Recipe(Config):
     """A complete run."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    """Name of the run, which also names its folder: lower-case letters, digits, `-` and `_`."""
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)
+    """Name of the run, which also names its folder: up to 64 lower-case letters, digits, `-` and `_`."""
     seed: int = 0
     """Seed of the order of the tasks, of sampling, and of everything else that is random in the run."""
     tasks: RecipeTasksConfig
     workflow: WorkflowConfig = SingleTurnConfig()
     """How the policies and a task interact."""
-    policies: dict[str, PolicyConfig] = Field(min_length=1)
+    policies: dict[Name, PolicyConfig] = Field(min_length=1)
     """The models of the run, by name."""
     rollout: RolloutConfig = RolloutConfig()
     eval: EvalConfig = EvalConfig()
@@ -368,7 +370,7 @@ def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] =
     pairs = dict(override_pairs(overrides))
     scale = pairs.pop("scale", "")
     mapping = recipe_mapping(path, pairs)
-    recipe = parse_config(mapping, Recipe, where=str(path))
+    recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, Path(path), list(pairs)))
     if not scale:
         return recipe
     from astraflow.launch.scale import scaled  # it makes recipes, so it imports this module
@@ -384,9 +386,18 @@ def recipe_mapping(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, 
     return load_mapping(Path(path), _of_each(overrides, load_mapping(Path(path))))
 
 
+def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:
+    """Where in its files a recipe says what is at a path; empty for what an override says."""
+    dotted = ".".join(map(str, keys))
+    # `steps` and `model` stand for the keys of all policies with these names.
+    said = [key for key in overrides if f"{dotted}.".startswith(f"{key}.") or dotted.endswith(f".{key}")]
+    return "" if said else place_in(path, keys)
+
+
 def _of_each(pairs: Mapping[str, Any], mapping: Mapping[str, Any]) -> Mapping[str, Any]:
     """The overrides of a recipe's mapping, with one per policy in the place of `steps` and of `model`."""
-    policies = cast("dict[str, Any]", mapping.get("policies") or {})
+    found = mapping.get("policies")
+    policies = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     expanded: dict[str, Any] = {}
     for key, value in pairs.items():
         if key == "steps":

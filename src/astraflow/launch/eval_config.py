@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from astraflow.config import Config
 from astraflow.envs.config import ExtractMode, RewardConfig, TaskSourceConfig
+from astraflow.text_forms import Name
 from astraflow.workflows.config import WorkflowConfig
 
 __all__ = [
@@ -49,14 +50,14 @@ class EvalSamplingConfig(Config):
     """How all policies sample in the episodes of a set. Papers on reasoning report `temperature` 0.6 and
     `top_p` 0.95."""
 
-    temperature: float = Field(default=-1.0, ge=-1)
+    temperature: float = Field(default=-1.0, ge=-1, le=1000)
     """Sampling temperature; 0 is greedy, -1 means `eval.temperature`."""
     top_p: float = Field(default=0.0, ge=0, le=1)
     """Nucleus sampling; 0 means each policy's own value."""
-    top_k: int = Field(default=-1, ge=-1)
+    top_k: int = Field(default=-1, ge=-1, le=2**31 - 1)
     """Number of most likely tokens to sample from; 0 means the whole vocabulary, -1 each policy's own
     value."""
-    max_tokens: int = Field(default=0, ge=0)
+    max_tokens: int = Field(default=0, ge=0, le=2**24)
     """Largest number of tokens per completion; 0 means each policy's own value."""
 
     def changes(self, temperature: float) -> dict[str, Any]:
@@ -76,9 +77,9 @@ class EvalSetConfig(Config):
 
     source: TaskSourceConfig
     """Task source of this set; it is separate from `tasks.sources`."""
-    num_tasks: int = Field(default=256, ge=1)
+    num_tasks: int = Field(default=256, ge=1, le=1_000_000)
     """Number of tasks; the first ones of the source are used."""
-    samples: int = Field(default=1, ge=1)
+    samples: int = Field(default=1, ge=1, le=65_536)
     """Number of episodes per task: the k of avg@k and the largest one of pass@k."""
     sampling: EvalSamplingConfig = EvalSamplingConfig()
     workflow: EvalWorkflowConfig = TrainingWorkflow()
@@ -112,11 +113,11 @@ class BestConfig(Config):
 class EvalConfig(Config):
     """Evaluation during training, at pinned versions and without pausing anything."""
 
-    sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
+    sets: dict[Name, EvalSetConfig] = Field(default_factory=dict)
     """Named sets of held-out tasks; empty: no evaluation."""
     every: int = Field(default=10, ge=1)
     """Number of steps between evaluations; version 0 and the last version are always evaluated."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0, le=1000)
     """Sampling temperature of sets that name none; 0 is greedy."""
     deadline_s: float = Field(default=300.0, gt=0)
     """Seconds after which an unfinished round is reported with the episodes that it has."""

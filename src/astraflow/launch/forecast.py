@@ -44,6 +44,7 @@ from astraflow.errors import ConfigError
 from astraflow.launch.cluster_config import ClusterConfig
 from astraflow.launch.config import Recipe
 from astraflow.launch.forecast_inputs import EpisodeShape, ForecastInputs, TrainerSpeed
+from astraflow.mistakes import shown
 from astraflow.types import Item, Manifest, ServedVersions
 
 __all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parsed_pool"]
@@ -52,6 +53,10 @@ _SMALL_WAIT_FRAC = 0.05
 """Smaller waits are the ordinary variation between steps, as in the dataflow's advice."""
 _NEVER = 10**6
 """Steps, tasks and attempts: more than any forecast takes."""
+
+_MOST_SERVICES = 10_000
+"""As many as a recipe may have; a forecast of them takes minutes."""
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +81,18 @@ def parsed_pool(text: str, cluster: ClusterConfig) -> ForecastPool:
     cost = 0.0
     for part in text.split(","):
         name, has_kind, number = part.strip().rpartition("=")
-        if not number.strip().isdecimal() or not 0 < int(number) <= _NEVER or (has_kind and not name):
+        is_number = number.strip().isdecimal() and len(number) <= _MAX_DIGITS
+        if not is_number or not 0 < int(number) <= _MOST_SERVICES - len(speeds) or (has_kind and not name):
             raise ConfigError(
-                f"pool {text!r}: {part.strip()!r} is no number of services; write `4`, or `KIND=NUMBER` with "
-                "kinds of cluster.pool.kinds, e.g. `spot=6,on_demand=2`"
+                f"pool {shown(text)}: {shown(part.strip())} is not a number of services, or makes more than "
+                f"{_MOST_SERVICES:,} of them; write `4`, or `KIND=NUMBER` with kinds of cluster.pool.kinds, "
+                "e.g. `spot=6,on_demand=2`"
             )
         if has_kind and name not in kinds:
             known = ", ".join(kinds) or "none"
-            raise ConfigError(f"pool {text!r}: {name!r} is not in cluster.pool.kinds (there: {known})")
+            raise ConfigError(
+                f"pool {shown(text)}: {shown(name)} is not in cluster.pool.kinds (there: {known})"
+            )
         speeds += [kinds[name].speed if has_kind else 1.0] * int(number)
         cost += int(number) * (kinds[name].cost if has_kind else 1.0)
     return ForecastPool(text, tuple(speeds), cost)

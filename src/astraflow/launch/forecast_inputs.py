@@ -58,20 +58,20 @@ _LEAST_STEPS = 3
 class LengthsGiven(Config):
     """Episodes, where no run was measured."""
 
-    turns: int = Field(default=1, ge=1)
+    turns: int = Field(default=1, ge=1, le=1000)
     """Completions of each trained policy per episode."""
-    mean_tokens: float = Field(default=500.0, ge=1)
+    mean_tokens: float = Field(default=500.0, ge=1, le=2**24)
     """Mean length of a completion in tokens, before `sampling.max_tokens` cuts it; lengths are log-normal."""
-    sigma: float = Field(default=0.8, ge=0)
+    sigma: float = Field(default=0.8, ge=0, le=5)
     """Standard deviation of log(length); 0 makes all equally long."""
 
 
 class ServiceSpeed(Config):
     """One rollout service of speed 1."""
 
-    tokens_per_s: float = Field(default=80.0, gt=0)
+    tokens_per_s: float = Field(default=80.0, gt=0, le=1e9)
     """Tokens per second of a request that runs alone."""
-    max_tokens_per_s: float = Field(default=0.0, ge=0)
+    max_tokens_per_s: float = Field(default=0.0, ge=0, le=1e12)
     """Bound on the tokens per second of all requests together: with n requests, each gets 1 / (1 /
     tokens_per_s + n / max_tokens_per_s). 0: no bound."""
     turn_s: float = Field(default=0.0, ge=0)

@@ -13,7 +13,8 @@ from pathlib import Path
 import astraflow
 from astraflow.config import load_mapping
 from astraflow.errors import ConfigError, DataError
-from astraflow.mistakes import nearest_hint
+from astraflow.mistakes import nearest_hint, shown
+from astraflow.user_files import is_there
 
 __all__ = [
     "PROJECT",
@@ -119,7 +120,9 @@ def find_entry(name: str) -> Entry:
     if len(same_end) == 1:
         return same_end[0]
     meant = nearest_hint(wanted, known)
-    raise ConfigError(f"no recipe or model is named {name!r}{meant} (`astraflow recipes list` shows all)")
+    raise ConfigError(
+        f"no recipe or model is named {shown(name)}{meant} (`astraflow recipes list` shows all)"
+    )
 
 
 def recipe_file(given: str | Path) -> tuple[Path, bool]:
@@ -129,7 +132,7 @@ def recipe_file(given: str | Path) -> tuple[Path, bool]:
     Raises: ConfigError if it is neither a path nor a name.
     """
     path = Path(given)
-    if path.exists() or path.suffix == ".yaml":
+    if is_there(path) or path.suffix == ".yaml":
         return path, False
     entry = find_entry(str(given))
     if entry.kind != "recipe":

@@ -40,6 +40,7 @@ _NUM_RESTARTS = 20
 _DRAIN_S = 30
 """A rollout service that is asked to stop drains in 5 s; a dataflow writes its snapshot."""
 _DNS_PORT = 53
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 _MAX_NAME = 40
 """Kubernetes allows 63 characters, of which suffixes take some."""
 
@@ -76,6 +77,7 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
             f"{wrong[0]} names something of one machine and cannot be rendered for Kubernetes; leave it out "
             "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster)"
         )
+    _check_labels(recipe.cluster)
     if not recipe.cluster.k8s.image:
         raise ConfigError(
             "cluster.k8s.image is empty; name an image with astraflow, e.g. built by the Containerfile"
@@ -89,6 +91,18 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
             "launcher": LocalLauncherConfig(),
         }
     )
+
+
+def _check_labels(cluster: ClusterConfig) -> None:
+    """Raises: ConfigError for a selector of Ray's that is not the value of a label in Kubernetes."""
+    parts = {"rollout": cluster.rollout, "trainer": cluster.trainer, "dataflow": cluster.dataflow}
+    for part, needs in parts.items():
+        for key, value in needs.labels.items():
+            if not _LABEL_VALUE.fullmatch(value):
+                raise ConfigError(
+                    f"cluster.{part}.labels.{key} = {value!r}; Kubernetes takes up to 63 letters, digits, "
+                    "and `.`, `_` and `-` between them"
+                )
 
 
 def manifests(recipe: Recipe, tokens: Mapping[str, str]) -> dict[str, list[_Manifest]]:

@@ -112,9 +112,6 @@ class SshLauncher:
 
     def __init__(self, config: SshLauncherConfig) -> None:
         """Raises: ConfigError that names every host which cannot be used, and what to do."""
-        for host in config.hosts:
-            if host.startswith("-") or not host.strip():
-                raise ConfigError(f"launcher.hosts: {host!r} is no host; `ssh` would read it as an option")
         if len(set(config.hosts)) < len(config.hosts):
             raise ConfigError(
                 "launcher.hosts names a host twice; one entry holds as many services as it has room for"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, field_serializer, model_validator
 
 from astraflow.config import Config, Use, Variant, with_installed
+from astraflow.text_forms import Variable, Word
 
 __all__ = [
     "AttachConfig",
@@ -23,15 +24,15 @@ class TorchEngineConfig(Config):
     GPU."""
 
     name: Literal["torch"] = "torch"
-    num_slots: int = Field(default=128, ge=1)
+    num_slots: int = Field(default=128, ge=1, le=65_536)
     """Number of requests that run at the same time."""
-    max_context: int = Field(default=256, ge=2)
+    max_context: int = Field(default=256, ge=2, le=2**24)
     """Largest number of tokens of a prompt and its completion together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of weights, KV cache and computation."""
     device: str = "cpu"
     """Device, e.g. `cpu` or `cuda:0`."""
-    num_threads: int = Field(default=1, ge=1)
+    num_threads: int = Field(default=1, ge=1, le=1024)
     """Number of CPU threads of the service; keep the sum over all processes within the machine's cores."""
     record_experts: bool = False
     """Record which experts a mixture of experts chose where it sampled a token. The trainer then sends the
@@ -69,18 +70,18 @@ class ServerEngineConfig(Config):
     runs in."""
     args: tuple[str, ...] = ()
     """Further arguments of the server's command, passed on unchanged."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[Variable, str] = Field(default_factory=dict)
     """Further environment variables of the server. A value `${NAME}` is that of the rollout service's own
     variable; any other stays on the machine of the run, and is such a reference wherever the recipe goes."""
     attach: AttachConfig = AttachConfig()
     """Servers to use instead of starting new ones."""
-    num_slots: int = Field(default=128, ge=1)
+    num_slots: int = Field(default=128, ge=1, le=65_536)
     """Number of requests that the server runs at the same time."""
-    max_context: int = Field(default=256, ge=2)
+    max_context: int = Field(default=256, ge=2, le=2**24)
     """Largest number of tokens of a prompt and its completion together."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of weights and computation; attention kernels on a GPU need a 16-bit type."""
-    num_threads: int = Field(default=1, ge=1)
+    num_threads: int = Field(default=1, ge=1, le=1024)
     """Number of CPU threads of the server; keep the sum over all processes within the machine's cores."""
     start_timeout_s: float = Field(default=900.0, gt=0)
     """Largest time, in seconds, from the start or restart of the server until it serves."""
@@ -123,24 +124,24 @@ if not TYPE_CHECKING:  # which engines are installed is known at run time only
 class RolloutConfig(Config):
     """The rollout services that `astraflow run` starts itself; others may join."""
 
-    services: int = Field(default=2, ge=0)
+    services: int = Field(default=2, ge=0, le=10_000)
     """Number of services; 0 leaves all generation to services that join."""
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[Word, ...] = ()
     """`CUDA_VISIBLE_DEVICES` of each of these services, e.g. `["0", "1"]`, which go round if there are more
     services; empty: each sees all GPUs."""
     engine: EngineConfig = TorchEngineConfig()
     """Generates the completions."""
-    max_episodes: int = Field(default=128, ge=1)
+    max_episodes: int = Field(default=128, ge=1, le=65_536)
     """Number of episodes that one service runs at the same time."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Largest duration of an episode, in seconds; a longer one fails."""
-    max_proposals: int = Field(default=8, ge=0)
+    max_proposals: int = Field(default=8, ge=0, le=65_536)
     """Number of new tasks that the workflow of one episode may propose; further ones are refused."""
     resume: Literal["auto", "always", "never"] = "auto"
     """What becomes of an episode whose service is lost or told to stop. `auto`: if the workflow is built in
     and replayable, the next attempt goes on from the completions of the lost one; `always`: the same for any
     workflow, which you thereby declare to be replayable; `never`: it samples everything again."""
-    scorers: int = Field(default=1, ge=1)
+    scorers: int = Field(default=1, ge=1, le=1024)
     """Number of scoring processes per service."""
     outage_s: float = Field(default=900.0, gt=0)
     """Seconds without an answer from the dataflow after which a service exits with an error."""

@@ -69,7 +69,7 @@ class TorchBackendConfig(Config):
     """Data type of the forward and the backward pass; weights and optimizer state stay float32."""
     device: str = "cpu"
     """Device, e.g. `cpu` or `cuda:0`."""
-    num_threads: int = Field(default=1, ge=1)
+    num_threads: int = Field(default=1, ge=1, le=1024)
     """Number of CPU threads; keep the sum over all processes within the machine's cores."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the published weights; adapters stay float32."""
@@ -96,16 +96,16 @@ class ShardConfig(Config):
     """How the ranks of a trainer share the work, beside FSDP2, which uses those that are left:
     `ranks = replicate * tensor * context * (rows are cut into so many)`."""
 
-    tensor: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1, le=4096)
     """Number of ranks that compute the same samples together: each has a part of the heads and of the MLP of
     every layer. It divides the model's query and key heads."""
-    expert: int = Field(default=1, ge=1)
+    expert: int = Field(default=1, ge=1, le=4096)
     """1, or as `tensor`: each of these ranks then has whole experts of its own instead of all of them. It
     divides the number of experts."""
-    replicate: int = Field(default=1, ge=1)
+    replicate: int = Field(default=1, ge=1, le=4096)
     """Number of copies of the weights and of the optimizer, each cut over the ranks of its copy alone (HSDP).
     More memory, and less to exchange between the copies."""
-    context: int = Field(default=1, ge=1)
+    context: int = Field(default=1, ge=1, le=4096)
     """Number of ranks that compute the same samples together, each with a part of their tokens; for attention
     they exchange tokens for heads (Ulysses). It divides the model's query and key heads. Not together with
     `tensor`."""
@@ -139,7 +139,7 @@ Denominator = Literal["tokens", "sequences", "sequence_means", "episodes", "epis
 class TrainConfig(Config):
     """How one policy is trained."""
 
-    steps: int = Field(default=100, ge=0)
+    steps: int = Field(default=100, ge=0, le=10**9)
     """Number of batches after which the policy's training ends."""
     lr: float = Field(default=1e-6, ge=0)
     """Peak learning rate."""
@@ -154,7 +154,7 @@ class TrainConfig(Config):
     """The divisor with `denominator: fixed`."""
     minibatches: int = Field(default=1, ge=1)
     """Number of optimizer steps per batch."""
-    token_budget: int = Field(default=16_384, ge=1)
+    token_budget: int = Field(default=16_384, ge=1, le=2**31 - 1)
     """Largest number of tokens per microbatch. Padding counts for models that are computed in padded rows."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW with a warm-up and a schedule over the optimizer steps of the run."""

@@ -5,6 +5,7 @@ from ipaddress import ip_network
 from pydantic import Field, field_validator, model_validator
 
 from astraflow.config import Config
+from astraflow.text_forms import Word
 
 __all__ = ["WeightsConfig"]
 
@@ -12,9 +13,9 @@ __all__ = ["WeightsConfig"]
 class WeightsConfig(Config):
     """The publisher of weights, and how versions travel to the rollout services."""
 
-    host: str = "127.0.0.1"
+    host: Word = "127.0.0.1"
     """Address that the publisher binds; it also announces this address unless `advertise` names another."""
-    advertise: str = ""
+    advertise: Word = ""
     """Address at which others are told to call the publisher; empty: `host`, or the dataflow's address if
     `host` listens everywhere (`0.0.0.0`)."""
     port: int = Field(default=0, ge=0, le=65535)

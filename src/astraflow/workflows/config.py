@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from astraflow.config import Config, Use, with_installed
 from astraflow.hosts.config import HostConfig
 from astraflow.retrieval.config import IndexConfig
+from astraflow.text_forms import Variable
 from astraflow.workflows.code_and_test import CASE_PATTERN, FAILED_PROMPT, TEST_PROMPT
 from astraflow.workflows.debate import DEBATE_PROMPT, seats
 from astraflow.workflows.multi_turn import FEEDBACK
@@ -277,7 +278,7 @@ class PlanAndSolveConfig(PolicyRoles):
     """Policy that plans; empty: the recipe's first policy."""
     solver: str = ""
     """Policy that solves; empty: the recipe's second policy."""
-    num_solvers: int = Field(default=1, ge=1)
+    num_solvers: int = Field(default=1, ge=1, le=1024)
     """Number of answers that follow the plan, in parallel."""
     plan_prompt: Annotated[str, _template("prompt")] = PLAN_PROMPT
     """Prompt of the planner, with `{prompt}`."""
@@ -297,7 +298,7 @@ class ProposeAndSelectConfig(PolicyRoles):
     """Policy that proposes; empty: the recipe's first policy."""
     selector: str = ""
     """Policy that selects; empty: the recipe's second policy."""
-    num_proposals: int = Field(default=4, ge=2)
+    num_proposals: int = Field(default=4, ge=2, le=1024)
     """Number of proposals to choose from."""
     select_prompt: Annotated[str, _template("prompt", "proposals", "count")] = SELECT_PROMPT
     """Prompt of the selector, with `{prompt}`, `{proposals}` (numbered from 1) and `{count}`."""
@@ -339,7 +340,7 @@ class DebateConfig(PolicyRoles):
     name: Literal["debate"] = "debate"
     debaters: tuple[str, ...] = ()
     """Policies that take the seats in turn; empty: all policies of the recipe."""
-    num_debaters: int = Field(default=2, ge=2)
+    num_debaters: int = Field(default=2, ge=2, le=1024)
     """Number of seats."""
     rounds: int = Field(default=2, ge=1)
     """Number of answers per debater."""
@@ -364,11 +365,11 @@ class SpawnConfig(PolicyRoles):
     """Policy that gets the task; empty: the recipe's first policy."""
     helper: str = ""
     """Policy that solves the parts; empty: the recipe's second policy."""
-    depth: int = Field(default=1, ge=1)
+    depth: int = Field(default=1, ge=1, le=64)
     """Number of levels of helpers."""
-    max_parts: int = Field(default=4, ge=1)
+    max_parts: int = Field(default=4, ge=1, le=1024)
     """Largest number of helpers per agent."""
-    max_helpers: int = Field(default=16, ge=1)
+    max_helpers: int = Field(default=16, ge=1, le=1024)
     """Largest number of helpers per episode."""
     helper_cost: float = Field(default=0.0, ge=0)
     """Subtracted from the root agent's reward per helper."""
@@ -417,7 +418,7 @@ class ProgramConfig(Config):
     `required` refuse to run."""
     sandbox: ProgramSandboxConfig = ProgramSandboxConfig()
     """What the sandbox shows and allows; for `box: sandbox`."""
-    keeps_env: tuple[str, ...] = ()
+    keeps_env: tuple[Variable, ...] = ()
     """Further environment variables of the service that the program gets, e.g. the key of a search tool."""
 
     @field_validator("keeps_env")

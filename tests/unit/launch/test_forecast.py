@@ -72,7 +72,7 @@ def test_staleness_keeps_the_bound_of_the_table() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "many", "spot", "=3", "spot=-1", "2,", "99999999999999999999"])
 def test_a_pool_that_is_no_number_of_services_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no number of services"):
+    with pytest.raises(ConfigError, match="is not a number of services"):
         parsed_pool(text, ClusterConfig())
 
 

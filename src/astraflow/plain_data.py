@@ -1,0 +1,189 @@
+"""Plain data (texts, numbers, lists, mappings) of users: read from YAML, checked, found again by line.
+
+A text may be nested very deeply, or stand for very much by its aliases. Nothing here recurses as deeply as a
+text wants, or builds what it stands for before that is known to be small.
+"""
+
+import datetime
+import math
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import yaml
+
+from astraflow.errors import ConfigError
+
+__all__ = ["SHORT_FLOAT", "YamlLoader", "line_of", "problems", "yaml_value"]
+
+SHORT_FLOAT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+"""Numbers like `1e-4`. YAML 1.2 reads them as numbers, but PyYAML implements YAML 1.1 and reads them as
+text."""
+
+_MAX_DEPTH = 64
+"""Sections within sections; recipes have about 6."""
+_MAX_VALUES = 50_000
+"""Values of a YAML text, those of an alias counted each time: with them, 1 kB can stand for 10^9 values."""
+_MAX_WHOLE = 2**53
+"""Largest whole number that every JSON reader represents exactly."""
+_MAX_SHOWN = 60
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(slots=True)
+class _Extent:
+    """How much a value holds."""
+
+    num_values: int = 1
+    depth: int = 1
+
+    def add(self, inner: "_Extent") -> None:
+        self.num_values += inner.num_values
+        self.depth = max(self.depth, inner.depth + 1)
+
+
+class YamlLoader(yaml.SafeLoader):
+    """Reads `1e-4` as a number. Refuses values that are too deep or too many, and a key that stands twice in
+    a section: YAML itself would let the later one win."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open = [_Extent(0, 0)]
+        self._extents: dict[int, _Extent] = {}
+        """Id of a complete node -> what it holds, for the aliases of it."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One value, or another place of the value that an alias names. Raises: YAMLError with the line."""
+        event = cast("yaml.Event", self.peek_event())
+        line = cast("int", event.start_mark.line) + 1
+        is_alias = isinstance(event, yaml.AliasEvent)
+        extent = _Extent()
+        if not is_alias:
+            self._open.append(extent)
+            if len(self._open) > _MAX_DEPTH:
+                raise yaml.YAMLError(f"line {line}: values are nested more than {_MAX_DEPTH} deep")
+        node = super().compose_node(parent, index)
+        if is_alias:
+            if id(node) not in self._extents:
+                raise yaml.YAMLError(f"line {line}: *{event.anchor[:_MAX_SHOWN]} stands inside of itself")
+            extent = self._extents[id(node)]
+        else:
+            self._open.pop()
+            self._extents[id(node)] = extent
+        self._open[-1].add(extent)
+        if len(self._open) + self._open[-1].depth > _MAX_DEPTH:
+            raise yaml.YAMLError(f"line {line}: values are nested more than {_MAX_DEPTH} deep")
+        if self._open[-1].num_values > _MAX_VALUES:
+            raise yaml.YAMLError(f"line {line}: there are more than {_MAX_VALUES} values")
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """One value. Raises: YAMLError with the line if it is none, such as a date that does not exist."""
+        try:
+            return super().construct_object(node, deep)  # pyright: ignore[reportUnknownVariableType] - any value
+        except (ValueError, AttributeError, ArithmeticError) as err:
+            shown = str(node.value)[:_MAX_SHOWN]
+            line = node.start_mark.line + 1
+            raise yaml.YAMLError(f"line {line}: {shown!r} is not valid ({err}); put texts in quotes") from err
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The mapping of a section."""
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                continue
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise yaml.YAMLError(
+                    f"the key {key.value[:_MAX_SHOWN]!r} stands in line {seen[key.value]} and again in line "
+                    f"{line} of the same section; give one of them another name"
+                )
+            seen[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+YamlLoader.add_implicit_resolver("tag:yaml.org,2002:float", SHORT_FLOAT, list("-+0123456789"))
+
+
+def yaml_value(text: str, where: str) -> Any:
+    """The value of a YAML text. Raises: ConfigError that begins with `where` and names the line."""
+    try:
+        return yaml.load(text, YamlLoader)
+    except yaml.reader.ReaderError as err:
+        line = text.count("\n", 0, err.position) + 1
+        raise ConfigError(f"{where} is not valid YAML: line {line}: {err.reason}") from err
+    except yaml.YAMLError as err:
+        told = str(err).replace('in "<unicode string>", ', "")
+        raise ConfigError(f"{where} is not valid YAML: {told}") from err
+
+
+def line_of(text: str, keys: Sequence[str | int]) -> tuple[int, int]:
+    """The line of the last key or position of a path that a YAML text has, and how many of them it has."""
+    node = cast("yaml.Node | None", yaml.compose(text, YamlLoader))
+    line = 0
+    for depth, key in enumerate(keys):
+        found = _below(node, key)
+        if found is None:
+            return line, depth
+        line, node = found
+    return line, len(keys)
+
+
+def _below(node: yaml.Node | None, key: str | int) -> tuple[int, yaml.Node] | None:
+    """The line of a key of a section, or of an item of a list, and its value."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == str(key):
+                return name.start_mark.line + 1, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        item = node.value[key]
+        return item.start_mark.line + 1, item
+    return None
+
+
+# --- values that no field takes -------------------------------------------------------------------
+
+
+def problems(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Path and problem of each value that is not plain data, or cannot be passed on as JSON."""
+    if len(path) > _MAX_DEPTH:
+        yield path, f"it is nested more than {_MAX_DEPTH} deep"
+    elif isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            name = key if isinstance(key, str) else str(key)
+            if not isinstance(key, str | int | float) or (isinstance(key, str) and _text_problem(key)):
+                yield (
+                    (*path, name),
+                    "this key is not a text that can be used; write letters and digits",
+                )
+            else:
+                yield from problems(item, (*path, name))
+    elif isinstance(value, list | tuple):
+        for idx, item in enumerate(cast("Sequence[object]", value)):
+            yield from problems(item, (*path, idx))
+    elif problem := _problem(value):
+        yield path, problem
+
+
+def _problem(value: object) -> str:
+    """What is wrong with a value that holds no others; empty if nothing is."""
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, str):
+        return _text_problem(value)
+    if isinstance(value, int):
+        return "" if abs(value) <= _MAX_WHOLE else f"the number is beyond 2^53 ({_MAX_WHOLE})"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{value} is not a number that a setting can have"
+    if isinstance(value, datetime.date):
+        return f'YAML reads it as a date; put it in quotes: "{value}"'
+    return f"it is a {type(value).__name__}; expected a text, a number, a list or a mapping"
+
+
+def _text_problem(text: str) -> str:
+    if "\0" in text:
+        return "the text holds a zero byte; leave it out"
+    if found := _SURROGATE.search(text):
+        return f"the text holds {found[0]!a}, half of a character; write the whole character"
+    return ""

@@ -1,0 +1,85 @@
+"""Files that a user names: read with bounds, so that a wrong one is an error with its name and line.
+
+A path may lead to a folder, a pipe, a device, or a file of any size and content. Nothing here waits for a
+pipe, reads more than its bound, or recurses as deeply as a file wants.
+"""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from astraflow.errors import DataError
+
+__all__ = ["check_regular", "is_there", "json_value", "line_at", "read_file", "shown_path"]
+
+_MAX_BYTES = 64 * 2**20
+"""Files that are read as a whole, such as settings of a model: tokenizers have about 20 MiB."""
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something at a path, which may be no path at all: too long, or with a zero byte."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def check_regular(path: Path, what: str) -> None:
+    """Checks that a path leads to a file that can be read without waiting. Raises: DataError."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as err:  # ValueError: a zero byte in the path
+        raise DataError(f"{what} {shown_path(path)} cannot be read: {_reason(err)}") from err
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "")
+    if kind:
+        raise DataError(f"{what} {shown_path(path)} is {kind}; expected a file")
+
+
+def read_file(path: Path, what: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
+    """The whole content of a file. Raises: DataError if it is no file, unreadable or too large."""
+    check_regular(path, what)
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as err:
+        raise DataError(f"{what} {shown_path(path)} cannot be read: {_reason(err)}") from err
+    if len(content) > max_bytes:
+        raise DataError(f"{what} {shown_path(path)} has more than {max_bytes} bytes, which is the limit")
+    return content
+
+
+def shown_path(path: Path) -> str:
+    """A path in a message: one that is very long, or has hidden characters, is cut off and written out."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= 300 else repr(text)[:300]
+
+
+def _reason(err: OSError | ValueError) -> str:
+    return (err.strerror if isinstance(err, OSError) else None) or str(err)
+
+
+def json_value(content: str | bytes, where: str) -> Any:
+    """The value of a JSON text. Raises: DataError that begins with `where` and names the line."""
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as err:
+        raise DataError(f"{where}, line {err.lineno} is not valid JSON: {err.msg}") from err
+    except UnicodeDecodeError as err:
+        raise DataError(f"{where}, line {line_at(err)} is not UTF-8: {err.reason}") from err
+    except RecursionError as err:
+        raise DataError(f"{where} is not usable: its JSON is nested too deeply") from err
+    except ValueError as err:  # a number of thousands of digits
+        raise DataError(f"{where} is not usable: {err}") from err
+
+
+def line_at(err: UnicodeDecodeError) -> int:
+    """The line of a text at which its bytes stop being UTF-8."""
+    return err.object[: err.start].count(b"\n") + 1
