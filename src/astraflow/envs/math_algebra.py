@@ -24,6 +24,7 @@ from astraflow.extras import install_command
 from astraflow.own_code import described
 
 __all__ = [
+    "are_complements",
     "load_algebra",
     "rational_near",
     "same_algebra",
@@ -97,6 +98,15 @@ def same_sets(gold: Iterable[str], answer: Iterable[str]) -> bool:
     return _unless_refused(lambda: _unions_equal(wanted, given)) or False
 
 
+def are_complements(some: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether each real number belongs to exactly one of two lists of intervals, sets or inequalities."""
+    one = [_parsed(text) for text in some]
+    two = [_parsed(text) for text in others]
+    if any(part is None for part in one + two):
+        return False
+    return _unless_refused(lambda: _are_complements(one, two)) or False
+
+
 def rational_near(text: str) -> Fraction | None:
     """The value of a text that is a real number, to about 60 digits; None for any other text."""
     parsed = _parsed(text)
@@ -130,11 +140,21 @@ def _rational_near(parsed: Any) -> Fraction | None:
 
 
 def _unions_equal(wanted: Iterable[Any], given: Iterable[Any]) -> bool:
-    sets = [[_as_set(part) for part in parts] for parts in (wanted, given)]
-    if any(part is None for parts in sets for part in parts):
-        return False
-    union = _library().sympy.Union
-    return _sets_equal(union(*sets[0]), union(*sets[1]))
+    one = _union(wanted)
+    two = _union(given)
+    return one is not None and two is not None and _sets_equal(one, two)
+
+
+def _are_complements(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    one = _union(some)
+    two = _union(others)
+    return one is not None and two is not None and _sets_equal(one, two.complement(_library().sympy.Reals))
+
+
+def _union(parts: Iterable[Any]) -> Any | None:
+    """The union of sets, intervals and inequalities; None if a part is none of these."""
+    sets = [_as_set(part) for part in parts]
+    return None if any(part is None for part in sets) else _library().sympy.Union(*sets)
 
 
 def _equal(wanted: Any, given: Any) -> bool:
@@ -338,9 +358,15 @@ _ENDLESS = re.compile(
 computes them."""
 
 
+_FACTOR = re.compile(r"(?<=[\d)])\s*(?=\()|(?<=\d)\s*(?=\{)")
+"""Where a product sign is left out, as in `2(3)`. The parser would read a mixed number, and add."""
+_TWO_NUMBERS = re.compile(r"\d\s+\.?\d|\d\.\d+\.\d|\d'")
+"""Two numbers side by side, of which the parser would make a sum or a product; and feet or minutes."""
+
+
 def _parsed(text: str) -> Any | None:
     """The sympy object that a text stands for; None if it cannot be read or is too heavy to be computed."""
-    if _ENDLESS.search(text) is None:
+    if _ENDLESS.search(text) is None and _TWO_NUMBERS.search(text) is None:
         value = _unless_refused(lambda: _read(text))
         if value is not None:
             return value
@@ -353,7 +379,7 @@ def _parsed(text: str) -> Any | None:
 @lru_cache(maxsize=512)
 def _read(text: str) -> Any:
     """The sympy object that a text stands for. Raises: what `_unless_refused` knows; it is never cached."""
-    value = _uniform(_library().parse(text))
+    value = _uniform(_library().parse(_FACTOR.sub(r"\\cdot ", text)))
     # `x^2 + 1 = 0` with a real `x` is simply false, and would equal every other false statement.
     if isinstance(value, bool | _library().sympy.logic.boolalg.BooleanAtom):
         raise _UnreadError

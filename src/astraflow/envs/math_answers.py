@@ -6,17 +6,19 @@ stands for the values that round to it. Expressions with variables are equal if 
 or if `math-verify` can show that they are equal. Names, words and dates are compared as texts, because as
 formulas `east` and `seat` would be the same product.
 
-Functions named after a kind of answer, such as `_times`, return None if the gold is not of that kind.
+Functions named after a kind of answer, such as `_choices`, return None if the gold is not of that kind.
 """
 
 import re
 
-from astraflow.envs.math_algebra import rational_near, same_algebra, same_sets
-from astraflow.envs.math_numbers import based_equal, number_of, ratios_equal
+from astraflow.envs.math_algebra import are_complements, rational_near, same_algebra, same_sets
+from astraflow.envs.math_numbers import based_equal, modulus_of, number_of, ratios_equal
+from astraflow.envs.math_rows import cases_of, is_matrix, matrix_of
 from astraflow.envs.math_shape import Shape, shape_of
 from astraflow.envs.math_spelling import fold, tidy
 from astraflow.envs.math_text import final_answer, gold_answer
-from astraflow.envs.math_units import ANGLE_FUNCTION, TEXT, plain_text, split_unit, units_differ
+from astraflow.envs.math_units import ANGLE_FUNCTION, plain_text, split_unit, units_differ
+from astraflow.envs.math_words import absences_equal, choice_of, dates_equal, times_equal, words_equal
 
 __all__ = [
     "answers_equal",
@@ -55,16 +57,161 @@ def answers_equal(gold: str, answer: str) -> bool:
         return True
     if max(len(gold), len(answer)) > _LONGEST:
         return False
-    same_day = _dates_equal(gold, answer)
-    if same_day is not None:
-        return same_day
+    for compare in (_roundings, absences_equal, dates_equal, _residues, _matrices, _piecewise):
+        verdict = compare(gold, answer)
+        if verdict is not None:
+            return verdict
     wanted = shape_of(gold)
     given = shape_of(answer)
+    if _ORDER.search(gold) and {_joins(gold), _joins(answer)} == {"and", "or"}:
+        return False
     if wanted.kind == given.kind == "value":
         return _values_equal(wanted.items[0], given.items[0])
     if _shapes_equal(wanted, given):
         return True
     return _same_region(gold, wanted, answer, given)
+
+
+_OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])|\\(?:lor|vee|cup)(?![A-Za-z])")
+
+
+def _joins(text: str) -> str:
+    """How the conditions of a text are joined: `and`, `or`, or not by a word."""
+    if _OR.search(text):
+        return "or"
+    return "and" if re.search(r"(?<![A-Za-z])and(?![A-Za-z])|\\(?:land|wedge)(?![A-Za-z])", text) else ""
+
+
+_ABOUT = re.compile(
+    r"\s*[,(]?\s*(?:\\(?:approx|simeq|doteq)(?![A-Za-z])"
+    r"|(?:\\text\{\s*)?\(?\s*(?<![A-Za-z])(?:or\s+|which\s+is\s+)?(?:about|approximately|approx\.?|roughly)(?![A-Za-z])\s*\}?)\s*"
+)
+
+
+def _roundings(gold: str, answer: str) -> bool | None:
+    r"""Whether answers of the form `\frac{22}{7} \approx 3.14` are equal: the exact values must be.
+
+    The rounded value counts only where the gold is a decimal, and it must be a rounding of the exact one.
+    """
+    wanted = _rounded(gold)
+    given = _rounded(answer)
+    if wanted is None and given is None:
+        return None
+    if given == ("", "") or (given is not None and answers_equal(gold, given[0])):
+        return given != ("", "")
+    if wanted is not None and wanted != ("", ""):
+        exact, decimal = wanted
+        return answers_equal(exact, answer) or (given is None and answers_equal(decimal, answer))
+    number = number_of(split_unit(gold)[0])
+    is_decimal = number is not None and number.last_place > 0
+    return is_decimal and given is not None and answers_equal(gold, given[1])
+
+
+def _rounded(text: str) -> tuple[str, str] | None:
+    """The exact value and its decimal; both empty if they contradict each other, None without both."""
+    about = _ABOUT.search(text)
+    if about is None or about.start() == 0:
+        return None
+    exact = text[: about.start()].strip()
+    decimal = text[about.end() :].strip(" )")
+    shown = number_of(split_unit(decimal)[0])
+    value = split_unit(_sides(exact)[-1])[0] if _sides(exact) else ""
+    number = number_of(value)
+    size = rational_near(value) if number is None else number.value
+    if shown is None or (size is None and _is_name(value)):
+        return None
+    return (exact, decimal) if size is not None and shown.rounds(size) else ("", "")
+
+
+def _residues(gold: str, answer: str) -> bool | None:
+    r"""Whether residues such as `3 \pmod 7` are equal. Only one side has to name the modulus."""
+    wanted = modulus_of(gold)
+    given = modulus_of(answer)
+    if wanted is None and given is None:
+        return None
+    if wanted is not None and given is not None and not answers_equal(wanted[1], given[1]):
+        return False
+    modulus = (wanted or given or ("", ""))[1]
+    sides = [text if parts is None else parts[0] for text, parts in ((gold, wanted), (answer, given))]
+    numbers = [_whole_numbers(side) for side in sides]
+    classes = [_residue_classes(each, modulus) for each in numbers]
+    if None in classes or (given is None and numbers[0] == numbers[1]):
+        return answers_equal(*sides)
+    # A number without a modulus must be the least residue itself.
+    named = (wanted is not None, given is not None)
+    is_least = all(named[i] or numbers[i] == classes[i] for i in (0, 1))
+    return is_least and classes[0] == classes[1]
+
+
+def _residue_classes(numbers: list[int] | None, modulus: str) -> list[int] | None:
+    """The least residues of whole numbers; None if something else is given."""
+    if numbers is None or not modulus.isdigit() or int(modulus) == 0:
+        return None
+    return sorted(number % int(modulus) for number in numbers)
+
+
+def _whole_numbers(text: str) -> list[int] | None:
+    """The whole numbers that an answer consists of; None if it has other parts."""
+    numbers = [number_of(_sides(item)[-1]) for item in shape_of(text).items if _sides(item)]
+    if not numbers or any(number is None or number.value.denominator != 1 for number in numbers):
+        return None
+    return sorted(int(number.value) for number in numbers if number is not None)
+
+
+def _matrices(gold: str, answer: str) -> bool | None:
+    """Whether matrices have equal cells. A list of numbers also equals a vector with them."""
+    if not (is_matrix(gold) or is_matrix(answer)):
+        return None
+    wanted = matrix_of(gold)
+    given = matrix_of(answer)
+    if wanted is None or given is None or (len(wanted) == 1 and gold.startswith("[")):
+        return None  # the gold is an interval
+    if is_matrix(gold) != is_matrix(answer) and min(len(given), len(wanted)) == 1:
+        # A vector may be a row, a column or a list.
+        if 1 not in (len(wanted), len(wanted[0])) or 1 not in (len(given), len(given[0])):
+            return False
+        wanted, given = ((tuple(cell for row in rows for cell in row),) for rows in (wanted, given))
+    return [len(row) for row in wanted] == [len(row) for row in given] and all(
+        answers_equal(one, two)
+        for rows in zip(wanted, given, strict=True)
+        for one, two in zip(*rows, strict=True)
+    )
+
+
+def _piecewise(gold: str, answer: str) -> bool | None:
+    """Whether functions by cases have the same values under the same conditions, in any order."""
+    wanted = cases_of(gold)
+    given = cases_of(answer)
+    if wanted is None and given is None:
+        return None
+    if wanted is None or given is None or len(wanted) != len(given):
+        return False
+    unmatched = list(given)
+    for value, condition in wanted:
+        match = next(
+            (
+                case
+                for case in unmatched
+                if answers_equal(value, case[0]) and _conditions_equal(condition, wanted, case[1], given)
+            ),
+            None,
+        )
+        if match is None:
+            return False
+        unmatched.remove(match)
+    return True
+
+
+def _conditions_equal(
+    one: str, cases: tuple[tuple[str, str], ...], other: str, others: tuple[tuple[str, str], ...]
+) -> bool:
+    """Whether two conditions are the same. An empty one is what the other conditions leave."""
+    if one and other:
+        return answers_equal(one, other)
+    if not one and not other:
+        return True
+    named, rest = (one, others) if one else (other, cases)
+    return are_complements([named], [condition for _, condition in rest if condition])
 
 
 def _shapes_equal(wanted: Shape, given: Shape) -> bool:
@@ -142,23 +289,14 @@ def _values_equal(gold: str, answer: str) -> bool:
         return False
     if fold(gold) == fold(answer):
         return True
-    for compare in (_choices, _dates_equal, _times, _words, based_equal, ratios_equal):
+    for compare in (_choices, dates_equal, times_equal, words_equal, based_equal, ratios_equal):
         verdict = compare(gold, answer)
         if verdict is not None:
             return verdict
     return _relations(gold, answer)
 
 
-# --- texts ----------------------------------------------------------------------------------------
-
-_CHOICE = re.compile(r"^(?:\(([A-Ja-j])\)|([A-Ja-j])[).:]|([A-J]))(?:\s*(.+))?$")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_DATE_PART = re.compile(r"[a-z]+|\d+")
-_TIME = re.compile(r"^(\d{1,2}):(\d{2})(?:([ap])m)?$")
-_LONG_WORD = re.compile(
-    r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|[Yy]es|[Nn]o|[Oo]dd|[Rr]ed|DNE|[A-Z][a-z]{2})(?![A-Za-z])"
-)
-_MATHS = re.compile(r"[\d=<>+*/^_|\\]|(?<![A-Za-z])-")
+# --- choices ---------------------------------------------------------------------------------------
 
 
 def _choices(gold: str, answer: str) -> bool | None:
@@ -166,8 +304,8 @@ def _choices(gold: str, answer: str) -> bool | None:
 
     A choice also equals its letter in lower case, and the text that stands beside its letter.
     """
-    wanted = _choice(gold)
-    given = _choice(answer)
+    wanted = choice_of(gold)
+    given = choice_of(answer)
     if wanted is None:
         return None
     letter, words = wanted
@@ -177,70 +315,6 @@ def _choices(gold: str, answer: str) -> bool | None:
     if is_small_letter and fold(answer).upper() == letter:
         return True
     return bool(words) and _values_equal(words, answer)
-
-
-def _choice(text: str) -> tuple[str, str] | None:
-    """The letter of a choice in upper case, and the text beside it; None if the text is not a choice."""
-    match = _CHOICE.match(plain_text(text).strip())
-    if match is None:
-        return None
-    bracketed, ended, bare, rest = match.groups()
-    if bare and rest:
-        return None  # `A + B` is not a choice
-    return (bracketed or ended or bare).upper(), rest or ""
-
-
-def _dates_equal(gold: str, answer: str) -> bool | None:
-    """Whether two dates name the same day, with their parts in any order."""
-    wanted = _date(gold)
-    given = _date(answer)
-    return None if wanted is None else wanted == given
-
-
-def _date(text: str) -> tuple[str, ...] | None:
-    """The month and the numbers of a date, in a fixed order; None if the text is not a date."""
-    plain = re.sub(r"(?<=\d)\s*(?:st|nd|rd|th)\b|\bof\b|\bthe\b", "", plain_text(text).lower())
-    parts = _DATE_PART.findall(plain)
-    months = [part[:3] for part in parts if part[:3] in _MONTHS and part.isalpha()]
-    numbers = [part for part in parts if part.isdigit()]
-    if len(months) != 1 or not numbers or len(months) + len(numbers) != len(parts):
-        return None
-    return (months[0], *sorted(number.lstrip("0") for number in numbers))
-
-
-def _times(gold: str, answer: str) -> bool | None:
-    """Whether two times of day are the same. `am` or `pm` counts only if both have it.
-
-    `3:30` may also be a ratio; it is compared as it is written.
-    """
-    wanted, given = (_TIME.match(re.sub(r"[\s.]", "", plain_text(text).lower())) for text in (gold, answer))
-    if wanted is None:
-        return None
-    if given is None or int(wanted[1]) != int(given[1]) or wanted[2] != given[2]:
-        return False
-    return wanted[3] is None or given[3] is None or wanted[3] == given[3]
-
-
-def _words(gold: str, answer: str) -> bool | None:
-    """Whether words and names have the same letters, in upper or lower case.
-
-    If only the answer consists of words, it is wrong.
-    """
-    if not _is_words(gold):
-        return False if _is_words(answer) else None
-    return _letters(gold) == _letters(answer)
-
-
-def _is_words(text: str) -> bool:
-    r"""Whether a text consists of words: in `\text{}`, or too long to be a product of variables."""
-    bare = TEXT.sub("", text)
-    if _MATHS.search(bare):
-        return False
-    return (bare != text and not bare.strip(" ()-'")) or _LONG_WORD.search(text) is not None
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9+-]", "", plain_text(text).lower())
 
 
 # --- relations ------------------------------------------------------------------------------------

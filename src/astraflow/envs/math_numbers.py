@@ -10,6 +10,7 @@ from astraflow.envs.math_spelling import fold
 __all__ = [
     "Number",
     "based_equal",
+    "modulus_of",
     "number_of",
     "ratios_equal",
 ]
@@ -17,7 +18,26 @@ __all__ = [
 _MIN_DIGITS = 6
 """A decimal with at least this many significant digits equals the values that round to it; 3.14 is not pi."""
 
-_BASED = re.compile(r"^([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)_\{?(?:\\text\{)?\s*(\d+|two|three|eight)\s*\}*$")
+_BASES = {
+    name: base
+    for base, names in {
+        2: "two binary", 3: "three ternary", 4: "four quaternary", 5: "five quinary", 6: "six senary",
+        7: "seven septenary", 8: "eight octal", 9: "nine nonary", 10: "ten decimal", 11: "eleven undecimal",
+        12: "twelve duodecimal", 16: "sixteen hexadecimal hex",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+"""Bases by their names in words."""
+_BASE_NAME = rf"(?P<base>\d{{1,2}}|{'|'.join(_BASES)})"
+_BASED = re.compile(
+    r"^\(?\s*(?P<digits>-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\s*\)?\s*(?:"
+    rf"_\s*[{{(\s]*(?:base\s*)?{_BASE_NAME}[}})\s]*|\(?\s*(?:in\s+)?(?:base|binary|ternary|octal|hex\w*)\b.*)$",
+    re.IGNORECASE,
+)
+_BASE_AFTER = re.compile(
+    rf"^\(?\s*(?:in\s+)?(?:base\s*[-{{]?\s*)?{_BASE_NAME}\s*}}?(?:\s*(?:notation|form|system|number))?\s*\)?$",
+    re.IGNORECASE,
+)
 
 
 def based_equal(gold: str, answer: str) -> bool | None:
@@ -25,15 +45,46 @@ def based_equal(gold: str, answer: str) -> bool | None:
 
     If only one side names a base, it holds for the other side too.
     """
-    wanted = _BASED.match(fold(gold))
-    given = _BASED.match(fold(answer))
+    wanted = _based(gold)
+    given = _based(answer)
     if wanted is None and given is None:
         return None
     if wanted is not None and given is not None:
-        return wanted.groups() == given.groups()
+        return wanted == given
     with_base = wanted or given
     without_base = fold(answer if wanted else gold)
-    return with_base is not None and with_base[1].lstrip("0").upper() == without_base.lstrip("0").upper()
+    return with_base is not None and with_base[0] == (without_base.lstrip("0") or "0").upper()
+
+
+def _based(text: str) -> tuple[str, int] | None:
+    """The digits and the base of a number that names its base; None for other texts."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
+    match = _BASED.match(text)
+    if match is None:
+        return None
+    name = match["base"]
+    if name is None:
+        after = _BASE_AFTER.match(text[match.end("digits") :].strip(" )"))
+        if after is None:
+            return None
+        name = after["base"]
+    base = int(name) if name.isdigit() else _BASES[name.lower()]
+    digits = match["digits"].lstrip("0").upper() or "0"
+    if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in re.sub(r"[-.]", "", digits)):
+        return None
+    return digits, base
+
+
+_MODULUS = re.compile(
+    r"^(?P<residue>.*?\S)\s*\(?\s*(?:\\[pb]?mod(?![A-Za-z])|\\text\{\s*\(?\s*mod(?:ulo)?\s*\}|(?<![A-Za-z\\])mod(?:ulo)?(?![A-Za-z]))"
+    r"\s*[({]*\s*(?P<modulus>[^(){}]+?)\s*[)}]*$"
+)
+
+
+def modulus_of(text: str) -> tuple[str, str] | None:
+    r"""The residue and the modulus of `3 \pmod 7` or `x \equiv 3 \pmod{7}`; None for other texts."""
+    match = _MODULUS.match(text)
+    return None if match is None else (match["residue"], match["modulus"])
 
 
 _RATIO = re.compile(r"[-\d.:/\s]+|\\frac\{\d+\}\{\d+\}")
@@ -41,6 +92,9 @@ _RATIO = re.compile(r"[-\d.:/\s]+|\\frac\{\d+\}\{\d+\}")
 
 def ratios_equal(gold: str, answer: str) -> bool | None:
     """Whether ratios are equal: `2:3` equals its fraction; in longer ratios, all parts are in proportion."""
+    gold, answer = (
+        re.sub(r"(?<=\d)\s*(?:\\text\{\s*)?to(?:\s*\})?\s*(?=\d)", ":", text) for text in (gold, answer)
+    )
     if ":" not in gold + answer or not all(_RATIO.fullmatch(text) for text in (gold, answer)):
         return None
     wanted, given = ([_fraction(part) for part in text.split(":")] for text in (gold, answer))
@@ -79,7 +133,9 @@ class Number:
 
     def rounds(self, value: Fraction) -> bool:
         """Whether this is `value`, rounded or cut off after any number of digits."""
-        return abs(self.value - value) < (self.last_place or 1)
+        last_place = self.last_place or 1
+        is_cut_off = 0 <= abs(value) - abs(self.value) < last_place and value * self.value >= 0
+        return is_cut_off or abs(self.value - value) <= last_place / 2
 
     def _is_noise_of(self, other: "Number") -> bool:
         """Whether this is what a computer prints for the other number, as 0.30000000000000004 for 0.3."""

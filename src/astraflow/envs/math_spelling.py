@@ -2,7 +2,14 @@
 
 # ruff: noqa: RUF001 - characters that look like others are what this file is about
 
+import math
 import re
+import unicodedata
+
+from astraflow.envs.math_chinese import without_chinese
+from astraflow.envs.math_regions import plain_regions
+from astraflow.envs.math_rows import plain_system
+from astraflow.envs.math_tex import plain_tex
 
 __all__ = [
     "fold",
@@ -41,23 +48,89 @@ _CHARACTERS = {
     "μ": r"\mu ",
     "σ": r"\sigma ",
     "°": r"^{\circ}",
-    "²": "^{2}",
-    "³": "^{3}",
-    "½": r"\frac{1}{2}",
-    "¼": r"\frac{1}{4}",
-    "¾": r"\frac{3}{4}",
-    "，": ",",
-    "（": "(",
-    "）": ")",
     "’": "'",
     "≈": r"\approx ",
     "€": r"\$",
     "£": r"\$",
-    "\u00a0": " ",
-    "\u202f": " ",
+    "¥": "",
+    "￥": "",
+    "₹": "",
+    "。": ".",
+    "、": ",",
+    "∶": ":",
+    "⁄": "/",
+    "∕": "/",
+    "∙": r"\cdot ",
+    "•": r"\cdot ",
+    "∗": "*",
+    "‐": "-",
+    "‑": "-",
+    "‒": "-",
+    "﹣": "-",
+    "≦": r"\le ",
+    "≧": r"\ge ",
+    "⩽": r"\le ",
+    "⩾": r"\ge ",
+    "≡": r"\equiv ",
+    "≃": r"\approx ",
+    "≒": r"\approx ",
+    "∖": r"\setminus ",
+    "∣": r"\mid ",
+    "∧": r"\land ",
+    "∨": r"\lor ",
+    "⟨": r"\langle ",
+    "⟩": r"\rangle ",
+    "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ",
+    "⌈": r"\lceil ",
+    "⌉": r"\rceil ",
+    "…": "...",
+    "′": "'",
+    "‘": "'",
+    "℃": r"\degree C",
+    "℉": r"\degree F",
+    "∠": r"\angle ",
+    "△": r"\triangle ",
+    "δ": r"\delta ",
+    "ε": r"\epsilon ",
+    "ρ": r"\rho ",
+    "τ": r"\tau ",
+    "Δ": r"\Delta ",
+    "Ω": r"\Omega ",
 }
 """Characters that models write instead of LaTeX commands."""
-_CHARACTER = re.compile("|".join(map(re.escape, _CHARACTERS)))
+_SPACES = "\t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+_INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufe0f\ufeff"
+_TRANSLATED = {
+    **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5E)},  # full-width forms of ASCII
+    **{ord(char): text for char, text in _CHARACTERS.items()},
+    **dict.fromkeys(map(ord, _SPACES), " "),
+    **dict.fromkeys([*map(ord, _INVISIBLE), *range(0x202A, 0x202F)], ""),
+}
+_SCRIPTS = {
+    "^": str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni"),
+    "_": str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙₖᵢ", "0123456789+-=()nki"),
+}
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙₖᵢ]+")
+_VULGAR = re.compile("[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒]")
+_ALPHABETS = re.compile("[\U0001d400-\U0001d7ff]")
+
+
+def _ascii(text: str) -> str:
+    """The text with LaTeX and ASCII in place of other characters, as far as they are known."""
+    text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SCRIPTS['^'])}}}", text)
+    text = _LOWERED.sub(lambda match: f"_{{{match.group().translate(_SCRIPTS['_'])}}}", text)
+    text = _VULGAR.sub(_as_fraction, text)
+    text = _ALPHABETS.sub(lambda match: unicodedata.normalize("NFKC", match.group()), text)
+    return without_chinese(text.translate(_TRANSLATED))
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    """`\\frac{1}{2}` for the character of one half."""
+    above, _, below = unicodedata.normalize("NFKC", match.group()).partition("\u2044")
+    return rf"\frac{{{above}}}{{{below}}}"
+
 
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), replacement)
@@ -67,11 +140,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"√\s*(\w+)", r"\\sqrt{\1}"),
         (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\!", ""),
-        (r"\\(?:displaystyle|textstyle|limits|nolimits|phantom\{[^{}]*\})(?![A-Za-z])", " "),
         (r"\\(?:left|right|[bB]igg?[lrm]?)\s*\.", " "),
         (r"\\(?:left|right|[bB]igg?[lrm]?|mleft|mright)(?![A-Za-z])", ""),
-        (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\[hv]space\*?\{[^{}]*\}|\\[,;:> ]|~", " "),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\[,;:> ]|~", " "),
+        (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])", r"\\le "),
         (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])", r"\\ge "),
@@ -95,7 +167,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\text\s*\{\s*\}", " "),
         (r"\^\s*\{?\s*\\text\{\s*(st|nd|rd|th)\s*\}\s*\}?", r"\\text{\1}"),
         (r"\\text\{\s*([ei]|[-+]?[\d.,]+|[:,;])\s*\}", r" \1 "),
-        (r"(?<![\d}\s])\s*\\text\{\s*([A-Za-z])\s*\}|\\text\{\s*([^\W\dmgshlJWVNKCFAT_])\s*\}", r" \1\2 "),
+        (r"(?<![\d}\s/])\s*\\text\{\s*([A-Za-z])\s*\}|\\text\{\s*([^\W\dmgshlJWVNKCFAT_])\s*\}", r" \1\2 "),
         (r"(?<=[\d}])\s*\\text\{\s*(hundred|thousand|million|billion|trillion|dozen)\b\s*", r" \1 \\text{"),
         (r"(?<=[\d}])\s*hundred\b", r"\\cdot 10^{2}"),
         (r"(?<=[\d}])\s*thousand\b", r"\\cdot 10^{3}"),
@@ -109,21 +181,39 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\^\s*\{?\s*\\(?:circ|degree|degrees)\s*\}?", r"\\degree "),
         (r"\\(?:degrees|degree)(?![A-Za-z])\s*", r"\\degree "),
         (r"\\text\{\s*degrees?\s*\}|(?<!\\)\bdegrees?\b(?!\s*[A-Za-z])", r"\\degree "),
-        (r"\\text\{\s*(?:\\?%|per\s?cent|percent(?:age)?)\s*\}|\s*\bper\s?cent\b|\\%", "%"),
+        (r"\\text\{\s*(?:\\?%|(?:per\s?cent|percent(?:age)?|pct)\.?)\s*\}", "%"),
+        (r"\s*(?<![A-Za-z])(?:per\s?cent|pct)(?![A-Za-z])\.?|\\%", "%"),
         (r"\\\$|(?<!\\)\$", ""),
         (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", "..."),
         (r"\\(?:infinity|infty)(?![A-Za-z])|(?<!\\)\binfinity\b", r"\\infty "),
         (r"\+\s*\\infty", r"\\infty"),
         (r"\(\s*mod\s+|\\pmod\s*", r"\\pmod "),
-        (r"(?<=\d)\{,\}(?=\d{3})", ","),
-        (r"(?<![\d.])(\d{1,3}) (\d{3}(?: \d{3})*)(?![\d/.])", r"\1\2"),
+        (r"(?<=\d)\{,\}(?=\d{3}(?!\d))(?<!(?<!\d)0\{,\})", ","),
+        (r"(?<=\d)\{,\}(?=\d)", "."),
+        (r"^([-+]?\d{1,3})\.(\d{3})\.(\d{3})(?:\.(\d{3}))?$", r"\1\2\3\4"),
         (r"\*\*(?=\d|\()", "^"),
+        (
+            r"^\s*(?:\\text\{)?\s*(?:[Ff]or\s+)?(?:[Aa]ll|[Aa]ny|[Ee]very)\s+reals?(?:\s+numbers?|\s+values?)?"
+            r"(?:\s+of)?\s*\}?\s*[a-z]?\s*\.?$",
+            r"\\mathbb{R}",
+        ),
         (r"\s+", " "),
+        (r"\\lg(?![A-Za-z])|(?<![\\A-Za-z])lg(?=[\s(]*\d)", r"\\log_{10} "),
+        (r"\\tg(?![A-Za-z])", r"\\tan "),
+        (r"\\c(?:o?tg|otan)(?![A-Za-z])", r"\\cot "),
+        (r"\\arc?tg(?![A-Za-z])", r"\\arctan "),
+        (r"\\cosec(?![A-Za-z])", r"\\csc "),
+        (r"\\([ij])math(?![A-Za-z])", r"\1"),
+        (
+            r"\\(?:wide)?(?:hat|vec)\s*(?:\{\s*(?:\\text\s*\{\s*)?([ijk])\s*\}?\s*\}|\s([ijk])(?![A-Za-z]))",
+            r" \1\2 ",
+        ),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"\\frac\s*\{([^{}]*)\}\s*([\dA-Za-z])", r"\\frac{\1}{\2}"),
         (r"\\sqrt\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
         (r"\^\s*(-?\d+)(?!\d)", r"^{\1}"),
+        (r"\\binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}"),
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),
         (r"(?<![\w})])([A-Za-z]|\d+)!\s*\^", r"(\1!)^"),
         (r"_\s*(\w)(?!\w)", r"_{\1}"),
@@ -138,18 +228,62 @@ _NEW_ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _ROW = "\x00"
 """Replaces the end of a matrix row while the rules change commands, which begin with a backslash too."""
 _DELIMITER = re.compile(r"\\[()\[\]]")
+_PLAIN_NUMBER = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:([ '])\d{3})(?:\1\d{3})*(?![\d/])")
+_FACTOR = re.compile(r"(\d|(?:\\binom|\\frac)\{[^{}]*\}\{[^{}]*\})\s*(?=\\binom)")
+_BINOMIAL = re.compile(
+    r"(?<![A-Za-z\\])(?:\\text\{\s*)?([CAP])(?:\s*\})?\s*"
+    r"(?:_\s*(?:\{([^{}]+)\}|(\w))\s*\^\s*(?:\{([^{}]+)\}|(\w))|\^\s*(?:\{([^{}]+)\}|(\w))\s*_\s*(?:\{([^{}]+)\}|(\w)))"
+)
+_CHOOSE = re.compile(
+    r"(?<![\w})!])(?:\{\s*\}\s*)?[_^]\s*\{?(\w+)\}?\s*(?:\\text\{\s*)?C(?:\s*\})?\s*_\s*\{?(\w+)\}?|(?<![\w\\])(\d+)\s*C\s*(\d+)(?!\w)"
+    r"|(?<![\w\\])C\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)"
+)
 
 
 def tidy(text: str) -> str:
     """An answer in one spelling: without delimiters, sizes and spacing, and with one name per relation."""
-    text = text.replace(_ROW, " ").strip()
-    text = _CHARACTER.sub(lambda match: _CHARACTERS[match.group()], text)
+    text = text.strip()
+    if _PLAIN_NUMBER.fullmatch(text):
+        return text
+    text = text.replace(_ROW, " ")
+    if not text.isascii():
+        text = _ascii(text)
     text = text.replace("`", "").strip("*").strip()
-    text = _DELIMITER.sub(" ", _NEW_ROW.sub(_ROW, text))
+    text = plain_tex(_DELIMITER.sub(" ", _NEW_ROW.sub(_ROW, text)))
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match.group()), text)
+    if "C" in text or "A" in text or "P" in text:
+        text = _without_binomials(text)
+    if "\\binom" in text:
+        text = _FACTOR.sub(r"\1\\cdot ", text)  # the parser would read the sum of both, as of `2\frac{1}{2}`
     text = text.replace(_ROW, r"\\").strip()
-    return text if text.endswith("...") else text.rstrip(" .,;:")
+    if not text.endswith("..."):
+        text = text.rstrip(" .,;:")
+    return plain_regions(plain_system(text))
+
+
+def _without_binomials(text: str) -> str:
+    """The text with `C_n^k` and `{}^nC_k` as binomials, and with permutations `A_n^k` as factorials."""
+    text = _CHOOSE.sub(
+        lambda match: r"\binom{{{}}}{{{}}}".format(*(part for part in match.groups() if part)), text
+    )
+    found = list(_BINOMIAL.finditer(text))
+    for match in reversed(found):
+        letter, *parts = (part for part in match.groups() if part)
+        below, above = parts if match[2] or match[3] else reversed(parts)
+        is_number = below.isdigit() and above.isdigit()
+        if is_number and int(above) > int(below):
+            return text  # a constant $C_1$, squared
+        if letter == "C" and (is_number or re.fullmatch(r"[\w+-]+", below + above)):
+            value = rf"\binom{{{below}}}{{{above}}}"
+        elif is_number:
+            value = f"({math.perm(int(below[:4]), int(above[:4]))})"
+        else:
+            continue
+        text = text[: match.start()] + value + text[match.end() :]
+    return text
 
 
 _BLANK = re.compile(r"\\text|\s+(?!\d)|(?<!\d)\s+")

@@ -19,7 +19,8 @@ _MAX_BOXES = 16
 """Number of boxes that are looked at, from the end of the text. Each box that is never closed costs time."""
 _SAID = re.compile(
     r"(?:\b(?:final|correct)?\s*(?:answer|choice|option)(?:\s+(?:to|of|for)\b[^.\n]{0,80}?)?"
-    r"\s*(?:\*\*)?\s*(?:\bis\b\s*:?|:|=)|####)(?:\*\*)?\s*",
+    r"\s*(?:\*\*)?\s*(?:\bis\b\s*:?|:|=)|####|答案\s*(?:应?[是为]|等于|[:：])|[应故]选|选择?(?=\s*[(（]?[A-J]))"
+    r"(?:\*\*)?\s*",
     re.IGNORECASE,
 )
 _MATH_SPAN = re.compile(
@@ -28,9 +29,9 @@ _MATH_SPAN = re.compile(
     re.DOTALL,
 )
 _BARE_NUMBER = re.compile(
-    r"(?<![\w.\\])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][-+]?\d+)?(?:\s*\\?%)?"
+    r"(?<![A-Za-z0-9_.\\])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?(?:[eE][-+]?\d+)?(?:\s*\\?%)?"
 )
-_SENTENCE_END = re.compile(r"(?<=[^\d])\.(?:\s|$)|(?<=\d)\.(?:\s+[A-Z]|\s*$)|\n|\*\*")
+_SENTENCE_END = re.compile(r"(?<=[^\d])\.(?:\s|$)|(?<=\d)\.(?:\s+[A-Z]|\s*$)|[。\n]|\*\*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _LEADING_WORDS = re.compile(r"\s*[A-Za-z]+,?\s+[A-Za-z]+:?\s+[^\sA-Za-z]*\d")
 """Two words before a number, as in `She pays 5` but not in `5 square feet`."""
@@ -83,7 +84,7 @@ def gold_answer(text: str) -> str:
     if marker:
         return after.strip()
     boxed = boxes(text)
-    return text.strip() if boxed is None else boxed
+    return stated_value(text.strip() if boxed is None else boxed)
 
 
 def final_answer(text: str) -> str:
@@ -94,13 +95,72 @@ def final_answer(text: str) -> str:
     """
     boxed = boxes(text)
     if boxed is not None:
-        return boxed
+        return stated_value(boxed)
     said = _said(text)
     if said is not None:
-        return said
+        return stated_value(said)
     if not _is_prose(text):
-        return text.strip()
+        return stated_value(text.strip())
     return _last_value(text)
+
+
+_DELIMITERS = re.compile(r"\\[()\[\]]|(?<!\\)\$")
+_TEXT_COMMAND = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox)\s*\{([^{}]*)\}")
+_OPENING_WORDS = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then|finally|and|it follows that"
+    r"|we (?:have|get|find|obtain|conclude)(?: that)?"
+    r"|(?:the )?(?:final |correct )?(?:answer|solution|result)\s*[:=])\s*,?\s+)+",
+    re.IGNORECASE,
+)
+_IS = r"\s+(?:is|are|was|equals|is equal to|are equal to|is given by|is exactly|must be)\s*:?\s+"
+_VALUE = r"[-+]?(?:\d|\\(?!text)|[(\[{.√π]|[A-Za-z](?![A-Za-z]))"
+_STATED = re.compile(rf"^(?P<subject>(?=.*[A-Za-z]{{2}}).+){_IS}(?P<value>{_VALUE}.*)$", re.DOTALL)
+_STATED_FIRST = re.compile(
+    r"^(?P<value>[^A-Za-z\\]*\d[^A-Za-z]*|\\.*?|\S+\s*=\s*\S+)\s+(?:is|are)\s+(?:the|our|a|an)\s+(?P<rest>[^\d]*)$"
+)
+_COUNTED = re.compile(
+    r"^there\s+(?:is|are|exists?|were)\s+(?:exactly|only|a total of)?\s*(?P<value>\d[\d,.]*)(?P<rest>\s[^\d]*)?$",
+    re.IGNORECASE,
+)
+_AFTER_VALUE = re.compile(
+    r"(?:,\s*|\s+)(?:when|where|attained|achieved|occurring|which|because|since|as|at)\s.*$"
+    r"|[,.;]\s+[a-z]{3,}\s.*$",
+    re.DOTALL,
+)
+_CONTRADICTION = re.compile(
+    r"\b(?:not|never|no|neither|nor|except|unless|cannot|isn't|aren't|if|but|while|than|at least|at most"
+    r"|or more|or less|between|impossible|wrong|false|incorrect)\b",
+    re.IGNORECASE,
+)
+_OTHER_STATEMENT = re.compile(
+    r"(?:\b(?:is|are|equals)\b|=)\s*[^\s,;]+\s*(?:,|;|\b(?:and|but|or|while)\b)|\b(?:not|never|n't)\s*$",
+    re.IGNORECASE,
+)
+
+
+def stated_value(text: str) -> str:
+    r"""The value that a sentence states, as 34 in `The largest $n$ is 34.`; any other text as it is.
+
+    A sentence that also states another value, or denies this one, is left as it is, and so equals no value.
+    """
+    if _WORD.search(text) is None:
+        return text
+    plain = " ".join(_DELIMITERS.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)).split()).strip(" .")
+    opening = _OPENING_WORDS.match(plain)
+    plain = plain[opening.end() :] if opening else plain
+    counted = _COUNTED.match(plain)
+    if counted is not None:
+        rest = counted["rest"] or ""
+        return text if _CONTRADICTION.search(rest) else counted["value"]
+    said = _STATED.match(plain)
+    if said is not None:
+        value = _AFTER_VALUE.sub("", said["value"])
+        is_clear = not (_CONTRADICTION.search(value) or _OTHER_STATEMENT.search(said["subject"]))
+        return value if is_clear and not _is_long(value) else text
+    first = _STATED_FIRST.match(plain)
+    if first is not None and not _CONTRADICTION.search(first["rest"]):
+        return first["value"].strip()
+    return plain if opening else text
 
 
 def _said(text: str) -> str | None:

@@ -2,6 +2,8 @@
 
 import re
 
+from astraflow.envs.math_chinese import CHINESE, CHINESE_UNITS
+
 __all__ = [
     "ANGLE_FUNCTION",
     "TEXT",
@@ -23,37 +25,55 @@ _UNIT_NAMES = (
     "cm|centimeter|centimetre mm|millimeter|millimetre km|kilometer|kilometre m|meter|metre nm|nanometer "
     "ft|foot|feet in|inch|inches yd|yard mi|mile dm g|gram kg|kilogram mg|milligram lb|pound oz|ounce ton "
     "s|sec|second min|minute h|hr|hour day week month yr|year ml|milliliter l|liter|litre gal|gallon "
-    "mph kmh|kmph hz|hertz khz|kilohertz mhz j|joule kj ev kev mev w|watt kw v|volt n|newton pa|pascal "
+    "hz|hertz khz|kilohertz mhz j|joule kj ev kev mev w|watt kw v|volt n|newton pa|pascal "
     "k|kelvin mol|mole cent|cents dollar|dollars|usd|bucks euro degree|deg rad|radian ohm amp|ampere unit "
-    "erg angstrom pc|parsec au ly c|celsius f|fahrenheit am pm"
+    "yuan|rmb erg angstrom pc|parsec au ly c|celsius f|fahrenheit am pm"
 )
 """Units, separated by blanks; `|` separates the names of one unit."""
 _UNITS = {name: names.split("|")[0] for names in _UNIT_NAMES.split() for name in names.split("|")}
 """The first name of each unit, by all of its names."""
-_BARE_UNITS = "cm|mm|km|kg|ft|" + "|".join(
+_BARE_UNITS = "cm|mm|km|kg|ft|mph|kph|kmh|" + "|".join(
     sorted((f"{name}s?" for name in _UNITS if len(name) > 2), key=len, reverse=True)
 )
 """Units that are recognised without `\\text`. Shorter ones could be products of variables, as in `2mg`."""
+_POWER = r"(?:\s*\^\s*\{?\s*-?\d\s*\}?)?"
+_LENGTH = "[kcmn]?m|mi|ft|in|yd|miles?"
+_RATE = rf"(?:{_LENGTH})\s*/\s*(?:s|sec|h|hr|hour|min)|k?g\s*/\s*(?:cm|dm|m){_POWER}|mol\s*/\s*L"
+_TEXT = r"\\text\{(?:[^{}]|\{[^{}]*\})*\}"
+_PARTS = rf"\s*(?:(?:{_TEXT}|(?<![A-Za-z])[A-Za-z]{{1,3}}(?![A-Za-z])){_POWER}\s*(?:\\cdot(?![A-Za-z]))?\s*)+"
 _UNIT = re.compile(
     r"^(?P<value>.*?[\d})\]!A-Za-z.])\s*(?P<unit>(?:"
-    r"\\text\{(?:[^{}]|\{[^{}]*\})*\}(?:\^\s*\{?-?\d\}?)?"
+    rf"{_TEXT}{_POWER}(?:\s*(?:/|\\cdot(?![A-Za-z]))\s*(?:(?=\\text)|[A-Za-z]{_POWER}(?![A-Za-z])))?"
     r"|\\degree(?:\s*[CFK](?![A-Za-z]))?"
-    r"|(?<![A-Za-z\\])(?:(?:square|cubic|sq|cu)\s+)?(?:"
-    + _BARE_UNITS
-    + r")(?:\s*\^\s*\{?-?\d\}?)?(?![A-Za-z])"
+    r"|(?<![A-Za-z\\])(?:(?:square|cubic|sq|cu)\s+)?(?:" + _BARE_UNITS + rf"){_POWER}(?![A-Za-z])"
     r"|(?<=[\d}] )[A-Za-z]{4,}(?:\s[A-Za-z]{3,})*|(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])"
-    r"|(?<=[\d} ])k?m\s*/\s*(?:s|h|hr|min)(?:\s*\^\s*\{?-?\d\}?)?(?![A-Za-z])"
+    rf"|(?<=[\d}} ])(?:{_RATE}){_POWER}(?![A-Za-z])"
+    rf"|\\frac\s*\{{{_PARTS}\}}\s*\{{{_PARTS}\}}"
+    rf"|[{CHINESE}]+(?:\s*/\s*[{CHINESE}]+)?{_POWER}"
     r"|%|\\(?:mu|Omega|AA)(?![A-Za-z])"
     r"|\s+)+)$"
+)
+_BARE_FRACTION = re.compile(
+    rf"\\frac\s*\{{\s*(?:{_LENGTH}|k?g)\s*\}}\s*\{{\s*(?:s|h|hr|min|cm|dm|m){_POWER}\s*\}}"
+)
+_NO_UNIT = re.compile(
+    r"(?<![A-Za-z])(?:or|more|less|least|most|than|not|no|fewer|greater|larger|smaller|at|to|between|plus|minus|times|"
+    r"half|halves|thirds?|quarters?|fourths?|fifths?|and|over|above|below|except|mod|base|if|when|unless|otherwise|"
+    r"only|squared|cubed|binary|hundred|thousand|million|billion|trillion|dozens?|but|approximately)(?![A-Za-z])"
+    r"|[半多余几不非没或和与分之十百千万亿至大小超约左右以]"
+)
+"""Words that change a number, so that they are no part of a unit."""
+_LEADING = re.compile(
+    r"^(?:\\approx|(?P<words>\\text\{[^{}]*\})|about|approximately|roughly|Rs\.?|USD)\s*(?=[\d\\(.-])"
 )
 
 
 def split_unit(text: str) -> tuple[str, str]:
     """The value and the unit of a text; the unit is empty if there is none."""
     # Words and signs before a value do not change it: `about 3`, `\approx 3`, `Rs. 3`.
-    text = re.sub(
-        r"^(?:\\approx|\\text\{[^{}]*\}|about|approximately|roughly|Rs\.?|USD)\s*(?=[\d\\(.-])", "", text
-    )
+    leading = _LEADING.match(text)
+    if leading is not None and not (leading["words"] and _NO_UNIT.search(leading["words"])):
+        text = text[leading.end() :]
     match = _UNIT.match(text)
     if match is None or not re.search(r"[\dA-Za-z]", match["value"]):
         return text, ""
@@ -63,31 +83,64 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, ""  # the degrees belong to the argument of the function, as in `\sin 30\degree`
     if re.search(r"[\d})]", value) is None and "\\text" not in unit and unit not in ("%", r"\degree"):
         return text, ""
+    if unit.startswith("\\frac") and "\\text" not in unit and _BARE_FRACTION.fullmatch(unit) is None:
+        return text, ""  # a fraction of variables
+    if _NO_UNIT.search(unit) and _dimensions(unit) is None:
+        return text, ""
     return value, unit
 
 
-def _unit_name(unit: str) -> str:
-    """One name for all spellings of a unit; empty if the unit is not known."""
-    plain = plain_text(unit).lower().replace("\\cdot", " ").replace("\\degree", " degree ")
-    plain = re.sub(r"\bper\b", "/", plain)
-    squared = "^2" if re.search(r"\bsq(?:uare)?\b|\^\{?2", plain) else ""
-    cubed = "^3" if re.search(r"\bcu(?:bic)?\b|\^\{?3", plain) else ""
-    names: list[str] = []
-    for word in re.findall(
-        r"[a-z]+|/|%", re.sub(r"\^\s*\{?-?\d\}?|\bsq(?:uare)?\b|\bcu(?:bic)?\b", "", plain)
-    ):
-        known = word if word in "/%" else _UNITS.get(word, _UNITS.get(word.removesuffix("s"), ""))
-        if not known:
-            return ""
-        names.append(known)
-    name = "".join(names) + squared + cubed
-    return name.removeprefix("degree") if name in ("degreec", "degreef") else name
+_WORD = re.compile(
+    r"\^\s*\{?\s*(-?\d)\s*\}?|[a-z]+|[/%()]|"
+    + "|".join(sorted(CHINESE_UNITS, key=len, reverse=True))
+    + f"|[{CHINESE}]"
+)
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_SPELLINGS = (
+    (re.compile(r"\\frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}"), r" \1 / \2 "),
+    (re.compile(r"\\text(?![a-z])|\\cdot"), " "),
+    (re.compile(r"\\degree"), " degree "),
+    (re.compile(r"\bmph\b"), "mi/h"),
+    (re.compile(r"\b(?:kmh|kph|kmph)\b"), "km/h"),
+    (re.compile(r"\bsquared\b"), "^2"),
+    (re.compile(r"\bcubed\b"), "^3"),
+)
+
+
+def _dimensions(unit: str) -> dict[str, int] | None:
+    """The power of each unit by its name, such as `{"m": 1, "s": -2}`; None if a word is not known."""
+    text = unit.lower()
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    found: dict[str, int] = {}
+    sign = 1
+    power = 1
+    last = ""
+    for match in _WORD.finditer(text):
+        word = CHINESE_UNITS.get(match.group(), match.group())
+        if match[1] is not None:
+            if not last:
+                return None
+            found[last] += (int(match[1]) - 1) * sign
+        elif word in ("/", "per"):
+            sign = -1
+        elif word in _POWERS:
+            power = _POWERS[word]
+        elif word not in "(){}":
+            last = word if word == "%" else _UNITS.get(word, _UNITS.get(word.removesuffix("s"), ""))
+            if not last:
+                return None
+            found[last] = found.get(last, 0) + sign * power
+            power = 1
+    if found.get("degree") and found.keys() & {"c", "f"}:
+        del found["degree"]
+    return found or None
 
 
 def units_differ(gold: str, answer: str) -> bool:
     """Whether both units are known and differ. Percent signs do not count: they change the number."""
-    wanted = _unit_name(gold)
-    given = _unit_name(answer)
-    if not wanted or not given or wanted == given or "%" in (wanted, given):
+    wanted = _dimensions(gold)
+    given = _dimensions(answer)
+    if wanted is None or given is None or wanted == given or "%" in wanted or "%" in given:
         return False
-    return not ({wanted.split("^")[0], given.split("^")[0]} & {"unit"})
+    return "unit" not in wanted and "unit" not in given
