@@ -116,10 +116,12 @@ _IS = r"\s+(?:is|are|was|equals|is equal to|are equal to|is given by|is exactly|
 _VALUE = r"[-+]?(?:\d|\\(?!text)|[(\[{.√π]|[A-Za-z](?![A-Za-z]))"
 _STATED = re.compile(rf"^(?P<subject>(?=.*[A-Za-z]{{2}}).+){_IS}(?P<value>{_VALUE}.*)$", re.DOTALL)
 _STATED_FIRST = re.compile(
-    r"^(?P<value>[^A-Za-z\\]*\d[^A-Za-z]*|\\.*?|\S+\s*=\s*\S+)\s+(?:is|are)\s+(?:the|our|a|an)\s+(?P<rest>[^\d]*)$"
+    r"^(?P<value>[^A-Za-z\\]*\d[^A-Za-z]*|\\.*?|\S+\s*=\s*\S+)"
+    r"\s+(?:is|are)\s+(?:the|our|a|an)\s+(?P<rest>[^\d]*)$"
 )
 _COUNTED = re.compile(
-    r"^there\s+(?:is|are|exists?|were)\s+(?:exactly|only|a total of)?\s*(?P<value>\d[\d,.]*)(?P<rest>\s[^\d]*)?$",
+    r"^there\s+(?:is|are|exists?|were)\s+(?:exactly|only|a total of)?\s*"
+    r"(?P<value>\d[\d,.]*)(?P<rest>\s[^\d]*)?$",
     re.IGNORECASE,
 )
 _AFTER_VALUE = re.compile(

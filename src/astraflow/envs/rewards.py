@@ -50,6 +50,7 @@ from astraflow.envs.environment import make_environment, without_environment
 from astraflow.envs.math_algebra import load_algebra, unread_texts
 from astraflow.envs.math_answers import is_right, readable_gold
 from astraflow.envs.math_spelling import fold
+from astraflow.envs.math_tex import group_end
 from astraflow.envs.math_text import boxes
 from astraflow.envs.own_rewards import Call, OwnReward, check_own_reward, make_own_reward
 from astraflow.envs.question_answers import exact_match, word_f1
@@ -472,12 +473,8 @@ def _answer_tag(text: str) -> str | None:
 
 def _boxed(text: str) -> str | None:
     _, opening, rest = text.rpartition("\\boxed{")
-    depth = 1 if opening else 0
-    for position, char in enumerate(rest if opening else ""):
-        depth += (char == "{") - (char == "}")
-        if depth == 0:
-            return rest[:position].strip()
-    return None
+    end = group_end("{" + rest, 0) if opening else None
+    return None if end is None else rest[: end - 2].strip()
 
 
 def _whole(text: str) -> str | None:
