@@ -34,7 +34,7 @@ class Evaluator:
             raise ConfigError(f"the evaluation set has {len(source)} tasks; {num_tasks} are needed")
         config = recipe.policies[policy]
         self._tasks = [source.task(idx) for idx in range(num_tasks)]
-        self._renderer = load_renderer(config.model_dir)
+        self._renderer = load_renderer(config.model_dir, config.template_args)
         self._reward = make_reward(recipe.tasks.without_curators)
         self._max_tokens = config.sampling.max_tokens
         self._prompts = [

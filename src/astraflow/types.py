@@ -941,6 +941,8 @@ class PolicyInfo(Item, frozen=True, kw_only=True):
     lag: Count = 0
     """How many versions it serves behind the newest one of the policy that it follows."""
     agent_overrides: Literal["refuse", "ignore"] = "refuse"
+    template_args: JsonText = "{}"
+    """Arguments of the model's chat template in every prompt, as a JSON object."""
     """What happens to an agent's request for sampling that the policy can't follow."""
 
 

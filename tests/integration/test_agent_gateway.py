@@ -253,6 +253,24 @@ async def test_a_policy_that_ignores_overrides_samples_as_the_recipe_says_and_co
         assert counted == 5 / 9
 
 
+async def test_an_agents_template_arguments_are_accepted_only_if_they_are_the_policys() -> None:
+    info = msgspec.structs.replace(make_policy("actor"), template_args='{"enable_thinking": false, "a": 1}')
+    hosted = HostedPolicy(info, ScriptedEngine(), letter_renderer("agentic"))
+    async with episode({"actor": hosted}) as open_:
+
+        async def ask(args: object) -> None:
+            body = {"chat_template_kwargs": args}
+            await open_.client.chat.completions.create(model="actor", messages=[user("2")], extra_body=body)
+
+        await ask({"enable_thinking": False})
+        await ask({})
+        for other in ({"enable_thinking": True}, {"effort": "low"}):
+            with pytest.raises(
+                openai.BadRequestError, match=r"set policies\.actor\.template_args in the recipe"
+            ):
+                await ask(other)
+
+
 async def test_neutral_values_of_sampling_parameters_are_no_overrides() -> None:
     neutral: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     engine = ScriptedEngine()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.drift import LIMIT, measure_drift
 from astraflow.launch.offline import TrainedModel, collect_batches, train_from_batches
 from astraflow.types import Batch, StepRecord
+from astraflow.wire import array
 from recipe_builders import make_digit_model, make_digit_recipe
 
 pytestmark = pytest.mark.timeout(120)
@@ -95,6 +97,35 @@ async def test_collected_batches_say_that_version_0_made_them(recipe: Recipe, tm
     assert spans == {0}
     assert all(batch.totals.num_groups == 4 for batch in batches)
     assert len({(s.group_id, s.episode_idx) for b in batches for s in b.samples}) == 3 * 16
+
+
+async def test_template_arguments_reach_every_prompt_and_the_trained_folder(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    template = (folder / "chat_template.jinja").read_text()
+    template = template.replace(
+        "{% if add_generation_prompt %}", "{{ mark or '' }}{% if add_generation_prompt %}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    settings = ("policies.actor.template_args={mark: '77'}", "policies.actor.train.steps=1")
+    recipe = make_digit_recipe(tmp_path, folder, *settings)
+    batches = await collect(recipe, tmp_path / "A")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [
+        tokenizer.decode(array(s.trajectory.token_ids, "int32").tolist())
+        for b in load(batches)
+        for s in b.samples
+    ]
+    assert texts
+    assert all(text.count("77<assistant>") == 1 for text in texts)
+
+    trained, _ = train(recipe, tmp_path / "B", batches)
+    chat = [{"role": "user", "content": "5"}]
+    shown = AutoTokenizer.from_pretrained(trained.folder).apply_chat_template(
+        chat, add_generation_prompt=True, tokenize=False
+    )
+    assert shown == "577<assistant>"
 
 
 async def test_training_from_batches_is_reproducible_bit_by_bit(recipe: Recipe, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ async def test_a_follower_serves_the_version_that_many_behind() -> None:
         link=link,
         weights=weights,
         make_engine=lambda _: engine,
-        make_renderer=lambda _: CharRenderer(),
+        make_renderer=lambda *_: CharRenderer(),
         changed=changed.set,
     )
     following = asyncio.create_task(host.follow())

@@ -26,7 +26,7 @@ from astraflow.models.tokenizer import make_tokenizer
 from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
-from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
 from astraflow.types import (
@@ -153,7 +153,7 @@ class Service:
             weights=Weights(folder),
             config=RolloutConfig(max_episodes=4),
             make_engine=self._make_engine,
-            make_renderer=load_renderer,
+            make_renderer=policy_renderer,
             resumes=resumes,
             drain_s=0.05,
         )

@@ -70,7 +70,7 @@ def make_service(
         weights=MemoryWeights(),
         config=RolloutConfig(max_episodes=8),
         make_engine=make_engine,
-        make_renderer=lambda _: CharRenderer(),
+        make_renderer=lambda *_: CharRenderer(),
         drain_s=0.05,
     )
     return service, engines[policies[0]]

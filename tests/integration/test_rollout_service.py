@@ -33,6 +33,7 @@ from astraflow.types import (
     Heartbeat,
     LeaseReply,
     LeaseRequest,
+    PolicyInfo,
     RegisterWorker,
     Registration,
     Task,
@@ -61,7 +62,7 @@ class Rig:
         drain_s: float = 0.05,
         outage_s: float = 60.0,
         dataflow: MemoryDataflow | None = None,
-        make_renderer: Callable[[Path], Renderer] = lambda _: CharRenderer(),
+        make_renderer: Callable[[PolicyInfo, Path], Renderer] = lambda *_: CharRenderer(),
         tasks: TasksConfig = EXACT,
         workflow: Workflow = single_turn,
         resumes: bool = False,
@@ -430,7 +431,7 @@ async def test_a_refused_registration_ends_the_service_with_the_reason(start: St
 
 
 async def test_a_policy_that_cannot_be_hosted_ends_the_service_with_the_reason(start: Start) -> None:
-    def broken(folder: Path) -> Renderer:
+    def broken(info: PolicyInfo, folder: Path) -> Renderer:
         raise DataError("no chat template")
 
     rig = start(make_renderer=broken)

@@ -71,6 +71,9 @@ class PolicyConfig(Config):
     lag: int = Field(default=0, ge=0, le=1_000_000)
     """For a follower: number of versions that it stays behind the newest one. Early in a run, it serves the
     oldest version."""
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the model's chat template, e.g. `{enable_thinking: false}`, in every prompt of the policy
+    and as defaults in exported folders. The template must read each of them."""
     sampling: SamplingConfig = SamplingConfig()
     table: TableConfig = TableConfig()
     train: TrainConfig = TrainConfig()

@@ -151,7 +151,7 @@ def _model(name: str, recipe: Recipe) -> Finding:
     policy = recipe.policies[name]
     check = f"model of {name}"
     check_model(name, policy)
-    renderer = load_renderer(policy.model_dir)
+    renderer = load_renderer(policy.model_dir, policy.template_args)
     renderer.render((Message(role="user", content="1 + 1"),))
     num_files = len(weight_paths(policy.model_dir))
     text = (

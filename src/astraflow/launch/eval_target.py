@@ -128,6 +128,7 @@ async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
         api_key=endpoint.api_key,
         max_requests=recipe.rollout.max_episodes,
         timeout_s=recipe.rollout.episode_timeout_s,
+        template_args=recipe.policies[target.policy].template_args,
     )
     try:
         await engine.check()

@@ -14,6 +14,7 @@ from astraflow.host_tensors import HostTensor
 from astraflow.launch.eval_target import chosen_policy
 from astraflow.launch.folder import RunFolder
 from astraflow.models.adapters import merged
+from astraflow.models.chat_template import write_template_defaults
 from astraflow.types import Manifest
 from astraflow.weights.manifest import digest_of, pack
 from astraflow.weights.saved_versions import SavedVersions
@@ -54,6 +55,7 @@ def export_version(
         files = Path(aside) / "files"
         made = Path(aside) / "model"
         snapshot = stored.snapshot(files)
+        write_template_defaults(files, recipe.policies[name].template_args)
         snapshot_to_folder(snapshot, made, base=recipe.policies[name].model)
         _check_written(made, merged(snapshot.tensors), stored.manifest)
         if out.exists():

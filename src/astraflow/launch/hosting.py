@@ -12,7 +12,7 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import JudgedScoring, make_scoring
-from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.weights.snapshot import read_model
 from astraflow.workflows.factory import make_workflow
@@ -41,8 +41,8 @@ async def host_models(
         for name, snapshot in snapshots.items():
             engine = make_engine(snapshot)
             stack.push_async_callback(engine.close)
-            renderer = load_renderer(snapshot.model_dir)
-            hosted[name] = HostedPolicy(policy_info(name, recipe.policies[name]), engine, renderer)
+            info = policy_info(name, recipe.policies[name])
+            hosted[name] = HostedPolicy(info, engine, policy_renderer(info, snapshot.model_dir))
         yield hosted
 
 

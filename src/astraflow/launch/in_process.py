@@ -25,7 +25,7 @@ from astraflow.rollout.engines.factory import engine_maker
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Evaluation
 from astraflow.rollout.judging import make_scoring
-from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.service import RolloutService
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.trainer.checkpoint import CheckpointStore
@@ -152,7 +152,7 @@ def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: Memo
         weights=versions,
         config=recipe.rollout,
         make_engine=engine_maker(recipe.rollout.engine, exact=recipe.exact),
-        make_renderer=load_renderer,
+        make_renderer=policy_renderer,
         evaluation=Evaluation(eval_rules(recipe), num_workers=recipe.rollout.scorers),
         fingerprints=Fingerprints(recipe=info.fingerprints.recipe),
     )

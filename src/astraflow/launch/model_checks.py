@@ -12,6 +12,7 @@ from typing import cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig
+from astraflow.models.chat_template import check_template_args
 from astraflow.models.families import (
     engine_refusal,
     exact_refusal,
@@ -42,11 +43,12 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 def check_model(name: str, policy: PolicyConfig) -> bool:
     """True. Raises: DataError if a model of a policy (own, reference, teacher) is not a Hugging Face folder,
-    or its own has no tokenizer or chat template."""
+    or its own has no tokenizer or chat template; ConfigError if the template does not read an argument."""
     auxiliary = policy.train.auxiliary
     where = f"policies.{name}.model = {policy.model!r}"
     _check_folder(where, policy.model)
     _check_tokenizer(where, policy.model_dir)
+    check_template_args(policy.template_args, policy.model_dir, f"policies.{name}.template_args")
     for key, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
         if model:
             _check_folder(f"policies.{name}.train.auxiliary.{key} = {model!r}", model)

@@ -36,6 +36,7 @@ from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.preflight import check_recipe
 from astraflow.launch.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
 from astraflow.launch.tracking import FINISHED_S, Trackers
+from astraflow.models.chat_template import write_template_defaults
 from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.backends.factory import make_learner
 from astraflow.trainer.columns import reward_mean
@@ -209,7 +210,7 @@ def _trained(
         batch = _load(path, name, step)
         note(_record(batch, learner.train_step(batch)))
     tensors = tuple(learner.export())
-    _write_model(WeightSnapshot(name, len(paths), tensors, policy.model_dir), out)
+    _write_model(WeightSnapshot(name, len(paths), tensors, policy.model_dir), out, policy.template_args)
     return TrainedModel(name, out, len(paths), _digest(tensors))
 
 
@@ -240,13 +241,14 @@ def _record(batch: Batch, result: StepResult) -> StepRecord:
     )
 
 
-def _write_model(trained: WeightSnapshot, out: Path) -> None:
+def _write_model(trained: WeightSnapshot, out: Path, template_args: Mapping[str, object]) -> None:
     """Writes a Hugging Face folder: the new weights, and the small files of the model that training began
     with."""
     with tempfile.TemporaryDirectory(prefix="astraflow-model-") as aside:
         files: Mapping[str, Path] = model_files(trained.model_dir)
         for name, path in files.items():
             shutil.copyfile(path, Path(aside) / name)
+        write_template_defaults(Path(aside), template_args)
         snapshot = WeightSnapshot(trained.policy, trained.version, trained.tensors, Path(aside))
         snapshot_to_folder(snapshot, out)
 

@@ -138,6 +138,7 @@ def policy_info(name: str, policy: PolicyConfig) -> PolicyInfo:
         follows=policy.follows,
         lag=policy.lag,
         agent_overrides=sampling.agent_overrides,
+        template_args=json.dumps(policy.template_args),
     )
 
 

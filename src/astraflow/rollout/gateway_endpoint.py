@@ -12,6 +12,7 @@ answered by `chat`.
 """
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import Coroutine, Mapping
@@ -344,6 +345,8 @@ class EpisodeEndpoint:
         asked = _other_sampling(request, info.sampling)
         followed = {} if info.is_trained else asked
         unsupported = [*request.changed_logits, *(asked.keys() - followed.keys())]
+        if _has_other_template_args(request, info):
+            unsupported.append("chat_template_kwargs")
         if unsupported and info.agent_overrides == "refuse":
             raise _refused_sampling(info, request, unsupported[0])
         self._num_overrides += bool(unsupported)
@@ -468,8 +471,23 @@ def _other_sampling(request: ChatRequest, own: Sampling) -> dict[str, float]:
     }
 
 
+def _has_other_template_args(request: ChatRequest, info: PolicyInfo) -> bool:
+    """Whether a request wants arguments of the chat template that are not the recipe's."""
+    own = json.loads(info.template_args)
+    return any(
+        name not in own or own[name] != value for name, value in (request.chat_template_kwargs or {}).items()
+    )
+
+
 def _refused_sampling(info: PolicyInfo, request: ChatRequest, name: str) -> RefusedError:
     ignore = f"set policies.{info.name}.sampling.agent_overrides: ignore in the recipe to sample without it"
+    if name == "chat_template_kwargs":
+        return bad_request(
+            f"chat_template_kwargs = {json.dumps(request.chat_template_kwargs)}, but the prompts of policy "
+            f"{info.name} are rendered with {info.template_args}; leave it out of the agent's settings, set "
+            f"policies.{info.name}.template_args in the recipe, or {ignore}",
+            "unsupported_value",
+        )
     if name in request.changed_logits:
         return bad_request(
             f"{name} would change what policy {info.name} samples, and its logprobs would not be those that "

@@ -281,6 +281,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
     min_p: TopP | None = None
     repetition_penalty: _Penalty | None = None
     response_format: ReplyFormat | None = None
+    chat_template_kwargs: _Schema | None = None
     seed: object = None
     user: object = None
     metadata: object = None

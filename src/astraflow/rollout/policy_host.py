@@ -153,7 +153,7 @@ class PolicyHost:
         link: WorkerLink,
         weights: FetchesWeights,
         make_engine: Callable[[WeightSnapshot], Engine],
-        make_renderer: Callable[[Path], Renderer],
+        make_renderer: Callable[[PolicyInfo, Path], Renderer],
         changed: Callable[[], None],
     ) -> None:
         self.info = info
@@ -291,7 +291,7 @@ class PolicyHost:
         self._arrivals.end()
         fetched_s = time.time()
         if self.hosted is None:
-            renderer = self._make_renderer(snapshot.model_dir)
+            renderer = self._make_renderer(self.info, snapshot.model_dir)
             self._engine = self._engine or self._make_engine(snapshot)
             await self._engine.load(snapshot, slot="live")  # returns once it serves
             self.hosted = HostedPolicy(self.info, self._engine, renderer)

@@ -11,18 +11,20 @@ The template shows an image as one token; as many take its place as the model ma
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from astraflow.errors import DataError, HistoryRewrittenError, ImageError, RolloutError
+from astraflow.models.chat_template import check_template_args
 from astraflow.models.images import ImageRules, image_rules, placed
 from astraflow.models.stop_ids import folder_stop_ids
-from astraflow.types import MediaRef, Message, ToolSpec
+from astraflow.types import MediaRef, Message, PolicyInfo, ToolSpec
 
-__all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer"]
+__all__ = ["ChatRenderer", "ChatTokenizer", "load_renderer", "load_tokenizer", "policy_renderer"]
 
 _MARKER = "\ue000end\ue001"
 """Private-use characters: no tokenizer sees them, no template treats them."""
@@ -251,10 +253,11 @@ class _HuggingFaceTokenizer:
     """Encodes and decodes by the compiled tokenizer itself where there is one: the classes around it take
     several times its own time on a short text."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, template_args: Mapping[str, object]) -> None:
         from transformers import PreTrainedTokenizerFast
 
         self._tokenizer = tokenizer
+        self._template_args = template_args
         self._compiled: Any = None
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             self._compiled = tokenizer.backend_tokenizer
@@ -271,6 +274,7 @@ class _HuggingFaceTokenizer:
                 tools=[_function(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=True,
+                **self._template_args,
             )
         except TemplateError as err:
             roles = ", ".join(message.role for message in messages)
@@ -316,11 +320,22 @@ def _function(tool: ToolSpec) -> dict[str, object]:
     return {"type": "function", "function": described}
 
 
-def load_renderer(model_dir: Path) -> ChatRenderer:
+def policy_renderer(info: PolicyInfo, model_dir: Path) -> ChatRenderer:
+    """The renderer of a policy whose files are in a folder. Raises: as `load_renderer`."""
+    return load_renderer(model_dir, cast("dict[str, object]", json.loads(info.template_args)))
+
+
+def load_renderer(
+    model_dir: Path, template_args: Mapping[str, object] = MappingProxyType({})
+) -> ChatRenderer:
     """The renderer of a model folder. Stop ids are those of `models.stop_ids`.
 
-    Raises: DataError if the folder has no tokenizer, no chat template or no end token.
+    `template_args`: what the chat template gets in addition to messages and tools.
+
+    Raises: DataError if the folder has no tokenizer, no chat template or no end token; ConfigError if the
+    template does not read one of the arguments.
     """
+    check_template_args(template_args, model_dir, "template_args")
     tokenizer = load_tokenizer(model_dir)
     stop_ids = folder_stop_ids(model_dir, tokenizer)
     if not stop_ids:
@@ -328,7 +343,9 @@ def load_renderer(model_dir: Path) -> ChatRenderer:
             f"{model_dir}: neither generation_config.json nor config.json nor the tokenizer names an end "
             "token; set eos_token_id in generation_config.json"
         )
-    return ChatRenderer(_HuggingFaceTokenizer(tokenizer), frozenset(stop_ids), images=image_rules(model_dir))
+    return ChatRenderer(
+        _HuggingFaceTokenizer(tokenizer, template_args), frozenset(stop_ids), images=image_rules(model_dir)
+    )
 
 
 def load_tokenizer(model_dir: Path) -> Any:

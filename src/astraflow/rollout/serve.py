@@ -17,7 +17,7 @@ from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import EvalRules, Evaluation
 from astraflow.rollout.judging import make_scoring
 from astraflow.rollout.membership import WorkerLink
-from astraflow.rollout.renderer import load_renderer
+from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.service import RolloutService
 from astraflow.service.process import settle_memory
 from astraflow.types import Fingerprints, Manifest, PolicyInfo, RunInfo
@@ -72,7 +72,7 @@ async def run_rollout(
             weights=weights,
             config=rollout,
             make_engine=partial(_settled_engine, engine_maker(rollout.engine, exact=exact)),
-            make_renderer=load_renderer,
+            make_renderer=policy_renderer,
             evaluation=Evaluation(evaluation or {}, num_workers=rollout.scorers, private=private),
             labels=labels,
             peer_url=peer_url,

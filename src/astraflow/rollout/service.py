@@ -100,7 +100,7 @@ class RolloutService:
         weights: FetchesWeights,
         config: RolloutConfig,
         make_engine: Callable[[WeightSnapshot], Engine],
-        make_renderer: Callable[[Path], Renderer],
+        make_renderer: Callable[[PolicyInfo, Path], Renderer],
         evaluation: Evaluation | None = None,
         labels: Mapping[str, str] | None = None,
         peer_url: str = "",

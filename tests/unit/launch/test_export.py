@@ -1,12 +1,14 @@
 """A version as a folder: which one, where to, and what is never overwritten."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
+from jinja2 import Template
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.host_tensors import HostTensor
@@ -46,23 +48,30 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def stored_run(tmp_path: Path, tensors: Callable[[int], tuple[HostTensor, ...]]) -> Iterator[Path]:
-    """A run that goes on: its publisher holds versions 6 and 7."""
+def stored_run(
+    tmp_path: Path,
+    tensors: Callable[[int], tuple[HostTensor, ...]],
+    settings: str = "",
+    files: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Path]:
+    """A run that goes on: its publisher holds versions 6 and 7. `settings`: more of the policy; `files`: more
+    small files of its model."""
     tmp_path.mkdir(exist_ok=True)
     source = tmp_path / "source.yaml"
     source.write_text(
         "name: demo\n"
         "tasks: {sources: {sums: {name: jsonl, path: tasks.jsonl}}}\n"
-        "policies: {actor: {model: models/none}}\n"
+        f"policies: {{actor: {{model: models/none, {settings}}}}}\n"
     )
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.save_recipe(load_recipe(source))
     store = ChunkStore(folder.weights / "actor", keep=4)
     for version in (6, 7):
-        files = (FileInfo(name="config.json", chunk=store.put(b"{}")),)
+        contents = {"config.json": "{}", **files}
+        infos = tuple(FileInfo(name=name, chunk=store.put(text.encode())) for name, text in contents.items())
         store.put(pack(tensors(version)).data)
-        store.add(build_manifest("actor", version, tensors(version), chunk_bytes=CHUNK_BYTES, files=files))
+        store.add(build_manifest("actor", version, tensors(version), chunk_bytes=CHUNK_BYTES, files=infos))
     yield folder.path
     store.close()
 
@@ -74,6 +83,16 @@ def test_the_newest_version_is_written_bit_by_bit(run_dir: Path, tmp_path: Path)
     written = {t.name: (t.dtype, t.shape, t.data.tobytes()) for t in read_model(done.folder)}
     assert written == {t.name: (t.dtype, t.shape, t.data.tobytes()) for t in tensors(7)}
     assert [path.name for path in done.folder.parent.iterdir()] == ["model"]
+
+
+def test_the_template_arguments_of_a_policy_are_the_defaults_of_its_folder(tmp_path: Path) -> None:
+    template = "{{ 'yes' if enable_thinking | default(true) else 'no' }}"
+    args = "template_args: {enable_thinking: false}"
+    with stored_run(tmp_path, tensors, args, {"chat_template.jinja": template}) as run_dir:
+        folder = export_version(run_dir, tmp_path / "model").folder
+    written = (folder / "chat_template.jinja").read_text()
+    assert Template(written, trim_blocks=True).render() == "no"
+    assert Template(written, trim_blocks=True).render(enable_thinking=True) == "yes"
 
 
 def test_an_older_version_is_written_while_it_is_kept(run_dir: Path, tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_a_good_recipe_opens_its_sources(folder: Path) -> None:
     assert sources.train["train"].task(3).prompt == "train 3"
 
 
+def test_a_template_argument_that_the_template_never_reads_is_refused(folder: Path) -> None:
+    template = "{{ messages }}{% if enable_thinking %}<think>{% endif %}"
+    (folder / "model" / "chat_template.jinja").write_text(template)
+    args = {"enable_thinking": False}
+    check_recipe(make_recipe(folder, policies={"actor": make_policy(folder, template_args=args)}))
+    wrong = make_recipe(folder, policies={"actor": make_policy(folder, template_args={"thinking": False})})
+    with pytest.raises(
+        ConfigError, match=r"policies\.actor\.template_args\.thinking: .*reads enable_thinking"
+    ):
+        check_recipe(wrong)
+
+
 def test_a_missing_model_names_the_command_that_makes_one(folder: Path) -> None:
     recipe = make_recipe(folder, policies={"actor": make_policy(folder, model="models/nothing")})
     with pytest.raises(DataError, match=r"policies\.actor\.model = 'models/nothing'.*astraflow model init"):

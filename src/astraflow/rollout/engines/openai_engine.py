@@ -13,6 +13,7 @@ is sent to the endpoint and goes nowhere else.
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import aiohttp
@@ -83,12 +84,15 @@ class OpenAiEngine:
         api_key: str = "",
         max_requests: int = 32,
         timeout_s: float = 300.0,
+        template_args: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
+        """`template_args`: sent as `chat_template_kwargs`, as servers such as vLLM and SGLang take them."""
         self._base_url = base_url.rstrip("/")
         self.model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=10.0)
         self._slots = asyncio.Semaphore(max_requests)
+        self._template_args = template_args
         self._max_requests = max_requests
         self._num_running = 0
         self._num_waiting = 0
@@ -127,6 +131,8 @@ class OpenAiEngine:
         Raises: RolloutError.
         """
         body = _body(self.model, _messages(request.token_ids), request.sampling)
+        if self._template_args:
+            body["chat_template_kwargs"] = dict(self._template_args)
         self._num_waiting += 1
         try:
             await self._slots.acquire()

@@ -89,6 +89,13 @@ async def test_further_sampling_settings_go_out_only_if_they_are_set() -> None:
     assert (asked["top_p"], asked["top_k"], asked["stop"], asked["seed"]) == (0.9, 5, ["\n"], 3)
 
 
+async def test_template_arguments_go_out_as_servers_take_them() -> None:
+    endpoint = Endpoint(answer("ok"))
+    async with served(endpoint, model="tiny", template_args={"enable_thinking": False}) as engine:
+        await engine.generate(ask())
+    assert endpoint.asked[0]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
 async def test_a_busy_endpoint_is_asked_again() -> None:
     endpoint = Endpoint(Response(status_code=503), answer("ok"))
     async with served(endpoint, model="tiny") as engine:

@@ -1,0 +1,155 @@
+"""The arguments of a model folder's chat templates, such as `enable_thinking`.
+
+A template reads its arguments as Jinja variables. This file tells which ones it reads, refuses all others,
+and writes those of a run into the templates of an exported folder, as defaults. It loads no tokenizer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.mistakes import hint
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["check_template_args", "readable_args", "write_template_defaults"]
+
+_JSON_FILES = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
+"""Files that may hold templates under `chat_template`, as a text or as a list of named ones."""
+_KEY = "chat_template"
+_GIVEN = frozenset(
+    {
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "raise_exception",
+        "strftime_now",
+        "additional_special_tokens",
+    }
+)
+"""What every template gets, in addition to the special tokens (`bos_token` and the like)."""
+
+
+def check_template_args(args: Mapping[str, object], model_dir: Path, where: str) -> None:
+    """Checks that the folder's chat templates read all of these arguments. `where`: their key in the recipe.
+
+    Raises: ConfigError if they do not read one, or JSON cannot express its value; DataError if a template
+    cannot be read.
+    """
+    if not args:
+        return
+    known = sorted({name for text in _templates(model_dir) for name in readable_args(text, model_dir)})
+    for name, value in args.items():
+        if name not in known:
+            reads = f"it reads {', '.join(known)}" if known else "it reads no arguments"
+            raise ConfigError(
+                f"{where}.{name}: the chat template of {model_dir} never reads it{hint(name, known)}; {reads}"
+            )
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as err:
+            raise ConfigError(f"{where}.{name} = {value!r} is not a JSON value: {err}") from err
+
+
+def readable_args(template: str, model_dir: Path) -> frozenset[str]:
+    """The variables that a template reads and that a recipe may set.
+
+    Raises: DataError if it is not a valid template, ConfigError without Jinja.
+    """
+    try:
+        from jinja2 import TemplateSyntaxError
+        from jinja2.meta import find_undeclared_variables
+    except ImportError as err:
+        raise ConfigError("template_args need the package jinja2: pip install astraflow[torch]") from err
+    try:
+        names = find_undeclared_variables(_environment().parse(template))
+    except TemplateSyntaxError as err:
+        raise DataError(f"{model_dir}: line {err.lineno} of its chat template is broken: {err}") from err
+    return frozenset(name for name in names if name not in _GIVEN and not name.endswith("_token"))
+
+
+def write_template_defaults(folder: Path, args: Mapping[str, object]) -> None:
+    """Changes the chat templates in a folder: without these arguments, they render as with them.
+
+    Whoever opens the folder gets the defaults, and may still pass another value. Does nothing without
+    arguments.
+    """
+    if not args:
+        return
+    for path in _jinja_files(folder):
+        path.write_text(_with_defaults(path.read_text(encoding="utf-8"), args), encoding="utf-8")
+    for name in _JSON_FILES:
+        content = _json(folder / name)
+        if content.get(_KEY):
+            changed = {**content, _KEY: _changed(content[_KEY], args)}
+            (folder / name).write_text(json.dumps(changed, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _templates(folder: Path) -> list[str]:
+    """The texts of all templates in a folder. Raises: DataError if a file is not valid JSON."""
+    texts = [path.read_text(encoding="utf-8") for path in _jinja_files(folder)]
+    for name in _JSON_FILES:
+        held = _json(folder / name).get(_KEY)
+        texts += [held] if isinstance(held, str) else [each["template"] for each in held or ()]
+    return texts
+
+
+def _jinja_files(folder: Path) -> list[Path]:
+    main = folder / "chat_template.jinja"
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    return [main, *others] if main.is_file() else others
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no file. Raises: DataError."""
+    try:
+        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except ValueError as err:
+        raise DataError(f"{path} is not valid JSON: {err}") from err
+
+
+def _changed(held: str | list[dict[str, str]], args: Mapping[str, object]) -> str | list[dict[str, str]]:
+    if isinstance(held, str):
+        return _with_defaults(held, args)
+    return [{**each, "template": _with_defaults(each["template"], args)} for each in held]
+
+
+def _with_defaults(template: str, args: Mapping[str, object]) -> str:
+    lines = [
+        f"{{% set {name} = {name} if {name} is defined else {_literal(value)} %}}\n"
+        for name, value in args.items()
+    ]
+    # Chat templates are rendered with `trim_blocks`, which drops the line break after each of these lines.
+    before = "".join(lines)
+    return template if template.startswith(before) else before + template
+
+
+def _literal(value: object) -> str:
+    """A JSON value as Jinja writes it."""
+    if isinstance(value, dict):
+        items = cast("dict[str, object]", value).items()
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(each)}" for key, each in items) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(each) for each in cast("Sequence[object]", value)) + "]"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _environment() -> "Environment":
+    """Parses what transformers parses: loops with `break`, and the marks of generated text."""
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", Generation])
