@@ -12,10 +12,12 @@ import msgspec
 from astraflow.errors import DataError
 from astraflow.types import Task
 
-__all__ = ["Row", "answers_of", "is_of_row", "row_of", "with_row"]
+__all__ = ["Row", "answers_of", "is_of_row", "number_text", "row_of", "with_row"]
 
 _MAX_CHARS = 1024 * 1024
 """Characters of the columns of one task, as JSON: they travel with each of its leases."""
+_LARGEST_EXACT = 2**53
+"""Up to here, each whole number is a float of its own."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="row"):
@@ -82,7 +84,21 @@ def answers_of(task: Task) -> tuple[str, ...]:
                 f"the answer of task {task.id} is no text, no number and no list of them but "
                 f"{task.answer[:60]}, which only a reward of your own can compare; name one in tasks.reward"
             )
-    return tuple([str(entry) for entry in entries if str(entry).strip()])
+    texts = [
+        entry if isinstance(entry, str) else number_text(entry)
+        for entry in cast("list[str | float]", entries)
+    ]
+    return tuple([text for text in texts if text.strip()])
+
+
+def number_text(value: float) -> str:
+    """A number as text. A whole one has no decimals: `7.0` is `7`.
+
+    Tables store whole numbers as `7.0` if others of their column are missing or have decimals.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST_EXACT:
+        return str(int(value))
+    return str(value)
 
 
 def is_of_row(task: Task) -> bool:

@@ -107,9 +107,15 @@ def checked(item: _StructT) -> _StructT:
     Items are not checked when they are constructed in Python. Call this for items that are built from what a
     user's own function returned.
 
-    Raises: WireError if a value has the wrong type or is beyond its bound.
+    Raises: WireError if a value has the wrong type, is beyond its bound, or is not valid Unicode.
     """
-    return decode(encode(item), type(item))
+    try:
+        encoded = encode(item)
+    except UnicodeEncodeError as err:
+        raise WireError(
+            f"{type(item).__name__}: a text is not valid Unicode: {err}; correct it, or remove the character"
+        ) from err
+    return decode(encoded, type(item))
 
 
 def _shown(body: bytes | memoryview, problem: str, media_type: str) -> str:

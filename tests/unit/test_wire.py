@@ -61,6 +61,11 @@ def test_nan_is_no_json_number() -> None:
         wire.decode(b'{"temperature": NaN}', Sampling, wire.JSON)
 
 
+def test_half_of_a_surrogate_pair_in_an_item_is_refused() -> None:
+    with pytest.raises(WireError, match=r"Task: a text is not valid Unicode: .*; correct it"):
+        wire.checked(Task(id="a", source="b", prompt="\ud83d"))
+
+
 def test_an_oversized_body_is_refused_before_decoding() -> None:
     with pytest.raises(WireError, match="over the limit of 10"):
         wire.decode(b"x" * 11, Task, wire.JSON, limit=10)

@@ -55,6 +55,7 @@ from astraflow.envs.math_text import boxes
 from astraflow.envs.own_rewards import Call, OwnReward, check_own_reward, make_own_reward
 from astraflow.envs.question_answers import exact_match, word_f1
 from astraflow.envs.reasoning_gym import GYM, load_gym, runs_answers, score_gym
+from astraflow.envs.rows import check_answer_text, naming_row
 from astraflow.envs.selection import looked_at
 from astraflow.errors import ConfigError, DataError, Error, LateScoreError, RolloutError, ScorerError
 from astraflow.own_code import described
@@ -386,10 +387,23 @@ def check_gradable(reward: RewardConfig, source: TaskSource, config: TaskSourceC
             check_own_reward(part, columns, where=where)
         elif isinstance(part, CodeTestsReward):
             for task in looked_at(source, config):
-                cases_of(task, part)
+                with naming_row(task, config):
+                    cases_of(task, part)
         elif is_of_rows and not isinstance(part, FormatReward | JudgeReward):
             for task in looked_at(source, config):
-                _right_answers(task, as_text=isinstance(part, ExactReward | ExactMatchReward | F1Reward))
+                with naming_row(task, config):
+                    _check_answers(task, part, is_of_file=isinstance(config, RowsConfig))
+
+
+def _check_answers(task: Task, reward: SingleRewardConfig, *, is_of_file: bool) -> None:
+    """Raises: DataError if a reward cannot compare the task's answers with a completion."""
+    as_text = isinstance(reward, ExactReward | ExactMatchReward | F1Reward)
+    answers = _right_answers(task, as_text=as_text)
+    if not is_of_file or isinstance(reward, ExactReward):  # which compares letter by letter, whatever it is
+        return
+    for answer in answers:
+        # Quotes around an answer do not matter to rewards that compare words.
+        check_answer_text(answer, may_be_quoted=as_text)
 
 
 def _columns(config: TaskSourceConfig) -> tuple[str, ...] | None:

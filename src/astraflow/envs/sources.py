@@ -5,6 +5,7 @@ are asked for. Files are read once, when the source is made, so that a broken li
 starts. Libraries are imported only by the sources that need them.
 """
 
+import codecs
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from astraflow.envs.config import (
 from astraflow.envs.data_sets.prepared import PreparedSource
 from astraflow.envs.environment import chosen_environment, make_environment, with_environment
 from astraflow.envs.reasoning_gym import GymSource
-from astraflow.envs.rows import shortened, task_from_row
+from astraflow.envs.rows import place_of, shortened, task_from_row
 from astraflow.envs.selection import fitting
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.extras import install_command
@@ -42,6 +43,7 @@ __all__ = ["ListSource", "make_source"]
 
 _MAX_HOSTED = 100_000
 """Tasks of a host whose source sets no limit; they are kept in memory."""
+_BYTE_ORDER_MARK = "\ufeff"
 _OTHER_FILES = "; {name: datasets} reads files of other kinds (one JSON array, CSV, parquet)"
 
 
@@ -185,34 +187,50 @@ def _hosted_source(config: HostedSourceConfig, host: HostConfig | None, *, name:
 
 def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
     path = Path(config.path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as err:
-        raise DataError(
-            f"{path} does not exist (looked in {Path.cwd()}); give the path of a JSONL file"
-        ) from err
-    except (OSError, UnicodeDecodeError) as err:
-        raise DataError(f"{path} cannot be read as UTF-8 text: {err}") from err
     tasks: list[Task] = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for idx, line in enumerate(_decoded(path).split("\n")):
+        # Files that were joined may have a byte order mark in the middle.
+        line = line.removeprefix(_BYTE_ORDER_MARK)
         if line.strip():
-            where = f"{path}, line {number}"
-            task = Task(id=f"{name or path.stem}/{number - 1}", source=name, prompt="")
+            where = place_of(config, idx)
+            task = Task(id=f"{name or path.stem}/{idx}", source=name, prompt="")
             tasks.append(task_from_row(_jsonl_row(line, where), config, task=task, where=where))
     if not tasks:
         raise DataError(f"{path} holds no tasks; expected one JSON object per line")
     return tasks
 
 
+def _decoded(path: Path) -> str:
+    """The text of a file. Raises: DataError that names the line at which it is not UTF-8."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as err:
+        raise DataError(
+            f"{path} does not exist (looked in {Path.cwd()}); give the path of a JSONL file"
+        ) from err
+    except OSError as err:
+        raise DataError(f"{path} cannot be read: {err}") from err
+    try:
+        return data.decode()
+    except UnicodeDecodeError as err:
+        line = data.count(b"\n", 0, err.start) + 1
+        is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        reason = "it begins with the byte order mark of UTF-16" if is_utf_16 else err
+        raise DataError(
+            f"{path}, line {line} cannot be read as UTF-8 text: {reason}; save the file as UTF-8"
+        ) from err
+
+
 def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
+    shown = shortened(line if line.isprintable() else repr(line))
     try:
         row = json.loads(line)
+    except RecursionError as err:
+        raise DataError(f"{where} is nested too deeply: {shown}") from err
     except ValueError as err:
-        raise DataError(
-            f"{where} is not valid JSON: {err}; it reads {shortened(line)}{_OTHER_FILES}"
-        ) from err
+        raise DataError(f"{where} is not valid JSON: {err}; it reads {shown}{_OTHER_FILES}") from err
     if not isinstance(row, dict):
-        raise DataError(f"{where} holds {shortened(line)}; expected a JSON object{_OTHER_FILES}")
+        raise DataError(f"{where} holds {shown}; expected a JSON object{_OTHER_FILES}")
     return cast("dict[str, Any]", row)
 
 
@@ -222,10 +240,9 @@ def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
 def _hub_tasks(config: HubSourceConfig, name: str) -> list[Task]:
     rows = _load_rows(config)
     tasks: list[Task] = []
-    for number, row in enumerate(rows, start=1):
-        task = Task(id=f"{name or Path(config.path).stem}/{number - 1}", source=name, prompt="")
-        where = f"{config.path}, split {config.split!r}, row {number}"
-        tasks.append(task_from_row(row, config, task=task, where=where))
+    for idx, row in enumerate(rows):
+        task = Task(id=f"{name or Path(config.path).stem}/{idx}", source=name, prompt="")
+        tasks.append(task_from_row(row, config, task=task, where=place_of(config, idx)))
     if not tasks:
         raise DataError(f"data set {config.path}, split {config.split!r}, holds no rows")
     return tasks
@@ -256,7 +273,11 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     except DataError:
         raise
     except (OSError, ValueError, KeyError, DatasetsError) as err:
-        raise DataError(f"{where} cannot be loaded: {err}") from err
+        # The library says only in the cause which line of which file it could not read.
+        cause = f": {err.__cause__}" if err.__cause__ else ""
+        if isinstance(err.__cause__, UnicodeDecodeError):
+            cause += "; save the file as UTF-8"
+        raise DataError(f"{where} cannot be loaded: {err}{cause}") from err
 
 
 def _split_of(loaded: Any, config: HubSourceConfig) -> Any:

@@ -34,6 +34,10 @@ def document_from(row: Mapping[str, Any], *, where: str) -> Document:
     text = row.get("text")
     if not isinstance(title, str) or not isinstance(text, str) or not text.strip():
         raise DataError(f"{where}: expected a mapping with `text` and perhaps `title`, both texts")
+    try:
+        (title + text).encode()
+    except UnicodeEncodeError as err:
+        raise DataError(f"{where}: its text is not valid Unicode: {err}; correct it, or remove it") from err
     return Document(title, text)
 
 
@@ -53,7 +57,7 @@ def read_documents(path: str) -> Sequence[Mapping[str, str]]:
 def _parsed(line: bytes, *, where: str) -> Document:
     try:
         row: object = json.loads(line)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise DataError(f"{where} is no JSON: {err}") from err
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object")

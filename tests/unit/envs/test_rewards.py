@@ -17,7 +17,9 @@ import pytest
 from astraflow.columns import Row, with_row
 from astraflow.config import Use, parse_config
 from astraflow.envs.config import (
+    ExactMatchReward,
     ExactReward,
+    F1Reward,
     JsonlSourceConfig,
     MathVerifyReward,
     ReasoningGymConfig,
@@ -29,7 +31,7 @@ from astraflow.envs.reasoning_gym import HARMLESS_SCORERS
 from astraflow.envs.rewards import check_gradable, extract_answer, make_reward, needs_sandbox
 from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
-from astraflow.protocols import Reward
+from astraflow.protocols import Reward, TaskSource
 from astraflow.types import Task
 
 TASK = Task(id="t", source="s", prompt="Calculate 2 + 3.", answer="5")
@@ -113,6 +115,14 @@ def test_a_task_without_answer_cannot_be_compared() -> None:
             reward(name)(Task(id="t", source="s", prompt="p"), "")
 
 
+def source_of_answers(folder: Path, *answers: object) -> tuple[TaskSource, JsonlSourceConfig]:
+    """A source of a file with these answers, and its config."""
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "2 + 2", "answer": each}) + "\n" for each in answers))
+    config = JsonlSourceConfig(path=str(path))
+    return make_source(config, name="sums"), config
+
+
 @pytest.mark.parametrize("answer", ["", " ", "$$", r"\boxed{}", "####", "."])
 def test_a_file_with_a_task_without_answer_is_refused_when_it_is_read(tmp_path: Path, answer: str) -> None:
     path = tmp_path / "tasks.jsonl"
@@ -120,9 +130,55 @@ def test_a_file_with_a_task_without_answer_is_refused_when_it_is_read(tmp_path: 
     path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     config = JsonlSourceConfig(path=str(path))
     source = make_source(config, name="sums")
-    with pytest.raises(DataError, match="task sums/1 has no answer to compare with"):
+    with pytest.raises(DataError, match=r"tasks\.jsonl, line 2: task sums/1 has no answer to compare with"):
         check_gradable(MathVerifyReward(), source, config)
     check_gradable(Use(use=f"{__name__}:longer_is_better"), source, config)
+
+
+@pytest.mark.parametrize("config", [MathVerifyReward(), SourceReward(), ExactMatchReward(), F1Reward()])
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ('{"ground_truth": "4"}', "mapping"),
+        ("{'ground_truth': 4}", "mapping"),
+        ('["4", "four"]', "list"),
+        ("['4']", "list"),
+        ("[null]", "list"),
+        (['{"a": 1}', "4"], "mapping"),
+    ],
+)
+def test_an_answer_that_was_written_as_json_is_refused_with_file_and_line(
+    tmp_path: Path, config: RewardConfig, answer: object, kind: str
+) -> None:
+    tasks = source_of_answers(tmp_path, "2", answer)
+    with pytest.raises(
+        DataError, match=rf"tasks\.jsonl, line 2: .*, a {kind} that was written as JSON .*answer_key"
+    ):
+        check_gradable(config, *tasks)
+
+
+@pytest.mark.parametrize(
+    ("config", "answer"),
+    [
+        (MathVerifyReward(), "[0, 1]"),
+        (MathVerifyReward(), "[[1, 2], [3, 4]]"),
+        (MathVerifyReward(), "{1, 2}"),
+        (MathVerifyReward(), r"\{1, 2\}"),
+        (MathVerifyReward(), r"[-\infty, 3)"),
+        (ExactMatchReward(), '"Hey Jude"'),
+        (ExactReward(), '{"ground_truth": "4"}'),
+        (Use(use=f"{__name__}:longer_is_better"), '{"ground_truth": "4"}'),
+    ],
+)
+def test_intervals_sets_and_answers_that_are_to_be_json_are_not_refused(
+    tmp_path: Path, config: RewardConfig, answer: str
+) -> None:
+    check_gradable(config, *source_of_answers(tmp_path, answer))
+
+
+def test_a_number_in_quotes_is_no_answer_in_mathematics(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 1: .* a text that was written as JSON"):
+        check_gradable(MathVerifyReward(), *source_of_answers(tmp_path, '"4"'))
 
 
 # --- scorers that run completions -----------------------------------------------------------------

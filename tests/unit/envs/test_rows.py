@@ -153,6 +153,14 @@ def test_the_content_of_a_message_may_be_parts_of_text_and_keys_without_a_value_
         ([{"role": "user", "content": ""}], r"'prompt' is empty"),
         ([{"role": "user", "content": "x"}] * 5000, r"line 1: .*4096"),
         ({"role": "user", "content": "x"}, r"'prompt' is .*; expected a text or a number"),
+        ([{"role": "user", "content": None}], r"message 1 has no 'content'"),
+        ([{"role": "system", "content": "x"}], r"message 1 has the role 'system'; the last message"),
+        ([{"role": "user", "content": " \n"}, *CHAT[1:]], r"'prompt' is empty: .* in message 1; fill it in"),
+        ([{"role": "user", "content": "a\ud83d"}], r"message 1: its content has '\\ud83d' at character 2"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "\0a"}]}],
+            r"message 1: .* character 1, a NUL",
+        ),
     ],
 )
 def test_a_chat_that_cannot_be_asked_names_row_column_and_message(
@@ -160,6 +168,54 @@ def test_a_chat_that_cannot_be_asked_names_row_column_and_message(
 ) -> None:
     with pytest.raises(DataError, match=message):
         first_task(tmp_path, {"prompt": prompt, "answer": "5"})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("  \n", "'prompt' is empty; fill it in, or remove the row"),
+        ("\u200b\ufeff\u3000", "'prompt' is empty"),
+        (None, "'prompt' is None; expected a text or a number, and this stands for a missing value"),
+        (float("nan"), "'prompt' is nan"),
+        ("nan", "'prompt' is 'nan'"),
+        (True, "'prompt' is True; expected a text or a number"),
+        ("a\ud83d b", r"'prompt' has '\\ud83d' at character 2, half of a surrogate pair"),
+        ("a\0", r"'prompt' has '\\x00' at character 2, a NUL"),
+        (json.dumps(CHAT), "'prompt' is a chat that was written as text: .*; store it as a list of messages"),
+        (str(CHAT), "is a chat that was written as text"),
+        (json.dumps(CHAT[1], indent=1), "is a chat that was written as text"),
+        ('[{"content": "x", "role": "user"}]', "is a chat that was written as text"),
+        (
+            "[{'from': 'human', 'value': 'x'}\n {'from': 'gpt', 'value': 'y'}]",
+            "is a chat that was written as",
+        ),
+    ],
+)
+def test_a_prompt_that_says_nothing_or_is_a_chat_as_text_is_refused(
+    tmp_path: Path, prompt: object, message: str
+) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: .*{message}"):
+        first_task(tmp_path, {"prompt": "x", "answer": "5"}, {"prompt": prompt, "answer": "5"})
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        '[{"name": "Ann", "role": "cook"}] Who cooks?',
+        '{"value": 3} is JSON. Is it?',
+        '[{"value": 3}, {"value": 4}]',
+        "[1, 2] + [3]?",
+        'He said: {"role": "user", "content": "x"}',
+        "\U0001f600",
+    ],
+)
+def test_a_prompt_may_hold_json_and_pictures(tmp_path: Path, prompt: str) -> None:
+    assert first_task(tmp_path, {"prompt": prompt, "answer": "5"}).prompt == prompt
+
+
+def test_a_system_message_may_be_empty(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": ""}, {"role": "user", "content": "x"}]
+    assert first_task(tmp_path, {"prompt": chat, "answer": "5"}).context[0].content == ""
 
 
 def test_two_system_messages_are_an_error(tmp_path: Path) -> None:
@@ -179,6 +235,36 @@ def test_an_answer_may_lie_deep_in_a_row(tmp_path: Path) -> None:
 
 def test_a_task_may_have_no_answer(tmp_path: Path) -> None:
     assert first_task(tmp_path, {"prompt": "x"}, answer_key="").answer == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("NaN", "'answer' is nan; expected a text or a number, and this stands for a missing value"),
+        ("Infinity", "'answer' is inf; expected a text or a number that is finite"),
+        ("-1e999", "'answer' is -inf; expected a text or a number that is finite"),
+        ("null", "'answer' is None"),
+        ('"nan"', r"'answer' is 'nan'.*\(if it is the right answer, write it as a list: \['nan'\]\)"),
+        ('"<NA>"', "'answer' is '<NA>'"),
+        ('"a\\ud83d"', r"'answer' has '\\ud83d' at character 2"),
+        ('["a\\ud83d"]', r"'answer': .*not valid Unicode"),
+        ("[1, NaN]", "'answer' cannot be written as JSON: .*; correct the answer, or remove the row"),
+    ],
+)
+def test_an_answer_that_is_missing_or_no_text_is_refused(tmp_path: Path, answer: str, message: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"prompt": "x", "answer": 7.0}}\n{{"prompt": "x", "answer": {answer}}}\n')
+    with pytest.raises(DataError, match=rf"rows\.jsonl, line 2: {message}"):
+        make_source(JsonlSourceConfig(path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(7.0, "7"), (-0.0, "0"), (2.5, "2.5"), (10**30, "1" + "0" * 30), (1e22, "1e+22"), ("7.0", "7.0")],
+)
+def test_a_whole_number_has_no_decimals(tmp_path: Path, answer: object, text: str) -> None:
+    assert first_task(tmp_path, {"prompt": "x", "answer": answer}).answer == text
+    assert answers_of(first_task(tmp_path, {"prompt": "x", "answer": [answer]})) == (text,)
 
 
 @pytest.mark.parametrize("answer", [["5", "five"], {"target": ["5"]}, True])
@@ -218,6 +304,12 @@ def test_named_columns_go_along_with_the_task(tmp_path: Path) -> None:
     task = first_task(tmp_path, VERL, **settings)
     expected = {"data_source": "openai/gsm8k", "extra_info": {"split": "train", "index": 7}}
     assert row_of(task).columns == expected
+
+
+def test_a_column_with_half_a_surrogate_pair_is_named(tmp_path: Path) -> None:
+    row = {"prompt": "x", "answer": "5", "level": 1, "page": {"text": ["a\ud83d"]}}
+    with pytest.raises(DataError, match=r"line 1: 'page': Task: a text is not valid Unicode: .*; correct it"):
+        first_task(tmp_path, row, columns=("level", "page"))
 
 
 def test_a_missing_or_huge_column_is_an_error(tmp_path: Path) -> None:
@@ -268,6 +360,44 @@ def test_rows_of_verl_are_read_from_parquet_json_and_csv(tmp_path: Path) -> None
     config = HubSourceConfig(path=str(tmp_path / "rows.csv"), prompt_key="question", columns=("level",))
     task = make_source(config, name="own").task(0)
     assert (task.prompt, task.answer, row_of(task).columns) == ("2 + 3?", "5", {"level": 1})
+
+
+@pytest.mark.timeout(120)
+def test_tables_refuse_missing_values_and_other_encodings(tmp_path: Path) -> None:
+    for name, content, message in [
+        ("nan.csv", b"prompt,answer\nq,7\nr,nan\n", "row 2: 'answer' is None; .*a missing value"),
+        ("blank.csv", b"prompt,answer\nq,x\n ,y\n", "row 2: 'prompt' is empty"),
+        ("inf.csv", b"prompt,answer\nq,7\nr,inf\n", "row 2: 'answer' is inf"),
+        (
+            "nan.jsonl",
+            b'{"prompt": "q", "answer": 7}\n{"prompt": "r", "answer": NaN}\n',
+            "row 2: 'answer' is",
+        ),
+        ("nan.json", b'[{"prompt": "q", "answer": 7}, {"prompt": "r", "answer": NaN}]', "row 2: 'answer' is"),
+        (
+            "chat.csv",
+            b"prompt,answer\n\"[{'role': 'user', 'content': 'x'}]\",y\n",
+            "row 1: .* a chat that was",
+        ),
+        (
+            "latin.csv",
+            b"prompt,answer\nq\xe9,7\n",
+            "cannot be loaded: .*'utf-8' codec.*; save the file as UTF-8",
+        ),
+        ("half.jsonl", b'{"prompt": "a\\ud83d", "answer": "7"}\n', "cannot be loaded: .*surrogate pair"),
+    ]:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=message) as caught:
+            make_source(HubSourceConfig(path=str(path)))
+        assert name in str(caught.value)
+    path = tmp_path / "bom.csv"
+    path.write_bytes(b"\xef\xbb\xbfprompt,answer\nq,7\nr,2.5\n")
+    source = make_source(HubSourceConfig(path=str(path)))
+    assert [(source.task(idx).prompt, source.task(idx).answer) for idx in range(2)] == [
+        ("q", "7"),
+        ("r", "2.5"),
+    ]
 
 
 def test_a_file_of_another_kind_names_the_source_that_reads_it(tmp_path: Path) -> None:

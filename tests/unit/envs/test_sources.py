@@ -139,6 +139,37 @@ def test_a_broken_task_file_names_file_line_and_problem(
         make_source(jsonl(text))
 
 
+def test_byte_order_marks_and_line_ends_of_windows_are_not_part_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    line = b'\xef\xbb\xbf{"prompt": "q", "answer": "7"}\r\n'
+    path.write_bytes(line + b"\xef\xbb\xbf\r\n" + line)
+    source = make_source(JsonlSourceConfig(path=str(path)), name="own")
+    assert [source.task(idx).prompt for idx in range(len(source))] == ["q", "q"]
+    assert source.task(1).id == "own/2"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b'{"prompt": "q", "answer": "7"}\n{"prompt": "\xe9"}',
+            "line 2 cannot be read as UTF-8 text: .*; save",
+        ),
+        (
+            '{"prompt": "q"}'.encode("utf-16"),
+            "line 1 cannot be read as UTF-8 text: it begins with the byte order",
+        ),
+        (b'{"prompt": "a\x00b", "answer": "7"}', r"line 1 is not valid JSON: .*; it reads '.*a\\x00b"),
+        (b"[" * 100_000, "line 1 is nested too deeply"),
+    ],
+)
+def test_bytes_that_are_no_text_name_the_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"tasks\.jsonl, {message}"):
+        make_source(JsonlSourceConfig(path=str(path)))
+
+
 def test_a_missing_or_binary_task_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         make_source(JsonlSourceConfig(path=str(tmp_path / "none.jsonl")))

@@ -5,10 +5,12 @@ set names. A row that cannot be used is left out for a reason, and counted. A ro
 data set always had is an error, because then the published files have changed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from astraflow.columns import number_text
 from astraflow.errors import DataError
 
 __all__ = ["LeftOut", "PreparedRow", "RawRow", "answer_text", "needed", "needed_text"]
@@ -49,7 +51,7 @@ def needed_text(row: RawRow, *names: str) -> str:
 
 
 def answer_text(value: object) -> str:
-    """An answer as text; a number without needless decimals. Example: `27.0` is `27`."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
+    """An answer as text, or empty; a number without needless decimals. Example: `27.0` is `27`."""
+    if isinstance(value, float):
+        return number_text(value) if math.isfinite(value) else ""
     return "" if value is None else str(value).strip()

@@ -10,11 +10,12 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from astraflow.envs.config import RowsConfig
 from astraflow.envs.data_sets.catalogue import DataSet, Split
 from astraflow.envs.data_sets.converted import LeftOut, PreparedRow
 from astraflow.envs.data_sets.manifest import (
@@ -28,7 +29,9 @@ from astraflow.envs.data_sets.manifest import (
     write_manifest,
 )
 from astraflow.envs.data_sets.raw_files import raw_rows
+from astraflow.envs.rows import task_from_row
 from astraflow.errors import ConfigError, DataError, UnavailableError
+from astraflow.types import Task
 
 __all__ = ["prepare"]
 
@@ -203,19 +206,24 @@ def _converted(path: Path, split: Split, left_out: Counter[str]) -> Iterator[Pre
             raise DataError(f"{where}: {err}") from err
         if isinstance(row, LeftOut):
             left_out[row.reason] += 1
-        elif not _is_text(row):
-            left_out["it holds text that is not valid Unicode"] += 1
+        elif reason := _refusal(row):
+            left_out[reason] += 1
         else:
             yield row
 
 
-def _is_text(row: Mapping[str, Any]) -> bool:
-    """Whether the row can be written as UTF-8; JSON may hold halves of surrogate pairs."""
+def _refusal(row: PreparedRow) -> str:
+    """Why a row cannot be read as a task or document; empty if it can."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except UnicodeEncodeError:  # JSON may hold halves of surrogate pairs
+        return "it holds text that is not valid Unicode"
+    if "prompt" in row:
+        try:
+            task_from_row(row, RowsConfig(), task=Task(id="", source="", prompt=""), where="")
+        except DataError:
+            return "its prompt or answer is missing, or is not a text"
+    return ""
 
 
 def _published(split: Split, commit: str, name: str, path: Path) -> Published:

@@ -28,7 +28,7 @@ def raw_rows(path: Path) -> Iterator[tuple[str, RawRow]]:
             if not isinstance(row, dict):
                 raise DataError(f"{path}, row {number}, is a {type(row).__name__}; expected a mapping")
             yield f"{path}, row {number}", cast("dict[str, Any]", row)
-    except (OSError, ValueError) as err:
+    except (OSError, ValueError, RecursionError) as err:
         if isinstance(err, DataError):
             raise
         raise DataError(f"{path} cannot be read after row {number}: {err}") from err

@@ -231,6 +231,25 @@ def test_published_files_that_are_missing_or_different_are_named(tmp_path: Path)
     assert not (tmp_path / "aime25").exists()
 
 
+def test_rows_that_cannot_be_tasks_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [
+        {"problem": "1 + 1?", "answer": "2"},
+        {"problem": " ", "answer": "2"},
+        {"problem": "a\ud83d", "answer": "2"},
+        {"problem": "a\0", "answer": "2"},
+        {"problem": "1 + 2?", "answer": float("nan")},
+        {"problem": "1 + 2?", "answer": "nan"},
+    ]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = prepare(find_data_set("aime25"), tmp_path / "aime25", given=tmp_path, progress=print)
+    assert manifest.splits["test"].num_rows == 1
+    assert manifest.splits["test"].left_out == {
+        "its prompt or answer is missing, or is not a text": 3,
+        "it holds text that is not valid Unicode": 1,
+        "it has no answer": 1,
+    }
+
+
 def test_unknown_names_are_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'aime2024' is not a known data set; did you mean \"aime24\"\?"):
         find_data_set("aime2024")
