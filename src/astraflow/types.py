@@ -488,6 +488,10 @@ class Load(Item, frozen=True, kw_only=True):
     """Calls of the reward that run or wait."""
     scoring_s: Seconds = 0.0
     """For how long the oldest of them has run or waited."""
+    num_late_scores: Count = 0
+    """Scores that came too late since the service started; never falls."""
+    num_scorer_errors: Count = 0
+    """Calls in which a built-in scorer failed since the service started; never falls."""
 
 
 class Heartbeat(Item, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""Counts failed attempts by kind: failures that differ only in their task and their numbers are one kind.
+"""Counts failed attempts by kind: failures that differ only in their task, their numbers, and what follows
+the first line of their messages, are one kind.
 
 The counts are part of the books, so they are bounded: past a number of kinds, all further ones are one.
 """
@@ -24,12 +25,12 @@ class FailureKind(msgspec.Struct):
     num: int = 0
     """Attempts that failed like this."""
     example: str = ""
-    """Error class and message of the first one, without its task."""
+    """Error class and the message's first line, without its task, of the first one."""
 
 
 def count_failure(kinds: dict[str, FailureKind], told: str) -> None:
     """Counts one failed attempt in. `told`: error class and message."""
-    example = _TASK.sub("", told, count=1)[:_MAX_TOLD]
+    example = _TASK.sub("", told.partition("\n")[0], count=1)[:_MAX_TOLD]
     key = _NUMBER.sub("#", example)
     if key not in kinds and len(kinds) >= _MAX_KINDS:
         key = example = _OTHERS

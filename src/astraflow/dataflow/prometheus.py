@@ -31,6 +31,13 @@ _WORKER_FIGURES: tuple[tuple[str, str, str, Callable[[WorkerStatus, float], floa
         "Tokens generated since it started.",
         lambda w, now_s: w.load.generated_tokens,
     ),
+    ("late_scores_total", "counter", "Scores that came too late.", lambda w, now_s: w.load.num_late_scores),
+    (
+        "scorer_errors_total",
+        "counter",
+        "Calls in which a built-in scorer failed.",
+        lambda w, now_s: w.load.num_scorer_errors,
+    ),
     (
         "seconds_since_seen",
         "gauge",

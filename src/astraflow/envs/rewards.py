@@ -575,7 +575,8 @@ def _score_by_math_verify(call: Call) -> Score:
     """1 if the answer is right, else 0, and whether something could not be read as mathematics."""
     answers = _right_answers(call.task, as_text=False)
     load_algebra()
-    what = f"task {call.task.id}: `math_verify`, comparing {call.text[-200:]!r} with {answers!r:.200}"
+    what = f"task {call.task.id}: `math_verify`"
+    compared = f"\nIt compared {call.text[-200:]!r} with {answers!r:.200}."
     try:
         with unread_texts() as unread:
             is_equal = within_cpu_time(
@@ -585,10 +586,11 @@ def _score_by_math_verify(call: Call) -> Score:
             )
     except OutOfTimeError:
         raise LateScoreError(
-            f"{what}, took more than {_COMPARING_CPU_S:g} s of CPU time or {_COMPARING_WALL_S:g} s"
+            f"{what} took more than {_COMPARING_CPU_S:g} s of CPU time, or {_COMPARING_WALL_S:g} s in all"
+            f"{compared}"
         ) from None
     except Error as err:
-        raise ScorerError(f"{what}: {err}") from err
+        raise ScorerError(f"{what}: {err}{compared}") from err
     except Exception as err:
-        raise ScorerError(f"{what}, raised {described(err)}") from err
+        raise ScorerError(f"{what} raised {described(err)}{compared}") from err
     return Score(float(is_equal), {"unread": float(bool(unread) and not is_equal)})

@@ -199,7 +199,7 @@ def render(state: ScreenState, now_s: float) -> RenderableType:
     )
     alarms = [Text(printable(alarm.text), style="bold red") for alarm in state.alarms[:_MAX_ALARMS]]
     parts: list[RenderableType] = [head, *alarms]
-    parts += [_policies_table(state), *_numbers_texts(state), _workers_table(state)]
+    parts += [_policies_table(state), *_numbers_texts(state), _workers_table(state), *_scoring_texts(state)]
     parts += [_waits_text(state, now_s), services_text(state.services)]
     pushed = state.status.pushed if state.status else PushedTasks()
     if pushed.num_accepted or pushed.num_refused:
@@ -293,6 +293,17 @@ def _workers_table(state: ScreenState) -> Table:
             style="red" if unheard_s >= _SILENT_S else "",
         )
     return table
+
+
+def _scoring_texts(state: ScreenState) -> list[Text]:
+    """One line per rollout service whose scores did not all come."""
+    lines: list[Text] = []
+    for worker in state.status.workers if state.status else ():
+        late, errors = worker.load.num_late_scores, worker.load.num_scorer_errors
+        if late or errors:
+            text = f"{printable(worker.name)}: {late:,} scores came too late, {errors:,} scorer errors"
+            lines.append(Text(text, style="yellow"))
+    return lines
 
 
 def _waits_for(worker: WorkerStatus, unheard_s: float, silent: Mapping[str, float]) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from astraflow import wire
 from astraflow.envs.environment import with_environment, without_environment
-from astraflow.errors import DeadlineError, Error, LateScoreError, RolloutError
+from astraflow.errors import DeadlineError, Error, LateScoreError, RolloutError, ScorerError
 from astraflow.facts import episode_weights
 from astraflow.own_code import error_text, own_frames, raised_at
 from astraflow.protocols import Score
@@ -169,8 +169,12 @@ class EpisodeRunner:
         self._policies = policies
         self._workflow = workflow
         self._score = score
-        self._num_late_scores = 0
-        """Calls of the reward that took too long since the last training episode that succeeded."""
+        self.num_late_scores = 0
+        """Calls of a reward that took too long."""
+        self.num_scorer_errors = 0
+        """Calls in which a built-in scorer failed."""
+        self._num_told = 0
+        """Late scores that metrics of episodes have told of."""
         self._timeout_s = timeout_s
         self._evaluation = evaluation or {}
         self._gateway = Gateway()
@@ -270,7 +274,7 @@ class EpisodeRunner:
             progress=progress,
         )
         proposals = Proposals(self._proposing if is_training else None)
-        scored = self._scored(task, proposals, seed, conduct.score or self._counted_score)
+        scored = self._scored(task, proposals, seed, self._counted(conduct.score or self._score))
         rewards = await self._rewards(conduct.workflow or self._workflow, scored, dialogue)
         trajectories = _trajectories(rewards, dialogue)
         metrics = _metrics(dialogue, scored, trajectories)
@@ -307,18 +311,26 @@ class EpisodeRunner:
         _check_rewards(rewards, dialogue)
         return rewards
 
-    async def _counted_score(self, task: Task, text: str) -> float:
-        try:
-            return await self._score(task, text)
-        except LateScoreError:
-            self._num_late_scores += 1
-            raise
+    def _counted(self, score: Scores) -> Scores:
+        """The same function; it counts scores that come too late, and scorers that fail."""
+
+        async def counted(task: Task, text: str) -> float:
+            try:
+                return await score(task, text)
+            except LateScoreError:
+                self.num_late_scores += 1
+                raise
+            except ScorerError:
+                self.num_scorer_errors += 1
+                raise
+
+        return counted
 
     def _taken_late_scores(self) -> int:
-        """How many scores came too late. A late score fails its episode, whose metrics nobody gets, so the
-        next one that succeeds tells of it."""
-        num = self._num_late_scores
-        self._num_late_scores = 0
+        """How many scores came too late since the last call. A late score fails its episode, whose metrics
+        nobody gets, so the next one that succeeds tells of it."""
+        num = self.num_late_scores - self._num_told
+        self._num_told = self.num_late_scores
         return num
 
     def _scored(self, task: Task, proposals: Proposals, seed: int, scores: Scores) -> "_TimedTask":

@@ -438,6 +438,8 @@ class RolloutService:
             transfers=tuple(t for host in self._hosts.values() if (t := host.transfer()) is not None),
             num_scoring=self._scoring.num_calls,
             scoring_s=self._scoring.oldest_call_s,
+            num_late_scores=self._runner.num_late_scores,
+            num_scorer_errors=self._runner.num_scorer_errors,
         )
 
 

@@ -14,6 +14,13 @@ def test_failures_that_differ_in_task_and_numbers_are_one_kind() -> None:
     ]
 
 
+def test_failures_that_differ_after_the_first_line_are_one_kind() -> None:
+    kinds: dict[str, FailureKind] = {}
+    for answer in ("x+1", "x+2"):
+        count_failure(kinds, f"LateScoreError: task s/1: it took 4 s\nIt compared {answer}.")
+    assert [(kind.num, kind.example) for kind in kinds.values()] == [(2, "LateScoreError: it took 4 s")]
+
+
 def test_past_a_number_of_kinds_all_others_are_one() -> None:
     kinds: dict[str, FailureKind] = {}
     for number in range(200):

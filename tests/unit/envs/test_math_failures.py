@@ -87,7 +87,7 @@ def test_an_exception_of_a_kind_that_no_text_causes_is_an_error_of_the_scorer(
     factor = next(FACTORS)
     gold = str(2 * factor**2)
     failing(monkeypatch, raises(error), only=gold)
-    with pytest.raises(ScorerError, match=rf"sums/7: .*{gold}.*raised {type(error).__name__}"):
+    with pytest.raises(ScorerError, match=rf"sums/7: .* raised {type(error).__name__}(?s:.*){gold}"):
         right_answer(factor)
     monkeypatch.undo()
     assert right_answer(factor) == 1.0

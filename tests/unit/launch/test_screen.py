@@ -198,6 +198,17 @@ def test_the_screen_counts_pushed_tasks_if_there_are_any() -> None:
     assert "pushed tasks: 7 accepted, 2 waiting, 3 refused" in shown(state)
 
 
+def test_the_screen_counts_scores_that_did_not_come_if_there_are_any() -> None:
+    state = ScreenState("demo", "runs/demo", started_s=0.0)
+    state.status = make_status()
+    assert "too late" not in shown(state)
+    (worker, *others) = state.status.workers
+    load = msgspec.structs.replace(worker.load, num_late_scores=1_200, num_scorer_errors=3)
+    worker = msgspec.structs.replace(worker, load=load)
+    state.status = msgspec.structs.replace(state.status, workers=(worker, *others))
+    assert f"{worker.name}: 1,200 scores came too late, 3 scorer errors" in shown(state)
+
+
 def test_a_plain_line_has_the_step_of_how_many() -> None:
     state = ScreenState("demo", "runs/demo", 100.0)
     state.status = make_status()

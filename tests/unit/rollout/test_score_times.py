@@ -2,7 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from astraflow.errors import LateScoreError, RolloutError
+import msgspec
+
+from astraflow.errors import LateScoreError, RolloutError, ScorerError
+from astraflow.rollout.evaluation import Conduct
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, Failure, Task
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
@@ -78,3 +81,25 @@ async def test_the_next_good_episode_tells_how_many_scores_came_too_late() -> No
     assert timeouts((await runner.run(make_lease("d", pinned={"actor": 0}))).outcome) == []
     assert timeouts((await runner.run(make_lease("e"))).outcome) == [(2.0, "sum")]
     assert timeouts((await runner.run(make_lease("f"))).outcome) == [(0.0, "sum")]
+    assert runner.num_late_scores == 2
+
+
+async def test_late_scores_and_scorer_errors_of_all_episodes_are_counted() -> None:
+    async def late(task: Task, text: str) -> float:
+        raise LateScoreError("late")
+
+    async def broken(task: Task, text: str) -> float:
+        raise ScorerError("the library broke")
+
+    evaluation = {"heldout": Conduct(score=broken)}
+    engine = ScriptedEngine()
+    engine.slots = {"live": 0}
+    hosted = {"actor": make_hosted("actor", engine)}
+    runner = EpisodeRunner(hosted, scoring(1), late, evaluation=evaluation)
+    await runner.run(make_lease("a"))
+    assert (runner.num_late_scores, runner.num_scorer_errors) == (1, 0)
+    lease = make_lease("b", pinned={"actor": 0})
+    failed = (await runner.run(msgspec.structs.replace(lease, eval_set="heldout"))).outcome
+    assert isinstance(failed, Failure)
+    assert failed.error_class == "ScorerError"
+    assert (runner.num_late_scores, runner.num_scorer_errors) == (1, 1)
