@@ -10,6 +10,7 @@ from typing import Any
 
 from astraflow.envs.reasoning_gym import check_entry
 from astraflow.errors import RolloutError, SandboxError
+from astraflow.protocols import Score
 from astraflow.sandbox.config import SandboxConfig
 from astraflow.sandbox.pool import Sandbox
 from astraflow.sandbox.verdict import Limits
@@ -42,10 +43,12 @@ class BoxedGym:
     def __init__(self) -> None:
         self.sandbox = Sandbox(SandboxConfig(packages=True), preloaded=(_LIBRARY,))
 
-    async def score(self, task: Task, text: str, spec: Mapping[str, Any]) -> float:
-        """The score of an answer; 0 if the answer breaks its scorer, takes too long, or needs too much.
+    async def score(self, task: Task, text: str, spec: Mapping[str, Any]) -> Score:
+        """The score of an answer, and whether the answer broke its scorer, took too long, or needed too much:
+        then it is 0, because the answer runs as a program.
 
-        Raises: DataError if this machine generates another task; RolloutError if the library fails.
+        Raises: DataError if this machine generates another task; LateScoreError if the machine was too busy;
+        RolloutError if the library fails, or if the machine had no memory.
         """
         try:
             verdict = await self.sandbox.run(
@@ -54,15 +57,15 @@ class BoxedGym:
         except SandboxError as err:
             raise RolloutError(f"task {task.id} could not be scored: {err}") from err
         question, _, score = verdict.stdout.partition("\n")
+        verdict.raise_fault(f"task {task.id}: its scorer")
         if not question:
             raise RolloutError(
                 f"task {task.id}: reasoning-gym made no entry in its box: {verdict.reason}: "
                 f"{verdict.stderr[-500:]}"
             )
         check_entry(task, json.loads(question))
-        if not verdict.has_passed:
-            return 0.0
         try:
-            return float(json.loads(score))
+            value = float(json.loads(score)) if verdict.has_passed else None
         except (TypeError, ValueError):
-            return 0.0
+            value = None  # the answer printed something else itself
+        return Score(value or 0.0, {"broken": float(value is None)})

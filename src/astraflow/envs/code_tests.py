@@ -156,7 +156,8 @@ class CodeTests:
 
         If all cases have to pass, the first one that does not decides, and the rest are not run.
 
-        Raises: DataError if the task has no cases that can be run; RolloutError if its boxes break.
+        Raises: DataError if the task has no cases that can be run; LateScoreError if the machine was too
+        busy; RolloutError if its boxes break, or if the machine had no memory.
         """
         config = self._config
         cases = cases_of(call.task, config)
@@ -193,6 +194,7 @@ class CodeTests:
             files = {"solution.py": solution}
         limits = replace(self._limits, cpu_s=case.cpu_s) if case.cpu_s else self._limits
         verdict = await self.sandbox.run(program, files, given, limits)
+        verdict.raise_fault("a test case")
         if not verdict.has_passed:
             return verdict.kind, verdict.cpu_s
         if case.check:

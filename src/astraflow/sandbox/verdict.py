@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, LateScoreError, RolloutError
 from astraflow.sandbox.inside.program import EXIT_MEMORY, EXIT_OUTPUT
 
 __all__ = ["MAX_STDIN_BYTES", "Ended", "Kind", "Limits", "Program", "Verdict", "verdict_of"]
@@ -25,6 +25,11 @@ _LARGEST = {
     "output_bytes": 64 << 20,
     "num_processes": 256,
 }
+_BUSY = 1.5
+"""From this slowdown on, others had a part of the processor."""
+_COMPUTING_FRAC = 0.5
+"""A program that is late on a busy machine computed if it used this share of what the machine gave it."""
+_NO_MEMORY = "the machine had no more memory"
 _SMALLEST_MEMORY = 64 << 20
 """An interpreter alone has about 40 MB of addresses."""
 
@@ -125,11 +130,21 @@ class Verdict:
     """Largest resident memory of its first process; an interpreter alone has about 14 MB."""
     reason: str = ""
     """How it ended, in words for people: `exit code 1`, `SIGSEGV`, `10 s are over`."""
+    fault: str = ""
+    """What the machine lacked; the verdict then says nothing about the program, which another try may tell.
+    Empty if the machine had what the limits allow."""
 
     @property
     def has_passed(self) -> bool:
         """Whether it ended by itself and well."""
         return self.kind is Kind.PASSED
+
+    def raise_fault(self, what: str) -> None:
+        """Raises: LateScoreError if the machine was too busy for `what`; RolloutError if it had no memory."""
+        if self.fault and self.kind is Kind.TIMEOUT:
+            raise LateScoreError(f"{what} was not run to its end: {self.fault}")
+        if self.fault:
+            raise RolloutError(f"{what} was not run to its end: {self.fault}")
 
     @property
     def is_hostile(self) -> bool:
@@ -151,6 +166,8 @@ class Ended:
     peak_bytes: int
     problem: str = ""
     """Why it could not be started; empty if it was."""
+    slowdown: float = 1.0
+    """Of a program that is late: how many times longer than its CPU time a computation took after its end."""
 
 
 def _bytes(content: str | bytes) -> bytes:
@@ -185,7 +202,17 @@ def verdict_of(ended: Ended, limits: Limits, stdout: bytes, stderr: bytes) -> Ve
         cpu_s=ended.cpu_s,
         peak_bytes=ended.peak_bytes,
         reason=reason,
+        fault=_fault(ended, limits, reason),
     )
+
+
+def _fault(ended: Ended, limits: Limits, reason: str) -> str:
+    """What the machine lacked. A program that waited, instead of computing, is late by its own fault."""
+    if ended.is_late and not ended.is_full and ended.slowdown >= _BUSY:
+        if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
+            return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
+        return ""
+    return reason if reason == _NO_MEMORY else ""
 
 
 def _judged(ended: Ended, limits: Limits) -> tuple[Kind, str]:
@@ -207,5 +234,5 @@ _KINDS_BY_CODE = {
     EXIT_OUTPUT: (Kind.OUTPUT, "its folder is full"),
     -signal.SIGSYS: (Kind.REFUSED, "it asked the kernel for what boxes refuse"),
     # Nothing in the box can send this signal to it. What is left is the kernel, out of memory.
-    -signal.SIGKILL: (Kind.MEMORY, "the machine had no more memory"),
+    -signal.SIGKILL: (Kind.MEMORY, _NO_MEMORY),
 }

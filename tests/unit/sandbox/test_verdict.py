@@ -2,7 +2,7 @@
 
 import pytest
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, LateScoreError, RolloutError
 from astraflow.sandbox.verdict import Ended, Kind, Limits, Program, verdict_of
 
 
@@ -29,6 +29,39 @@ def test_the_cause_of_a_kill_is_named_and_not_the_signal() -> None:
     assert judged(code=-9, is_full=True) == (Kind.OUTPUT, "an output has more than 100 bytes")
     assert judged(code=-9, cpu_s=2.5)[0] is Kind.TIMEOUT
     assert judged(code=-9) == (Kind.MEMORY, "the machine had no more memory")
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "slowdown", "fault"),
+    [
+        (1.1, 4.0, "the machine was busy: 1.10 s of CPU time in 5 s"),
+        (0.1, 4.0, ""),  # it slept
+        (1.1, 1.0, ""),  # it slept on an idle machine
+        (2.5, 4.0, ""),  # it used up its CPU time
+    ],
+)
+def test_a_program_that_is_late_on_a_busy_machine_is_to_blame_only_if_it_did_not_compute(
+    cpu_s: float, slowdown: float, fault: str
+) -> None:
+    ended = Ended(
+        code=-9, is_late=True, is_full=False, cpu_s=cpu_s, wall_s=5.0, peak_bytes=1, slowdown=slowdown
+    )
+    verdict = verdict_of(ended, Limits(cpu_s=2.0, wall_s=5.0), b"", b"")
+    assert verdict.kind is Kind.TIMEOUT
+    assert verdict.fault == fault
+    if fault:
+        with pytest.raises(LateScoreError, match=r"a case was not run to its end: the machine was busy"):
+            verdict.raise_fault("a case")
+    else:
+        verdict.raise_fault("a case")
+
+
+def test_a_program_that_the_kernel_killed_for_memory_is_not_to_blame() -> None:
+    ended = Ended(code=-9, is_late=False, is_full=False, cpu_s=0.1, wall_s=0.1, peak_bytes=1)
+    verdict = verdict_of(ended, Limits(cpu_s=2.0, wall_s=5.0), b"", b"")
+    with pytest.raises(RolloutError, match="no more memory") as failure:
+        verdict.raise_fault("a case")
+    assert failure.value.is_retryable
 
 
 def test_a_program_that_ends_well_after_its_cpu_time_is_too_slow() -> None:

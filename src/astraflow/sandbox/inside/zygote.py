@@ -61,6 +61,8 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 _LOOPBACK = "127.0.0.1"
+_PROBE_S = 0.05
+"""CPU time that shows how busy the machine is: several turns of the processor."""
 _BACKLOG = 128
 """Connections to the gateway that wait for the service to accept them."""
 _Order = program.Order | command.CommandOrder
@@ -147,6 +149,7 @@ def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[
         is_late = watched.wait(started_s + order.limits["wall_s"], control)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        slowdown = _slowdown() if is_late else 1.0
     finally:
         watched.close()
     _, status, usage = os.wait4(pid, 0)
@@ -154,12 +157,22 @@ def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[
         "problem": watched.problem.decode(errors="replace"),
         "code": os.waitstatus_to_exitcode(status),
         "is_late": is_late,
+        "slowdown": slowdown,
         "is_full": watched.is_full,
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "wall_s": time.monotonic() - started_s,
         "peak_bytes": usage.ru_maxrss * 1024,
     }
     return reply, [bytes(watched.stdout), bytes(watched.stderr), bytes(watched.report)]
+
+
+def _slowdown() -> float:
+    """How many times longer than its CPU time a computation takes now: about 1 on an idle machine."""
+    wall_s = time.monotonic()
+    cpu_s = time.process_time()
+    while (used_s := time.process_time() - cpu_s) < _PROBE_S:
+        pass
+    return (time.monotonic() - wall_s) / used_s
 
 
 def _forked(order: _Order, stdin: bytes) -> "tuple[int, _Watched]":
