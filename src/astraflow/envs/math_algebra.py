@@ -41,6 +41,14 @@ _MAX_DIGITS = 10_000
 """Two numbers whose parts have more digits in total are equal only if they are written alike."""
 _MAX_EXPONENT = 10_000
 """Larger exponents and factorials are not computed."""
+_MAX_POWER_BITS = 400_000
+"""Powers with more bits are not computed."""
+_MAX_ROOT_BITS = 4_000
+"""Numbers with more bits are not searched for a root."""
+_MAX_TERMS = 1_000
+"""Sums and products with more terms are not computed, unless there is a formula."""
+_MAX_DEGREE = 20
+"""Polynomials of a higher degree have no formula for their sum, and are in no inequality that is solved."""
 _POINTS = ("0.7310", "-1.3170", "2.2930", "0.1790", "-0.6130", "1.5710", "3.8510", "-2.7190")
 """Values for variables. Variables get different values, and the values have no simple relation to each other,
 so that expressions agree by chance hardly ever."""
@@ -187,8 +195,12 @@ def _matrices_equal(wanted: Any, given: Any) -> bool:
 def _expressions_equal(wanted: Any, given: Any) -> bool:
     """Compares numbers exactly, and expressions with variables exactly at several points."""
     sympy = _library().sympy
-    computed = (sympy.Sum, sympy.Integral, sympy.Product, sympy.Limit, sympy.Derivative, sympy.factorial)
-    wanted, given = (expr.doit() if expr.has(*computed) else expr for expr in (wanted, given))
+    computed = (sympy.Sum, sympy.Integral, sympy.Product, sympy.Limit, sympy.Derivative)
+    wanted, given = (
+        expr.doit() if expr.has(*computed, sympy.factorial) else expr for expr in (wanted, given)
+    )
+    if wanted.has(*computed) or given.has(*computed):
+        return bool(wanted == given)  # without a closed form, none of its digits is certain
     if not wanted.free_symbols and not given.free_symbols:
         return _numbers_equal(wanted, given)
     num_agreeing = 0
@@ -311,7 +323,9 @@ def _as_set(value: Any) -> Any | None:
     if len(value.free_symbols) != 1:
         return None
     is_condition = isinstance(value, sympy.core.relational.Relational | sympy.And | sympy.Or)
-    return value.as_set() if is_condition else None
+    exponents = [power.exp for power in value.atoms(sympy.Pow) if power.exp.is_Rational]
+    is_solved = all(exponent <= _MAX_DEGREE for exponent in exponents)
+    return value.as_set() if is_condition and is_solved else None
 
 
 def _sets_equal(one: Any, two: Any) -> bool:
@@ -337,7 +351,11 @@ def _is_heavy(value: Any) -> bool:
     if isinstance(value, sympy.MatrixBase):
         return any(_is_heavy(part) for part in value.flat())
     for part in sympy.preorder_traversal(value):
+        if isinstance(part, sympy.Sum | sympy.Product) and _has_many_terms(part):
+            return True
         if isinstance(part, sympy.Pow) and part.exp.is_number and part.base.is_number:
+            if _is_large_power(part):
+                return True
             is_tower = isinstance(part.exp, sympy.Pow)
             size = sympy.Abs(part.exp.args[0] if is_tower else part.exp)
             if is_tower and not part.exp.exp.is_negative and part.exp.exp > 4:
@@ -347,6 +365,39 @@ def _is_heavy(value: Any) -> bool:
         if isinstance(part, sympy.factorial | sympy.binomial) and any(
             arg.is_number and (not arg.is_Number or arg > _MAX_EXPONENT) for arg in part.args
         ):
+            return True
+    return False
+
+
+def _is_large_power(power: Any) -> bool:
+    """Whether the exact value of a power has too many digits, or is a root of a number that has."""
+    if not power.exp.is_Rational:
+        return False
+    return _num_bits(power) > _MAX_POWER_BITS or (power.exp.q > 1 and _num_bits(power.base) > _MAX_ROOT_BITS)
+
+
+def _num_bits(number: Any) -> int:
+    """A bound of the bits of a number that is made of fractions; other numbers are not computed exactly."""
+    sympy = _library().sympy
+    if number.is_Rational:
+        return max(number.p.bit_length(), number.q.bit_length())
+    if isinstance(number, sympy.Pow) and number.exp.is_Rational:
+        return _num_bits(number.base) * abs(number.exp.p) // number.exp.q
+    if isinstance(number, sympy.Add | sympy.Mul):
+        return sum(_num_bits(part) for part in number.args)
+    return 0
+
+
+def _has_many_terms(sum_or_product: Any) -> bool:
+    """Whether a sum or product has to be computed term by term, and has too many of them."""
+    term = sum_or_product.function
+    for symbol, first, last in sum_or_product.limits:
+        num_terms = last - first
+        is_sum = isinstance(sum_or_product, _library().sympy.Sum)
+        has_formula = term == symbol or (
+            is_sum and term.is_polynomial(symbol) and _library().sympy.degree(term, symbol) <= _MAX_DEGREE
+        )
+        if num_terms.is_Number and num_terms.is_finite and num_terms > _MAX_TERMS and not has_formula:
             return True
     return False
 

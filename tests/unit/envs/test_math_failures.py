@@ -100,6 +100,34 @@ def test_an_answer_that_cannot_be_read_is_wrong_and_counted(answer: str) -> None
     assert found.parts == {"reward/unread": 1.0}
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"(3^{9999}+1)^{9999}",
+        r"\sqrt{10^{9999}+1}",
+        r"\prod_{k=1}^{5000}(k^2+1)",
+        r"\sum_{k=1}^{9999}\frac{1}{k^3+1}",
+        r"\sum_{k=1}^{3000}k^{3000}",
+    ],
+)
+def test_an_answer_whose_form_is_too_heavy_is_wrong_and_counted_without_being_computed(answer: str) -> None:
+    found = score("7", answer)
+    assert found == 0.0
+    assert found.parts == {"reward/unread": 1.0}
+
+
+def test_an_inequality_of_a_high_degree_is_not_solved() -> None:
+    assert score("7", "x^{500}+x-1<0") == 0.0
+    assert score("x^{500}<1-x", "x^{500}+x-1<0") == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\sum_{k=1}^{1000}k", r"\sum_{k=1}^{5000}k-12002000", "3^{9999}-3^{9999}+500500"]
+)
+def test_large_forms_with_a_formula_are_computed(answer: str) -> None:
+    assert score("500500", answer) == 1.0
+
+
 def test_an_answer_that_is_read_is_not_counted_as_unread() -> None:
     assert score("x^2+1", "x^2+2").parts == {"reward/unread": 0.0}
     assert score("x^2+1", "1+x^2").parts == {"reward/unread": 0.0}
