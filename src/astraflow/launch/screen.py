@@ -299,9 +299,12 @@ def _scoring_texts(state: ScreenState) -> list[Text]:
     """One line per rollout service whose scores did not all come."""
     lines: list[Text] = []
     for worker in state.status.workers if state.status else ():
-        late, errors = worker.load.num_late_scores, worker.load.num_scorer_errors
-        if late or errors:
-            text = f"{printable(worker.name)}: {late:,} scores came too late, {errors:,} scorer errors"
+        load = worker.load
+        if load.num_late_scores or load.num_scorer_errors:
+            text = (
+                f"{printable(worker.name)}: {load.num_late_scores:,} scores came too late, "
+                f"{load.num_scorer_errors:,} scorer errors"
+            )
             lines.append(Text(text, style="yellow"))
     return lines
 
