@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import io
 import json
+import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pyarrow.parquet as pq
 import pytest
 
 from astraflow.errors import ConfigError
@@ -78,6 +81,35 @@ async def test_a_run_is_shown_while_it_grows(tmp_path: Path) -> None:
         lines = (await ask(f"{base}/export?fate=stale&form=jsonl"))[1]
         assert [json.loads(line)["group"] for line in lines.splitlines()] == [1]
         assert (await ask(f"{base}/export?form=parquet"))[1][:4] == b"PAR1"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+async def test_an_export_may_be_the_first_question_and_holds_all_episodes(tmp_path: Path, form: str) -> None:
+    run = make_run(tmp_path / "first")
+    for number in range(1, 400):
+        run.group(number, [0.5, 0.25], fate="stale")
+    run.close()
+    async with viewer(tmp_path) as url:
+        status, body = await ask(f"{url}/api/runs/first/export?form={form}")
+        assert status == 200
+        if form == "jsonl":
+            rows = [json.loads(line) for line in body.splitlines()]
+        else:
+            table: Any = pq.read_table(io.BytesIO(body))  # pyright: ignore[reportUnknownMemberType] - not typed
+            rows = list(table.to_pylist())
+    assert len(rows) == 2 + 2 * 399
+
+
+async def test_an_export_that_cannot_be_read_is_an_answer_and_no_broken_stream(tmp_path: Path) -> None:
+    make_run(tmp_path / "first").close()
+    async with viewer(tmp_path) as url:
+        base = f"{url}/api/runs/first"
+        assert (await ask(f"{base}/export"))[0] == 200
+        with sqlite3.connect(tmp_path / "first" / "view" / "index.sqlite") as database:
+            database.execute("ALTER TABLE episodes RENAME COLUMN sample TO lost")
+        database.close()
+        status, error = await ask(f"{base}/export")
+    assert (status, error["code"]) == (500, "unreadable")
 
 
 async def test_a_run_elsewhere_is_shown_as_far_as_its_dataflow_tells_it(tmp_path: Path) -> None:

@@ -11,22 +11,22 @@
 The other machine needs the same platform and version of Python, which `install` checks.
 """
 
-import hashlib
 import json
-import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from importlib.metadata import packages_distributions
+from importlib.metadata import Distribution, packages_distributions
 from pathlib import Path
 from typing import Any
 
 from astraflow.config import Config, dump_yaml, parse_config
 from astraflow.errors import ConfigError, DataError
+from astraflow.launch.bundle_files import CHECKSUMS, copy_files, files_of, whole_or_nothing, write_checksums
 from astraflow.launch.config import Recipe
 from astraflow.launch.packed_wheels import needed_distributions, pack_wheel
 from astraflow.launch.plan import uses
 from astraflow.own_sources import own_files
+from astraflow.user_files import is_there
 
 __all__ = ["write_bundle"]
 
@@ -35,8 +35,6 @@ _PATH_KEYS = frozenset({"path", "folder"})
 """Keys of sources and of components that name a file or a folder to read."""
 _READ_SECTIONS = ("tasks", "eval", "workflow")
 """Sections of a recipe that read files, besides the models of its policies."""
-_CHECKSUMS = "checksums.txt"
-_BLOCK_BYTES = 1 << 20
 
 _INSTALL = """#!/bin/sh
 # Installs this bundle without a network: sh install [FOLDER OF THE NEW ENVIRONMENT]
@@ -51,7 +49,7 @@ this = ("%d.%d" % sys.version_info[:2], sysconfig.get_platform())
 if this != ({version!r}, {platform!r}):
     sys.exit("error: the bundle is for Python {version} on {platform}, this is Python %s on %s; set "
              "PYTHON to another one, or make the bundle on a machine like this" % this)
-for line in (here / {checksums!r}).read_text().splitlines():
+for line in (here / {checksums!r}).read_text(encoding="utf-8").split("\\n")[:-1]:
     digest, name = line.split("  ", 1)
     file = here / name
     if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
@@ -69,35 +67,51 @@ def write_bundle(
 ) -> None:
     """Writes the bundle of a recipe into a new or empty folder. `extras`: of astraflow, besides `quickstart`.
 
-    Raises: DataError or ConfigError, before anything is written, if something that the recipe reads is not
-    here; DataError if a distribution cannot be packed.
+    The folder appears when all is in it. Whatever fails before leaves nothing behind.
+
+    Raises: DataError or ConfigError if something that the recipe reads is not here or cannot be bundled, or
+    if a distribution cannot be packed.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise DataError(f"{out} exists and is not an empty folder; choose another one")
     mapping: _JsonMap = json.loads(recipe.model_dump_json())
     copies = _models(recipe, mapping)
     for section in _READ_SECTIONS:
         _read_by(mapping[section], section, copies)
-    modules = _own_modules(recipe)
+    copies |= _own_modules(recipe)
+    files = {place: files_of(source) for place, source in copies.items()}
+    for source in copies.values():
+        if out.resolve().is_relative_to(source.resolve()):
+            raise DataError(f"{out} is in {source}, which the bundle holds; choose a folder elsewhere")
     distributions = needed_distributions(_requirements(recipe, extras))
-    wheels = out / "wheels"
-    wheels.mkdir(parents=True)
+    with whole_or_nothing(out) as building:
+        for place, found in files.items():
+            tell(f"copying {copies[place]}")
+            copy_files(found, building / place)
+        _pack(distributions, building, tell)
+        text = dump_yaml(parse_config(mapping, Recipe, where="the bundle's recipe"))
+        (building / "recipe.yaml").write_text(text, encoding="utf-8")
+        _write_install(building / "install")
+        num_bytes = write_checksums(building)
+    tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
+
+
+def _pack(distributions: Sequence[Distribution], to: Path, tell: Callable[[str], None]) -> None:
+    """Writes wheels, and their versions."""
+    wheels = to / "wheels"
+    wheels.mkdir()
     tell(f"packing {len(distributions)} installed packages")
     for dist in distributions:
         pack_wheel(dist, wheels)
     versions = [f"{dist.name}=={dist.version}\n" for dist in distributions]
-    (out / "requirements.txt").write_text("".join(versions))
-    for place, source in {**copies, **modules}.items():
-        tell(f"copying {source}")
-        _copy(source, out / place)
-    (out / "recipe.yaml").write_text(dump_yaml(parse_config(mapping, Recipe, where="the bundle's recipe")))
-    install = out / "install"
+    (to / "requirements.txt").write_text("".join(versions))
+
+
+def _write_install(path: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     platform = sysconfig.get_platform()
-    install.write_text(_INSTALL.format(version=version, platform=platform, checksums=_CHECKSUMS))
-    install.chmod(0o755)
-    num_bytes = _write_checksums(out)
-    tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
+    path.write_text(_INSTALL.format(version=version, platform=platform, checksums=CHECKSUMS))
+    path.chmod(0o755)
 
 
 def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
@@ -166,7 +180,7 @@ def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
         section["folder"] = section["folder"] or f"data/{section['dataset']}"
     for key, value in section.items():
         if isinstance(value, str) and value and key in _PATH_KEYS:
-            if not Path(value).exists():
+            if not is_there(Path(value)):
                 raise DataError(
                     f"{where}.{key} = {value!r} is not here, so it cannot go into the bundle; prepare or "
                     "download it first (`astraflow data prepare`, or save a data set of the hub to a "
@@ -202,27 +216,3 @@ def _place_of_module(file: Path) -> str:
     ]
     nearest = max(folders, key=lambda folder: len(folder.parts), default=file.parent)
     return file.relative_to(nearest).as_posix()
-
-
-def _copy(source: Path, to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, to)
-    else:
-        shutil.copyfile(source, to)
-
-
-def _write_checksums(out: Path) -> int:
-    """Returns: bytes of all files."""
-    files = sorted(path for path in out.rglob("*") if path.is_file())
-    lines = [f"{_digest(path)}  {path.relative_to(out).as_posix()}\n" for path in files]
-    (out / _CHECKSUMS).write_text("".join(lines))
-    return sum(path.stat().st_size for path in files)
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            found.update(block)
-    return found.hexdigest()

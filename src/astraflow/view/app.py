@@ -24,7 +24,9 @@ import asyncio
 import contextlib
 import functools
 import io
+import itertools
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -52,6 +54,8 @@ __all__ = ["make_app"]
 
 _FILL_S = 0.5
 """Time that one question spends on filling the index; the page shows how far it is."""
+_PAUSE_S = 0.1
+"""Between two looks at an index that is being filled."""
 _MAX_LIMIT = 200
 _MAX_GROUP = 64
 """Episodes of a group that are shown side by side."""
@@ -203,6 +207,7 @@ class _Views:
         wanted = _filter(request)
         limit = min(_number(request, "limit", _MAX_EXPORT), _MAX_EXPORT)
         run = self._run(request)
+        await asyncio.to_thread(_fill, run)
         form = request.query_params.get("form", "jsonl")
         if form not in {"jsonl", "parquet"}:
             raise ConfigError(f"form = {form!r} is none of jsonl, parquet")
@@ -211,7 +216,10 @@ class _Views:
             check_parquet()
             data = await asyncio.to_thread(_parquet, run, wanted, limit)
             return Response(data, headers=headers, media_type="application/vnd.apache.parquet")
-        return StreamingResponse(_lines(run, wanted, limit), 200, headers, "application/jsonl")
+        lines = _lines(run, wanted, limit)
+        # What fails at once is an answer that says why; a stream that has begun could only break off.
+        first = await asyncio.to_thread(next, lines, b"")
+        return StreamingResponse(itertools.chain([first], lines), 200, headers, "application/jsonl")
 
     # --- weights and time ---
 
@@ -259,6 +267,12 @@ def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) 
             run.lock.release()
     with contextlib.closing(run.index.reader()) as database:
         return question(database, run)
+
+
+def _fill(run: ShownRun) -> None:
+    """In a thread. Returns when the index holds everything, as a file of all episodes needs it."""
+    while not _ask(run, lambda database, _: _meta(database, "is_complete") == "1"):
+        time.sleep(_PAUSE_S)
 
 
 def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
