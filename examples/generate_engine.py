@@ -16,6 +16,7 @@ from astraflow.errors import RolloutError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import empty_causal_lm, install_tensors
 from astraflow.protocols import Capacity
+from astraflow.rollout.engines.requests import stop_ids
 from astraflow.types import BusySpan, GenerateRequest, Generation
 
 __all__ = ["GenerateEngine"]
@@ -27,7 +28,9 @@ class GenerateEngine:
     def __init__(self, snapshot: WeightSnapshot, *, max_context: int = 256, num_threads: int = 1) -> None:
         torch.set_num_threads(num_threads)
         self._max_context = max_context
-        self._slots: dict[str, tuple[int, Any]] = {"live": (snapshot.version, _model(snapshot))}
+        model = _model(snapshot)
+        self._slots: dict[str, tuple[int, Any]] = {"live": (snapshot.version, model)}
+        self._stop_ids = sorted(stop_ids(model, snapshot.model_dir))
         self._turn = asyncio.Lock()
         self._is_free = asyncio.Event()
         self._is_free.set()
@@ -99,16 +102,15 @@ class GenerateEngine:
                 temperature=None if is_greedy else sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,
+                eos_token_id=self._stop_ids or None,
             )
         ids = [int(token) for token in output[0]]
         logprobs = _logprobs(model, ids, sampling.temperature or 1.0)[len(prompt) - 1 :]
-        ends = model.generation_config.eos_token_id
-        is_ended = ids[-1] in (ends if isinstance(ends, list) else [ends])
         return Generation(
             token_ids=tuple(ids[len(prompt) :]),
             logprobs=tuple(float(value) for value in logprobs),
             versions=(version,) * (len(ids) - len(prompt)),
-            finish_reason="stop" if is_ended else "length",
+            finish_reason="stop" if ids[-1] in self._stop_ids else "length",
         )
 
     def _serving(self, wanted: int) -> tuple[int, Any]:
