@@ -411,8 +411,8 @@ computes them."""
 
 _FACTOR = re.compile(r"(?<=[\d)])\s*(?=\()|(?<=\d)\s*(?=\{)")
 """Where a product sign is left out, as in `2(3)`. The parser would read a mixed number, and add."""
-_TWO_NUMBERS = re.compile(r"\d\s+\.?\d|\d\.\d+\.\d|\d'")
-"""Two numbers side by side, of which the parser would make a sum or a product; and feet or minutes."""
+_TWO_NUMBERS = re.compile(r"\d\s+\.?\d|\d\.\d+\.\d|'")
+"""Two numbers side by side, of which the parser would make a sum or a product; and primes, which it drops."""
 
 
 def _parsed(text: str) -> Any | None:

@@ -57,7 +57,7 @@ def answers_equal(gold: str, answer: str) -> bool:
         return True
     if max(len(gold), len(answer)) > _LONGEST:
         return False
-    for compare in (_roundings, absences_equal, dates_equal, _residues, _matrices, _piecewise):
+    for compare in (_roundings, absences_equal, dates_equal, _residues, _matrices, _piecewise, _vectors):
         verdict = compare(gold, answer)
         if verdict is not None:
             return verdict
@@ -83,7 +83,7 @@ def _joins(text: str) -> str:
 
 
 _ABOUT = re.compile(
-    r"\s*[,(]?\s*(?:\\(?:approx|simeq|doteq)(?![A-Za-z])"
+    r"\s*[,(]?\s*(?:=(?=\s*-?\d*\.\d+\s*\.\.\.\)?$)|\\(?:approx|simeq|doteq)(?![A-Za-z])"
     r"|(?:\\text\{\s*)?\(?\s*(?<![A-Za-z])(?:or\s+|which\s+is\s+)?(?:about|approximately|approx\.?|roughly)(?![A-Za-z])\s*\}?)\s*"
 )
 
@@ -113,7 +113,7 @@ def _rounded(text: str) -> tuple[str, str] | None:
     if about is None or about.start() == 0:
         return None
     exact = text[: about.start()].strip()
-    decimal = text[about.end() :].strip(" )")
+    decimal = text[about.end() :].strip(" ).")
     shown = number_of(split_unit(decimal)[0])
     value = split_unit(_sides(exact)[-1])[0] if _sides(exact) else ""
     number = number_of(value)
@@ -176,6 +176,37 @@ def _matrices(gold: str, answer: str) -> bool | None:
         for rows in zip(wanted, given, strict=True)
         for one, two in zip(*rows, strict=True)
     )
+
+
+_TERM = re.compile(
+    r"\s*([+-]?)([^+{}]*?(?:\{[^{}]*\}[^+{}]*?)*)(?<![A-Za-z\\])([ijk])(?![A-Za-z])\s*(?=[+-]|$)"
+)
+
+
+def _vectors(gold: str, answer: str) -> bool | None:
+    """Whether `3i-2j` and `(3,-2)` are the same vector; None unless there is one of each."""
+    for sum_text, other in ((gold, answer), (answer, gold)):
+        shape = shape_of(other)
+        parts = _components(sum_text)
+        if parts is not None and shape.kind == "tuple" and shape.brackets == "()":
+            names = "ijk"[: max(len(shape.items), 2)]
+            return set(parts) <= set(names) and all(
+                answers_equal(parts.get(name, "0"), item)
+                for name, item in zip(names, shape.items, strict=False)
+            )
+    return None
+
+
+def _components(text: str) -> dict[str, str] | None:
+    """The factor of each of `i`, `j` and `k` in a sum that has nothing else; None without `j` or `k`."""
+    found: dict[str, str] = {}
+    position = 0
+    for term in _TERM.finditer(text):
+        if term.start() != position or term[3] in found:
+            return None
+        position = term.end()
+        found[term[3]] = term[1] + (term[2].strip() or "1")
+    return found if position == len(text) and set(found) & {"j", "k"} else None
 
 
 def _piecewise(gold: str, answer: str) -> bool | None:
@@ -376,7 +407,12 @@ def _relations(gold: str, answer: str) -> bool:
 def _is_name(text: str) -> bool:
     """Whether the left side of an equation names what is asked for: `x`, `f(2)` or `m + n`, but not `2x`."""
     bare = re.sub(r"_\s*(?:\{[^{}]*\}|\w)|\([^()]*\)|\\text\{[^{}]*\}|\^\s*(?:\{[^{}]*\}|\w)", "", text)
-    return re.search(r"\d", bare) is None and bool(text.strip())
+    if re.fullmatch(r"\s*[a-z]\s*\^\s*\{?\s*\d+\s*\}?\s*", text):
+        return False  # `x^2 = 5` does not say what `x` is
+    is_denied = re.search(
+        r"(?<![A-Za-z])(?:not|never|no|cannot|if|unless|except|false|wrong)(?![A-Za-z])", bare
+    )
+    return re.search(r"\d", bare) is None and is_denied is None and bool(text.strip())
 
 
 def _amounts_equal(gold: str, answer: str) -> bool:

@@ -16,7 +16,7 @@ CHINESE_UNITS = {
     "毫克": "mg", "千克": "kg", "公斤": "kg", "克": "g", "吨": "ton", "毫升": "ml", "升": "l",
     "小时": "h", "时": "h", "分钟": "min", "秒": "s",
     "天": "day", "日": "day", "星期": "week", "周": "week", "个月": "month", "月": "month", "年": "year",
-    "度": "degree", "摄氏": "c", "弧度": "rad", "美元": "dollar", "元": "yuan", "块": "yuan",
+    "度": "degree", "摄氏": "c", "弧度": "rad", "美元": "dollar", "元": "yuan", "块": "yuan", "角": "jiao",
     "千瓦": "kw", "瓦": "w", "牛": "n", "焦": "j", "伏": "v",
 }  # fmt: skip
 """The English unit for each Chinese word."""
@@ -43,6 +43,13 @@ _LEADING = re.compile(r"^(?:所以|因此|故|则|即|综上|答)[,:]?\s*(?=[-+\
 _TEXT = re.compile(rf"\\text\{{\s*([{CHINESE}]+)\s*\}}")
 _CHARACTER = re.compile(f"[{CHINESE}]")
 
+_NUMBERS = {char: number for number, char in enumerate("一二三四五六七八九十", 1)}
+
+
+def _fraction(match: re.Match[str]) -> str:
+    return rf"\frac{{{_NUMBERS[match[2]]}}}{{{_NUMBERS[match[1]]}}}"
+
+
 _RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -55,6 +62,7 @@ _RULES = tuple(
             r" \\text{ and } ",
         ),
         (r"百分之\s*(\d+(?:\.\d+)?)", r"\1%"),
+        (r"([一二三四五六七八九十])分之([一二三四五六七八九十])", _fraction),
         (r"(?<![\d])(\d+)\s*分之\s*(\d+)", r"\\frac{\2}{\1}"),
         (r"(?:无(?:实数)?解|没有(?:实数)?解|无实根|方程无解|解集为空集?|空集)", r"\\text{no solution}"),
         (r"(?:极限)?不存在", r"\\text{does not exist}"),

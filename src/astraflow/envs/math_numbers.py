@@ -21,13 +21,14 @@ _MIN_DIGITS = 6
 _BASES = {
     name: base
     for base, names in {
-        2: "two binary", 3: "three ternary", 4: "four quaternary", 5: "five quinary", 6: "six senary",
-        7: "seven septenary", 8: "eight octal", 9: "nine nonary", 10: "ten decimal", 11: "eleven undecimal",
-        12: "twelve duodecimal", 16: "sixteen hexadecimal hex",
+        2: "two binary bin", 3: "three ternary", 4: "four quaternary", 5: "five quinary", 6: "six senary",
+        7: "seven septenary", 8: "eight octal oct", 9: "nine nonary", 10: "ten decimal dec",
+        11: "eleven undecimal", 12: "twelve duodecimal", 16: "sixteen hexadecimal hex",
     }.items()
     for name in names.split()
 }  # fmt: skip
 """Bases by their names in words."""
+_PREFIXES = {"b": 2, "x": 16}
 _BASE_NAME = rf"(?P<base>\d{{1,2}}|{'|'.join(_BASES)})"
 _BASED = re.compile(
     r"^\(?\s*(?P<digits>-?[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\s*\)?\s*(?:"
@@ -59,6 +60,9 @@ def based_equal(gold: str, answer: str) -> bool | None:
 def _based(text: str) -> tuple[str, int] | None:
     """The digits and the base of a number that names its base; None for other texts."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
+    prefixed = re.fullmatch(r"0([bBxX])([0-9A-Fa-f]+)", text)
+    if prefixed is not None:
+        text = f"{prefixed[2]}_{_PREFIXES[prefixed[1].lower()]}"
     match = _BASED.match(text)
     if match is None:
         return None
@@ -83,7 +87,7 @@ _MODULUS = re.compile(
 
 def modulus_of(text: str) -> tuple[str, str] | None:
     r"""The residue and the modulus of `3 \pmod 7` or `x \equiv 3 \pmod{7}`; None for other texts."""
-    match = _MODULUS.match(text)
+    match = _MODULUS.match(re.sub(r"\\text\{(\s*\(?\s*\\?p?mod(?:ulo)?\b[^{}]*)\}", r" \1 ", text))
     return None if match is None else (match["residue"], match["modulus"])
 
 

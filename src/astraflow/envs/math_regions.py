@@ -18,7 +18,7 @@ _SET = re.compile(
 )
 _OPENING = {"[": "[", "]": "(", "(": "("}
 _CLOSING = {"]": "]", "[": ")", ")": ")"}
-_ORDER = re.compile(r"[<>]|\\(?:le|ge|neq)(?![A-Za-z])")
+_ORDER = re.compile(r"[<>=]|\\(?:le|ge|neq)(?![A-Za-z])")
 
 
 def plain_regions(text: str) -> str:

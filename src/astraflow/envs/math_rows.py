@@ -33,6 +33,7 @@ _LIST_NAME = re.compile(
     _NAME
     + r"(?:\\text\{\s*)?(?:np\.array|numpy\.array|sp\.Matrix|[Mm]atrix|array|Array)\s*\}?\s*\((?P<list>.*)\)$"
 )
+_TRANSPOSED = re.compile(r"(?<=\))\s*\^\s*\{?\s*(?:T|\\top|\\intercal|\\text\{\s*T\s*\})\s*\}?\s*$")
 _ROW_OF_LIST = re.compile(r"(?:\[([^\[\]]*)\]|\(([^()]*)\)|\\\{([^{}]*)\\\})")
 _WORDS_OF_CASE = re.compile(
     r"\\text\{\s*(?:,?\s*(?:if|when|for|where|as|当|若|时)\s*)+\}|(?<![A-Za-z\\])(?:if|when|for|where)(?![A-Za-z])|[当若时]|\\text\{\s*\}"
@@ -57,6 +58,7 @@ def matrix_of(text: str) -> tuple[tuple[str, ...], ...] | None:
     if plain is not None:
         end = group_end(text, plain.end())
         return _cells(text[plain.end() + 1 : -1]) if end == len(text) else None
+    text = _TRANSPOSED.sub("", text)
     named = _LIST_NAME.match(text)
     return _lists(named["list"] if named else re.sub(r"^[A-Za-z]\s*=\s*", "", text))
 

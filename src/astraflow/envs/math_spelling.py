@@ -147,7 +147,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])", r"\\le "),
         (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])", r"\\ge "),
-        (r"\\ne(?![A-Za-z])|\\not\s*=", r"\\neq "),
+        (r"\\ne(?![A-Za-z])|\\not\s*(?:=|\\(?:equiv|approx|sim)(?![A-Za-z]))", r"\\neq "),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
         (r"!=", r"\\neq "),
@@ -181,8 +181,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\^\s*\{?\s*\\(?:circ|degree|degrees)\s*\}?", r"\\degree "),
         (r"\\(?:degrees|degree)(?![A-Za-z])\s*", r"\\degree "),
         (r"\\text\{\s*degrees?\s*\}|(?<!\\)\bdegrees?\b(?!\s*[A-Za-z])", r"\\degree "),
-        (r"\\text\{\s*(?:\\?%|(?:per\s?cent|percent(?:age)?|pct)\.?)\s*\}", "%"),
-        (r"\s*(?<![A-Za-z])(?:per\s?cent|pct)(?![A-Za-z])\.?|\\%", "%"),
+        (r"\\text\{\s*(?:\\?%|(?i:per\s?cent|percent(?:age)?|pct)\.?)\s*\}", "%"),
+        (r"\s*(?<![A-Za-z])(?i:per\s?cent|pct)(?![A-Za-z])\.?|\\%", "%"),
         (r"\\\$|(?<!\\)\$", ""),
         (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", "..."),
         (r"\\(?:infinity|infty)(?![A-Za-z])|(?<!\\)\binfinity\b", r"\\infty "),
@@ -228,9 +228,12 @@ _NEW_ROW = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _ROW = "\x00"
 """Replaces the end of a matrix row while the rules change commands, which begin with a backslash too."""
 _DELIMITER = re.compile(r"\\[()\[\]]")
+_LONGEST = 2_000
+"""In texts with more characters, only names of commands and the like change: they are compared as texts."""
 _PLAIN_NUMBER = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:([ '])\d{3})(?:\1\d{3})*(?![\d/])")
 _FACTOR = re.compile(r"(\d|(?:\\binom|\\frac)\{[^{}]*\}\{[^{}]*\})\s*(?=\\binom)")
+_PLAIN_SET = re.compile(r"^\{(\s*[A-Za-z]\s*(?:\\in[^|:{}]*)?(?:\||:|\\mid|\\vert).*)\}$")
 _BINOMIAL = re.compile(
     r"(?<![A-Za-z\\])(?:\\text\{\s*)?([CAP])(?:\s*\})?\s*"
     r"(?:_\s*(?:\{([^{}]+)\}|(\w))\s*\^\s*(?:\{([^{}]+)\}|(\w))|\^\s*(?:\{([^{}]+)\}|(\w))\s*_\s*(?:\{([^{}]+)\}|(\w)))"
@@ -247,10 +250,15 @@ def tidy(text: str) -> str:
     if _PLAIN_NUMBER.fullmatch(text):
         return text
     text = text.replace(_ROW, " ")
+    is_short = len(text) <= _LONGEST
     if not text.isascii():
         text = _ascii(text)
     text = text.replace("`", "").strip("*").strip()
-    text = plain_tex(_DELIMITER.sub(" ", _NEW_ROW.sub(_ROW, text)))
+    if text.startswith("{"):
+        text = _PLAIN_SET.sub(r"\\{\1\\}", text)
+    text = _DELIMITER.sub(" ", _NEW_ROW.sub(_ROW, text))
+    if is_short:
+        text = plain_tex(text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match.group()), text)
@@ -261,7 +269,7 @@ def tidy(text: str) -> str:
     text = text.replace(_ROW, r"\\").strip()
     if not text.endswith("..."):
         text = text.rstrip(" .,;:")
-    return plain_regions(plain_system(text))
+    return plain_regions(plain_system(text)) if is_short else text
 
 
 def _without_binomials(text: str) -> str:

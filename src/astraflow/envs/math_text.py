@@ -104,6 +104,7 @@ def final_answer(text: str) -> str:
     return _last_value(text)
 
 
+_LONGEST_SENTENCE = 500
 _DELIMITERS = re.compile(r"\\[()\[\]]|(?<!\\)\$")
 _TEXT_COMMAND = re.compile(r"\\(?:text(?:rm|bf|it|normal)?|mathrm|mbox)\s*\{([^{}]*)\}")
 _OPENING_WORDS = re.compile(
@@ -112,7 +113,9 @@ _OPENING_WORDS = re.compile(
     r"|(?:the )?(?:final |correct )?(?:answer|solution|result)\s*[:=])\s*,?\s+)+",
     re.IGNORECASE,
 )
-_IS = r"\s+(?:is|are|was|equals|is equal to|are equal to|is given by|is exactly|must be)\s*:?\s+"
+_IS = (
+    r"\s+(?:is|are|was|equals|has the value|is equal to|are equal to|is given by|is exactly|must be)\s*:?\s+"
+)
 _VALUE = r"[-+]?(?:\d|\\(?!text)|[(\[{.√π]|[A-Za-z](?![A-Za-z]))"
 _STATED = re.compile(rf"^(?P<subject>(?=.*[A-Za-z]{{2}}).+){_IS}(?P<value>{_VALUE}.*)$", re.DOTALL)
 _STATED_FIRST = re.compile(
@@ -145,7 +148,7 @@ def stated_value(text: str) -> str:
 
     A sentence that also states another value, or denies this one, is left as it is, and so equals no value.
     """
-    if _WORD.search(text) is None:
+    if len(text) > _LONGEST_SENTENCE or _WORD.search(text) is None:
         return text
     plain = " ".join(_DELIMITERS.sub(" ", _TEXT_COMMAND.sub(r" \1 ", text)).split()).strip(" .")
     opening = _OPENING_WORDS.match(plain)
@@ -157,6 +160,8 @@ def stated_value(text: str) -> str:
     said = _STATED.match(plain)
     if said is not None:
         value = _AFTER_VALUE.sub("", said["value"])
+        if _WORD.search(said["subject"]) is None:
+            return f"{said['subject']} = {said['value']}"
         is_clear = not (_CONTRADICTION.search(value) or _OTHER_STATEMENT.search(said["subject"]))
         return value if is_clear and not _is_long(value) else text
     first = _STATED_FIRST.match(plain)

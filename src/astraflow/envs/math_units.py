@@ -27,12 +27,12 @@ _UNIT_NAMES = (
     "s|sec|second min|minute h|hr|hour day week month yr|year ml|milliliter l|liter|litre gal|gallon "
     "hz|hertz khz|kilohertz mhz j|joule kj ev kev mev w|watt kw v|volt n|newton pa|pascal "
     "k|kelvin mol|mole cent|cents dollar|dollars|usd|bucks euro degree|deg rad|radian ohm amp|ampere unit "
-    "yuan|rmb erg angstrom pc|parsec au ly c|celsius f|fahrenheit am pm"
+    "yuan|rmb|cny jiao erg angstrom pc|parsec au ly c|celsius f|fahrenheit am pm"
 )
 """Units, separated by blanks; `|` separates the names of one unit."""
 _UNITS = {name: names.split("|")[0] for names in _UNIT_NAMES.split() for name in names.split("|")}
 """The first name of each unit, by all of its names."""
-_BARE_UNITS = "cm|mm|km|kg|ft|mph|kph|kmh|" + "|".join(
+_BARE_UNITS = "cm|mm|km|kg|ft|mph|kph|kmh|USD|EUR|RMB|CNY|" + "|".join(
     sorted((f"{name}s?" for name in _UNITS if len(name) > 2), key=len, reverse=True)
 )
 """Units that are recognised without `\\text`. Shorter ones could be products of variables, as in `2mg`."""
@@ -45,7 +45,7 @@ _UNIT = re.compile(
     r"^(?P<value>.*?[\d})\]!A-Za-z.])\s*(?P<unit>(?:"
     rf"{_TEXT}{_POWER}(?:\s*(?:/|\\cdot(?![A-Za-z]))\s*(?:(?=\\text)|[A-Za-z]{_POWER}(?![A-Za-z])))?"
     r"|\\degree(?:\s*[CFK](?![A-Za-z]))?"
-    r"|(?<![A-Za-z\\])(?:(?:square|cubic|sq|cu)\s+)?(?:" + _BARE_UNITS + rf"){_POWER}(?![A-Za-z])"
+    r"|(?<![A-Za-z\\])(?:(?:square|cubic|sq|cu)\.?\s+)?(?:" + _BARE_UNITS + rf"){_POWER}(?![A-Za-z])"
     r"|(?<=[\d}] )[A-Za-z]{4,}(?:\s[A-Za-z]{3,})*|(?<=\d)(?:st|nd|rd|th)(?![A-Za-z])"
     rf"|(?<=[\d}} ])(?:{_RATE}){_POWER}(?![A-Za-z])"
     rf"|\\frac\s*\{{{_PARTS}\}}\s*\{{{_PARTS}\}}"
@@ -56,24 +56,40 @@ _UNIT = re.compile(
 _BARE_FRACTION = re.compile(
     rf"\\frac\s*\{{\s*(?:{_LENGTH}|k?g)\s*\}}\s*\{{\s*(?:s|h|hr|min|cm|dm|m){_POWER}\s*\}}"
 )
+_RATE_OF_VALUE = re.compile(
+    rf"^\\frac\s*\{{\s*(-?[\d.,]+)\s*({_TEXT}{_POWER})\s*\}}\s*\{{\s*((?:{_TEXT}|[a-z]{{1,3}}){_POWER})\s*\}}$"
+)
 _NO_UNIT = re.compile(
     r"(?<![A-Za-z])(?:or|more|less|least|most|than|not|no|fewer|greater|larger|smaller|at|to|between|plus|minus|times|"
     r"half|halves|thirds?|quarters?|fourths?|fifths?|and|over|above|below|except|mod|base|if|when|unless|otherwise|"
-    r"only|squared|cubed|binary|hundred|thousand|million|billion|trillion|dozens?|but|approximately)(?![A-Za-z])"
+    r"only|squared|cubed|binary|tens|ones|(?:hundred|thousand|million|billion|trillion)s?|dozens?|score|gross|but|of|out|"
+    r"approximately|percent(?:age)?|factorial|choose|powers?|roots?|modulo|divided|exclusive|inclusive|negative|positive|"
+    r"[a-z]*(?:ten|hundred|thousand|million|six|seven|eigh|nin|twelf|eleven)ths?)(?![A-Za-z])"
     r"|[半多余几不非没或和与分之十百千万亿至大小超约左右以]"
 )
 """Words that change a number, so that they are no part of a unit."""
 _LEADING = re.compile(
-    r"^(?:\\approx|(?P<words>\\text\{[^{}]*\})|about|approximately|roughly|Rs\.?|USD)\s*(?=[\d\\(.-])"
+    r"^(?:\\approx|\\text\{\s*(?P<words>[^{}]*)\}|about|approximately|roughly|Rs\.?|USD)\s*(?=[\d\\(.-])"
 )
+
+
+_INTRODUCTION = re.compile(
+    r"(?:about|around|approximately|approx\.?|roughly|nearly|exactly|Rs\.?|USD|EUR|[^{}]*(?:\b(?:is|are|equals)|[:=]))?\s*"
+)
+
+
+def _is_introduction(words: str) -> bool:
+    """Whether words before a number leave it as it is: `about`, `the value is`, but not `twice`."""
+    return _INTRODUCTION.fullmatch(words) is not None and re.search(r"\b(?:not|never|no)\b", words) is None
 
 
 def split_unit(text: str) -> tuple[str, str]:
     """The value and the unit of a text; the unit is empty if there is none."""
     # Words and signs before a value do not change it: `about 3`, `\approx 3`, `Rs. 3`.
     leading = _LEADING.match(text)
-    if leading is not None and not (leading["words"] and _NO_UNIT.search(leading["words"])):
+    if leading is not None and (leading["words"] is None or _is_introduction(leading["words"])):
         text = text[leading.end() :]
+    text = _RATE_OF_VALUE.sub(r"\1 \\frac{\2}{\3}", text)
     match = _UNIT.match(text)
     if match is None or not re.search(r"[\dA-Za-z]", match["value"]):
         return text, ""

@@ -64,6 +64,8 @@ def _absence(text: str) -> str | None:
     said = " ".join(words)
     if re.search(r"(?:(?:does|do) not|doesn t) exist$|^dne$", said):
         return "does not exist"
+    if re.search(r"set is empty$", said):
+        return "nothing"
     if re.match(r"infinitely many|(?:an )?infinite number", said):
         return "infinitely many"
     is_such = "such" in words
