@@ -63,8 +63,8 @@ _NO_UNIT = re.compile(
     r"(?<![A-Za-z])(?:or|more|less|least|most|than|not|no|fewer|greater|larger|smaller|at|to|between|plus|minus|times|"
     r"half|halves|thirds?|quarters?|fourths?|fifths?|and|over|above|below|except|mod|base|if|when|unless|otherwise|"
     r"only|squared|cubed|binary|tens|ones|(?:hundred|thousand|million|billion|trillion)s?|dozens?|score|gross|but|of|out|"
-    r"approximately|percent(?:age)?|factorial|choose|powers?|roots?|modulo|divided|exclusive|inclusive|negative|positive|"
-    r"[a-z]*(?:ten|hundred|thousand|million|six|seven|eigh|nin|twelf|eleven)ths?)(?![A-Za-z])"
+    r"approximately|percent(?:age)?|factorial|choose|powers?|roots?|modulo|divided|exclusive|inclusive|"
+    r"tenths?|hundredths?|thousandths?|millionths?|sixths?|sevenths?|eighths?|ninths?|twelfths?)(?![A-Za-z])"
     r"|[半多余几不非没或和与分之十百千万亿至大小超约左右以]"
 )
 """Words that change a number, so that they are no part of a unit."""
