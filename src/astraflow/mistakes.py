@@ -6,9 +6,12 @@ that looks somewhat alike. This file reads config classes and touches no value.
 """
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from pydantic import BaseModel
@@ -21,6 +24,7 @@ __all__ = [
     "explained",
     "hint",
     "inner_type",
+    "near_path",
     "nearest_hint",
     "path_of",
     "shown",
@@ -34,6 +38,8 @@ _SURE = 0.8
 """Similarity from which two names are taken for one with a slip of the fingers."""
 _MAX_PLACES = 3
 """A key that occurs in more sections than these is no hint."""
+_MAX_FILES = 1000
+"""Files of a folder among which one is proposed."""
 _MAX_LEAVES = 4
 """Settings of a foreign section that are explained."""
 _MAX_SHOWN = 80
@@ -77,6 +83,20 @@ def nearest_hint(given: str, choices: Iterable[str]) -> str:
     """`; did you mean "x"?` with the nearest choice; empty if none is near."""
     near = _nearest(given, choices)
     return f'; did you mean "{near}"?' if near else ""
+
+
+def near_path(path: Path) -> str:
+    """`; did you mean "data/train.csv"?` with the nearest name in the folder of a missing path; says where the
+    path ends if that folder is missing, too."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; there is no folder {str(folder)!r}{near_path(folder) if folder.name else ''}"
+    try:
+        names = [entry.name for entry in islice(os.scandir(folder), _MAX_FILES)]
+    except OSError:
+        return ""
+    near = _nearest(path.name, names)
+    return f'; did you mean "{folder / near}"?' if near else ""
 
 
 def _nearest(given: str, choices: Iterable[str], cutoff: float = 0.6) -> str:

@@ -1,12 +1,14 @@
 """The `tasks` section of a recipe: task sources, environments and rewards."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from astraflow.config import Config, Use
 from astraflow.envs.code_config import CodeTestsReward
+from astraflow.hub_names import is_hub_name
 from astraflow.mistakes import hint
 from astraflow.text_forms import Name
 
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 
+_UNOWNED = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
+"""An old name on the hub, without an owner, e.g. `gsm8k`."""
 MAX_COLUMNS = 64
 """Columns that travel with a task, besides prompt and answer."""
 PROMPT_MARK = "{prompt}"
@@ -133,15 +137,21 @@ class JsonlSourceConfig(RowsConfig):
 
 class HubSourceConfig(RowsConfig):
     """A Hugging Face data set: a local folder or file (parquet, JSON, JSONL, CSV, Arrow), or a name on the
-    hub."""
+    hub. A name that ends like a file is never looked for on the hub."""
 
     name: Literal["datasets"] = "datasets"
     path: str
-    """Local path, or name on the hub."""
+    """Local path, or name on the hub: `OWNER/NAME` or `OWNER/NAME@REVISION`."""
     subset: str = ""
     """Name of the data set's configuration; empty: the default one."""
     split: str = "train"
     """Name of the data set's split; a single file has only one, which is used whatever this says."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the path names a file or folder of this machine, there or not, and never the hub."""
+        is_alone = _UNOWNED.fullmatch(self.path) and not Path(self.path).exists()
+        return not (is_alone or is_hub_name(self.path))
 
 
 class PreparedSourceConfig(PromptsConfig):

@@ -34,7 +34,8 @@ from astraflow.extras import install_command
 from astraflow.hosts.config import HostConfig
 from astraflow.hosts.listing import hosted_tasks
 from astraflow.hosts.messages import HostedSpec
-from astraflow.mistakes import hint
+from astraflow.hub_names import split_revision
+from astraflow.mistakes import hint, near_path
 from astraflow.own_code import described
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
@@ -186,7 +187,7 @@ def _hosted_source(config: HostedSourceConfig, host: HostConfig | None, *, name:
 
 
 def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
-    path = Path(config.path)
+    path = Path(config.path).expanduser()
     tasks: list[Task] = []
     for idx, line in enumerate(_decoded(path).split("\n")):
         # Files that were joined may have a byte order mark in the middle.
@@ -205,9 +206,7 @@ def _decoded(path: Path) -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError as err:
-        raise DataError(
-            f"{path} does not exist (looked in {Path.cwd()}); give the path of a JSONL file"
-        ) from err
+        raise _missing(path) from err
     except OSError as err:
         raise DataError(f"{path} cannot be read: {err}") from err
     try:
@@ -219,6 +218,10 @@ def _decoded(path: Path) -> str:
         raise DataError(
             f"{path}, line {line} cannot be read as UTF-8 text: {reason}; save the file as UTF-8"
         ) from err
+
+
+def _missing(path: Path) -> DataError:
+    return DataError(f"{path} does not exist (looked in {Path.cwd()}){near_path(path)}")
 
 
 def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
@@ -260,16 +263,20 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
         from datasets.exceptions import DatasetsError
     except ImportError as err:
         raise ConfigError(f"the source `datasets` needs the package: {install_command('tasks')}") from err
-    path = Path(config.path)
+    path = Path(config.path).expanduser()
     where = f"data set {config.path}, split {config.split!r}"
+    if config.is_local and not path.exists():
+        raise _missing(path)
     try:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            loaded: Any = datasets.load_from_disk(config.path)
+            loaded: Any = datasets.load_from_disk(str(path))
             return cast("Iterable[Mapping[str, Any]]", _split_of(loaded, config))
         if path.is_file():
             kind = _file_kind(path)
-            return cast("Any", datasets.load_dataset(kind, data_files=config.path, split="train"))
-        return cast("Any", datasets.load_dataset(config.path, config.subset or None, split=config.split))
+            return cast("Any", datasets.load_dataset(kind, data_files=str(path), split="train"))
+        name, revision = (str(path), "") if config.is_local else split_revision(config.path)
+        subset = config.subset or None
+        return cast("Any", datasets.load_dataset(name, subset, split=config.split, revision=revision or None))
     except DataError:
         raise
     except (OSError, ValueError, KeyError, DatasetsError) as err:

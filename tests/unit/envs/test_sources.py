@@ -233,3 +233,50 @@ def test_a_library_whose_import_failed_half_way_is_refused_again_and_not_used_as
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"needs the package: .*cellpylib"):
             load_gym()
+
+
+@pytest.mark.parametrize("source", [JsonlSourceConfig, HubSourceConfig])
+@pytest.mark.parametrize("written", ["data/trian.csv", "data/Train.CSV.gz", "data/train.csv"])
+def test_a_missing_file_is_proposed_its_neighbor_and_the_hub_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: type[HubSourceConfig], written: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train-1.csv").write_text("question,answer\n1 + 1,2\n")
+    with pytest.raises(DataError, match=r'does not exist \(looked in .*did you mean "data/train-1.csv"\?'):
+        make_source(source(path=written))
+
+
+def test_a_missing_folder_is_named_with_its_neighbor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(
+        DataError, match=r"there is no folder 'dta/sums'; there is no folder 'dta'; did you .*data"
+    ):
+        make_source(JsonlSourceConfig(path="dta/sums/train.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("path", "is_local"),
+    [
+        ("gsm8k", False),
+        ("openai/gsm8k", False),
+        ("openai/gsm8k@e53f048", False),
+        ("train", False),
+        ("trian.csv", True),
+        ("rows.v2", True),
+        ("openai/rows.parquet", True),
+        ("./rows", True),
+        ("~/rows", True),
+        ("a/b/c", True),
+        ("data/rows", True),
+        ("here/rows", True),
+    ],
+)
+def test_what_ends_like_a_file_or_begins_with_a_folder_is_never_a_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, *, is_local: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert HubSourceConfig(path=path).is_local == is_local
