@@ -50,7 +50,7 @@ _OWN_FOLDERS = frozenset({"models", "data", "runs"})
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a text that names a model or a data set is `OWNER/NAME` on the hub, with or without `@REVISION`.
+    """Whether the name of a model or a data set is `OWNER/NAME` on the hub, with or without `@REVISION`.
 
     What exists here is a path, and so is what ends like a file, or begins with a folder that exists.
 

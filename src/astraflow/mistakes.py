@@ -86,14 +86,17 @@ def nearest_hint(given: str, choices: Iterable[str]) -> str:
 
 
 def near_path(path: Path) -> str:
-    """`; did you mean "data/train.csv"?` with the nearest name in the folder of a missing path; says where the
-    path ends if that folder is missing, too."""
+    """`; did you mean "data/train.csv"?` with the nearest name in the folder of a missing path.
+
+    If that folder is missing, too, it says which is the first that is missing.
+    """
     folder = path.parent
-    if not folder.is_dir():
-        return f"; there is no folder {str(folder)!r}{near_path(folder) if folder.name else ''}"
     try:
+        if not folder.is_dir():
+            missing = next(above for above in (folder, *folder.parents) if above.parent.is_dir())
+            return f"; there is no folder {str(missing)!r}{near_path(missing)}"
         names = [entry.name for entry in islice(os.scandir(folder), _MAX_FILES)]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
         return ""
     near = _nearest(path.name, names)
     return f'; did you mean "{folder / near}"?' if near else ""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from astraflow.cli.own_modules import module_path
-from astraflow.cli.runs import Overrides, Recipe
+from astraflow.cli.runs import Overrides, Recipe, fetch_models
 
 __all__ = ["bundle"]
 
@@ -39,4 +39,4 @@ def bundle(
     module_path(file)
     if is_named:
         build_models([policy.model for policy in loaded.policies.values()], print)
-    write_bundle(loaded, out, extras=extra or ())
+    write_bundle(fetch_models(loaded), out, extras=extra or ())

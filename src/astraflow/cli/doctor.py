@@ -53,10 +53,11 @@ def doctor(
     loaded = None
     if recipe is not None:
         from astraflow.launch.config import load_recipe
+        from astraflow.launch.hub_models import pinned
 
         for folder in (str(Path.cwd()), str(recipe.resolve().parent)):
             sys.path += [folder] if folder not in sys.path else []
-        loaded = load_recipe(recipe, overrides or ())
+        loaded = pinned(load_recipe(recipe, overrides or ()), run_dir)
     folder = run_dir or Path("runs") / (loaded.name if loaded else "")
     raise typer.Exit(asyncio.run(_examined(loaded, folder, with_drift=drift)))
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,8 @@ _Policy = Annotated[
 _Target = Annotated[
     str,
     typer.Argument(
-        help="Run folder, Hugging Face model folder, or base URL of an OpenAI-compatible server.",
+        help="Run folder, Hugging Face model folder or name on the hub, or base URL of an OpenAI-compatible "
+        "server.",
         metavar="RUN_DIR|MODEL_DIR|URL",
     ),
 ]
@@ -76,14 +78,19 @@ def evaluate(
     `astraflow eval models/quickstart --recipe recipes/quickstart.yaml --json`,
     `astraflow eval http://127.0.0.1:8000/v1 --recipe recipes/quickstart.yaml --tasks 64`.
     """
+    from astraflow.cli.runs import fetch_models
+    from astraflow.hub_names import is_hub_name
     from astraflow.launch.config import load_recipe
     from astraflow.launch.eval_target import Endpoint, find_target
     from astraflow.launch.evaluation import EvalSize
+    from astraflow.models.hub import fetch_model, model_path
 
     for folder in (Path.cwd(), *((recipe.resolve().parent,) if recipe else ())):
         sys.path += [str(folder)] if str(folder) not in sys.path else []
     endpoint = Endpoint(target, model, os.environ.get("OPENAI_API_KEY", ""))
-    loaded = load_recipe(recipe) if recipe else None
+    loaded = fetch_models(load_recipe(recipe)) if recipe else None
+    if is_hub_name(target):
+        target = str(model_path(fetch_model(target, partial(print, file=sys.stderr))))
     found = find_target(target, loaded, policy=policy, version=version, endpoint=endpoint)
     size = EvalSize(tuple(sets or ()), samples, tasks)
     report = asyncio.run(_evaluated(found, size, is_shown=not as_json and sys.stderr.isatty()))

@@ -19,7 +19,7 @@ from astraflow.user_files import is_there
 if TYPE_CHECKING:
     from astraflow.launch.config import Recipe as LoadedRecipe
 
-__all__ = ["audit", "drop_batch", "load_with_checks", "run", "status", "try_task"]
+__all__ = ["audit", "drop_batch", "fetch_models", "load_with_checks", "run", "status", "try_task"]
 
 Recipe = Annotated[
     str,
@@ -102,6 +102,7 @@ def run(
         return
     if builds:
         _build_missing(loaded)
+    loaded = fetch_models(loaded, folder)
     if only or batches:
         raise typer.Exit(_run_half(loaded, folder, only, batches))
     from astraflow.launch.commands import run_recipe
@@ -131,12 +132,16 @@ def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> No
     """`builds`: tiny models that are missing are built by the run."""
     from astraflow.config import dump_yaml
     from astraflow.launch.gallery import missing_models
+    from astraflow.launch.hub_models import cache_notes, pinned
     from astraflow.launch.preflight import check_recipe
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    recipe = pinned(recipe, run_dir)
     models = [policy.model for policy in recipe.policies.values()]
     unbuilt = [model for model, _ in missing_models(models)] if builds else []
     sys.stdout.write(dump_yaml(check_recipe(recipe, run_dir, unbuilt=unbuilt).recipe))
+    for note in cache_notes(recipe):
+        print(note, file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,19 @@ def _build_missing(recipe: "LoadedRecipe") -> None:
     from astraflow.launch.gallery import build_models
 
     build_models([policy.model for policy in recipe.policies.values()], print)
+
+
+def fetch_models(recipe: "LoadedRecipe", run_dir: Path | None = None) -> "LoadedRecipe":
+    """The recipe with the commits of its models on the hub, which are downloaded unless they are cached.
+
+    `run_dir`: of the run that takes these commits now and at every resume.
+    """
+    from astraflow.launch.hub_models import with_fetched_models
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    return with_fetched_models(recipe, run_dir, tell)
 
 
 def _names_model(overrides: Sequence[str]) -> bool:
@@ -256,6 +274,7 @@ def try_task(
     loaded = load_with_checks(file, overrides or ())
     if is_named or _names_model(overrides or ()):
         _build_missing(loaded)
+    loaded = fetch_models(loaded)
     trial = asyncio.run(try_episode(loaded, task=task, source=source, seed=seed))
     print(episode_text(trial))
 

@@ -39,6 +39,7 @@ from astraflow.mistakes import hint, near_path
 from astraflow.own_code import described
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
+from astraflow.user_files import is_there
 
 __all__ = ["ListSource", "make_source"]
 
@@ -265,7 +266,7 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
         raise ConfigError(f"the source `datasets` needs the package: {install_command('tasks')}") from err
     path = Path(config.path).expanduser()
     where = f"data set {config.path}, split {config.split!r}"
-    if config.is_local and not path.exists():
+    if config.is_local and not is_there(path):
         raise _missing(path)
     try:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():

@@ -21,10 +21,13 @@ from typing import Any
 
 from astraflow.config import Config, dump_yaml, parse_config
 from astraflow.errors import ConfigError, DataError
+from astraflow.hub_names import is_hub_name, split_revision
 from astraflow.launch.bundle_files import CHECKSUMS, copy_files, files_of, whole_or_nothing, write_checksums
 from astraflow.launch.config import Recipe
+from astraflow.launch.model_checks import models_of
 from astraflow.launch.packed_wheels import needed_distributions, pack_wheel
 from astraflow.launch.plan import uses
+from astraflow.models.hub import model_path
 from astraflow.own_sources import own_files
 from astraflow.user_files import is_there
 
@@ -140,27 +143,41 @@ def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
     """Place in the bundle -> folder of a model; the mapping's policies get the places. Raises: DataError."""
     copies: dict[str, Path] = {}
     for name, policy in recipe.policies.items():
-        folder = policy.model_dir
-        if not (folder / "config.json").is_file():
-            raise DataError(
-                f"policies.{name}.model = {policy.model!r} is no model here (there is no config.json); build "
-                "it (`astraflow model init`) or download it first"
-            )
-        mapping["policies"][name]["model"] = f"./{_placed(copies, 'models', folder)}"
+        for where, model in models_of(name, policy).items():
+            folder = model_path(model)
+            if not (folder / "config.json").is_file():
+                raise DataError(
+                    f"{where} = {model!r} is not a model here (there is no config.json); build it "
+                    "(`astraflow model init`) or download it first"
+                )
+            *sections, key = where.removeprefix(f"policies.{name}.").split(".")
+            section = mapping["policies"][name]
+            for part in sections:
+                section = section[part]
+            section[key] = f"./{_placed(copies, 'models', folder, name=_model_name(model))}"
     return copies
 
 
-def _placed(copies: dict[str, Path], folder: str, source: Path) -> str:
-    """A place in the bundle for a file or folder; the same one if it has a place already."""
+def _model_name(model: str) -> str:
+    """The last name of a model: of its folder, or on the hub."""
+    return Path(split_revision(model)[0]).name if is_hub_name(model) else Path(model).expanduser().name
+
+
+def _placed(copies: dict[str, Path], folder: str, source: Path, *, name: str = "") -> str:
+    """A place in the bundle for a file or folder; the same one if it has a place already.
+
+    `name`: what it is called there; empty: as here.
+    """
     source = source.resolve()
+    name = name or source.name
     for place, known in copies.items():
         if known == source:
             return place
-    place = f"{folder}/{source.name}"
+    place = f"{folder}/{name}"
     number = 1
     while place in copies:
         number += 1
-        place = f"{folder}/{number}-{source.name}"
+        place = f"{folder}/{number}-{name}"
     copies[place] = source
     return place
 

@@ -18,6 +18,7 @@ from astraflow.launch.cluster_config import ClusterConfig, LauncherConfig, Local
 from astraflow.launch.eval_config import EvalConfig
 from astraflow.launch.gallery import model_folder
 from astraflow.mistakes import hint
+from astraflow.models.hub import model_path
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
 from astraflow.service.server import is_loopback
 from astraflow.text_forms import Name
@@ -62,7 +63,8 @@ class PolicyConfig(Config):
     """One named model of the run."""
 
     model: str
-    """Folder of a Hugging Face model, or its name on the hub."""
+    """Folder of a Hugging Face model, or its name on the hub: `OWNER/NAME`, or `OWNER/NAME@REVISION` with a
+    branch, a tag or a commit. A run downloads it before it starts, and a resume uses the same commit."""
     role: Literal["trained", "frozen", "follower"] = "trained"
     """`trained`: has a trainer. `frozen`: keeps its weights. `follower`: serves older versions of another
     policy."""
@@ -80,8 +82,8 @@ class PolicyConfig(Config):
 
     @property
     def model_dir(self) -> Path:
-        """The model's folder, `~` expanded."""
-        return Path(self.model).expanduser()
+        """The model's folder; that of a name on the hub is in its cache."""
+        return model_path(self.model)
 
     @model_validator(mode="after")
     def _role_is_whole(self) -> "PolicyConfig":
@@ -266,7 +268,7 @@ class Recipe(Config):
     @property
     def tokenizer_dir(self) -> Path:
         """Folder of the tokenizer that counts the tokens of prompts: that of the first trained policy."""
-        return Path(self.tokenizer_model).expanduser()
+        return model_path(self.tokenizer_model)
 
     @property
     def tokenizer_model(self) -> str:

@@ -31,9 +31,10 @@ from astraflow.launch.machine import (
     num_cores,
     sandbox_finding,
 )
-from astraflow.launch.model_checks import check_model
+from astraflow.launch.model_checks import check_model, is_to_be_fetched
 from astraflow.launch.preflight import OpenSources, check_recipe, open_sources
 from astraflow.launch.program import choose_addresses, num_threads
+from astraflow.models.hub import cache_folder
 from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
 from astraflow.models.weight_files import weight_paths
 from astraflow.protocols import TaskSource
@@ -79,6 +80,9 @@ async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding
         yield finding
     if problems:
         yield Finding("warn", _ENGINE, "not tried, because a check above failed")
+        return
+    if any(is_to_be_fetched(policy.model) for policy in recipe.policies.values()):
+        yield Finding("warn", _ENGINE, "not tried, because a model is not downloaded yet")
         return
     try:
         yield await _trial(recipe, open_sources(recipe))
@@ -150,6 +154,9 @@ def _ports(recipe: Recipe) -> Finding:
 def _model(name: str, recipe: Recipe) -> Finding:
     policy = recipe.policies[name]
     check = f"model of {name}"
+    if is_to_be_fetched(policy.model):
+        text = f"{policy.model} is not in the cache {cache_folder()}, so it was not checked"
+        return Finding("warn", check, text, "`astraflow run` downloads it before it starts anything")
     check_model(name, policy)
     renderer = load_renderer(policy.model_dir, policy.template_args)
     renderer.render((Message(role="user", content="1 + 1"),))

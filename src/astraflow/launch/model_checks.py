@@ -5,13 +5,15 @@ It reads files and loads no library of models, so it takes milliseconds.
 """
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import cast
 
 from astraflow.errors import ConfigError, DataError
+from astraflow.hub_names import is_hub_name
 from astraflow.launch.config import PolicyConfig
+from astraflow.losses.config import ValueModelConfig
+from astraflow.mistakes import near_path
 from astraflow.models.chat_template import check_template_args
 from astraflow.models.families import (
     engine_refusal,
@@ -21,13 +23,12 @@ from astraflow.models.families import (
     quantization_of,
     shard_refusal,
 )
+from astraflow.models.hub import is_cached, model_path
 from astraflow.models.weight_files import check_weight_files
 from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
 
-__all__ = ["check_family", "check_model"]
+__all__ = ["check_family", "check_model", "is_to_be_fetched", "models_of"]
 
-_HUB_NAME = re.compile(r"[\w.-]*\w[\w.-]*/[\w.-]+")
-"""A name on the Hugging Face Hub, `OWNER/NAME`; `./model` is none."""
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -42,17 +43,38 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 
 def check_model(name: str, policy: PolicyConfig) -> bool:
-    """True. Raises: DataError if a model of a policy (own, reference, teacher) is not a Hugging Face folder,
-    or its own has no tokenizer or chat template; ConfigError if the template does not read an argument."""
-    auxiliary = policy.train.auxiliary
-    where = f"policies.{name}.model = {policy.model!r}"
-    _check_folder(where, policy.model)
-    _check_tokenizer(where, policy.model_dir)
-    check_template_args(policy.template_args, policy.model_dir, f"policies.{name}.template_args")
-    for key, model in (("reference", auxiliary.reference), ("teacher", auxiliary.teacher)):
-        if model:
-            _check_folder(f"policies.{name}.train.auxiliary.{key} = {model!r}", model)
+    """True. Models that are still to be downloaded are good.
+
+    Raises: DataError if a model of a policy (own, reference, teacher, critic) is not a Hugging Face folder,
+    or its own has no tokenizer or chat template; ConfigError if the template does not read an argument.
+    """
+    for key, model in models_of(name, policy).items():
+        if is_to_be_fetched(model):
+            continue
+        where = f"{key} = {model!r}"
+        _check_folder(where, model)
+        if key == f"policies.{name}.model":
+            _check_tokenizer(where, policy.model_dir)
+            check_template_args(policy.template_args, policy.model_dir, f"policies.{name}.template_args")
     return True
+
+
+def models_of(name: str, policy: PolicyConfig) -> dict[str, str]:
+    """Place in the recipe -> model, of all models that a policy names: folders, and names on the hub."""
+    auxiliary = policy.train.auxiliary
+    critic = auxiliary.critic
+    side = {
+        "reference": auxiliary.reference,
+        "teacher": auxiliary.teacher,
+        "critic.model": critic.model if isinstance(critic, ValueModelConfig) else "",
+    }
+    named = {f"policies.{name}.train.auxiliary.{key}": model for key, model in side.items() if model}
+    return {f"policies.{name}.model": policy.model, **named}
+
+
+def is_to_be_fetched(model: str) -> bool:
+    """Whether a model is a name on the hub that is not in the cache yet."""
+    return is_hub_name(model) and not is_cached(model)
 
 
 def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exact: bool) -> None:
@@ -85,9 +107,9 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
 
 
 def _check_folder(where: str, model: str) -> None:
-    folder = Path(model).expanduser()
+    folder = model_path(model)
     if not folder.is_dir():
-        raise DataError(f"{where}: no such folder. {_how_to_get(model)}")
+        raise DataError(f"{where}: no such folder{near_path(folder)}. {_how_to_get(model)}")
     config = folder / "config.json"
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
@@ -125,16 +147,8 @@ def _check_tokenizer(where: str, folder: Path) -> None:
 
 def _how_to_get(model: str) -> str:
     """What makes a model folder that does not exist."""
-    first_part = Path(model).parts[0]
-    if _HUB_NAME.fullmatch(model) and first_part != "models" and not Path(first_part).is_dir():
-        folder = f"models/{Path(model).name}"
-        return (
-            "A model is a folder, and AstraFlow downloads nothing by itself. If this is its name on the "
-            f"Hugging Face Hub, run `hf download {model} --local-dir {folder}` and put {folder} here"
-        )
     folder = shlex.quote(str(Path(model).expanduser()))
     return (
         f"Build a tiny model with `astraflow model init SPEC.yaml --out {folder}` (for the quickstart, "
-        "SPEC.yaml is recipes/models/quickstart.yaml), or download one from the Hugging Face Hub with "
-        f"`hf download OWNER/NAME --local-dir {folder}`"
+        "SPEC.yaml is recipes/models/quickstart.yaml), or name one on the Hugging Face Hub as OWNER/NAME"
     )

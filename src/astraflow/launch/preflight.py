@@ -36,7 +36,7 @@ from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe, recipe_mapping
 from astraflow.launch.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
-from astraflow.launch.model_checks import check_family, check_model
+from astraflow.launch.model_checks import check_family, check_model, is_to_be_fetched
 from astraflow.launch.plan import named_uses, scoring_tasks, uses
 from astraflow.launch.roles import check_roles
 from astraflow.launch.start_checks import (
@@ -134,10 +134,12 @@ def check_recipe(
     """Checks everything that can be known without starting a service.
 
     `run_dir`: also checks what a start in this folder needs: the folder, ports and certificates. `unbuilt`:
-    models that do not exist yet and that are built before the run.
+    models that do not exist yet and that are built before the run. Nothing is said about these, and about
+    models on the hub that are not in its cache.
 
     Raises: ConfigError or DataError that tells all mistakes.
     """
+    unbuilt = {*unbuilt, *(p.model for p in recipe.policies.values() if is_to_be_fetched(p.model))}
     mistakes = _Mistakes()
     mistakes.of(check_roles, recipe)
     _check_models(recipe, mistakes, unbuilt)

@@ -27,6 +27,7 @@ from astraflow.launch.access import CA_VARIABLE, network_modules, tls_files, tok
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.pool_sizer import seats_of
+from astraflow.models.hub import model_path
 from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
 from astraflow.rollout.config import ServerEngineConfig
 from astraflow.rollout.engines.server_process import OWN_ENV_PREFIX
@@ -231,7 +232,7 @@ class _Nodes:
         """Trains a policy; hands each version to its publisher as a file."""
         urls = ("--url", self._addresses.url, "--publisher", self._addresses.publisher_url(policy))
         auxiliary = config.train.auxiliary
-        models = [Path(name).expanduser() for name in (auxiliary.reference, auxiliary.teacher) if name]
+        models = [model_path(name) for name in (auxiliary.reference, auxiliary.teacher) if name]
         batches = [Path(auxiliary.offline.folder).expanduser()] if auxiliary.offline is not None else []
         return self._spec(
             f"trainer-{policy}",

@@ -36,6 +36,7 @@ from astraflow.launch.best import BestKeeper
 from astraflow.launch.config import Recipe
 from astraflow.launch.ending import ABANDONED, reason_of
 from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.launch.hub_models import with_fetched_models
 from astraflow.launch.launcher import make_launcher, reachable
 from astraflow.launch.metrics_log import MetricsLog
 from astraflow.launch.pool import Pool
@@ -496,6 +497,8 @@ async def launch(
     Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
     """
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
+    tell = view.note if view is not None else _log.info
+    recipe = await asyncio.to_thread(with_fetched_models, recipe, folder.path, tell)
     check_recipe(recipe, folder.path)
     with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
         recipe = reachable(recipe, starter)

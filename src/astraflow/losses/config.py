@@ -342,8 +342,8 @@ class ValueModelConfig(Config):
 
     name: Literal["value_model"] = "value_model"
     model: str = ""
-    """Folder of the initial model, which must have the same tokenizer; empty: the model that the policy
-    starts from."""
+    """Folder of the initial model, which must have the same tokenizer, or its name on the hub; empty: the
+    model that the policy starts from."""
     lr: float = Field(default=1e-5, ge=0)
     """Peak learning rate; it follows the warm-up and the schedule of the policy."""
     discount: float = Field(default=1.0, gt=0, le=1)
@@ -385,9 +385,9 @@ class AuxiliaryConfig(Config):
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus; above 0, the backward pass also keeps the softmax of the logits."""
     reference: str = ""
-    """Folder of the reference model; empty: the model that the policy starts from."""
+    """Folder of the reference model, or its name on the hub; empty: the model that the policy starts from."""
     teacher: str = ""
-    """Folder of a teacher model with the same tokenizer; empty: no teacher, or one whose logprobs come with
-    the trajectories as the stream `teacher_logprobs`."""
+    """Folder of a teacher model with the same tokenizer, or its name on the hub; empty: no teacher, or one
+    whose logprobs come with the trajectories as the stream `teacher_logprobs`."""
     offline: OfflineConfig | None = None
     """Offline data that is mixed into each batch."""

@@ -252,7 +252,7 @@ def test_a_missing_folder_is_named_with_its_neighbor(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     with pytest.raises(
-        DataError, match=r"there is no folder 'dta/sums'; there is no folder 'dta'; did you .*data"
+        DataError, match=r"train.jsonl does not exist .*; there is no folder 'dta'; did you mean \"data\""
     ):
         make_source(JsonlSourceConfig(path="dta/sums/train.jsonl"))
 

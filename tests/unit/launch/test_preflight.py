@@ -71,21 +71,26 @@ def test_a_missing_model_names_the_command_that_makes_one(folder: Path) -> None:
         check_recipe(recipe)
 
 
-@pytest.mark.parametrize(
-    ("model", "line", "other"),
-    [
-        ("Qwen/Qwen3-0.6B", "`hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B`", "model init"),
-        ("models/nothing", "`hf download OWNER/NAME --local-dir models/nothing`", "Hub, run"),
-        ("/none/my models", "`hf download OWNER/NAME --local-dir '/none/my models'`", "Hub, run"),
-    ],
-)
-def test_a_missing_model_is_downloaded_by_a_line_that_can_be_copied(
-    model: str, line: str, other: str, folder: Path
+def test_a_missing_folder_is_answered_with_its_neighbor_and_the_hub(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DataError) as refused:
-        check_recipe(make_recipe(folder, policies={"actor": make_policy(folder, model=model)}))
-    assert line in str(refused.value)
-    assert other not in str(refused.value)
+    monkeypatch.chdir(folder)
+    (folder / "models").mkdir()
+    write_model_folder(folder / "models" / "small")
+    with pytest.raises(DataError, match=r'did you mean "models/small"\?.* or name one on the .* OWNER/NAME'):
+        check_recipe(make_recipe(folder, policies={"actor": make_policy(folder, model="models/smalll")}))
+
+
+def test_a_name_on_the_hub_that_is_not_in_the_cache_is_no_mistake(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+    actor = make_policy(folder, model="org/model", train={"auxiliary": {"teacher": "org/other@v1"}})
+    check_recipe(make_recipe(folder, policies={"actor": actor}))
+    actor = make_policy(folder, train={"auxiliary": {"critic": {"name": "value_model", "model": "./none"}}})
+    actor |= {"table": {"group_size": 2, "groups_per_batch": 10, "credit": {"name": "gae"}}}
+    with pytest.raises(DataError, match=r"critic\.model = './none': no such folder"):
+        check_recipe(make_recipe(folder, policies={"actor": actor}))
 
 
 @pytest.mark.parametrize(

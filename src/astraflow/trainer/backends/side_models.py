@@ -18,6 +18,7 @@ from torch import nn
 
 from astraflow.errors import ConfigError
 from astraflow.losses.config import ValueModelConfig
+from astraflow.models.hub import model_path
 from astraflow.models.images import image_rules
 from astraflow.models.loading import export_tensors, load_causal_lm
 from astraflow.protocols import ModelRole
@@ -40,7 +41,7 @@ class FrozenModel(ScoringModel):
     def __init__(self, folder: str | Path, config: TrainConfig, grid: RankGrid | None = None) -> None:
         """Loads the model. Raises: DataError if the folder does not hold one."""
         assert isinstance(config.backend, TorchBackendConfig)
-        self.folder = Path(folder).expanduser()
+        self.folder = model_path(str(folder))
         model = load_causal_lm(self.folder, dtype="float32", device=config.backend.device)
         model.requires_grad_(False)
         self.vocab_size = vocab_size_of(model)
@@ -126,7 +127,7 @@ def load_critic(
     chosen = config.auxiliary.critic
     if not isinstance(chosen, ValueModelConfig):
         return None
-    folder = Path(chosen.model or model_dir).expanduser()
+    folder = model_path(str(chosen.model or model_dir))
     critic = Critic(config, folder, grid)
     if critic.vocab_size != vocab_size:
         raise ConfigError(
