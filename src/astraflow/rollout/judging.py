@@ -165,6 +165,8 @@ class Judge:
             seed=_seed(question),
         )
         generation = await engine.generate(GenerateRequest(token_ids=prompt, sampling=sampling, version=-1))
+        if generation.finish_reason == "abort":
+            raise RolloutError(f"task {task.id}: the judge's engine aborted its reply")
         is_thinking = isinstance(renderer, ReasoningRenderer) and renderer.opens_reasoning(prompt)
         text = renderer.parse(generation.token_ids).content
         reply = without_reasoning(text, begins_inside=is_thinking)

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from astraflow.config import parse_config
 from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.judging import JudgedScoring, make_scoring
-from astraflow.types import Task
+from astraflow.types import GenerateRequest, Generation, Task
 from rollout_fakes import ScriptedEngine, make_hosted
 
 TASK = Task(id="q", source="s", prompt="2+3", answer="5")
@@ -48,6 +49,22 @@ async def test_the_last_word_of_the_reply_is_the_verdict(reply: str, value: floa
     asked = engine.requests[0]
     assert "".join(map(chr, asked.token_ids)).count("2+3 5 5?") == 1
     assert asked.sampling.temperature == 0.0
+
+
+class AbortingEngine(ScriptedEngine):
+    """Aborts every request in the middle, as an engine that is going away may do."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        generation = await super().generate(request)
+        return msgspec.structs.replace(generation, finish_reason="abort")
+
+
+async def test_a_reply_that_was_aborted_is_no_verdict() -> None:
+    scores = scoring(AbortingEngine("no, well"), {**JUDGE, "unclear": 0.0})
+    with pytest.raises(RolloutError, match="q: the judge's engine aborted its reply") as failure:
+        await scores.score(TASK, "5")
+    await scores.close()
+    assert failure.value.is_retryable
 
 
 async def test_what_is_judged_cannot_bring_marks_of_its_own() -> None:
