@@ -81,7 +81,7 @@ def _based(text: str) -> tuple[str, int] | None:
 
 _MODULUS = re.compile(
     r"^(?P<residue>.*?\S)\s*\(?\s*(?:\\[pb]?mod(?![A-Za-z])|\\text\{\s*\(?\s*mod(?:ulo)?\s*\}|(?<![A-Za-z\\])mod(?:ulo)?(?![A-Za-z]))"
-    r"\s*[({]*\s*(?P<modulus>[^(){}]+?)\s*[)}]*$"
+    r"\s*[({]*\s*(?P<modulus>[^(){}=<>]+?)\s*[)}]*$"
 )
 
 

@@ -16,6 +16,7 @@ _SET = re.compile(
     r"^(?P<name>\s*(?:[A-Za-z]\w*\s*(?:=|\\in(?![A-Za-z]))\s*)?)\\\{\s*(?P<variable>[A-Za-z])\s*"
     r"(?:\\in\s*(?P<domain>\\mathbb\{R\}|R)\s*)?(?:\\(?:mid|vert|middle\s*\|)(?![A-Za-z])|\||:)\s*(?P<condition>.+?)\\\}\s*$"
 )
+_OR = re.compile(r"\\text\{\s*or\s*\}|(?<![A-Za-z])or(?![A-Za-z])|,|\\lor(?![A-Za-z])")
 _OPENING = {"[": "[", "]": "(", "(": "("}
 _CLOSING = {"]": "]", "[": ")", ")": ")"}
 _ORDER = re.compile(r"[<>=]|\\(?:le|ge|neq)(?![A-Za-z])")
@@ -57,4 +58,9 @@ def _condition(text: str) -> str:
     letters = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", condition))
     if match["variable"] not in letters or re.search(r"\\in(?![A-Za-z])|\\mathbb|\\[{}]", condition):
         return text
-    return condition
+    if _ORDER.search(condition.replace("=", "")) is not None:
+        return condition
+    values = [re.fullmatch(r"\s*[A-Za-z]\s*=(.+)", part) for part in _OR.split(condition)]
+    if None in values:
+        return text
+    return rf"\{{{','.join(match[1] for match in values if match is not None)}\}}"

@@ -68,6 +68,8 @@ def _absence(text: str) -> str | None:
         return "nothing"
     if re.match(r"infinitely many|(?:an )?infinite number", said):
         return "infinitely many"
+    if re.search(r"\bno (?:there|it|the|this|that|is|are|has|have)\b", said):
+        return None  # `No, there are solutions`
     is_such = "such" in words
     bare = [word.removesuffix("s") for word in words if not _FILLERS.fullmatch(word)]
     if bare[:1] == ["no"] and len(bare) == 2 and (is_such or " ".join(bare) in _NOTHING):
