@@ -22,6 +22,7 @@ from astraflow.types import (
     Release,
     Session,
     SessionRequest,
+    StepFailure,
 )
 from trainer_builders import make_batch, make_sample
 
@@ -40,6 +41,7 @@ class MemoryDataflow:
         self.publications: list[Publication] = []
         self.commits: list[Commit] = []
         self.releases: list[Release] = []
+        self.failures: list[StepFailure] = []
         self.done = 0
 
     async def attach(self, policy: str, request: SessionRequest) -> Session:
@@ -91,6 +93,10 @@ class MemoryDataflow:
         assert release.step <= self.done
         self.released = release.step
         self.releases.append(release)
+
+    async def step_failed(self, policy: str, failure: StepFailure) -> None:
+        self._check_epoch(failure.epoch)
+        self.failures.append(failure)
 
     async def change(
         self, *, num_ready: int | None = None, is_over: bool | None = None, fence: bool = False

@@ -30,6 +30,7 @@ from astraflow.types import (
     MediaRef,
     Message,
     MetricItem,
+    SampleRules,
     Task,
     ToolSpec,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Engine",
     "EntropyUse",
     "Environment",
+    "HasSampleRules",
     "ImageRenderer",
     "InteractiveEnvironment",
     "Launcher",
@@ -61,6 +63,7 @@ __all__ = [
     "ProcessLife",
     "ProcessSpec",
     "Publishes",
+    "ReasoningRenderer",
     "Remover",
     "Renderer",
     "ReportsSteps",
@@ -640,6 +643,16 @@ class ReportsSteps(Protocol):
 
     def step_metrics(self) -> Mapping[str, float]:
         """Name -> value, since the last call. Every rank of a trainer calls it at the end of a step."""
+        ...
+
+
+@runtime_checkable
+class HasSampleRules(Protocol):
+    """What a `Learner` or a `TrainerBackend` may have besides: what it needs of each trajectory."""
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        """Without the streams of the loss in a backend, with them in a learner."""
         ...
 
 

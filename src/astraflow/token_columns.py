@@ -57,6 +57,8 @@ class Columns:
     streams: Mapping[str, NDArray[Any]]
     """Name -> [P], or [P, W] if tokens have W values each, in the dtype that the trajectories carry; every
     trajectory has all of them."""
+    num_left_out: int = 0
+    """Streams that only some of the trajectories have, or in another type than the others."""
     media: Sequence[Media] = ()
     """[B] the images of each sample; empty if no sample has any."""
 

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from astraflow.bounds import (
     MAX_CHUNKS,
+    MAX_METRIC,
     MAX_SPANS,
     MAX_TENSORS,
     MAX_TOKENS,
@@ -97,6 +98,7 @@ __all__ = [
     "Health",
     "Heartbeat",
     "HeartbeatReply",
+    "ImageTokens",
     "Item",
     "Lease",
     "LeaseKind",
@@ -129,6 +131,7 @@ __all__ = [
     "RunInfo",
     "RunState",
     "Sample",
+    "SampleRules",
     "Sampling",
     "ScalingAdvice",
     "ServedVersions",
@@ -137,10 +140,12 @@ __all__ = [
     "Shortcut",
     "SourceLink",
     "StatusReply",
+    "StepFailure",
     "StepRecord",
     "StepsReply",
     "StopRequest",
     "Stream",
+    "StreamRule",
     "Task",
     "TensorInfo",
     "ToolSpec",
@@ -870,6 +875,48 @@ class VersionsReply(Item, frozen=True, kw_only=True):
 # --- a trainer's session --------------------------------------------------------------------------
 
 
+class StreamRule(Item, frozen=True, kw_only=True):
+    """A stream that a trainer reads. Example: `StreamRule(name="teacher_logprobs", high=0.001)`."""
+
+    name: Label
+    dtype: Literal["int32", "float32", "uint8"] = "float32"
+    width: Annotated[int, Meta(ge=1, le=8192)] = 1
+    """Values per token."""
+    low: Measure = -MAX_METRIC
+    high: Measure = MAX_METRIC
+    """Inclusive bounds of the entries of trained tokens."""
+    is_needed: bool = True
+    """False: a trajectory may lack the stream."""
+
+
+class ImageTokens(Item, frozen=True, kw_only=True):
+    """How many tokens stand for an image, and which one."""
+
+    token_id: TokenId
+    patch: Annotated[int, Meta(ge=1, le=4096)]
+    """Pixels along the side of a patch."""
+    merge: Annotated[int, Meta(ge=1, le=64)]
+    """Patches along the side of the square that becomes one token."""
+    min_pixels: Annotated[int, Meta(ge=1, le=2**40)]
+    max_pixels: Annotated[int, Meta(ge=1, le=2**40)]
+
+
+class SampleRules(Item, frozen=True, kw_only=True):
+    """What a trainer needs of each trajectory that it is sent. A result that breaks a rule is refused when it
+    arrives. Example: `SampleRules(vocab_size=151936)`."""
+
+    vocab_size: Count = 0
+    """Token ids are below it; 0: any."""
+    max_tokens: Count = 0
+    """Largest number of tokens; 0: any."""
+    images: ImageTokens | msgspec.UnsetType | None = msgspec.UNSET
+    """None: the model reads text only. Without it, media of any kind are handed on."""
+    streams: Annotated[tuple[StreamRule, ...], Meta(max_length=64)] = ()
+    """A trajectory may have other streams too."""
+    refused_streams: Annotated[tuple[Label, ...], Meta(max_length=64)] = ()
+    """Streams that the trainer cannot use and must not ignore: `experts`, if it knows no routers."""
+
+
 class SessionRequest(Item, frozen=True, kw_only=True):
     """A trainer attaches to its policy. `durable_step` is the number of steps in its checkpoint (0: none)."""
 
@@ -879,6 +926,9 @@ class SessionRequest(Item, frozen=True, kw_only=True):
     """Nothing reads it: each request for a batch names its `world`. Version 1 of the protocol keeps it."""
     fingerprints: "Fingerprints"
     protocol: Count = PROTOCOL_VERSION
+    rules: SampleRules | msgspec.UnsetType = msgspec.UNSET
+    """What it needs of trajectories. Without it, only what any trainer needs is checked when results
+    arrive."""
 
 
 class Session(Item, frozen=True, kw_only=True):
@@ -1156,6 +1206,15 @@ class EvalsReply(Item, frozen=True, kw_only=True):
 
 
 # --- control, health, errors ------------------------------------------------------------------------
+
+
+class StepFailure(Item, frozen=True, kw_only=True):
+    """A trainer could not train the batch of a step, and ends. Example: `StepFailure(step=7, epoch=3,
+    reason="out of memory")`."""
+
+    step: Count
+    epoch: Count
+    reason: Reason
 
 
 class DropRequest(Item, frozen=True, kw_only=True):

@@ -7,13 +7,17 @@ import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.core.plan import RunPlan
-from astraflow.errors import FencedError
+from astraflow.errors import FencedError, TrainingError
 from astraflow.launch.folder import RunFolder, RunRecord
 from astraflow.launch.plan import run_plan
-from astraflow.types import DropRequest
+from astraflow.protocols import StepResult
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.types import Batch, DropRequest, Fingerprints, StepFailure, Wait
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, kept, make_plan, play, refused, running
 from recipe_builders import make_digit_recipe
 from system_driver import astraflow
+from trainer_fakes import CountingLearner, MemoryPublisher
 
 
 async def taken(run: Run) -> ScriptedTrainer:
@@ -53,6 +57,106 @@ async def test_only_the_newest_session_is_named_and_only_once(tmp_path: Path) ->
         request = DropRequest(step=0, epoch=trainer.session.epoch)
         await run.client.drop_batch("actor", request)
         assert isinstance(await refused(run.client.drop_batch("actor", request)), FencedError)
+
+
+class Picky(CountingLearner):
+    """It cannot train batches with a group below `first_good`."""
+
+    first_good = 4
+
+    def train_step(self, batch: Batch) -> StepResult:
+        if any(sample.group_id < self.first_good for sample in batch.samples):
+            raise TrainingError("the loss of 3 tokens is not finite, in group 0/episode 1")
+        return super().train_step(batch)
+
+
+async def supervised(run: Run, folder: Path) -> int:
+    """A trainer that is started again when it ends with an error, as its supervisor would do. Returns: how
+    often it ended so."""
+    (folder / "config.json").write_text("{}")
+    num_ended = 0
+    while True:
+        plan = TrainerPlan(
+            policy="actor",
+            trainer_id="me",
+            checkpoint_every=1,
+            files={"config.json": folder / "config.json"},
+            fingerprints=Fingerprints(recipe="r1"),
+        )
+        trainer = Trainer(
+            plan,
+            learner=Picky(),
+            link=run.client,
+            publisher=MemoryPublisher(),
+            checkpoints=CheckpointStore(folder / "checkpoints", policy="actor", keep=2),
+        )
+        try:
+            await run_trainer(trainer, asyncio.Event())
+        except (TrainingError, FencedError):
+            num_ended += 1
+        else:
+            return num_ended
+
+
+async def held_back(run: Run) -> Wait:
+    """The wait for a person, once there is one."""
+    async with asyncio.timeout(20):
+        while True:
+            for wait in (await run.client.status()).waits:
+                if wait.whom == "a person":
+                    return wait
+            await asyncio.sleep(0.02)
+
+
+async def test_a_batch_that_fails_twice_is_held_back_until_it_is_dropped_and_other_policies_go_on(
+    tmp_path: Path,
+) -> None:
+    plan = make_plan(policies=("actor", "critic"), num_steps=3)
+    both = ("actor", "critic")
+    async with running(tmp_path / "journal", plan, http=True) as run, asyncio.TaskGroup() as tasks:
+        training = tasks.create_task(supervised(run, tmp_path))
+        other = tasks.create_task(ScriptedTrainer(run.client, "critic").run())
+        for name in ("w0", "w1"):
+            tasks.create_task(ScriptedWorker(run.client, name, both).run())
+        wait = await held_back(run)
+        assert wait.who == "trainer actor"
+        assert "the batch of step 1 could not be trained 2 times in a row: TrainingError" in wait.what
+        assert "`astraflow drop-batch RUN actor`" in wait.what
+        async with asyncio.timeout(20):
+            await other
+        assert not training.done()
+        status = {policy.name: policy for policy in (await run.client.status()).policies}
+        assert (status["actor"].step, status["critic"].step) == (0, 3)
+        done = await asyncio.to_thread(astraflow, "drop-batch", run.url, "actor", "--reason", "poisoned")
+        assert done.returncode == 0, done.stderr
+        async with asyncio.timeout(20):
+            num_ended = await training
+        assert num_ended == 3  # two failures, and the session that the drop ended
+        assert not any(w.whom == "a person" for w in (await run.client.status()).waits)
+    report = audit(tmp_path / "journal")
+    assert report.problems == ()
+    actor = next(policy for policy in report.policies if policy.name == "actor")
+    assert (actor.steps, actor.dropped_batches) == (3, 1)
+
+
+async def test_only_the_newest_session_can_say_that_a_step_failed(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        trainer = await taken(run)
+        old = trainer.session.epoch
+        await trainer.attach()
+        failure = StepFailure(step=0, epoch=old, reason="TrainingError: too late")
+        assert isinstance(await refused(run.client.step_failed("actor", failure)), FencedError)
+
+
+async def test_a_step_that_succeeds_after_a_failure_is_forgotten(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        trainer = await taken(run)
+        for _ in range(3):
+            failure = StepFailure(step=0, epoch=trainer.session.epoch, reason="out of memory")
+            await run.client.step_failed("actor", failure)
+        assert [wait.whom for wait in (await run.client.status()).waits].count("a person") == 1
+        await trainer.commit(0)  # it held the batch, and found a way
+        assert "a person" not in [wait.whom for wait in (await run.client.status()).waits]
 
 
 def make_folder(path: Path) -> tuple[RunFolder, RunPlan]:

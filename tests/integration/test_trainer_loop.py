@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.errors import DataError, FencedError, RefusedError, TrainingError, UnavailableError
+from astraflow.errors import (
+    ConfigError,
+    DataError,
+    FencedError,
+    RefusedError,
+    ServiceError,
+    TrainingError,
+    UnavailableError,
+)
 from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import STOP_S, Trainer, TrainerPlan, run_trainer
-from astraflow.types import Batch, Commit, Publication, PublicationReply, Release
+from astraflow.types import Batch, Commit, Publication, PublicationReply, Release, StepFailure
 from trainer_fakes import CountingLearner, MemoryDataflow, MemoryPublisher
 
 DEADLINE_S = 10.0
@@ -372,3 +380,31 @@ async def test_an_error_of_the_backend_ends_the_trainer(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="group 9/episode 1"):
         await bench.run(Broken())
     assert bench.dataflow.committed <= 1
+    (failure,) = bench.dataflow.failures
+    assert (failure.step, failure.epoch) == (1, 1)
+    assert failure.reason == "TrainingError: the loss of 3 tokens is not finite, in group 9/episode 1"
+
+
+@pytest.mark.parametrize("error", [ConfigError("train.lr"), ServiceError("rank 1 of 2 was killed")])
+async def test_an_error_that_is_not_the_batchs_is_not_blamed_on_it(tmp_path: Path, error: Exception) -> None:
+    class Unlucky(CountingLearner):
+        def train_step(self, batch: Batch) -> StepResult:
+            raise error
+
+    bench = Bench(tmp_path, MemoryDataflow(num_steps=4))
+    with pytest.raises(type(error)):
+        await bench.run(Unlucky())
+    assert bench.dataflow.failures == []
+
+
+class Deaf(MemoryDataflow):
+    """A dataflow that does not know the request."""
+
+    async def step_failed(self, policy: str, failure: StepFailure) -> None:
+        raise RefusedError("no such route", code="not_found", status=404)
+
+
+async def test_a_dataflow_that_cannot_be_told_of_a_failed_step_hides_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Deaf(num_steps=4))
+    with pytest.raises(TrainingError, match="group 9/episode 1"):
+        await bench.run(Broken())

@@ -34,6 +34,7 @@ from astraflow.types import (
     Session,
     SessionRequest,
     StatusReply,
+    StepFailure,
     StepsReply,
     StopRequest,
     VersionsReply,
@@ -246,6 +247,14 @@ ROUTES: tuple[Route, ...] = (
         "A checkpoint of the first steps is durable.",
         _TRAINER,
         body=Release,
+    ),
+    Route(
+        "step_failed",
+        "POST",
+        "/v1/policies/{policy}/failure",
+        "The batch of a step could not be trained; after the second time it is held back.",
+        _TRAINER,
+        body=StepFailure,
     ),
     Route(
         "drop_batch",

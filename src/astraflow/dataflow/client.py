@@ -38,6 +38,7 @@ from astraflow.types import (
     Session,
     SessionRequest,
     StatusReply,
+    StepFailure,
     StepRecord,
     StepsReply,
     StopRequest,
@@ -205,6 +206,10 @@ class DataflowClient:
     async def release(self, policy: str, release: Release) -> None:
         """A checkpoint of the first steps is durable."""
         await self._client.call("POST", f"/v1/policies/{policy}/release", None, body=release)
+
+    async def step_failed(self, policy: str, failure: StepFailure) -> None:
+        """The batch of a step could not be trained."""
+        await self._client.call("POST", f"/v1/policies/{policy}/failure", None, body=failure)
 
     # --- viewers ---
 

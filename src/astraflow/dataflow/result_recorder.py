@@ -4,6 +4,10 @@ A result that is wrong is recorded as a failed attempt with its reason, so that 
 the episode is not lost silently.
 """
 
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
 from astraflow.bounds import MAX_REASON
 from astraflow.dataflow.core.commands import Decision, EpisodeFacts, RecordResult
 from astraflow.dataflow.ingest import (
@@ -19,13 +23,13 @@ from astraflow.dataflow.routes_shared import ServedRun
 from astraflow.dataflow.tables import TranscriptRow
 from astraflow.dataflow.transcripts import TranscriptKeeper
 from astraflow.errors import Error, RefusedError, WireError
-from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure
+from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure, SampleRules
 
 __all__ = ["ResultRecorder"]
 
 
 class ResultRecorder:
-    """Example: `receipts = recorder.record("w0.3f", decode_results(raws, media_type))`."""
+    """Example: `receipts = recorder.record("w0.3f", decoded, await recorder.check("w0.3f", decoded))`."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
@@ -34,13 +38,18 @@ class ResultRecorder:
         self._keeper = TranscriptKeeper(run.dispatcher.core, run.dispatcher.journal, run.lookup)
         self._vocab_sizes: dict[str, int] = {}
 
-    def record(self, worker_id: str, decoded: DecodedResults) -> tuple[EpisodeReceipt, ...]:
+    async def check(self, worker_id: str, decoded: DecodedResults) -> dict[int, WireError]:
+        """Position -> what is wrong with a result, for `record`. Images are decoded in a thread."""
+        results = decoded.results
+        look = partial(check_results, results, policies=self.limits(), hosts=self._hosts(worker_id))
+        found = await asyncio.to_thread(look) if any(map(_has_media, results)) else look()
+        return {**found, **decoded.beyond_bounds}
+
+    def record(
+        self, worker_id: str, decoded: DecodedResults, wrong: Mapping[int, WireError]
+    ) -> tuple[EpisodeReceipt, ...]:
         """Records results of one service; a receipt per result, in order. Raises: JournalError."""
         results = decoded.results
-        wrong = {
-            **check_results(results, policies=self.limits(), hosts=self._hosts(worker_id)),
-            **decoded.beyond_bounds,
-        }
         # Payloads are stored only if the commands that name them can be journaled.
         self._dispatcher.check()
         commands = [
@@ -118,6 +127,7 @@ class ResultRecorder:
                 newest,
                 self._vocab_size(name) if newest >= 0 else 0,
                 self._run.max_tokens.get(name, 0),
+                self._core.sample_rules(name) if info.is_trained else SampleRules(),
             )
         return limits
 
@@ -129,6 +139,11 @@ class ResultRecorder:
                 return 0
             self._vocab_sizes[policy] = vocab_size(manifests[-1])
         return self._vocab_sizes[policy]
+
+
+def _has_media(result: EpisodeResult) -> bool:
+    outcome = result.outcome
+    return isinstance(outcome, Episode) and any(trajectory.media for trajectory in outcome.trajectories)
 
 
 def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:

@@ -50,6 +50,7 @@ def make_app(run: ServedRun) -> ASGIApp:
         "versions": views.versions,
         "commit": trainers.noted("commit", trainers.commit),
         "release": trainers.noted("release", trainers.release),
+        "step_failed": trainers.noted("step_failed", trainers.step_failed),
         "drop_batch": trainers.drop_batch,
         "steps": views.steps,
         "evals": views.evals,

@@ -78,7 +78,7 @@ class ProgressRoutes:
         """The leases of which a completion breaks a rule; the log says which."""
         limits = self._recorder.limits()
         results = [EpisodeResult(lease_id=part.lease_id, outcome=_as_episode(part, limits)) for part in parts]
-        wrong = check_results(results, policies=limits, hosts=hosts)
+        wrong = check_results(results, policies=limits, hosts=hosts, are_parts=True)
         for idx, problem in wrong.items():
             _log.warning("%s: progress of %s is not kept: %s", worker_id, parts[idx].lease_id, problem)
         return {parts[idx].lease_id for idx in wrong}

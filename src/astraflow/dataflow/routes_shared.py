@@ -16,6 +16,7 @@ from astraflow.dataflow.api import ROUTES
 from astraflow.dataflow.batch_slices import PAGE_BYTES
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.dispatcher import Dispatcher
+from astraflow.dataflow.failed_steps import FailedSteps
 from astraflow.dataflow.liveness import WorkerLife
 from astraflow.dataflow.long_poll import LongPolls
 from astraflow.dataflow.manifest_tables import ManifestTables
@@ -74,6 +75,8 @@ class ServedRun:
     tables: ManifestTables = field(default_factory=ManifestTables)
     oversized: dict[str, Wait] = field(default_factory=dict[str, Wait])
     """Policy -> its batch that is too large to be sent, as the status shows it: a person has to act."""
+    failed_steps: FailedSteps = field(default_factory=FailedSteps)
+    """Batches that could not be trained."""
 
     @cached_property
     def progress(self) -> ProgressKeeper:

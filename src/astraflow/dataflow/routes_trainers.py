@@ -1,6 +1,7 @@
 """Handlers of the trainers' routes: session, batches, versions, commit, release; and `drop`, for a person."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -20,6 +21,7 @@ from astraflow.dataflow.core.commands import (
     ReleaseSteps,
     TakeBatch,
 )
+from astraflow.dataflow.failed_steps import PERSON
 from astraflow.dataflow.ingest import check_metrics, check_publication
 from astraflow.dataflow.manifest_tables import bare
 from astraflow.dataflow.routes_shared import (
@@ -31,12 +33,23 @@ from astraflow.dataflow.routes_shared import (
     path_int,
     read_body,
 )
-from astraflow.errors import RefusedError, WireError
+from astraflow.errors import FencedError, RefusedError, WireError
 from astraflow.service.messages import item_response
-from astraflow.types import BatchReply, Commit, DropRequest, Publication, Release, SessionRequest, Wait
+from astraflow.types import (
+    BatchReply,
+    Commit,
+    DropRequest,
+    Publication,
+    Release,
+    SampleRules,
+    SessionRequest,
+    StepFailure,
+    Wait,
+)
 
 __all__ = ["Handler", "TrainerRoutes"]
 
+_log = logging.getLogger(__name__)
 _MAX_WORLD = 4096
 Handler = Callable[[Request], Awaitable[Response]]
 """Answers a request."""
@@ -67,7 +80,12 @@ class TrainerRoutes:
         who = f"trainer {body.trainer_id!r} of policy {policy!r}"
         check_protocol(body.protocol, who)
         check_fingerprints(body.fingerprints, self._run.run_info.fingerprints, who)
-        command = AttachTrainer(policy=policy, trainer_id=body.trainer_id, durable_step=body.durable_step)
+        command = AttachTrainer(
+            policy=policy,
+            trainer_id=body.trainer_id,
+            durable_step=body.durable_step,
+            rules=body.rules or SampleRules(),
+        )
         session = self._dispatcher.apply(command).answer
         self._dispatcher.shares.attached(policy, self._dispatcher.clock())
         await self._dispatcher.settled()
@@ -89,7 +107,8 @@ class TrainerRoutes:
         def look() -> BatchView | None:
             if self._core.state != "running":
                 return None
-            return self._dispatcher.apply(TakeBatch(policy=policy, epoch=epoch, step=step)).answer
+            view = self._dispatcher.apply(TakeBatch(policy=policy, epoch=epoch, step=step)).answer
+            return None if self._run.failed_steps.wait(policy, step) else view
 
         def wait() -> Wait:
             return Wait(who=f"trainer {policy}", whom="rollout", what=f"step {step + 1}", since_s=since_s)
@@ -97,7 +116,9 @@ class TrainerRoutes:
         view = await self._run.polls.poll(f"batch/{policy}", look, wait_s=wait_s, wait=wait, request=request)
         state = self._core.state
         if view is None:
-            reasons = [wait.what for wait in self._core.waits() if wait.who == f"trainer {policy}"]
+            held = self._run.failed_steps.wait(policy, step)
+            waits = (held,) if held else self._core.waits()
+            reasons = [wait.what for wait in waits if wait.who == f"trainer {policy}"]
             await self._dispatcher.settled()
             return item_response(BatchReply(batch=None, state=state, waits_for="; ".join(reasons)), request)
         await self._dispatcher.settled()
@@ -128,7 +149,7 @@ class TrainerRoutes:
             "sampling.max_tokens, or use more ranks"
         )
         since_s = self._dispatcher.clock()
-        wait = Wait(who=f"trainer {policy}", whom="a person", what=problem, since_s=since_s)
+        wait = Wait(who=f"trainer {policy}", whom=PERSON, what=problem, since_s=since_s)
         self._run.oversized.setdefault(policy, wait)
         raise RefusedError(problem, code="too_large", status=413)
 
@@ -167,6 +188,7 @@ class TrainerRoutes:
             reports_episodes=True,
         )
         self._dispatcher.apply(command)
+        self._run.failed_steps.forget(policy, body.step)
         self._dispatcher.journal.note_spans(f"trainer {policy}", body.spans)
         waited_s = sum(span.end_s - span.start_s for span in body.spans if span.kind == "wait:dataflow")
         self._dispatcher.shares.committed(
@@ -186,11 +208,25 @@ class TrainerRoutes:
         await self._dispatcher.settled()
         return Response(status_code=204)
 
+    async def step_failed(self, request: Request) -> Response:
+        """`POST /v1/policies/{policy}/failure`."""
+        policy = self._run.trained_policy(request)
+        body = await read_body(request, StepFailure)
+        (status,) = (known for known in self._core.policy_status() if known.name == policy)
+        if body.epoch != status.epoch:
+            raise FencedError(f"policy {policy!r}: session {status.epoch} is the newest, not {body.epoch}")
+        if body.step >= status.step:  # an earlier one was trained before, so its batch is not to blame
+            self._run.failed_steps.note(policy, body, self._dispatcher.clock())
+            if wait := self._run.failed_steps.wait(policy, body.step):
+                _log.error("%s waits for %s: %s", wait.who, wait.whom, wait.what)
+        return Response(status_code=204)
+
     async def drop_batch(self, request: Request) -> Response:
         """`POST /v1/policies/{policy}/drop`."""
         policy = self._run.trained_policy(request)
         body = await read_body(request, DropRequest)
         command = DropBatch(policy=policy, epoch=body.epoch, step=body.step, reason=body.reason)
         reply = self._dispatcher.apply(command).answer
+        self._run.failed_steps.forget(policy)
         await self._dispatcher.settled()
         return item_response(reply, request)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from astraflow.dataflow.core.commands import StopRun
 from astraflow.dataflow.core.status import OVERDUE
+from astraflow.dataflow.failed_steps import HELD_BACK
 from astraflow.dataflow.liveness import NO_SIGN_OF_LIFE, WorkerLife
 from astraflow.dataflow.openapi import openapi_json
 from astraflow.dataflow.prometheus import prometheus_text
@@ -161,7 +162,14 @@ class ViewRoutes:
         now_s = self._dispatcher.clock()
         workers = self._workers()
         silent = self._silent_waits()
-        waits = silent + tuple(self._completed(wait, now_s) for wait in self._core.waits(now_s))
+        held = self._run.failed_steps.waits()
+        waiting = {wait.who for wait in held}
+        waits = silent + tuple(
+            self._completed(wait, now_s)
+            if wait.whom not in waiting
+            else msgspec.structs.replace(wait, what=HELD_BACK)
+            for wait in self._core.waits(now_s)
+        )
         listed = {wait.who for wait in waits}
         parked = tuple(wait for wait in self._run.polls.waits.current() if wait.who not in listed)
         return StatusReply(
@@ -171,7 +179,7 @@ class ViewRoutes:
             now_s=now_s,
             policies=tuple(self._heard(policy, now_s) for policy in self._core.policy_status()),
             workers=workers,
-            waits=tuple(self._run.oversized.values()) + waits + parked,
+            waits=(*self._run.oversized.values(), *held, *waits, *parked),
             curation=self._core.curation(),
             pushed=self._core.pushed,
             scaling=self._scaling(now_s, waits, workers),

@@ -213,7 +213,7 @@ class WorkerRoutes:
         for results in decoded:
             if receipts:
                 await asyncio.sleep(0)
-            receipts += self._recorder.record(sender, results)
+            receipts += self._recorder.record(sender, results, await self._recorder.check(sender, results))
         self._drop_if_drained(sender)
         await self._dispatcher.settled()
         return item_response(Receipts(receipts=tuple(receipts)), request)

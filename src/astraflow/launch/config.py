@@ -42,7 +42,7 @@ __all__ = [
 class SamplingConfig(Config):
     """How the policy samples in training. A trained policy must sample from the full vocabulary."""
 
-    temperature: float = Field(default=1.0, gt=0, le=1000)
+    temperature: float = Field(default=1.0, ge=0.001, le=1000)
     """Sampling temperature in training; the trainer divides its logits by the same value."""
     max_tokens: int = Field(default=256, ge=1, le=2**24)
     """Largest number of tokens per completion; a longer one is cut and counts as truncated, not as failed."""

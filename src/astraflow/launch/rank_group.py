@@ -35,14 +35,24 @@ from typing import Any, cast
 
 import msgspec
 
-from astraflow.errors import ConfigError, ServiceError
+from astraflow.errors import ConfigError, Error, ServiceError, TrainingError
 from astraflow.host_tensors import HostTensor
 from astraflow.launch.process_state import STOPPED, state_of
 from astraflow.launch.rank_process import identity, join_ranks
-from astraflow.protocols import Learner, StepResult, Write
+from astraflow.protocols import HasSampleRules, Learner, StepResult, Write
 from astraflow.trainer.loop import TrainerLink
 from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
-from astraflow.types import Batch, Commit, Publication, PublicationReply, Release, Session, SessionRequest
+from astraflow.types import (
+    Batch,
+    Commit,
+    Publication,
+    PublicationReply,
+    Release,
+    SampleRules,
+    Session,
+    SessionRequest,
+    StepFailure,
+)
 from astraflow.weights.ranges import RangeJob, WritesRanges, Written
 
 __all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
@@ -215,11 +225,11 @@ class RankGroup:
         # One that lost contact to another may say so before that other one is known to be gone.
         threading.Timer(0.0 if rank.is_own_error else _SETTLE_S / 2, self._lost).start()
 
-    def _lost(self, said: str = "") -> ServiceError:
+    def _lost(self, said: str = "") -> Error:
         """A rank is lost, so all must end: those that still compute wait for it. Returns: who is to blame."""
         with self._lock:
             if self.failure.done():
-                return cast("ServiceError", self.failure.exception())
+                return cast("Error", self.failure.exception())
             error = self._blame(said)
             self.failure.set_exception(error)
             for rank in self._ranks:
@@ -229,13 +239,14 @@ class RankGroup:
                 rank.pending.clear()
             return error
 
-    def _blame(self, said: str) -> ServiceError:
-        """Names the rank with which the failure began, as far as that is known."""
+    def _blame(self, said: str) -> Error:
+        """Names the rank with which the failure began, as far as that is known. A TrainingError if its own
+        code failed, and a ServiceError if a process was lost."""
         told = [r for r in self._ranks if r.is_own_error]
         lost = [r for r in self._ranks if not r.error and r.process.poll() is not None]
         stopped = [r for r in self._ranks if state_of(r.process.pid) == "stopped"]
         if told:
-            return ServiceError(f"rank {told[0].number} of {self.world}: {told[0].error}")
+            return TrainingError(f"rank {told[0].number} of {self.world}: {told[0].error}")
         if lost:
             return ServiceError(f"rank {lost[0].number} of {self.world} {_end(lost[0].process)}")
         if stopped:
@@ -309,6 +320,10 @@ class RankedLink:
         """As the inner one."""
         await self._inner.release(policy, release)
 
+    async def step_failed(self, policy: str, failure: StepFailure) -> None:
+        """As the inner one."""
+        await self._inner.step_failed(policy, failure)
+
 
 class RankedLearner:
     """Rank 0's learner, which lets all others do what it does. Implements `Learner`."""
@@ -316,6 +331,11 @@ class RankedLearner:
     def __init__(self, inner: Learner, group: RankGroup) -> None:
         self._inner = inner
         self._group = group
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        """The inner one's, if it has any."""
+        return self._inner.sample_rules if isinstance(self._inner, HasSampleRules) else SampleRules()
 
     def train_step(self, batch: Batch) -> StepResult:
         """Each rank trains the slice that it has taken."""

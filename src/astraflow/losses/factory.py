@@ -40,6 +40,7 @@ from astraflow.losses.policy import (
     sapo,
     sft,
 )
+from astraflow.types import StreamRule
 
 __all__ = ["LOSSES", "HasStatistics", "HasTraits", "Loss", "LossFunction", "make_loss"]
 
@@ -70,7 +71,8 @@ class Loss:
     statistics: StatisticsFunction | None = None
     needs_proximal: bool = True
     needs_advantage: bool = False
-    streams: tuple[str, ...] = ()
+    streams: tuple[StreamRule, ...] = ()
+    needs_teacher: bool = False
 
 
 def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
@@ -95,7 +97,8 @@ def make_loss(config: Config, auxiliary: AuxiliaryConfig | None = None) -> Loss:
         statistics=partial(traits.statistics, **args) if traits.statistics else None,
         needs_proximal=traits.needs_proximal or correction is not None,
         needs_advantage=traits.needs_advantage and not moves_all,
-        streams=traits.streams,
+        streams=tuple(StreamRule(name=s) if isinstance(s, str) else s for s in traits.streams),
+        needs_teacher=traits.needs_teacher,
     )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from astraflow.errors import ConfigError, ShapeError
 from astraflow.losses.ratio import importance_ratio, sequence_means
+from astraflow.types import StreamRule
 
 __all__ = [
     "LossInputs",
@@ -114,8 +115,11 @@ class LossTraits:
     """True: a token of advantage 0 adds nothing to gradient and statistics, so it may be left out."""
     weighs_behavior: bool = False
     """True: its weights start from the behavior policy, and a correction would count that gap twice."""
-    streams: tuple[str, ...] = ()
-    """Names of the columns in `LossInputs.streams` that it reads; a batch without one of them is refused."""
+    streams: tuple[str | StreamRule, ...] = ()
+    """The columns in `LossInputs.streams` that it reads. Results without one of them are refused when they
+    arrive. A name alone means one float32 value per token."""
+    needs_teacher: bool = False
+    """True: it reads `teacher_logprobs`."""
     statistics: Callable[..., Mapping[str, Tensor]] | None = None
     """Computes its numbers over the whole minibatch; takes the same arguments as the loss."""
 
@@ -125,14 +129,15 @@ def with_traits(
     needs_proximal: bool = True,
     needs_advantage: bool = False,
     weighs_behavior: bool = False,
-    streams: tuple[str, ...] = (),
+    streams: tuple[str | StreamRule, ...] = (),
+    needs_teacher: bool = False,
     statistics: Callable[..., Mapping[str, Tensor]] | None = None,
 ) -> Callable[[_FunctionT], _FunctionT]:
     """Says beside a loss what the trainer must know of it; the function itself stays as it is.
 
     Example: `@with_traits(streams=("teacher",))` above a function that reads `inputs.streams["teacher"]`.
     """
-    traits = LossTraits(needs_proximal, needs_advantage, weighs_behavior, streams, statistics)
+    traits = LossTraits(needs_proximal, needs_advantage, weighs_behavior, streams, needs_teacher, statistics)
 
     def mark(function: _FunctionT) -> _FunctionT:
         vars(function)["traits"] = traits
@@ -352,6 +357,7 @@ def decoupled_ppo_approx(
 # --- other models and other data ------------------------------------------------------------------
 
 
+@with_traits(needs_teacher=True)
 def distill(inputs: LossInputs, *, advantage_coef: float) -> LossOutput:
     """On-policy distillation: policy gradient of the reverse KL to a teacher, token by token.
 

@@ -6,7 +6,12 @@ Legend: T trained tokens. All logprobs are in nats and of the tokens that were s
 import torch
 from torch import Tensor
 
-__all__ = ["importance_ratio", "kl_k1", "kl_k2", "kl_k3", "sequence_means", "sequence_sums"]
+__all__ = ["MAX_LOG_RATIO", "importance_ratio", "kl_k1", "kl_k2", "kl_k3", "sequence_means", "sequence_sums"]
+
+MAX_LOG_RATIO = 20.0
+"""Nats. A larger log ratio says that the token was not sampled by the model that it names, or that its
+logprob is wrong: by chance, one token in 5e8 comes that far. Ratios up to e^20 keep every product finite in
+float32."""
 
 
 def importance_ratio(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""The samples of a batch as flat numpy columns, checked. Pure.
-
-A batch of hundreds of short samples is checked at once; only when something is wrong are the samples looked
-at one by one, so that the message names the one at fault.
+"""The samples of a batch as flat numpy columns, checked by the rules of `trajectory_rules`. Pure.
 
 Legend: B samples, N tokens of all samples, P trained tokens of all samples.
 """
@@ -9,6 +6,7 @@ Legend: B samples, N tokens of all samples, P trained tokens of all samples.
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +14,8 @@ from astraflow import wire
 from astraflow.errors import WireError
 from astraflow.facts import episode_weights
 from astraflow.token_columns import Columns
-from astraflow.types import Sample
+from astraflow.trajectory_rules import ANY_TRAINER, check_shape, check_values, values_hold
+from astraflow.types import AdvantageSpan, Sample, SampleRules, Trajectory
 
 __all__ = ["TEACHER_STREAM", "columns_from_samples", "reward_mean", "sample_name"]
 
@@ -36,19 +35,19 @@ def columns_from_samples(
     samples: Sequence[Sample],
     *,
     vocab_size: int,
-    needed_streams: Sequence[str] = (),
+    rules: SampleRules = ANY_TRAINER,
     is_slice: bool = False,
 ) -> Columns:
-    """Checks and joins samples. `is_slice`: other ranks have more, so these may hold nothing to train.
+    """Checks and joins samples. `is_slice`: other ranks have more, so there may be none here.
 
-    Raises: WireError naming the group and episode if columns differ in length, hold ids outside the
-    vocabulary or numbers that are not finite, lack advantages or versions of trained tokens, or lack a stream
-    that is needed or that other samples carry.
+    `rules`: what the policy's trainer needs besides the vocabulary. A stream that it does not name is kept if
+    all trajectories have it in the same type, and counted in `num_left_out` if not.
+    Raises: WireError naming the group and episode if a trajectory breaks a rule of `trajectory_rules`, or if
+    trained tokens lack a finite advantage.
     """
     if not samples and not is_slice:
         raise WireError("the batch holds no samples; a step needs at least one")
-    for sample in samples:
-        _check_lengths(sample)
+    _check_trajectories(samples, msgspec.structs.replace(rules, vocab_size=vocab_size))
     trajectories = [s.trajectory for s in samples]
     token_ids = wire.array(b"".join(t.token_ids for t in trajectories), "int32")
     mask = wire.array(b"".join(t.mask for t in trajectories), "uint8")
@@ -56,8 +55,9 @@ def columns_from_samples(
     lengths = np.array([len(t.mask) for t in trajectories], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     trained_idx = np.flatnonzero(mask)
-    counts = np.add.reduceat(mask != 0, starts, dtype=np.int64)
+    counts = np.array([t.mask.count(1) for t in trajectories], dtype=np.int64)
     advantages, spans = _advantages(samples, starts, len(mask))
+    joined, num_left_out = _streams(trajectories)
     columns = Columns(
         token_ids=token_ids,
         starts=starts,
@@ -71,13 +71,12 @@ def columns_from_samples(
         behavior_logprobs=behavior[trained_idx],
         advantages=advantages[trained_idx],
         is_turn_end=np.diff(spans[trained_idx], append=-1) != 0,
-        versions=_versions(samples, starts, len(mask))[trained_idx],
-        streams={name: entries[trained_idx] for name, entries in _streams(samples, needed_streams).items()},
+        versions=_versions(trajectories, starts, len(mask))[trained_idx],
+        streams={name: entries[trained_idx] for name, entries in joined.items()},
+        num_left_out=num_left_out,
         media=[t.media for t in trajectories] if any(t.media for t in trajectories) else (),
     )
-    if not columns.trained_idx.size and not is_slice:
-        raise WireError(f"none of the batch's {len(samples)} samples has a trained token")
-    _check(columns, vocab_size)
+    _check_advantages(columns)
     return columns
 
 
@@ -100,62 +99,49 @@ def _episode_tokens(samples: Sequence[Sample], num_trained: Ints) -> Ints:
     return totals[episodes]
 
 
-def _streams(samples: Sequence[Sample], needed: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Name -> [N], or [N, W] with W values per token, of every stream that a sample carries.
-
-    Raises: WireError if another sample lacks it.
-    """
-    types: dict[str, tuple[wire.ColumnType, int]] = {}
-    for sample in samples:
-        for stream in sample.trajectory.streams:
-            types.setdefault(stream.name, (stream.dtype, stream.width))
-    if TEACHER_STREAM in types:
-        types[TEACHER_STREAM] = ("float32", 1)
-    for name in needed:
-        if name not in types:
-            raise WireError(
-                f"policy {samples[0].trajectory.policy}: train.loss reads stream {name!r}, and no trajectory "
-                "of the batch carries it; record it in the workflow (Rewards.add_stream) or in the engine "
-                "(Generation.streams)"
-            )
-    return {name: _stream(samples, name, *kind) for name, kind in sorted(types.items())}
-
-
-def _stream(samples: Sequence[Sample], name: str, dtype: wire.ColumnType, width: int) -> NDArray[Any]:
-    parts: list[bytes] = []
+def _check_trajectories(samples: Sequence[Sample], rules: SampleRules) -> None:
     for idx, sample in enumerate(samples):
-        trajectory = sample.trajectory
-        stream = next((s for s in trajectory.streams if s.name == name), None)
-        num_wanted = len(trajectory.mask) * width
-        is_same = stream is not None and (stream.dtype, stream.width) == (dtype, width)
-        if stream is None or not is_same or len(wire.array(stream.data, dtype)) != num_wanted:
-            has = "no entries" if stream is None else f"{len(stream.data)} bytes of {stream.dtype}"
-            raise WireError(
-                f"policy {trajectory.policy}, {_trajectory_name(samples, idx)}: stream {name!r} has {has}; "
-                f"expected {num_wanted} {dtype} entries, since other trajectories of the batch carry them or "
-                "train.loss reads them"
-            )
-        parts.append(stream.data)
-    entries = wire.array(b"".join(parts), dtype)
-    return entries if width == 1 else entries.reshape(-1, width)
+        try:
+            check_shape(sample.trajectory, rules)
+        except WireError as err:
+            raise WireError(f"{_trajectory_name(samples, idx)}: {err}") from err
+    if not samples or values_hold([s.trajectory for s in samples], rules.vocab_size):
+        return
+    for idx, sample in enumerate(samples):
+        try:
+            check_values(sample.trajectory, rules)
+        except WireError as err:
+            raise WireError(f"{_trajectory_name(samples, idx)}: {err}") from err
+
+
+def _streams(trajectories: Sequence[Trajectory]) -> tuple[dict[str, NDArray[Any]], int]:
+    """Name -> [N], or [N, W] with W values per token, of every stream that all trajectories have in the same
+    type; and how many streams are left out, since some have them and others do not."""
+    forms: dict[str, set[tuple[wire.ColumnType, int]]] = {}
+    parts: dict[str, list[bytes]] = {}
+    for trajectory in trajectories:
+        for stream in trajectory.streams:
+            forms.setdefault(stream.name, set()).add((stream.dtype, stream.width))
+            parts.setdefault(stream.name, []).append(stream.data)
+    joined: dict[str, NDArray[Any]] = {}
+    for name in sorted(forms):
+        if len(parts[name]) < len(trajectories) or len(forms[name]) > 1:
+            continue
+        ((dtype, width),) = forms[name]
+        entries = wire.array(b"".join(parts[name]), dtype)
+        joined[name] = entries if width == 1 else entries.reshape(-1, width)
+    return joined, len(forms) - len(joined)
 
 
 def _trajectory_name(samples: Sequence[Sample], idx: int) -> str:
-    """Group, episode, and which of the policy's trajectories of that episode it is."""
+    """Policy, group, episode, and which of the policy's trajectories of that episode it is."""
     own = samples[idx]
+    trajectory = own.trajectory
     before = [(s.group_id, s.episode_idx) for s in samples[:idx]].count((own.group_id, own.episode_idx))
-    return f"group {own.group_id}/episode {own.episode_idx}/trajectory {before} (role {own.trajectory.role})"
-
-
-def _check_lengths(sample: Sample) -> None:
-    trajectory = sample.trajectory
-    num = len(trajectory.mask)
-    sizes = (len(trajectory.token_ids), len(trajectory.behavior_logprobs))
-    if num < 2 or sizes != (4 * num, 4 * num):
-        raise WireError(
-            f"group {sample.group_id}/episode {sample.episode_idx}: {sizes[0] / 4:g} token ids, {num} mask "
-            f"entries and {sizes[1] / 4:g} logprobs; they must be equally many, and at least 2"
-        )
+    return (
+        f"policy {trajectory.policy}, group {own.group_id}/episode {own.episode_idx}/trajectory {before} "
+        f"(role {trajectory.role})"
+    )
 
 
 def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> tuple[Floats, Ints]:
@@ -166,54 +152,33 @@ def _advantages(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> tup
     for sample, offset in zip(samples, starts.tolist(), strict=True):
         num = len(sample.trajectory.mask)
         for span in sample.advantages:
-            _check_span(sample, "an advantage", span.start, span.end - span.start, num)
+            _check_span(sample, span, num)
             column[offset + span.start : offset + span.end] = span.value
             numbers[offset + span.start : offset + span.end] = number
             number += 1
     return column, numbers
 
 
-def _versions(samples: Sequence[Sample], starts: Ints, num_tokens: int) -> Ints:
+def _versions(trajectories: Sequence[Trajectory], starts: Ints, num_tokens: int) -> Ints:
     """[N], -1 where no span covers the token."""
     column = np.full(num_tokens, -1, dtype=np.int64)
-    for sample, offset in zip(samples, starts.tolist(), strict=True):
-        num = len(sample.trajectory.mask)
-        for span in sample.trajectory.versions:
-            _check_span(sample, "a version", span.start, span.length, num)
+    for trajectory, offset in zip(trajectories, starts.tolist(), strict=True):
+        for span in trajectory.versions:
             column[offset + span.start : offset + span.start + span.length] = span.version
     return column
 
 
-def _check_span(sample: Sample, what: str, start: int, length: int, num: int) -> None:
-    if start < 0 or length < 0 or start + length > num:
+def _check_span(sample: Sample, span: AdvantageSpan, num: int) -> None:
+    if not 0 <= span.start <= span.end <= num:
         raise WireError(
-            f"group {sample.group_id}/episode {sample.episode_idx}: {what} covers tokens {start} to "
-            f"{start + length} of {num}"
+            f"group {sample.group_id}/episode {sample.episode_idx}: an advantage covers tokens {span.start} "
+            f"to {span.end} of {num}"
         )
 
 
-def _check(columns: Columns, vocab_size: int) -> None:
-    ids = columns.token_ids
-    _refuse(
-        columns, np.flatnonzero((ids < 0) | (ids >= vocab_size)), f"token ids outside 0..{vocab_size - 1}"
-    )
-    is_first = np.isin(columns.trained_idx, columns.starts)
-    _refuse(columns, columns.trained_idx[is_first], "a trained first token, which nothing predicts")
-    problems = (
-        (~np.isfinite(columns.behavior_logprobs), "behavior logprobs that are not finite"),
-        (~np.isfinite(columns.advantages), "trained tokens without a finite advantage"),
-        (columns.versions < 0, "trained tokens without a version"),
-    )
-    for name, entries in columns.streams.items():
-        is_good = np.isfinite(entries)
-        is_bad = ~(is_good if is_good.ndim == 1 else is_good.all(axis=1))
-        problems += ((is_bad, f"entries of stream {name!r} that are not finite"),)
-    for is_bad, what in problems:
-        _refuse(columns, columns.trained_idx[is_bad], what)
-    cold = ~(np.isfinite(columns.temperatures) & (columns.temperatures > 0))
-    _refuse(
-        columns, columns.starts[cold], "a sampling temperature that is not above 0; greedy data cannot train"
-    )
+def _check_advantages(columns: Columns) -> None:
+    is_bad = ~np.isfinite(columns.advantages)
+    _refuse(columns, columns.trained_idx[is_bad], "trained tokens without a finite advantage")
 
 
 def _refuse(columns: Columns, tokens: NDArray[Any], what: str) -> None:

@@ -12,6 +12,7 @@ What is computed is decided here, and how is decided by the backend: a further b
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from astraflow.losses.factory import make_loss
 from astraflow.protocols import (
     AdamStep,
     EntropyUse,
+    HasSampleRules,
     ModelRole,
     ReportsSteps,
     StepResult,
@@ -36,10 +38,13 @@ from astraflow.trainer.objective import PolicyObjective, ValueObjective, sample_
 from astraflow.trainer.packing import cut_minibatches, with_advantage
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import denominator, learning_rate, shuffle_seed
-from astraflow.trainer.step_run import Minibatch, StepRun, for_statistics
-from astraflow.types import Batch
+from astraflow.trainer.step_run import Minibatch, StepRun, for_statistics, with_bounded_ratios
+from astraflow.types import Batch, SampleRules, StreamRule
 
 __all__ = ["LossLearner", "frozen_roles"]
+
+_MIN_TEACHER_LOGPROB = -1e6
+"""As of every logprob on the wire: a teacher may find a token impossible."""
 
 
 def frozen_roles(config: TrainConfig) -> tuple[ModelRole, ...]:
@@ -72,7 +77,23 @@ class LossLearner:
         critic = config.auxiliary.critic
         self._critic = critic if isinstance(critic, ValueModelConfig) else None
         self._frozen = frozen_roles(config)
+        # Images are checked where a pass is laid out.
+        self._column_rules = msgspec.structs.replace(self.sample_rules, images=msgspec.UNSET)
         self._may_skip = self._loss.needs_advantage and not self._frozen and self._critic is None
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        """What backend and loss need of each trajectory."""
+        backend = self.backend
+        known = (
+            backend.sample_rules
+            if isinstance(backend, HasSampleRules)
+            else SampleRules(vocab_size=backend.vocab_size)
+        )
+        needs_teacher = self._loss.needs_teacher and "teacher" not in self._frozen
+        teacher = StreamRule(name=TEACHER_STREAM, low=_MIN_TEACHER_LOGPROB, high=1.0, is_needed=needs_teacher)
+        streams = {rule.name: rule for rule in (teacher, *known.streams, *self._loss.streams)}
+        return msgspec.structs.replace(known, streams=tuple(streams.values()))
 
     def train_step(self, batch: Batch) -> StepResult:
         """All optimizer steps of one batch.
@@ -87,7 +108,7 @@ class LossLearner:
         columns = columns_from_samples(
             batch.samples,
             vocab_size=self.backend.vocab_size,
-            needed_streams=self._loss.streams,
+            rules=self._column_rules,
             is_slice=self._ranks.world > 1,
         )
         run = StepRun(columns=columns, trainer_version=batch.trainer_version, ranks=self._ranks)
@@ -224,7 +245,7 @@ class LossLearner:
             if is_first:
                 self._note_proximal(run, logprobs)
             trained = np.flatnonzero(~np.isnan(logprobs))
-            inputs = run.inputs(trained, torch.from_numpy(logprobs[trained]))
+            inputs, _ = with_bounded_ratios(run.inputs(trained, torch.from_numpy(logprobs[trained])))
             return self._loss.statistics(for_statistics(inputs, self._ranks))
 
     def _optim_step(self, run: StepRun, minibatch: Minibatch, update: int) -> None:

@@ -29,9 +29,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from astraflow.errors import DataError, RefusedError, ServiceError, UnavailableError
+import msgspec
+
+from astraflow.bounds import MAX_REASON
+from astraflow.errors import ConfigError, DataError, Error, RefusedError, ServiceError, UnavailableError
 from astraflow.host_tensors import HostTensor
-from astraflow.protocols import Learner, Publishes, StepResult, Write
+from astraflow.protocols import HasSampleRules, Learner, Publishes, StepResult, Write
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore
 from astraflow.types import (
     Batch,
@@ -44,6 +47,7 @@ from astraflow.types import (
     Release,
     Session,
     SessionRequest,
+    StepFailure,
 )
 
 __all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerPlan", "run_trainer"]
@@ -71,6 +75,8 @@ class TrainerLink(Protocol):
     async def commit(self, policy: str, commit: Commit) -> None: ...
 
     async def release(self, policy: str, release: Release) -> None: ...
+
+    async def step_failed(self, policy: str, failure: StepFailure) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +208,12 @@ class Trainer:
         return checkpoint.step
 
     async def _attach(self, durable_step: int) -> Session:
+        learner = self._learner
         request = SessionRequest(
             trainer_id=self._plan.trainer_id,
             durable_step=durable_step,
             fingerprints=self._plan.fingerprints,
+            rules=learner.sample_rules if isinstance(learner, HasSampleRules) else msgspec.UNSET,
         )
         try:
             session = await self._link.attach(self.policy, request)
@@ -249,7 +257,13 @@ class Trainer:
     async def _train(self, session: Session, batch: Batch) -> None:
         """Trains a batch and hands the result to the next publication."""
         began_s = time.time()
-        result = await self._in_thread(lambda: self._learner.train_step(batch))
+        try:
+            result = await self._in_thread(lambda: self._learner.train_step(batch))
+        except (ConfigError, ServiceError):
+            raise  # the recipe is wrong, or a rank was lost: the batch is not to blame
+        except Exception as err:
+            await self._report(session, batch, err)
+            raise
         trained_s = time.time()
         self._note("train", began_s)
         weights = await self._in_thread(self._learner.export)
@@ -310,6 +324,15 @@ class Trainer:
         self._publication = None
         if publication is not None:
             await publication
+
+    async def _report(self, session: Session, batch: Batch, err: Exception) -> None:
+        """Tells the dataflow that a batch could not be trained, so that it does not come again for ever."""
+        reason = f"{type(err).__name__}: {err}"[:MAX_REASON]
+        failure = StepFailure(step=batch.step, epoch=session.epoch, reason=reason)
+        try:
+            await self._link.step_failed(self.policy, failure)
+        except Error as told:
+            _log.warning("%s: the dataflow was not told of the failed step: %s", self.policy, told)
 
     # --- checkpoints ---
 

@@ -21,7 +21,7 @@ from astraflow.token_columns import Columns
 from astraflow.trainer.columns import sample_name
 from astraflow.trainer.config import Denominator
 from astraflow.trainer.ranks import ALONE
-from astraflow.trainer.step_run import StepRun, for_statistics
+from astraflow.trainer.step_run import StepRun, for_statistics, with_bounded_ratios
 
 __all__ = [
     "PolicyObjective",
@@ -86,6 +86,7 @@ class PolicyObjective:
         inputs = self.run.inputs(trained, predicted)
         if self._is_proximal_current:
             inputs = replace(inputs, proximal_logprobs=predicted.detach())
+        inputs, is_beyond = with_bounded_ratios(inputs)
         statistics = self.statistics
         if statistics is None:
             with torch.no_grad():
@@ -96,7 +97,7 @@ class PolicyObjective:
         output = self.loss.function(inputs)
         loss = self.run.total(trained, output.per_token, self.denominator) / self.divisor
         self._parts.add(trained, predicted, output.per_token)
-        self.run.add(inputs, output, loss)
+        self.run.add(inputs, output, loss, is_beyond)
         # A minibatch in which nothing has an advantage is computed all the same; its gradient is 0.
         if not self.needs_advantage or self.run.advantages[trained].any():
             self.run.num_gradient_tokens += len(trained)
@@ -110,11 +111,7 @@ class PolicyObjective:
         if self._is_proximal_current:
             self.run.proximal[trained] = logprobs
             self.run.is_at_start[trained] = self.is_first
-        columns = self.run.columns
-        reference = None if self.run.reference is None else self.run.reference[trained]
-        gaps = _gaps(logprobs, columns.behavior_logprobs[trained], self.run.proximal[trained], reference)
-        check_ratios(columns, trained, gaps)
-        check_finite(columns, trained, per_token)
+        check_finite(self.run.columns, trained, per_token)
 
     @property
     def _is_proximal_current(self) -> bool:
@@ -174,8 +171,7 @@ class SummedLoss:
         """The sum, and the logprobs [P]. Raises: TrainingError naming the data whose numbers cannot be
         used."""
         trained, (logprobs, per_token) = self._parts.read()
-        behavior = self.columns.behavior_logprobs[trained]
-        check_ratios(self.columns, trained, _gaps(logprobs, behavior, behavior, None))
+        check_ratios(self.columns, trained, logprobs - self.columns.behavior_logprobs[trained])
         check_finite(self.columns, trained, per_token)
         found = np.zeros(len(self.columns.trained_idx), dtype=np.float32)
         found[trained] = logprobs
@@ -185,29 +181,14 @@ class SummedLoss:
 # --- checks -----------------------------------------------------------------------------------------
 
 
-def _gaps(now: Floats, behavior: Floats, proximal: Floats, reference: Floats | None) -> dict[str, Floats]:
-    gaps = {
-        "current over behavior": now - behavior,
-        "proximal over behavior": proximal - behavior,
-        "current over proximal": now - proximal,
-    }
-    if reference is not None:
-        gaps["reference over current"] = reference - now
-    return gaps
-
-
-def check_ratios(columns: Columns, trained: Ints, gaps: Mapping[str, Floats]) -> None:
-    """Raises: TrainingError naming the sample and the two models if a ratio of probabilities overflows.
-
-    `gaps`: log ratios [T], by which of two models they compare.
-    """
-    worst = np.array([gap.max() for gap in gaps.values()])
-    if (worst <= _MAX_LOG_RATIO).all() or np.isnan(worst).any():
+def check_ratios(columns: Columns, trained: Ints, log_ratios: Floats) -> None:
+    """Raises: TrainingError naming the sample if a ratio of current over recorded probability overflows."""
+    worst = int(log_ratios.argmax())
+    if np.isnan(log_ratios[worst]) or log_ratios[worst] <= _MAX_LOG_RATIO:
         return  # what is no number is named with the loss
-    which, gap = list(gaps.items())[int(worst.argmax())]
-    sample = columns.sample_of(trained[[int(gap.argmax())]])[0]
+    sample = columns.sample_of(trained[[worst]])[0]
     raise TrainingError(
-        f"{sample_name(columns, int(sample))}: the log ratio of a token, {which}, is {float(gap.max()):.1f}; "
+        f"{sample_name(columns, int(sample))}: the log ratio of a token is {float(log_ratios[worst]):.1f}; "
         f"at most {_MAX_LOG_RATIO:.0f} is expected, since its ratio overflows float32. Are the recorded "
         "logprobs those of this model, in nats?"
     )

@@ -24,8 +24,8 @@ from astraflow import wire
 from astraflow.errors import DataError, WireError
 from astraflow.host_tensors import HostTensor
 from astraflow.losses.config import OfflineConfig
-from astraflow.protocols import Learner, StepResult, Write
-from astraflow.types import Batch, BatchTotals, MetricItem, Sample, VersionSpan
+from astraflow.protocols import HasSampleRules, Learner, StepResult, Write
+from astraflow.types import Batch, BatchTotals, MetricItem, Sample, SampleRules, VersionSpan
 
 __all__ = ["MixedLearner", "OfflineGroups", "as_of_version_0", "load_batch", "offline_files"]
 
@@ -98,6 +98,11 @@ class MixedLearner:
         self._inner = inner
         self._ratio = config.ratio
         self._groups = OfflineGroups(Path(config.folder).expanduser(), seed=seed)
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        """The inner one's, if it has any."""
+        return self._inner.sample_rules if isinstance(self._inner, HasSampleRules) else SampleRules()
 
     def train_step(self, batch: Batch) -> StepResult:
         """Trains the batch with its share of offline groups."""

@@ -3,10 +3,12 @@
 Legend: P trained tokens of the batch.
 """
 
+import logging
+import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from astraflow.bounds import MAX_METRIC
 from astraflow.losses.auxiliary import KL_ESTIMATORS
 from astraflow.losses.config import KlConfig, ValueModelConfig
 from astraflow.losses.policy import LossInputs, LossOutput
+from astraflow.losses.ratio import MAX_LOG_RATIO
 from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.config import Denominator
 from astraflow.trainer.ranks import ALONE, Ranks
@@ -32,7 +36,9 @@ from astraflow.trainer.step import (
 )
 from astraflow.types import MetricItem, Reduction
 
-__all__ = ["Minibatch", "StepRun", "for_statistics"]
+__all__ = ["Minibatch", "StepRun", "for_statistics", "metric_items", "with_bounded_ratios"]
+
+_log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 
@@ -116,8 +122,9 @@ class StepRun:
         """[P]: what the distance to the reference costs each token, as a reward (Ouyang et al. 2022,
         arXiv:2203.02155, eq. 2)."""
         assert self.reference is not None
-        behavior = torch.from_numpy(self.columns.behavior_logprobs)
-        return (kl.coef * KL_ESTIMATORS[kl.estimator](behavior, torch.from_numpy(self.reference))).numpy()
+        behavior = np.maximum(self.columns.behavior_logprobs, self.reference - np.float32(MAX_LOG_RATIO))
+        estimate = KL_ESTIMATORS[kl.estimator](torch.from_numpy(behavior), torch.from_numpy(self.reference))
+        return (kl.coef * estimate).numpy()
 
     def penalise(self, kl: KlConfig) -> None:
         """Takes the penalty off the advantages, from each token to its sequence's end: its undiscounted
@@ -173,11 +180,11 @@ class StepRun:
         divisors = torch.from_numpy(counts[self.columns.sample_of(trained)])
         return (per_token / divisors.to(per_token.device)).sum()
 
-    def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor) -> None:
-        """Counts one microbatch."""
+    def add(self, inputs: LossInputs, output: LossOutput, loss: Tensor, is_beyond: Tensor) -> None:
+        """Counts one microbatch. `is_beyond`: as from `with_bounded_ratios`."""
         with torch.no_grad():
             ratio = torch.exp(inputs.logprobs - inputs.proximal_logprobs)
-            found = {"ratio_mean": ratio, **output.metrics}
+            found = {"ratio_mean": ratio, "ratio_bounded_frac": is_beyond, **output.metrics}
             if inputs.entropies is not None:
                 found = {"entropy": inputs.entropies, **found}
             self.sums.add(found)
@@ -209,7 +216,7 @@ class StepRun:
             **combined(self.ranks.each(self.sums.plain())),
             "behavior_gap": float(np.abs(gap).mean()),
             "behavior_gap_max": float(np.abs(gap).max()),
-            "behavior_kl": float((np.expm1(gap) - gap).mean()),
+            "behavior_kl": _mean_k3(gap),
             "effective_frac": effective_frac(gap),
             "fresh_frac": float(is_fresh.mean()),
             "token_staleness": float(staleness.mean()),
@@ -220,6 +227,8 @@ class StepRun:
             **self.seconds,
             **further,
         }
+        if left_out := max(self.ranks.each(columns.num_left_out)):
+            values["streams_left_out"] = float(left_out)
         if self.values is not None and self.returns is not None:
             critic_values = whole(self.values)
             values["value_loss"] = float(np.mean(self.critic_losses))
@@ -228,11 +237,49 @@ class StepRun:
             values["value_explained_frac"] = explained_frac(critic_values, whole(self.returns))
         if self.reference is not None:
             away = (whole(self.reference) - proximal)[is_at_start]
-            values["reference_kl"] = float((np.expm1(away) - away).mean())
+            values["reference_kl"] = _mean_k3(away)
         if (fresh := is_fresh[is_at_start]).any():
             values["logprob_mismatch"] = float(np.abs(gap[fresh]).mean())
             values["logprob_mismatch_max"] = float(np.abs(gap[fresh]).max())
-        return tuple(MetricItem(name, value, _reduction(name)) for name, value in values.items())
+        return metric_items(values)
+
+
+def with_bounded_ratios(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
+    """The inputs with no ratio above `exp(MAX_LOG_RATIO)`, and bool [T]: for which tokens that took a change.
+
+    Such a token gets no gradient. The lower of its two logprobs is raised, so that whatever a loss computes
+    from it is finite. All other tokens keep every bit.
+    """
+    now = inputs.logprobs.detach()
+    lowest = now - MAX_LOG_RATIO
+    proximal = torch.maximum(inputs.proximal_logprobs, lowest)
+    behavior = torch.maximum(inputs.behavior_logprobs, torch.maximum(lowest, proximal - MAX_LOG_RATIO))
+    reference = inputs.reference_logprobs
+    if reference is not None:
+        reference = torch.minimum(reference, now + MAX_LOG_RATIO)
+    is_beyond = (proximal != inputs.proximal_logprobs) | (behavior != inputs.behavior_logprobs)
+    bounded = replace(
+        inputs,
+        logprobs=torch.where(is_beyond, now, inputs.logprobs),
+        proximal_logprobs=proximal,
+        behavior_logprobs=behavior,
+        reference_logprobs=reference,
+    )
+    return bounded, is_beyond
+
+
+def metric_items(values: Mapping[str, float]) -> tuple[MetricItem, ...]:
+    """Numbers as they are committed: within the bounds of metrics, and without those that are not numbers,
+    which are counted."""
+    found = {
+        name: max(-MAX_METRIC, min(MAX_METRIC, value))
+        for name, value in values.items()
+        if not math.isnan(value)
+    }
+    if lost := sorted(values.keys() - found.keys()):
+        _log.warning("not a number, so not reported: %s", ", ".join(lost))
+        found["nan_metrics"] = float(len(lost))
+    return tuple(MetricItem(name, value, _reduction(name)) for name, value in found.items())
 
 
 def for_statistics(inputs: LossInputs, ranks: Ranks) -> LossInputs:
@@ -249,6 +296,11 @@ def for_statistics(inputs: LossInputs, ranks: Ranks) -> LossInputs:
         advantages=whole(inputs.advantages),
         streams={name: whole(column) for name, column in sorted(inputs.streams.items())},
     )
+
+
+def _mean_k3(log_ratios: Floats) -> float:
+    """Mean of r - 1 - log r, an estimate of a KL divergence; r is bounded as in the losses."""
+    return float((np.expm1(np.minimum(log_ratios, MAX_LOG_RATIO)) - log_ratios).mean(dtype=np.float64))
 
 
 def _reduction(name: str) -> Reduction:

@@ -24,6 +24,7 @@ from astraflow.losses.config import (
 )
 from astraflow.losses.factory import LOSSES, make_loss
 from astraflow.losses.policy import LossInputs, LossOutput, with_traits
+from astraflow.types import StreamRule
 
 CONFIGS = {c.model_fields["name"].default: c for c in get_args(get_args(LossConfig)[0]) if c is not Use}
 
@@ -82,7 +83,11 @@ def declared(inputs: LossInputs) -> LossOutput:
 
 def test_what_a_users_loss_says_of_itself_reaches_the_trainer() -> None:
     loss = make_loss(Use(use=f"{__name__}:declared"))
-    assert (loss.needs_proximal, loss.needs_advantage, loss.streams) == (False, True, ("own",))
+    assert (loss.needs_proximal, loss.needs_advantage, loss.streams) == (
+        False,
+        True,
+        (StreamRule(name="own"),),
+    )
     with pytest.raises(ConfigError, match="declared weighs against the behavior policy itself"):
         make_loss(Use(use=f"{__name__}:declared"), AuxiliaryConfig(correction=TruncatedCorrectionConfig()))
 

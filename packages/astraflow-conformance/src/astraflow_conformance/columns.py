@@ -21,6 +21,9 @@ COLUMN_RULES = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10")
 _MAX_LOGPROB = 1e-3
 """Rounding may lift the logarithm of a probability of one a little over 0; rule C3 allows this much."""
 
+_MIN_LOGPROB = -88.0
+"""Below it, a ratio of two probabilities overflows float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -72,7 +75,12 @@ def _flaws(
     if mask.max() != 1:
         yield "C2", f"mask of {sorted(set(mask.tolist()))}"
         return
-    is_good = np.isfinite(logprobs) & (logprobs <= _MAX_LOGPROB) & ((mask == 1) | (logprobs == 0))
+    is_trained = is_training and known.info.is_trained
+    if is_trained and mask[0]:
+        yield "C2", "the first token has mask 1"
+    lowest = _MIN_LOGPROB if is_trained else -math.inf
+    is_good = np.isfinite(logprobs) & (lowest <= logprobs) & (logprobs <= _MAX_LOGPROB)
+    is_good &= (mask == 1) | (logprobs == 0)
     if not is_good.all():
         idx = int((~is_good).argmax())
         yield "C3", f"logprob {logprobs[idx]} of token {idx}, whose mask is {mask[idx]}"
@@ -84,7 +92,7 @@ def _flaws(
     if not 0 <= ids.min() <= ids.max() < known.vocab_size:
         yield "C6", f"ids from {ids.min()} to {ids.max()}; the vocabulary has {known.vocab_size}"
     wanted = known.info.sampling.temperature
-    if is_training and known.info.is_trained and abs(item.temperature - wanted) > 1e-6:
+    if is_trained and abs(item.temperature - wanted) > 1e-6:
         yield "C7", f"temperature {item.temperature}, the policy's is {wanted}"
 
 

@@ -33,8 +33,10 @@ class Rule:
 
 _COLUMNS = {
     "C1": "The three columns, and every stream, have the same number of entries, at least one.",
-    "C2": "`mask` contains only 0 and 1, and at least one 1.",
-    "C3": "`behavior_logprobs` are finite, at most 0 (tolerance 1e-3), and 0 where `mask` is 0.",
+    "C2": "`mask` contains only 0 and 1, and at least one 1. In a training episode, the first token has "
+    "mask 0.",
+    "C3": "`behavior_logprobs` are finite, at most 0 (tolerance 1e-3), and 0 where `mask` is 0; in a "
+    "training episode, at least -88.",
     "C4": "`versions` are spans `[start, length, version]`, in order, that cover exactly the tokens "
     "with mask 1; no version is newer than the newest published one.",
     "C5": "`turns` are in order, do not overlap, and contain every token with mask 1; `score`, "

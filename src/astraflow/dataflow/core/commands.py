@@ -20,6 +20,7 @@ from astraflow.types import (
     LeaseKind,
     Manifest,
     MetricItem,
+    SampleRules,
     ServedVersions,
     StepRecord,
     Task,
@@ -177,6 +178,7 @@ class AttachTrainer(Stored, frozen=True, kw_only=True, tag=True):
     policy: str
     trainer_id: str
     durable_step: int
+    rules: SampleRules = SampleRules()
 
 
 class TakeBatch(Stored, frozen=True, kw_only=True, tag=True):

@@ -53,6 +53,7 @@ from astraflow.types import (
     PolicyStatus,
     PushedTasks,
     RunState,
+    SampleRules,
     ServedVersions,
     StepRecord,
     Task,
@@ -189,6 +190,10 @@ class Core:
     def newest_version(self, policy: str) -> int:
         """The policy's newest published version; -1 if there is none yet."""
         return self._ctx.policy(policy).newest
+
+    def sample_rules(self, policy: str) -> SampleRules:
+        """What the policy's trainer needs of trajectories, as far as it has said so."""
+        return self._ctx.policy(policy).rules
 
     def why_no_lease(self, served: Sequence[ServedVersions], worker_id: str = "") -> str:
         """Whom a service that serves these versions waits for; empty if nothing keeps it from a lease."""

@@ -60,6 +60,7 @@ def attach(ctx: Context, command: AttachTrainer) -> Session:
             f"{policy.released} are released; load a checkpoint of at least {policy.released} steps",
         )
     policy.epoch += 1
+    policy.rules = command.rules
     policy.session = SessionState(
         trainer_id=command.trainer_id,
         base_step=step,

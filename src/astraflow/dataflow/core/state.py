@@ -23,6 +23,7 @@ from astraflow.types import (
     Manifest,
     Reduction,
     RunState,
+    SampleRules,
     StepRecord,
     Task,
     TensorInfo,
@@ -251,6 +252,8 @@ class PolicyState(msgspec.Struct, gc=False):
     """Batches that a person dropped."""
     epoch: int = 0
     session: SessionState | None = None
+    rules: SampleRules = SampleRules()
+    """What the newest session's trainer needs of trajectories; kept while it is away."""
     newest: int = -1
     manifests: dict[int, Manifest] = {}
     """Versions that someone may still need, without their tensors: those are in `tensors`."""

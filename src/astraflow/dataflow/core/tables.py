@@ -387,4 +387,5 @@ def drop_batch(ctx: Context, command: DropBatch) -> DropReply:
     policy.epoch += 1
     policy.changed_s = ctx.now_s
     ctx.emit(BatchDropped(policy=name, steps=steps, reason=command.reason))
+    ctx.wake(f"batch/{name}")  # its trainer may wait for a batch that is held back
     return DropReply(steps=steps, num_groups=len(groups))

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from astraflow.dataflow.core.status import OVERDUE
+from astraflow.dataflow.failed_steps import PERSON
 from astraflow.dataflow.trainer_contacts import NOT_ASKING
 from astraflow.launch.watch.rule import Finding, Rule
 from astraflow.launch.watch.sight import Sight
@@ -47,6 +48,15 @@ requests."""
 _NO_STEP_S = 120.0
 _NO_STEP = 20.0
 _FIRST_STEP_S = 300.0
+
+
+# --- batches that nobody can train ----------------------------------------------------------------
+
+
+def _held_batch(sight: Sight) -> Iterable[Finding]:
+    for wait in sight.waits:
+        if wait.whom == PERSON:
+            yield Finding(wait.who, f"{wait.who} waits for {PERSON}: {wait.what}", wait.since_s, advice="")
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -289,6 +299,12 @@ def _no_progress(sight: Sight) -> Iterable[Finding]:
 
 
 FLOW_RULES = (
+    Rule(
+        "held_batch",
+        "A trainer has a batch that it failed to train twice in a row, or that is too large to be sent.",
+        "the line says what to do",
+        _held_batch,
+    ),
     Rule(
         "weights_missing",
         "A rollout service wants a version, and no byte of it has come for 8 s; or its tries have failed "

@@ -26,7 +26,8 @@ from astraflow.protocols import Engine, StepResult, Write
 from astraflow.trainer.backends.tinker.client import TrainingClient
 from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import OwnLoopBackendConfig, TrainConfig
-from astraflow.types import Batch, MetricItem
+from astraflow.trainer.step_run import metric_items
+from astraflow.types import Batch
 
 __all__ = ["OwnLoopLearner"]
 
@@ -137,11 +138,7 @@ class OwnLoopLearner:
     def finish(self, tensors: Sequence[HostTensor], metrics: Mapping[str, float]) -> None:
         """Ends the step with these weights; the trainer's thread then goes on."""
         self._exported = tensors
-        items = [
-            MetricItem(name, value, "max" if name.endswith("_max") else "mean")
-            for name, value in metrics.items()
-        ]
-        self._finished.set_result(StepResult(tuple(items)))
+        self._finished.set_result(StepResult(metric_items(metrics)))
 
     def _run_loop(self, end: "Future[None]") -> None:
         try:

@@ -24,10 +24,13 @@ from astraflow.errors import DataError, WireError
 from astraflow.models.routers import Router, routers_of
 from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.ranks import Ranks
+from astraflow.types import StreamRule
 
 __all__ = ["RouterReplay"]
 
 _log = logging.getLogger(__name__)
+_MOST_IN_A_BYTE = 256
+"""Experts of a router up to which an engine records them in one byte each."""
 
 
 @dataclass(slots=True)
@@ -88,6 +91,18 @@ class RouterReplay:
         self._sums: list[_Sums | None] = [None] * len(self._routers)
         for idx, router in enumerate(self._routers):
             router.module.register_forward_hook(self._overrule(idx))
+
+    @property
+    def stream_rule(self) -> StreamRule:
+        """What the stream of the chosen experts must be like."""
+        return StreamRule(
+            name=EXPERTS_STREAM,
+            dtype="uint8" if max(r.num_experts for r in self._routers) <= _MOST_IN_A_BYTE else "int32",
+            width=self._width,
+            low=0,
+            high=min(router.num_experts for router in self._routers) - 1,
+            is_needed=False,
+        )
 
     def begin(self, columns: Columns, trained: NDArray[np.int64], positions: Tensor, *, counts: bool) -> None:
         """Before a pass: `positions` [P] are those that predict the tokens `trained` [P].

@@ -9,6 +9,7 @@ policy. Its head starts at 0, so that the first advantages come from the rewards
 """
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,9 +31,11 @@ from astraflow.trainer.backends.trained_model import ScoringModel, TrainedModel
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.trainer.ranks import ALONE
 
-__all__ = ["Critic", "FrozenModel", "load_critic", "load_frozen", "vocab_size_of"]
+__all__ = ["Critic", "FrozenModel", "load_critic", "load_frozen", "num_positions", "vocab_size_of"]
 
 _log = logging.getLogger(__name__)
+_PADDING_POSITIONS = 2
+"""Rows that some families (OPT) add to their table of positions."""
 
 
 class FrozenModel(ScoringModel):
@@ -89,6 +92,18 @@ def vocab_size_of(model: torch.nn.Module) -> int:
 
     embeddings = cast("PreTrainedModel", model).get_input_embeddings()
     return int(cast("torch.Tensor", embeddings.weight).shape[0])
+
+
+def num_positions(model: torch.nn.Module) -> int:
+    """Length of the longest sequence that a model can be given, if it learned its positions; 0: any."""
+    longest = int(getattr(cast("Any", model).config.get_text_config(), "max_position_embeddings", 0) or 0)
+    modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+    is_learned = any(
+        isinstance(module, nn.Embedding) and longest <= module.num_embeddings <= longest + _PADDING_POSITIONS
+        for name, module in modules
+        if "pos" in name or name.endswith("wpe")
+    )
+    return longest if is_learned else 0
 
 
 def _tokenizer(folder: Path) -> bytes:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.config import Config
-from astraflow.errors import ConfigError, DataError, TrainingError, WireError
+from astraflow.errors import ConfigError, DataError, TrainingError
 from astraflow.host_tensors import HostTensor
 from astraflow.models.export import begin_export
 from astraflow.models.images import image_rules
@@ -31,7 +31,7 @@ from astraflow.trainer.backends.memory import check_memory, free_bytes, memory_n
 from astraflow.trainer.backends.recompute import recompute_layers
 from astraflow.trainer.backends.replay import RouterReplay
 from astraflow.trainer.backends.sharding import ModelWeights, rank_device
-from astraflow.trainer.backends.side_models import load_critic, load_frozen, vocab_size_of
+from astraflow.trainer.backends.side_models import load_critic, load_frozen, num_positions, vocab_size_of
 from astraflow.trainer.backends.torch_files import (
     TrainerState,
     copy_model,
@@ -42,6 +42,7 @@ from astraflow.trainer.backends.torch_files import (
 from astraflow.trainer.backends.trained_model import ScoringModel, TrainedModel
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.trainer.ranks import ALONE, Ranks
+from astraflow.types import ImageTokens, SampleRules
 from astraflow.weights.manifest import table_of
 from astraflow.weights.ranges import elements_of_rank
 
@@ -95,7 +96,7 @@ class TorchBackend:
         self._need = memory_need(self._model, config, grid=grid)
         check_memory(self._need, free)
         self._weights = ModelWeights(self._model, grid)
-        images = image_rules(Path(model_dir))
+        images = self._images = image_rules(Path(model_dir))
         if images is not None and ranks.world > 1:
             raise ConfigError(
                 f"{type(self._model).__name__} sees images, and is trained by one rank only: ranks that "
@@ -122,6 +123,25 @@ class TorchBackend:
         return self._vocab_size
 
     @property
+    def sample_rules(self) -> SampleRules:
+        """What the policy's model can be given."""
+        sight = self._images
+        images = sight and ImageTokens(
+            token_id=sight.token_id,
+            patch=sight.patch,
+            merge=sight.merge,
+            min_pixels=sight.min_pixels,
+            max_pixels=sight.max_pixels,
+        )
+        return SampleRules(
+            vocab_size=self._vocab_size,
+            max_tokens=num_positions(self._model),
+            images=images,
+            streams=() if self._replay is None else (self._replay.stream_rule,),
+            refused_streams=(EXPERTS_STREAM,) if self._replay is None else (),
+        )
+
+    @property
     def is_packed(self) -> bool:
         """Whether all sequences are computed in one row; else each has a row of its own, with padding."""
         return self._policy.forward.is_packed
@@ -145,15 +165,8 @@ class TorchBackend:
     ) -> int:
         """Adds the gradient of an objective. Returns: how many tokens were computed, padding included.
 
-        Raises: TrainingError if the device runs out of memory; WireError if the engine recorded experts, and
-        they cannot be replayed.
+        Raises: TrainingError if the device runs out of memory.
         """
-        if self._replay is None and EXPERTS_STREAM in columns.streams:
-            raise WireError(
-                f"the batch has a stream {EXPERTS_STREAM!r}, and no router of {type(self._model).__name__} "
-                "is known; does the engine serve another model? If not, set "
-                "rollout.engine.record_experts: false"
-            )
         try:
             return self._trained(model).forward_backward(columns, parts, objective)
         except torch.OutOfMemoryError as err:

@@ -166,7 +166,10 @@ class TrainedModel(ScoringModel):
     def _clip(self, max_norm: float) -> float:
         """Scales the gradient of all ranks down to a norm. Returns: the norm before."""
         if self.grid.everyone.world == 1:
-            return float(torch.nn.utils.clip_grad_norm_(self._own, max_norm))
+            grads = [parameter.grad for parameter in self._own if parameter.grad is not None]
+            norm = _norm(grads)
+            torch.nn.utils.clip_grads_with_norm_(self._own, max_norm, torch.tensor(norm))
+            return norm
         counted: list[Tensor] = []
         for part in self._parts.values():
             grad = part.parameter.grad
@@ -177,7 +180,7 @@ class TrainedModel(ScoringModel):
                 self._share(part)
             if part.is_first:
                 counted.append(part.own.grad)
-        mine = float(torch.nn.utils.get_total_norm(counted))
+        mine = _norm(counted)
         norm = math.sqrt(sum(part_norm * part_norm for part_norm in self.grid.everyone.each(mine)))
         torch.nn.utils.clip_grads_with_norm_(self._own, max_norm, torch.tensor(norm))
         return norm
@@ -197,3 +200,12 @@ class TrainedModel(ScoringModel):
         for part in self._parts.values():
             part.parameter.grad = None
             part.own.grad = None
+
+
+def _norm(grads: Sequence[Tensor]) -> float:
+    """The norm of all gradients together, also where the sum of their squares overflows float32."""
+    norm = float(torch.nn.utils.get_total_norm(grads))
+    if math.isfinite(norm):
+        return norm
+    norms = [cast("Tensor", torch.linalg.vector_norm(grad, dtype=torch.float64)) for grad in grads]
+    return math.hypot(*map(float, norms))

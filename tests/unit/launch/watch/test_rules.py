@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from astraflow.dataflow.core.status import OVERDUE
+from astraflow.dataflow.failed_steps import PERSON
 from astraflow.dataflow.liveness import NO_SIGN_OF_LIFE
 from astraflow.dataflow.trainer_contacts import NOT_ASKING
 from astraflow.launch.supervisor import ServiceState
 from astraflow.launch.watch.sight import Disk, LauncherLife, Sight, StepMemory
 from astraflow.launch.watch.watchdog import RULES
-from astraflow.types import FateCounts, ScalingAdvice, StepRecord, WeightTransfer
+from astraflow.types import FateCounts, ScalingAdvice, StepRecord, Wait, WeightTransfer
 from sights import NOW_S, make_policy, make_sight, make_steps, make_wait, make_worker
 
 
@@ -51,6 +52,13 @@ def test_a_healthy_run_is_silent_at_its_start_in_its_course_and_at_its_end() -> 
     status = make_sight(workers=()).status
     assert status is not None
     assert found_in(make_sight(status=msgspec.structs.replace(status, state="finished"))) == {}
+
+
+def test_a_batch_that_waits_for_a_person_is_named_with_what_the_person_can_do() -> None:
+    what = "the batch of step 4 could not be trained 2 times in a row: `astraflow drop-batch RUN actor`"
+    wait = Wait(who="trainer actor", whom=PERSON, what=what, since_s=NOW_S - 3)
+    text = only(make_sight(waits=(wait,)), "held_batch")
+    assert text == f"trainer actor waits for a person: {what}"
 
 
 def test_a_process_in_trouble_is_named_with_its_remedy() -> None:
