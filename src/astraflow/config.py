@@ -32,6 +32,7 @@ from pydantic.fields import FieldInfo
 from astraflow.errors import ConfigError
 from astraflow.mistakes import (
     configs_in,
+    distinct,
     dotted_path,
     explained,
     hint,
@@ -394,7 +395,7 @@ def parse_config(
         errors = cast("list[JsonMap]", err.errors(include_url=False))
         lines = [
             told(path_of(error["loc"], config_type), explained(error, config_type, mapping))
-            for error in errors
+            for error in distinct(errors)
             # Of a list, whose invalid items do not count, this would say that it is empty.
             if error["type"] != "too_short" or not any(_is_below(other, error) for other in errors)
         ]

@@ -7,6 +7,7 @@ that looks somewhat alike. This file reads config classes and touches no value.
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from astraflow.synonyms import SYNONYMS
 
 __all__ = [
     "configs_in",
+    "distinct",
     "dotted_path",
     "explained",
     "hint",
@@ -40,14 +42,44 @@ _MAX_PLACES = 3
 """A key that occurs in more sections than these is no hint."""
 _MAX_FILES = 1000
 """Files of a folder among which one is proposed."""
+_MARK = re.compile(r"(literal|tuple|list|dict)\[|constrained-|function-")
+"""How pydantic's names of the members of a union begin."""
 _MAX_LEAVES = 4
 """Settings of a foreign section that are explained."""
 _MAX_SHOWN = 80
 """Characters of a value that a message shows."""
 
 
+def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One error of pydantic for each mistake.
+
+    A key that is either a word or a number gives an error for each of the two. Here, that of the number has
+    the word as `or_word`.
+    """
+    plain: list[Mapping[str, Any]] = [
+        {**error, "loc": tuple(part for part in error["loc"] if not _is_mark(part))} for error in errors
+    ]
+    words: dict[Any, str] = {e["loc"]: e["ctx"]["expected"] for e in plain if e["type"] == "literal_error"}
+    others = {error["loc"] for error in plain if error["type"] != "literal_error"}
+    return [
+        {**error, "or_word": "" if error["type"] == "literal_error" else words.get(error["loc"], "")}
+        for error in plain
+        if error["type"] != "literal_error" or error["loc"] not in others
+    ]
+
+
+def _is_mark(part: object) -> bool:
+    """Whether a part of a location is no key: pydantic names the member of a union there."""
+    return isinstance(part, str) and _MARK.match(part) is not None
+
+
 def explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
-    """One line for an error of pydantic: the path, the value, and what was expected."""
+    """One line for one of the `distinct` errors: the path, the value, and what was expected."""
+    line = _explained(error, config_type, mapping)
+    return f"{line}, or {error['or_word']}" if error["or_word"] else line
+
+
+def _explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
     loc = tuple(error["loc"])
     path = dotted_path(path_of(loc, config_type))
     kind = str(error["type"])

@@ -120,6 +120,14 @@ MISTAKES = [
         f"{TRAIN}.loss=grpo && {TRAIN}.loss.clip_high=0.3",
         f"if it names a variant, write {TRAIN}.loss.name=grpo",
     ),
+    (
+        f"{TABLE}.groups_per_batch=many",
+        f"{TABLE}.groups_per_batch = 'many': Input should be a valid integer, or 'auto'",
+    ),
+    (
+        "rollout.engine.max_context=0",
+        "max_context = 0: Input should be greater than or equal to 2, or 'auto'",
+    ),
     # --- rules over several keys
     (
         f"{SAMPLING}.top_p=0.9",

@@ -1,11 +1,14 @@
 """`astraflow cluster`: runs on clusters that start processes themselves."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from astraflow.errors import ConfigError
+from astraflow.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from astraflow.launch.config import Recipe as LoadedRecipe
 
 __all__ = ["cluster", "render"]
 
@@ -42,7 +45,7 @@ def render(
     from astraflow.launch.kubernetes import SECRET_FILE, manifests, new_tokens, recipe_in_cluster
 
     file, _ = recipe_file(recipe)
-    loaded = recipe_in_cluster(load_recipe(file, overrides or []))
+    loaded = recipe_in_cluster(_derived(load_recipe(file, overrides or [])))
     files = manifests(loaded, new_tokens())
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; name a folder")
@@ -54,3 +57,16 @@ def render(
         write_atomic(path, text.encode(), mode=0o600 if name == SECRET_FILE else 0o644)
     print(f"{len(files)} files in {out}; next: kubectl apply -f {out}")
     print(f"{out / SECRET_FILE} holds tokens: keep it out of version control")
+
+
+def _derived(recipe: "LoadedRecipe") -> "LoadedRecipe":
+    """The recipe with numbers in place of `auto`, from the data if that is here."""
+    from astraflow.launch.derived import derived, left_open
+    from astraflow.launch.sources import OpenSources
+
+    try:
+        return derived(recipe)
+    except (ConfigError, DataError):
+        found = derived(recipe, OpenSources({}, {}))
+        print(f"the data is not here, so these keys have usual values: {', '.join(left_open(recipe))}")
+        return found

@@ -15,7 +15,11 @@ from astraflow.config import Config, Use
 from astraflow.protocols import TableSizes
 from astraflow.text_forms import Word
 
-__all__ = ["DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
+__all__ = ["AUTO_BATCH", "DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
+
+
+AUTO_BATCH = 64
+"""Groups of a batch where the recipe leaves it open and there are as many tasks."""
 
 
 # size: one key per part of a table; sections below it would make recipes longer, not simpler
@@ -24,8 +28,9 @@ class TableConfig(Config):
 
     group_size: int = Field(default=8, ge=1, le=65_536)
     """Number of episodes per task draw; the same for all policies of a recipe."""
-    groups_per_batch: int = Field(default=64, ge=1, le=1_000_000)
-    """Number of groups that the trainer takes per step."""
+    groups_per_batch: Literal["auto"] | Annotated[int, Field(ge=1, le=1_000_000)] = "auto"
+    """Number of groups that the trainer takes per step. `auto`: 64, or the number of tasks if there are
+    fewer."""
     max_staleness: int = Field(default=2, ge=0, le=1_000_000)
     """Largest staleness of a group, inclusive: the trainer's version at the take minus the oldest version
     among the group's trained tokens."""
@@ -53,10 +58,15 @@ class TableConfig(Config):
     """Trains on a group in more than one step."""
 
     @property
+    def batch_groups(self) -> int:
+        """`groups_per_batch` as a number; 64 for `auto` until the tasks are known."""
+        return AUTO_BATCH if self.groups_per_batch == "auto" else self.groups_per_batch
+
+    @property
     def sizes(self) -> TableSizes:
         """What limiter and sampler derive their bounds from."""
         return TableSizes(
-            groups_per_batch=self.groups_per_batch,
+            groups_per_batch=self.batch_groups,
             max_staleness=self.max_staleness,
             engine_lag=self.engine_lag,
             reserve=self.replay.reserve,
@@ -75,7 +85,7 @@ class TableConfig(Config):
     @property
     def max_replayed(self) -> int:
         """Replayed groups of a batch: `ratio * groups_per_batch`, rounded down."""
-        return int(self.replay.ratio * self.groups_per_batch)
+        return int(self.replay.ratio * self.batch_groups)
 
     @property
     def min_group_size(self) -> int:
@@ -98,9 +108,9 @@ class TableConfig(Config):
         if not isinstance(self.sampler, Use) and not isinstance(self.limiter, Use):
             # Raises a ValueError if they do not work with the sizes. One's own is asked when the run starts.
             self.sampler.worst_staleness(self.sizes, max_tickets=self.limiter.max_tickets(self.sizes))
-        if isinstance(self.remover, CapacityRemover) and self.remover.num_groups < self.groups_per_batch:
+        if isinstance(self.remover, CapacityRemover) and self.remover.num_groups < self.batch_groups:
             raise ValueError(
-                f"remover.num_groups ({self.remover.num_groups}) must hold a batch ({self.groups_per_batch})"
+                f"remover.num_groups ({self.remover.num_groups}) must hold a batch ({self.batch_groups})"
             )
         return self
 

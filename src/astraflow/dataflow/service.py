@@ -129,7 +129,7 @@ class DataflowService:
             name: PolicyFacts(
                 group_size=policy.table.group_size,
                 min_group_size=policy.table.min_group_size,
-                groups_per_batch=policy.table.groups_per_batch,
+                groups_per_batch=policy.table.batch_groups,
                 staleness_bound=policy.table.max_staleness,
                 num_steps=policy.num_steps,
                 max_replayed=policy.table.max_replayed,

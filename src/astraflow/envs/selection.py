@@ -5,24 +5,27 @@ How many rows are left out is said in one warning. Tokens are counted by the tok
 torch, since the dataflow counts them as well.
 """
 
+import heapq
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from astraflow.envs.config import PreparedSourceConfig, PromptsConfig, TaskSourceConfig
+from astraflow.envs.config import PreparedSourceConfig, PromptsConfig, RowsConfig, TaskSourceConfig
 from astraflow.errors import ConfigError, DataError
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
 
-__all__ = ["fitting", "looked_at", "prompt_counter"]
+__all__ = ["fitting", "longest_prompt", "looked_at", "prompt_counter"]
 
 _log = logging.getLogger(__name__)
 _BATCH = 256
 """Prompts that the tokenizer gets at a time; it encodes them in parallel."""
 _LOOKED_AT = 256
 """Tasks of a prepared data set. Each is read from disk, and may have half a megabyte of test cases."""
+_COUNTED = 64
+"""Longest prompts whose tokens are counted."""
 _EntryT = TypeVar("_EntryT")
 
 
@@ -76,11 +79,32 @@ def looked_at(source: TaskSource, config: TaskSourceConfig) -> Iterator[Task]:
     than 256, 256 that are spread evenly from its first to its last.
     """
     num_tasks = len(source)
-    if not isinstance(config, PreparedSourceConfig) or num_tasks <= _LOOKED_AT:
-        chosen = range(num_tasks)
-    else:
-        chosen = [number * (num_tasks - 1) // (_LOOKED_AT - 1) for number in range(_LOOKED_AT)]
-    return map(source.task, chosen)
+    is_all = not isinstance(config, PreparedSourceConfig) or num_tasks <= _LOOKED_AT
+    return map(source.task, range(num_tasks) if is_all else _spread(num_tasks))
+
+
+def _spread(num_tasks: int) -> list[int]:
+    """Positions of some tasks, from the first to the last."""
+    return [number * (num_tasks - 1) // (_LOOKED_AT - 1) for number in range(_LOOKED_AT)]
+
+
+def longest_prompt(source: TaskSource, config: TaskSourceConfig, tokenizer_dir: Path) -> int:
+    """Tokens of the longest prompt of a source.
+
+    Of the tasks that are looked at, those with the most bytes are counted. Without a tokenizer file that can
+    be loaded, it is the number of bytes, which is an upper bound.
+    """
+    num_tasks = len(source)
+    is_read = isinstance(config, RowsConfig)
+    chosen = range(num_tasks) if is_read or num_tasks <= _LOOKED_AT else _spread(num_tasks)
+    texts = heapq.nlargest(
+        _COUNTED, (_text_of(source.task(idx)).encode(errors="replace") for idx in chosen), key=len
+    )
+    try:
+        count = prompt_counter(tokenizer_dir)
+    except (ConfigError, DataError):
+        return max(map(len, texts), default=0)
+    return max(count([text.decode() for text in texts]), default=0)
 
 
 def prompt_counter(folder: Path | None) -> Callable[[list[str]], list[int]]:

@@ -120,12 +120,12 @@ class PolicyConfig(Config):
                 f"train.ranks = {ranks} needs train.backend.name: torch; other backends bring their own "
                 "processes, so leave it 1"
             )
-        if self.train.data_ranks > self.table.groups_per_batch:
+        if self.train.data_ranks > self.table.batch_groups:
             together = self.train.shard.num_places
             each = "each rank" if together == 1 else f"every {together} ranks"
             verb = "needs" if together == 1 else "need"
             raise ValueError(
-                f"train.ranks = {ranks}, but a batch has {self.table.groups_per_batch} groups "
+                f"train.ranks = {ranks}, but a batch has {self.table.batch_groups} groups "
                 f"(table.groups_per_batch); {each} {verb} one at least, since groups are not split"
             )
         return self

@@ -9,11 +9,13 @@ from starlette.types import ASGIApp
 from astraflow.dataflow.journal import Journal
 from astraflow.dataflow.scaling import WaitShares
 from astraflow.dataflow.service import DataflowService
+from astraflow.errors import ConfigError
 from astraflow.launch.access import tls_files, tokens_of
 from astraflow.launch.config import Recipe
+from astraflow.launch.derived import left_open
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import run_info, run_plan
-from astraflow.launch.preflight import open_sources
+from astraflow.launch.sources import open_sources
 from astraflow.service.process import settle_memory
 from astraflow.service.rate_limit import RateLimit
 from astraflow.service.server import HttpServer, TokenAuth
@@ -62,6 +64,11 @@ def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
 
     Raises: ConfigError, DataError, JournalError.
     """
+    if keys := left_open(recipe):
+        raise ConfigError(
+            f"{folder.recipe}: {keys[0]} is `auto`, but a service needs a number; write the file with "
+            "`astraflow run RECIPE --dry-run`"
+        )
     sources = open_sources(recipe)
     sizes = {name: len(source) for name, source in sources.train.items()}
     config = recipe.dataflow

@@ -32,8 +32,9 @@ from astraflow.launch.machine import (
     sandbox_finding,
 )
 from astraflow.launch.model_checks import check_model, is_to_be_fetched
-from astraflow.launch.preflight import OpenSources, check_recipe, open_sources
+from astraflow.launch.preflight import check_recipe
 from astraflow.launch.program import choose_addresses, num_threads
+from astraflow.launch.sources import OpenSources, open_sources
 from astraflow.models.hub import cache_folder
 from astraflow.models.stop_ids import declared_stop_ids, folder_stop_ids, template_end
 from astraflow.models.weight_files import weight_paths
@@ -85,7 +86,8 @@ async def examine(recipe: Recipe | None, run_dir: Path) -> AsyncIterator[Finding
         yield Finding("warn", _ENGINE, "not tried, because a model is not downloaded yet")
         return
     try:
-        yield await _trial(recipe, open_sources(recipe))
+        checked = check_recipe(recipe)
+        yield await _trial(checked.recipe, checked.sources)
     except Error as err:
         yield Finding("fail", _ENGINE, str(err))
 
@@ -256,9 +258,9 @@ def _data(name: str, source: TaskSource) -> Finding:
 
 
 def _whole(recipe: Recipe) -> Finding:
-    check_recipe(recipe)
+    recipe = check_recipe(recipe).recipe
     parts = [
-        f"{name}: {p.train.steps} steps of {p.table.groups_per_batch} groups of {p.table.group_size}, "
+        f"{name}: {p.train.steps} steps of {p.table.batch_groups} groups of {p.table.group_size}, "
         f"{make_limiter(p.table.limiter).max_tickets(p.table.sizes)} groups in flight"
         for name, p in recipe.trained.items()
     ]

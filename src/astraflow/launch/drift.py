@@ -62,7 +62,8 @@ async def measure_drift(
     Raises: ConfigError if a backend does not report the gap; DeadlineError; the error of a part that fails.
     """
     short = _with_lr_0(recipe, steps)
-    sources = check_recipe(short).sources
+    checked = check_recipe(short)
+    short = checked.recipe
     probes = {
         name: _Probe(
             name, make_learner(policy.train, model_dir=policy.model_dir, seed=short.seed, exact=short.exact)
@@ -72,7 +73,9 @@ async def measure_drift(
     with tempfile.TemporaryDirectory(prefix="astraflow-drift-") as folder:
         try:
             async with asyncio.timeout(deadline_s):
-                await run_in_process(short, sources, probes, folder=Path(folder), stop=asyncio.Event())
+                await run_in_process(
+                    short, checked.sources, probes, folder=Path(folder), stop=asyncio.Event()
+                )
         except TimeoutError as err:
             done = ", ".join(f"{name}: {len(probe.results)}" for name, probe in probes.items())
             raise DeadlineError(f"{steps} steps took longer than {deadline_s:.0f} s (done: {done})") from err

@@ -10,6 +10,7 @@ from pathlib import Path
 from astraflow.errors import ConfigError, DataError
 from astraflow.host_tensors import WeightSnapshot
 from astraflow.launch.config import Recipe
+from astraflow.launch.derived import derived
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.hosting import host_models
 from astraflow.launch.model_checks import check_model
@@ -74,7 +75,7 @@ def find_target(
         raise ConfigError(f"--version names a version of a run; {where} has only one")
     if recipe is None and kind != "run":
         raise ConfigError(f"{where} says nothing about tasks and scoring; pass --recipe RECIPE")
-    known = recipe or RunFolder(Path(where)).load_recipe()
+    known = derived(recipe or RunFolder(Path(where)).load_recipe())
     endpoint = (endpoint or Endpoint(where)) if kind == "endpoint" else None
     return Target(known, chosen_policy(known, policy), where, kind, version, endpoint)
 

@@ -102,7 +102,7 @@ def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exa
             f"{who} cannot generate with rollout.engine `torch`: {reason}. Use rollout.engine `vllm` or "
             "`sglang` (docs/models.md says what was tried)"
         )
-    if reason := length_refusal(config, max_context=engine.max_context):
+    if reason := length_refusal(config, max_context=engine.context):
         raise ConfigError(f"{who}: {reason}")
 
 

@@ -114,14 +114,15 @@ async def collect_batches(
     Raises: ConfigError or DataError for recipe or folder; the error of a part that fails.
     """
     recipe = recipe.model_copy(update={"eval": recipe.eval.without_sets})
-    sources = check_recipe(recipe).sources
+    checked = check_recipe(recipe)
+    recipe = checked.recipe
     folder = _own_folder(recipe, run_dir)
     batches = folder.path / BATCHES
     learners: dict[str, Learner] = {
         name: BatchRecorder(batches / name, policy.model_dir, on_batch)
         for name, policy in recipe.trained.items()
     }
-    await run_in_process(recipe, sources, learners, folder=folder.path, stop=stop)
+    await run_in_process(recipe, checked.sources, learners, folder=folder.path, stop=stop)
     return batches
 
 

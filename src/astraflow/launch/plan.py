@@ -19,6 +19,7 @@ from astraflow.launch.cluster_config import LocalLauncherConfig
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.own_sources import own_files
+from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.rollout.evaluation import EvalRules
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
 
@@ -152,7 +153,9 @@ def _longest_trajectory(recipe: Recipe, policy: PolicyConfig) -> int:
     config = _model_config(policy.model_dir)
     text: dict[str, Any] = config.get("text_config") or {}  # multimodal models have one
     sizes: list[Any] = [part.get("max_position_embeddings") for part in (config, text)]
-    sizes.append(getattr(recipe.rollout.engine, "max_context", 0))
+    engine = recipe.rollout.engine
+    is_ours = isinstance(engine, TorchEngineConfig | ServerEngineConfig)
+    sizes.append(engine.context if is_ours else getattr(engine, "max_context", 0))
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 

@@ -5,7 +5,7 @@ It reads and checks; it writes, downloads and starts nothing.
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,13 +32,14 @@ from astraflow.envs.config import (
 from astraflow.envs.environment import check_environments
 from astraflow.envs.rewards import check_gradable
 from astraflow.envs.selection import looked_at
-from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch.config import PolicyConfig, Recipe, recipe_mapping
+from astraflow.launch.derived import derived
 from astraflow.launch.eval_config import EvalSetConfig, TrainingReward, TrainingWorkflow
 from astraflow.launch.model_checks import check_family, check_model, is_to_be_fetched
 from astraflow.launch.plan import named_uses, scoring_tasks, uses
 from astraflow.launch.roles import check_roles
+from astraflow.launch.sources import OpenSources, named_sources, open_source, sources_by_name, workflow_of
 from astraflow.launch.start_checks import (
     check_addresses,
     check_certificates,
@@ -61,11 +62,10 @@ from astraflow.workflows.config import (
     CodeAndTestConfig,
     EnvironmentWorkflowConfig,
     HostedConfig,
-    WorkflowConfig,
 )
 from astraflow.workflows.factory import make_workflow
 
-__all__ = ["CheckedRecipe", "OpenSources", "check_recipe", "listed", "open_sources", "with_other_mistakes"]
+__all__ = ["CheckedRecipe", "check_recipe", "listed", "with_other_mistakes"]
 
 _COMPARING = (GdpoCredit, GroupRelativeCredit, MaxRlCredit, OpoCredit, PassAtKCredit, RlooCredit)
 """Credits that are 0 for the only episode of a group."""
@@ -73,18 +73,11 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSources:
-    """The recipe's task sources and evaluation sets, open."""
-
-    train: Mapping[str, TaskSource]
-    eval: Mapping[str, TaskSource]
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedRecipe:
     """A recipe without mistakes, and its sources."""
 
     recipe: Recipe
+    """With numbers for what it leaves to its data, unless a model is still to be built."""
     sources: OpenSources
 
 
@@ -160,7 +153,8 @@ def check_recipe(
     sources = _checked_sources(recipe, mistakes, broken, unbuilt)
     _check_machine(recipe, mistakes, run_dir)
     mistakes.tell()
-    return CheckedRecipe(recipe, sources)
+    is_unbuilt = any(policy.model in unbuilt for policy in recipe.policies.values())
+    return CheckedRecipe(recipe if is_unbuilt else derived(recipe, sources), sources)
 
 
 def with_other_mistakes(
@@ -194,7 +188,7 @@ def _other_mistakes(recipe: Recipe, run_dir: Path) -> list[str]:
     _check_components(recipe, mistakes)
     for name, config in recipe.tasks.sources.items():
         if isinstance(config, PromptsConfig | ReasoningGymConfig) and not _counts_tokens(config):
-            mistakes.of(_open, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
+            mistakes.of(open_source, config, recipe, name, f"tasks.sources.{name}", recipe.workflow)
     _check_machine(recipe, mistakes, run_dir)
     return mistakes.texts
 
@@ -283,28 +277,6 @@ def _check_models(recipe: Recipe, mistakes: _Mistakes, unbuilt: Collection[str])
             mistakes.of(offline_files, Path(offline.folder).expanduser())
 
 
-def open_sources(recipe: Recipe) -> OpenSources:
-    """Opens every task source. Raises: ConfigError or DataError, naming the source."""
-    opened = {where: _open(config, recipe, name, where, flow) for name, where, config, flow in _named(recipe)}
-    return _by_name(recipe, opened)
-
-
-def _named(recipe: Recipe) -> Iterator[tuple[str, str, TaskSourceConfig, WorkflowConfig]]:
-    """Name, place in the recipe, config and workflow of every source, those of evaluation sets last."""
-    for name, config in recipe.tasks.sources.items():
-        yield name, f"tasks.sources.{name}", config, recipe.workflow
-    for name, config in recipe.eval.sets.items():
-        yield name, f"eval.sets.{name}.source", config.source, _workflow_of(config, recipe)
-
-
-def _by_name(recipe: Recipe, opened: Mapping[str, TaskSource]) -> OpenSources:
-    """The sources by their names, from those by their places in the recipe."""
-    return OpenSources(
-        {name: opened[key] for name in recipe.tasks.sources if (key := f"tasks.sources.{name}") in opened},
-        {name: opened[key] for name in recipe.eval.sets if (key := f"eval.sets.{name}.source") in opened},
-    )
-
-
 def _checked_sources(
     recipe: Recipe, mistakes: _Mistakes, broken: Collection[str], unbuilt: Collection[str]
 ) -> OpenSources:
@@ -312,13 +284,13 @@ def _checked_sources(
     if not any(use.use in broken for config in recipe.tasks.environments.values() for use in uses(config)):
         mistakes.of(check_environments, recipe.tasks, played=_played(recipe))
     opened: dict[str, TaskSource] = {}
-    for name, where, config, workflow in _named(recipe):
+    for name, where, config, workflow in named_sources(recipe):
         is_countable = not (recipe.tokenizer_model in unbuilt and _counts_tokens(config))
         if is_countable and _is_whole(config, broken):
-            source = mistakes.of(_open, config, recipe, name, where, workflow)
+            source = mistakes.of(open_source, config, recipe, name, where, workflow)
             if source is not None:
                 opened[where] = source
-    sources = _by_name(recipe, opened)
+    sources = sources_by_name(recipe, opened)
     if sources.train.keys() == recipe.tasks.sources.keys():
         for name, policy in recipe.trained.items():
             mistakes.of(_check_batch, name, policy, sources)
@@ -332,21 +304,6 @@ def _checked_sources(
 def _counts_tokens(config: TaskSourceConfig) -> bool:
     """Whether a source counts the tokens of its prompts, and so needs a tokenizer."""
     return isinstance(config, PromptsConfig) and config.max_prompt_tokens > 0
-
-
-def _open(
-    config: TaskSourceConfig, recipe: Recipe, name: str, where: str, workflow: WorkflowConfig
-) -> TaskSource:
-    try:
-        return make_source(
-            config,
-            name=name,
-            environments=recipe.tasks.environments,
-            host=workflow if isinstance(workflow, HostedConfig) else None,
-            tokenizer_dir=recipe.tokenizer_dir,
-        )
-    except (ConfigError, DataError) as err:
-        raise type(err)(f"{where}: {err}") from err
 
 
 def _check_workflow(where: str, config: EvalSetConfig) -> None:
@@ -376,18 +333,13 @@ def _check_judges(recipe: Recipe) -> None:
                 )
 
 
-def _workflow_of(config: EvalSetConfig, recipe: Recipe) -> WorkflowConfig:
-    """The workflow of an evaluation set: its own, or that of training."""
-    return recipe.workflow if isinstance(config.workflow, TrainingWorkflow) else config.workflow
-
-
 def _played(recipe: Recipe) -> dict[str, TaskSourceConfig]:
     """Sources whose tasks a workflow plays in their environments."""
     played: dict[str, TaskSourceConfig] = {}
     if isinstance(recipe.workflow, EnvironmentWorkflowConfig):
         played |= {f"tasks.sources.{name}": source for name, source in recipe.tasks.sources.items()}
     for name, config in recipe.eval.sets.items():
-        if isinstance(_workflow_of(config, recipe), EnvironmentWorkflowConfig):
+        if isinstance(workflow_of(config, recipe), EnvironmentWorkflowConfig):
             played[f"eval.sets.{name}.source"] = config.source
     return played
 
@@ -397,7 +349,7 @@ def _check_lengths(recipe: Recipe) -> None:
     if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
         return
     for name, policy in recipe.policies.items():
-        if policy.sampling.max_tokens >= engine.max_context:
+        if engine.max_context != "auto" and policy.sampling.max_tokens >= engine.max_context:
             raise ConfigError(
                 f"policies.{name}.sampling.max_tokens = {policy.sampling.max_tokens} leaves no room for a "
                 f"prompt in rollout.engine.max_context = {engine.max_context}"
@@ -436,7 +388,7 @@ def _check_answers(
     for name, source in sources.eval.items():
         config = recipe.eval.sets[name]
         reward = of_training if isinstance(config.reward, TrainingReward) else config.reward
-        checks.append((f"eval.sets.{name}", reward, source, config.source, _workflow_of(config, recipe)))
+        checks.append((f"eval.sets.{name}", reward, source, config.source, workflow_of(config, recipe)))
     told: list[RewardConfig] = []
     for where, reward, source, config, workflow in checks:
         if isinstance(workflow, Use | AgentConfig | HostedConfig) or reward in told:
@@ -462,7 +414,7 @@ def _check_test_writers(recipe: Recipe, sources: OpenSources, mistakes: _Mistake
             mistakes.of(_check_references, f"tasks.sources.{name}", tasks, recipe.workflow)
     for name, source in sources.eval.items():
         config = recipe.eval.sets[name]
-        workflow = _workflow_of(config, recipe)
+        workflow = workflow_of(config, recipe)
         if isinstance(workflow, CodeAndTestConfig):
             tasks = looked_at(source, config.source)
             mistakes.of(_check_references, f"eval.sets.{name}", tasks, workflow)
@@ -496,7 +448,7 @@ def _check_batch(name: str, policy: PolicyConfig, sources: OpenSources) -> None:
     sizes = {name: len(source) for name, source in sources.train.items()}
     total = sum(sizes.values())
     need = policy.table.groups_per_batch
-    if total < need:
+    if need != "auto" and total < need:
         per_source = ", ".join(f"{name}: {size}" for name, size in sizes.items())
         raise ConfigError(
             f"policies.{name}.table.groups_per_batch = {need}, but tasks.sources hold only {total} tasks "

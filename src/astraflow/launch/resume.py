@@ -94,9 +94,14 @@ def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
     sections = [change for pattern in MAY_COME_OR_GO for change in _moved_sections(old, new, pattern)]
     was = dict(_leaves(old, ""))
     now = dict(_leaves(new, ""))
-    keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+    keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and not _is_left_open(key, now)]
     values = [RecipeChange(key=key, old=was.get(key, ""), new=now.get(key, "")) for key in keys]
     return (*values, *sections)
+
+
+def _is_left_open(key: str, now: Mapping[str, str]) -> bool:
+    """Whether a recipe leaves to its data what the run's own has as a number."""
+    return now.get(key) == '"auto"' and key.endswith((".table.groups_per_batch", ".engine.max_context"))
 
 
 def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:

@@ -499,7 +499,7 @@ async def launch(
     folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
     tell = view.note if view is not None else _log.info
     recipe = await asyncio.to_thread(with_fetched_models, recipe, folder.path, tell)
-    check_recipe(recipe, folder.path)
+    recipe = check_recipe(recipe, folder.path).recipe
     with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
         recipe = reachable(recipe, starter)
         addresses = choose_addresses(recipe, _earlier_ports(folder))

@@ -9,7 +9,7 @@ tasks of environments that come with AstraFlow by easy ones.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError
@@ -78,8 +78,8 @@ def _shrink_policy(policy: _JsonMap) -> None:
     train["backend"] = {"name": "torch"}
 
 
-def _at_most(value: int, limit: int) -> int:
-    return min(value, limit)
+def _at_most(value: int | Literal["auto"], limit: int) -> int:
+    return limit if value == "auto" else min(value, limit)
 
 
 def _small_index(documents: Path) -> _JsonMap:

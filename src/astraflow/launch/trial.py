@@ -32,7 +32,9 @@ async def try_episode(recipe: Recipe, *, task: int = 0, source: str = "", seed: 
     it.
     Raises: ConfigError or DataError for the recipe; whatever the workflow raises.
     """
-    sources = check_recipe(recipe).sources
+    checked = check_recipe(recipe)
+    recipe = checked.recipe
+    sources = checked.sources
     chosen = _chosen({**sources.train, **sources.eval}, source, task)
     async with (
         host_models(recipe, starting_weights(recipe)) as hosted,

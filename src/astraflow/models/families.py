@@ -101,18 +101,30 @@ def engine_refusal(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def length_refusal(config: Mapping[str, Any], *, max_context: int) -> str:
-    """Why sequences of `max_context` tokens cannot be trained with exact logprobs; empty if they can."""
+def context_limit(config: Mapping[str, Any]) -> int:
+    """Longest sequence that the model takes, and whose logprobs do not depend on others; 0 if its config does
+    not say."""
     text = _text(config)
+    size = int(text.get("max_position_embeddings") or text.get("n_positions") or 0)
+    kind, limit = _rope(text)
+    return limit if kind in _LENGTH_DEPENDENT_ROPE and limit else size
+
+
+def _rope(text: Mapping[str, Any]) -> tuple[str, int]:
+    """Kind of the rotary positions, and the length that the model was first trained for; 0 if unknown."""
     rope = cast("Mapping[str, Any]", text.get("rope_parameters") or text.get("rope_scaling") or {})
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    limit = int(
+    limit = (
         rope.get("original_max_position_embeddings")
         or text.get("original_max_position_embeddings")
         or text.get("max_position_embeddings")
-        or max_context
     )
-    if kind not in _LENGTH_DEPENDENT_ROPE or max_context <= limit:
+    return str(rope.get("rope_type") or rope.get("type") or "default"), int(limit or 0)
+
+
+def length_refusal(config: Mapping[str, Any], *, max_context: int) -> str:
+    """Why sequences of `max_context` tokens cannot be trained with exact logprobs; empty if they can."""
+    kind, limit = _rope(_text(config))
+    if kind not in _LENGTH_DEPENDENT_ROPE or not limit or max_context <= limit:
         return ""
     return (
         f"beyond {limit} tokens its {kind} positions depend on the longest sequence that is computed beside "

@@ -1,7 +1,7 @@
 """Rollout services and engines of a recipe."""
 
 import re
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_serializer, model_validator
 
@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 
+_AUTO_CONTEXT = 256
+"""Context of an engine that is made without looking at tasks. A run always looks at them."""
+
+
 class TorchEngineConfig(Config):
     """Embedded engine for Hugging Face causal language models, with continuous batching on a CPU or one
     GPU."""
@@ -26,8 +30,9 @@ class TorchEngineConfig(Config):
     name: Literal["torch"] = "torch"
     num_slots: int = Field(default=128, ge=1, le=65_536)
     """Number of requests that run at the same time."""
-    max_context: int = Field(default=256, ge=2, le=2**24)
-    """Largest number of tokens of a prompt and its completion together."""
+    max_context: Literal["auto"] | Annotated[int, Field(ge=2, le=2**24)] = "auto"
+    """Largest number of tokens of a prompt and its completion together. `auto`: what the tasks and
+    `sampling.max_tokens` need, or 4,096 if a workflow has several turns; at most what the models take."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of weights, KV cache and computation."""
     device: str = "cpu"
@@ -37,6 +42,11 @@ class TorchEngineConfig(Config):
     record_experts: bool = False
     """Record which experts a mixture of experts chose where it sampled a token. The trainer then sends the
     token to the same ones (router replay)."""
+
+    @property
+    def context(self) -> int:
+        """`max_context` as a number; 256 for `auto` until the tasks are known."""
+        return _AUTO_CONTEXT if self.max_context == "auto" else self.max_context
 
 
 class AttachConfig(Config):
@@ -77,8 +87,9 @@ class ServerEngineConfig(Config):
     """Servers to use instead of starting new ones."""
     num_slots: int = Field(default=128, ge=1, le=65_536)
     """Number of requests that the server runs at the same time."""
-    max_context: int = Field(default=256, ge=2, le=2**24)
-    """Largest number of tokens of a prompt and its completion together."""
+    max_context: Literal["auto"] | Annotated[int, Field(ge=2, le=2**24)] = "auto"
+    """Largest number of tokens of a prompt and its completion together. `auto`: what the tasks and
+    `sampling.max_tokens` need, or 4,096 if a workflow has several turns; at most what the models take."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of weights and computation; attention kernels on a GPU need a 16-bit type."""
     num_threads: int = Field(default=1, ge=1, le=1024)
@@ -87,6 +98,11 @@ class ServerEngineConfig(Config):
     """Largest time, in seconds, from the start or restart of the server until it serves."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Largest time, in seconds, for one request or one update of the weights."""
+
+    @property
+    def context(self) -> int:
+        """`max_context` as a number; 256 for `auto` until the tasks are known."""
+        return _AUTO_CONTEXT if self.max_context == "auto" else self.max_context
 
     @property
     def own_env(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError, DataError
 from astraflow.launch import gallery
 from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.preflight import open_sources
+from astraflow.launch.sources import open_sources
 from docs_driver import ROOT
 
 FULL = sorted(

@@ -161,7 +161,7 @@ class Core:
     def num_batches(self, policy: str) -> float:
         """Batches that the policy's trainer has taken, and the complete groups that wait as parts of one."""
         state = self._ctx.policy(policy)
-        return state.taken + len(state.ready) / self._ctx.plan.policies[policy].table.groups_per_batch
+        return state.taken + len(state.ready) / self._ctx.plan.policies[policy].table.batch_groups
 
     def waits(self, now_s: float = 0.0) -> tuple[Wait, ...]:
         """What waits for what, and since when, as far as the core can tell. `now_s`: for what is said of a

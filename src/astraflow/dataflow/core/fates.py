@@ -117,17 +117,17 @@ def check_starved(ctx: Context) -> None:
     for name, policy in ctx.state.policies.items():
         table = ctx.plan.policies[name].table
         num_failed = policy.failed_in_a_row
-        if num_failed >= max(_MIN_FAILED_IN_A_ROW, 2 * table.groups_per_batch) and _is_general(ctx, policy):
+        if num_failed >= max(_MIN_FAILED_IN_A_ROW, 2 * table.batch_groups) and _is_general(ctx, policy):
             what = (
                 f"{policy.failed_in_a_row} groups in a row failed; the last error: {ctx.state.last_failure}"
             )
-        elif policy.lost_in_a_row >= max(_STARVED_PASSES * ctx.num_tasks, table.groups_per_batch):
+        elif policy.lost_in_a_row >= max(_STARVED_PASSES * ctx.num_tasks, table.batch_groups):
             lost = ", ".join(f"{policy.fates.get(fate, 0)} {fate}" for fate in sorted(_LOST))
             what = (
                 f"{policy.lost_in_a_row} groups in a row gave nothing to train on, over {ctx.num_tasks} "
                 f"tasks (in the whole run: {lost}); are rewards ever different within a group?"
             )
-        elif _is_starved_by_time(policy, table.groups_per_batch):
+        elif _is_starved_by_time(policy, table.batch_groups):
             what = (
                 f"{policy.lost_in_a_row:,} groups in a row, over {policy.lost_s:.0f} s, gave nothing to "
                 f"train on ({outcomes_text(policy)} since the last batch); are rewards ever different within "
@@ -137,7 +137,7 @@ def check_starved(ctx: Context) -> None:
             continue
         end_run(
             ctx,
-            f"policy {name!r} cannot fill a batch of {table.groups_per_batch} groups "
+            f"policy {name!r} cannot fill a batch of {table.batch_groups} groups "
             f"({len(policy.ready)} are ready): {what}",
             is_failure=True,
         )

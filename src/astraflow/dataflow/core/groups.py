@@ -374,7 +374,7 @@ def _value(ctx: Context, name: str, group: GroupState) -> None:
     policy.failed_on.clear()
     for evicted in ctx.parts[name].remove(policy.ready):
         decide_fate(ctx, name, evicted, "evicted", num_tokens=policy.ready[evicted].num_tokens)
-    if len(policy.ready) >= table.groups_per_batch:
+    if len(policy.ready) >= table.batch_groups:
         ctx.wake(f"batch/{name}")
 
 

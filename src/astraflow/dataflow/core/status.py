@@ -41,7 +41,7 @@ def policy_status(ctx: Context, name: str) -> PolicyStatus:
         max_tickets=parts.max_tickets,
         num_running_groups=len(policy.waiting) - len(policy.ready),
         num_ready_groups=len(policy.ready),
-        groups_per_batch=table.groups_per_batch,
+        groups_per_batch=table.batch_groups,
         staleness_bound=table.max_staleness if replays else parts.worst_staleness,
         redone_steps=policy.redone,
         fates=fate_counts(policy),
@@ -99,7 +99,7 @@ def _policy_waits(ctx: Context, name: str, now_s: float) -> Iterator[Wait]:
         yield Wait(who="rollout", whom=trainer, what=what, since_s=session.since_s)
         return
     if policy.taken < plan.num_steps and session.done == policy.taken:
-        num = plan.table.groups_per_batch
+        num = plan.table.batch_groups
         what = f"step {policy.taken + 1}: {len(policy.ready)} groups ready, {num} make a batch"
         waited_s = now_s - since_s
         if waited_s >= _LONG_WAIT_S and (lost := outcomes_text(policy)):

@@ -78,7 +78,7 @@ def _needs_groups(ctx: Context, name: str) -> bool:
     """Whether the policy still needs groups that have not been drawn."""
     policy = ctx.state.policies[name]
     plan = ctx.plan.policies[name]
-    return (plan.num_steps - policy.taken) * plan.table.groups_per_batch > len(policy.waiting)
+    return (plan.num_steps - policy.taken) * plan.table.batch_groups > len(policy.waiting)
 
 
 def _why_full(ctx: Context, name: str) -> str:
@@ -108,7 +108,7 @@ def holds_up(ctx: Context, name: str) -> int | None:
     complete to make a batch. None if the trainer waits for nothing, or for more groups."""
     policy = ctx.state.policies[name]
     is_idle = policy.session is not None and policy.session.done == policy.taken
-    if not is_idle or len(policy.ready) < ctx.plan.policies[name].table.groups_per_batch:
+    if not is_idle or len(policy.ready) < ctx.plan.policies[name].table.batch_groups:
         return None
     return next((group_id for group_id in policy.waiting if group_id not in policy.ready), None)
 
@@ -248,7 +248,7 @@ def _end_if_stuck(ctx: Context, name: str) -> None:
     except ComponentError as err:
         reason = str(err)
     if reason:
-        num = ctx.plan.policies[name].table.groups_per_batch
+        num = ctx.plan.policies[name].table.batch_groups
         end_run(
             ctx,
             f"policy {name!r} will never get its batch of step {policy.taken + 1}: {len(policy.ready)} "

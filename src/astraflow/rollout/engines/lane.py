@@ -399,12 +399,12 @@ class Lanes:
         install_tensors(model, snapshot.tensors)
         who = f"policy {snapshot.policy!r}"
         forward = make_forward(
-            model, max_context=config.max_context, name=who, exact=self._exact, images=self.images
+            model, max_context=config.context, name=who, exact=self._exact, images=self.images
         )
         lane = Lane(
             forward,
             num_slots=config.num_slots,
-            max_context=config.max_context,
+            max_context=config.context,
             stop_ids=stop_ids(model, snapshot.model_dir),
             version=snapshot.version,
             recorder=ExpertRecorder(model) if config.record_experts else None,

@@ -93,7 +93,7 @@ class ServerEngine:
         self._num_busy += 1
         self._clock.start(time.time())
         try:
-            max_tokens = min(sampling.max_tokens, self._config.max_context - num_prompt)
+            max_tokens = min(sampling.max_tokens, self._config.context - num_prompt)
             return await slot.generate(request, max_tokens=max_tokens)
         finally:
             self._num_busy -= 1
@@ -155,7 +155,7 @@ class ServerEngine:
             num_slots=self._config.num_slots,
             num_running=sum(gauge.num_running for gauge in gauges),
             num_waiting=sum(gauge.num_waiting for gauge in gauges),
-            max_context=self._config.max_context,
+            max_context=self._config.context,
             generated_tokens=sum(gauge.generated_tokens for gauge in gauges),
         )
 
@@ -199,7 +199,7 @@ class ServerEngine:
         check_tokens(
             token_ids,
             num_needed=num_needed,
-            max_context=self._config.max_context,
+            max_context=self._config.context,
             vocab_size=self._vocab_size,
         )
 

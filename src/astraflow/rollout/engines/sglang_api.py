@@ -55,7 +55,7 @@ class SglangApi:
             "--weight-version": label,
             "--dtype": config.dtype,
             "--max-running-requests": str(config.num_slots),
-            "--context-length": str(config.max_context),
+            "--context-length": str(config.context),
         }
         argv = (
             python,

@@ -173,7 +173,7 @@ class TorchEngine:
             num_slots=self._config.num_slots,
             num_running=sum(lane.num_running for lane in lanes),
             num_waiting=sum(lane.num_waiting for lane in lanes),
-            max_context=self._config.max_context,
+            max_context=self._config.context,
             generated_tokens=sum(lane.generated_tokens for lane in lanes),
         )
 
@@ -242,7 +242,7 @@ class TorchEngine:
             prompt=prompt,
             media=request.media,
             sampling=sampling,
-            max_new=min(sampling.max_tokens, self._config.max_context - len(prompt)),
+            max_new=min(sampling.max_tokens, self._config.context - len(prompt)),
             stop=None if decoder is None else StopText(sampling.stop, decoder),
             resolve=partial(self._answer, future),
             version=request.version,
@@ -252,7 +252,7 @@ class TorchEngine:
         check_tokens(
             token_ids,
             num_needed=num_needed,
-            max_context=self._config.max_context,
+            max_context=self._config.context,
             vocab_size=self._vocab_size,
         )
 

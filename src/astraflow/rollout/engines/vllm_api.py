@@ -58,7 +58,7 @@ class VllmApi:
             "--logprobs-mode": "processed_logprobs",
             "--dtype": config.dtype,
             "--max-num-seqs": str(config.num_slots),
-            "--max-model-len": str(config.max_context),
+            "--max-model-len": str(config.context),
         }
         argv = (
             python,
