@@ -157,7 +157,8 @@ class OnPolicySampler(Config):
         """0. Raises: ValueError if `max_staleness` is not 0."""
         if sizes.max_staleness > 0:
             raise ValueError(
-                f"sampler on_policy needs max_staleness 0 (got {sizes.max_staleness}); set max_staleness and engine_lag to 0"
+                f"sampler on_policy needs max_staleness 0 (got {sizes.max_staleness}); set max_staleness and "
+                "engine_lag to 0"
             )
         return 0
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.runs import load_with_checks
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,12 +53,11 @@ def doctor(
         raise ConfigError("--drift needs a recipe: astraflow doctor RECIPE --drift")
     loaded = None
     if recipe is not None:
-        from astraflow.launch.config import load_recipe
         from astraflow.launch.hub_models import pinned
 
         for folder in (str(Path.cwd()), str(recipe.resolve().parent)):
             sys.path += [folder] if folder not in sys.path else []
-        loaded = pinned(load_recipe(recipe, overrides or ()), run_dir)
+        loaded = pinned(load_with_checks(recipe, overrides or (), run_dir), run_dir)
     folder = run_dir or Path("runs") / (loaded.name if loaded else "")
     raise typer.Exit(asyncio.run(_examined(loaded, folder, with_drift=drift)))
 

@@ -21,9 +21,10 @@ from astraflow.dataflow.ingest import vocab_size
 from astraflow.errors import ConfigError, DeadlineError
 from astraflow.host_tensors import HostTensor
 from astraflow.launch.config import Recipe, load_recipe
+from astraflow.launch.derived import derived
 from astraflow.launch.folder import RunFolder
 from astraflow.launch.plan import run_info
-from astraflow.launch.preflight import open_sources
+from astraflow.launch.sources import open_sources
 from astraflow.service.client import HttpTransport, ServiceClient
 from astraflow.service.server import HttpServer
 from astraflow.types import RunInfo, Task
@@ -144,7 +145,7 @@ def _short_run(path: Path) -> Recipe:
     overrides = ["dataflow.lease_timeout_s=" + str(_LEASE_TIMEOUT_S), "dataflow.heartbeat_s=0.5"]
     for name in names:
         overrides += [f"policies.{name}.table.groups_per_batch=4", f"policies.{name}.train.steps=60"]
-    return load_recipe(path, overrides)
+    return derived(load_recipe(path, overrides))
 
 
 async def _answers(transport: HttpTransport, wait_s: float) -> None:
@@ -171,7 +172,7 @@ async def judge_rollout(target: str, settings: Settings) -> Report:
 
     Raises: ConfigError or DataError if the recipe's model or tasks are not there.
     """
-    recipe = load_recipe(settings.recipe)
+    recipe = derived(load_recipe(settings.recipe))
     policy = _policy(recipe)
     token = settings.token or secrets.token_urlsafe(12)
     sources = open_sources(recipe)
@@ -290,7 +291,7 @@ async def judge_trainer(target: str, settings: Settings) -> Report:
     """
     policy = _policy(load_recipe(settings.recipe))
     steps = [f"policies.{policy}.train.{key}" for key in (f"steps={NUM_STEPS}", "checkpoint_every=2")]
-    recipe = load_recipe(settings.recipe, steps)
+    recipe = derived(load_recipe(settings.recipe, steps))
     token = settings.token or secrets.token_urlsafe(12)
     folder = _run_folder(settings, recipe)
     model_dir = recipe.policies[policy].model_dir
