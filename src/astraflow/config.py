@@ -441,7 +441,7 @@ def _salvaged_value(value: Any, field: FieldInfo) -> Any:
     return None
 
 
-def _is_below(error: JsonMap, other: JsonMap) -> bool:
+def _is_below(error: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether an error is about a part of what another one is about."""
     size = len(other["loc"])
     return len(error["loc"]) > size and error["loc"][:size] == other["loc"]
