@@ -8,6 +8,7 @@ __all__ = [
     "boxes",
     "final_answer",
     "gold_answer",
+    "stated_value",
 ]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
