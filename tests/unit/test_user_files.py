@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from astraflow.envs.config import JsonlSourceConfig
+from astraflow.envs.sources import make_source
 from astraflow.errors import DataError
+from astraflow.models.stop_ids import declared_stop_ids
+from astraflow.models.weight_files import check_weight_files
 from astraflow.user_files import is_there, json_value, read_file, shown_path
 
 
@@ -69,3 +73,39 @@ def test_a_long_or_hidden_path_is_shown_in_short() -> None:
 def test_a_json_text_that_cannot_be_read_is_refused_with_its_line(text: str | bytes, told: str) -> None:
     with pytest.raises(DataError, match=told):
         json_value(text, "FILE")
+
+
+def sources_of(path: Path) -> None:
+    make_source(JsonlSourceConfig(path=str(path)), name="s")
+
+
+def test_a_task_file_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, told in (
+        (tmp_path / "pipe", "is a pipe"),
+        (tmp_path, "is a folder"),
+        (Path("/dev/zero"), "device"),
+    ):
+        with pytest.raises(DataError, match=told):
+            sources_of(path)
+    for name in ("nowhere", "x" * 5000, "a\0b"):
+        with pytest.raises(DataError, match="does not exist") as caught:
+            sources_of(tmp_path / name)
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("how", ["deep", "pipe"])
+def test_a_file_of_a_model_that_cannot_be_read_is_refused_at_once(
+    tmp_path: Path, name: str, how: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / name
+    if how == "deep":
+        file.write_text('{"a": ' + "[" * 100_000)
+    else:
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    read = check_weight_files if name.startswith("model") else declared_stop_ids
+    with pytest.raises(DataError, match=r"nested too deeply|is a pipe"):
+        read(tmp_path)

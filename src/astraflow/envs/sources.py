@@ -39,7 +39,7 @@ from astraflow.mistakes import hint, near_path
 from astraflow.own_code import described
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
-from astraflow.user_files import is_there
+from astraflow.user_files import check_regular, is_there, shown_path
 
 __all__ = ["ListSource", "make_source"]
 
@@ -204,10 +204,11 @@ def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
 
 def _decoded(path: Path) -> str:
     """The text of a file. Raises: DataError that names the line at which it is not UTF-8."""
+    if not is_there(path):
+        raise _missing(path)
+    check_regular(path, "the task file")
     try:
         data = path.read_bytes()
-    except FileNotFoundError as err:
-        raise _missing(path) from err
     except OSError as err:
         raise DataError(f"{path} cannot be read: {err}") from err
     try:
@@ -222,7 +223,7 @@ def _decoded(path: Path) -> str:
 
 
 def _missing(path: Path) -> DataError:
-    return DataError(f"{path} does not exist (looked in {Path.cwd()}){near_path(path)}")
+    return DataError(f"{shown_path(path)} does not exist (looked in {Path.cwd()}){near_path(path)}")
 
 
 def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:

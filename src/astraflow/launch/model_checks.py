@@ -26,6 +26,7 @@ from astraflow.models.families import (
 from astraflow.models.hub import is_cached, model_path
 from astraflow.models.weight_files import check_weight_files
 from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
+from astraflow.user_files import check_regular, is_there
 
 __all__ = ["check_family", "check_model", "is_to_be_fetched", "models_of"]
 
@@ -111,11 +112,13 @@ def _check_folder(where: str, model: str) -> None:
     if not folder.is_dir():
         raise DataError(f"{where}: no such folder{near_path(folder)}. {_how_to_get(model)}")
     config = folder / "config.json"
+    if is_there(config):
+        check_regular(config, f"{where}: its file")
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise DataError(f"{where}: it has no config.json, so it is not a Hugging Face model folder") from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise DataError(f"{where}: its config.json is broken: {err}") from err
     if not isinstance(content, dict):
         raise DataError(f"{where}: its config.json is broken: it holds no mapping")
@@ -135,7 +138,7 @@ def _check_tokenizer(where: str, folder: Path) -> None:
     settings = folder / "tokenizer_config.json"
     try:
         content: object = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise DataError(f"{where}: its {settings.name} is broken: {err}") from err
     has_template = isinstance(content, dict) and bool(cast("dict[str, object]", content).get("chat_template"))
     if not has_template and not any((folder / name).is_file() for name in _TEMPLATE_FILES):

@@ -14,7 +14,7 @@ import astraflow
 from astraflow.config import Config, Use
 from astraflow.dataflow.core.plan import BestPlan, EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
 from astraflow.envs.config import TasksConfig
-from astraflow.errors import ConfigError, DataError
+from astraflow.errors import ConfigError
 from astraflow.launch.cluster_config import LocalLauncherConfig
 from astraflow.launch.config import PolicyConfig, Recipe
 from astraflow.launch.eval_config import BestConfig, EvalSetConfig, TrainingReward, TrainingWorkflow
@@ -22,6 +22,7 @@ from astraflow.own_sources import own_files
 from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
 from astraflow.rollout.evaluation import EvalRules
 from astraflow.types import PROTOCOL_VERSION, Fingerprints, PolicyInfo, RunInfo, Sampling
+from astraflow.user_files import json_value, read_file
 
 __all__ = [
     "best_plan",
@@ -225,10 +226,7 @@ def _uses_in(value: object, where: str) -> Iterator[tuple[str, Use]]:
 def _model_config(folder: Path) -> dict[str, Any]:
     """The content of the model's config.json. Raises: DataError."""
     path = folder / "config.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise DataError(f"{path} cannot be read: {err}") from err
+    return json_value(read_file(path, "the model's"), str(path))
 
 
 def _architecture(folder: Path) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.errors import ConfigError, DataError
 from astraflow.mistakes import hint
+from astraflow.user_files import json_value, read_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -106,12 +107,7 @@ def _jinja_files(folder: Path) -> list[Path]:
 
 def _json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file. Raises: DataError."""
-    try:
-        return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except ValueError as err:
-        raise DataError(f"{path} is not valid JSON: {err}") from err
+    return cast("dict[str, Any]", json_value(read_file(path, "the file"), str(path))) if path.exists() else {}
 
 
 def _changed(held: str | list[dict[str, str]], args: Mapping[str, object]) -> str | list[dict[str, str]]:

@@ -4,11 +4,11 @@ A model folder names end tokens in several places, and the places often disagree
 tools, generation_config.json may still hold the base model's token. Every id that any place names is an end.
 """
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import DataError
+from astraflow.user_files import json_value, read_file
 
 __all__ = ["declared_stop_ids", "folder_stop_ids", "template_end"]
 
@@ -68,12 +68,9 @@ def template_end(tokenizer: Any) -> int | None:
 
 def _settings(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file; empty if there is no file. Raises: DataError."""
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except ValueError as err:
-        raise DataError(f"{path} is not valid JSON: {err}") from err
+    loaded = json_value(read_file(path, "the file"), str(path))
     if not isinstance(loaded, dict):
         raise DataError(f"{path} holds no JSON object")
     return cast("dict[str, Any]", loaded)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import DataError
+from astraflow.user_files import check_regular, json_value, read_file
 
 __all__ = ["check_weight_files", "weight_paths"]
 
@@ -50,16 +51,17 @@ def check_weight_files(folder: Path) -> None:
 
 def _named(index: Path) -> set[str]:
     """The files that an index names; none without an index."""
-    try:
-        loaded = json.loads(index.read_text(encoding="utf-8"))
-        return set(cast("dict[str, str]", loaded["weight_map"]).values())
-    except FileNotFoundError:
+    if not index.exists():
         return set()
+    loaded = json_value(read_file(index, "its index"), f"its {index.name}")
+    try:
+        return set(cast("dict[str, str]", loaded["weight_map"]).values())
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise DataError(f"its {index.name} is broken: {err}") from err
 
 
 def _check_size(path: Path) -> None:
+    check_regular(path, "its weight file")
     size = path.stat().st_size
     with path.open("rb") as file:
         begin = file.read(len(_LFS_POINTER))
@@ -86,6 +88,6 @@ def _end_of_tensors(header: bytes, path: Path) -> int:
     try:
         entries = cast("dict[str, dict[str, Any]]", json.loads(header))
         ends = [int(e["data_offsets"][1]) for name, e in entries.items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as err:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as err:
         raise DataError(f"the header of its {path.name} is broken: {err}") from err
     return max(ends, default=0)

@@ -113,7 +113,7 @@ def test_an_end_that_is_not_an_id_is_named_with_its_file(tmp_path: Path, value: 
 
 def test_a_broken_config_is_named(tmp_path: Path) -> None:
     (make_folder(tmp_path) / "generation_config.json").write_text("{")
-    with pytest.raises(DataError, match=r"generation_config\.json is not valid JSON"):
+    with pytest.raises(DataError, match=r"generation_config\.json, line 1 is not valid JSON"):
         load_renderer(tmp_path)
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(DataError, match=r"generation_config\.json holds no JSON object"):

@@ -53,7 +53,7 @@ def test_a_file_that_the_index_names_and_is_missing_is_named(folder: Path) -> No
     [
         ("model-1.safetensors", "version https://git-lfs.github.com/spec/v1\noid 1\n", "git lfs pull"),
         ("model-1.safetensors", "\x03" + "\0" * 7 + "[1]", "the header of its model-1.safetensors is broken"),
-        ("model.safetensors.index.json", "{", "its model.safetensors.index.json is broken"),
+        ("model.safetensors.index.json", "{", "its model.safetensors.index.json, line 1 is not valid JSON"),
         ("model.safetensors.index.json", "[]", "its model.safetensors.index.json is broken"),
     ],
 )
