@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.own_modules import module_path
 from astraflow.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ def render(
     """
     import yaml
 
+    from astraflow.launch.cluster_needs import pod_needs
     from astraflow.launch.config import load_recipe
     from astraflow.launch.folder import write_atomic
     from astraflow.launch.gallery import recipe_file
     from astraflow.launch.kubernetes import SECRET_FILE, manifests, new_tokens, recipe_in_cluster
 
     file, _ = recipe_file(recipe)
+    module_path(file)
     loaded = recipe_in_cluster(_derived(load_recipe(file, overrides or [])))
     files = manifests(loaded, new_tokens())
     if out.exists() and not out.is_dir():
@@ -55,6 +58,9 @@ def render(
             continue
         text = yaml.safe_dump_all(objects, sort_keys=False)
         write_atomic(path, text.encode(), mode=0o600 if name == SECRET_FILE else 0o644)
+    print("Pods need these places, in the image or on the claim that is mounted at /models:")
+    for need in pod_needs(loaded):
+        print(f"  {need}")
     print(f"{len(files)} files in {out}; next: kubectl apply -f {out}")
     print(f"{out / SECRET_FILE} holds tokens: keep it out of version control")
 

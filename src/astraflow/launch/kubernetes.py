@@ -12,13 +12,13 @@ the cluster then does is its own: it restarts, moves, drains and scales, which a
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
 from astraflow.launch.access import ROLES, network_modules
 from astraflow.launch.cluster_config import ClusterConfig, LocalLauncherConfig, NeedsConfig
+from astraflow.launch.cluster_needs import pod_needs
 from astraflow.launch.config import Recipe
 from astraflow.launch.program import TOKEN_VARIABLE, num_threads
 
@@ -55,12 +55,7 @@ def recipe_in_cluster(recipe: Recipe) -> Recipe:
 
     Raises: ConfigError for what cannot work there, with the remedy.
     """
-    for name, policy in recipe.policies.items():
-        if not Path(policy.model).is_absolute():
-            raise ConfigError(
-                f"policies.{name}.model = {policy.model!r} is a place on this machine; pods need an absolute "
-                "one, in the image or below /models (cluster.k8s.models_claim)"
-            )
+    pod_needs(recipe)
     names = [_name(policy) for policy in recipe.policies]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigError(

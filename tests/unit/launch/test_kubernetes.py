@@ -153,6 +153,42 @@ def test_what_cannot_run_in_a_cluster_is_named(sections: dict[str, object], name
         objects_of(make_recipe(**sections))
 
 
+def test_everything_that_only_this_machine_has_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_reward.py").write_text("def score(): ...\n")
+    (tmp_path / "agent.py").write_text("")
+    sources = {
+        "sums": {"name": "jsonl", "path": "train.jsonl"},
+        "known": {"name": "prepared", "dataset": "gsm8k"},
+        "far": {"name": "datasets", "path": "openai/gsm8k"},
+        "good": {"name": "jsonl", "path": "/models/good.jsonl"},
+    }
+    with pytest.raises(ConfigError) as refused:
+        objects_of(
+            make_recipe(
+                tasks={"sources": sources, "reward": {"name": "use", "use": "own_reward:score"}},
+                policies={
+                    "actor": {"model": "~/actor", "train": {"auxiliary": {"teacher": "org/teacher"}}},
+                },
+                workflow={"name": "agent", "run": {"name": "program", "command": ["python", "agent.py"]}},
+            )
+        )
+    for said in (
+        "policies.actor.model = '~/actor' is a place on this machine",
+        "policies.actor.train.auxiliary.teacher = 'org/teacher' is a name on the hub",
+        "tasks.sources.sums.path = 'train.jsonl'",
+        "tasks.sources.known.folder = 'data/gsm8k'",
+        "workflow.run.command.1 = 'agent.py'",
+        f"the module own_reward is {tmp_path}/own_reward.py on this machine",
+    ):
+        assert said in str(refused.value)
+    assert "good" not in str(refused.value)
+    assert "openai" not in str(refused.value)
+
+
 def test_rendering_again_keeps_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(make_recipe().model_dump_json())
@@ -166,4 +202,7 @@ def test_rendering_again_keeps_the_tokens(tmp_path: Path, capsys: pytest.Capture
         texts.append((out / "10-secret.yaml").read_text())
     assert texts[0] == texts[1]
     assert (out / "10-secret.yaml").stat().st_mode & 0o777 == 0o600
-    assert f"kubectl apply -f {out}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"kubectl apply -f {out}" in printed
+    assert "policies.judge_1.model: /models/judge" in printed
+    assert "tasks.sources.sums.path: /models/tasks.jsonl" in printed
