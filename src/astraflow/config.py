@@ -305,9 +305,10 @@ def _set_dotted(mapping: JsonMap, dotted: str, value: Any) -> None:
         child = node.setdefault(key, {})
         if not isinstance(child, dict | list):
             where = ".".join(parents[: depth + 1])
+            tag = "use" if isinstance(child, str) and _USE_PATTERN.match(child) else "name"
             raise ConfigError(
                 f"override {dotted}: {where} = {child!r} is no section, so it has no key below it; "
-                f"if it names a variant, write {where}.name={child}"
+                f"if it names a variant, write {where}.{tag}={child}"
             )
         node = cast("Any", child)
     if isinstance(node, list):

@@ -12,6 +12,7 @@ caller of `OwnReward` waits for. A class is made once, with the `args`, and then
 """
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -178,6 +179,8 @@ class _Takes:
     """Those that have no default."""
     takes_any: bool
     """Whether it takes any further name (`**columns`)."""
+    num_positional: float
+    """Most arguments that can be given without a name."""
 
     def has(self, name: str) -> bool:
         return self.takes_any or name in self.names
@@ -188,7 +191,7 @@ def _takes(function: Callable[..., object]) -> _Takes:
     try:
         parameters = list(inspect.signature(_called(function)).parameters.values())
     except ValueError:  # a function that is written in C need not have a signature
-        return _Takes((), frozenset(), (), takes_any=False)
+        return _Takes((), frozenset(), (), takes_any=False, num_positional=math.inf)
     if isinstance(function, type):
         parameters = parameters[1:]  # without `self`
     empty = inspect.Parameter.empty
@@ -200,6 +203,7 @@ def _takes(function: Callable[..., object]) -> _Takes:
         names=frozenset(p.name for p in named),
         required=tuple(sorted(required)),
         takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        num_positional=math.inf if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(first),
     )
 
 
@@ -263,6 +267,11 @@ def _check_form(config: Use, takes: _Takes, where: str) -> None:
                 f"{where}.use = {config.use!r} has the parameter {name!r}, as functions in the form of "
                 f'{form} have; write {{name: {form}, use: "{config.use}"}}'
             )
+    if takes.num_positional < _Form.num_positional:
+        raise ConfigError(
+            f"{where}.use = {config.use!r} takes {takes.num_positional:g} argument(s) without a name, but is "
+            "called with a task and a text; write it as `def reward(task, text)`"
+        )
 
 
 def _load(config: Use, where: str) -> Callable[..., object]:

@@ -67,7 +67,7 @@ def _pins(run_dir: Path) -> Mapping[str, str]:
     path = run_dir / _PINS
     try:
         content: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the check of the folder tells the latter
         return {}
     except (OSError, ValueError) as err:
         raise DataError(f"{path} cannot be read: {err}; it is a JSON object of names and commits") from err
