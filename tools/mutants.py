@@ -116,7 +116,7 @@ def imports_of(path: Path) -> frozenset[str]:
 
 @cache
 def modules_of(test: Path) -> frozenset[str]:
-    """The modules of the package that a test imports, itself or through the helpers beside it."""
+    """The modules of the package that a test imports, itself or through the helpers next to it."""
     found: set[str] = set()
     to_read = [test]
     read: set[Path] = set()

@@ -225,7 +225,7 @@ def _load_extended(path: Path, seen: tuple[Path, ...], loaded: list[Path]) -> Js
 
 
 def _yaml_mapping(path: Path) -> JsonMap:
-    """The sections of one file. Raises: ConfigError, or DataError if it is no readable file."""
+    """The sections of one file. Raises: ConfigError, or DataError if it isn't a readable file."""
     if not is_there(path):
         raise ConfigError(
             f"recipe {shown_path(path)} does not exist; pass the path of a YAML file (`astraflow recipes "

@@ -69,7 +69,7 @@ def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _is_mark(part: object) -> bool:
-    """Whether a part of a location is no key: pydantic names the member of a union there."""
+    """Whether a part of a location isn't a key: pydantic names the member of a union there."""
     return isinstance(part, str) and _MARK.match(part) is not None
 
 

@@ -648,7 +648,7 @@ class ReportsSteps(Protocol):
 
 @runtime_checkable
 class HasSampleRules(Protocol):
-    """What a `Learner` or a `TrainerBackend` may have besides: what it needs of each trajectory."""
+    """Optional interface of a `Learner` or a `TrainerBackend`: what it needs of each trajectory."""
 
     @property
     def sample_rules(self) -> SampleRules:

@@ -44,7 +44,7 @@ def check_regular(path: Path, what: str) -> None:
 
 
 def read_file(path: Path, what: str, *, max_bytes: int = _MAX_BYTES) -> bytes:
-    """The whole content of a file. Raises: DataError if it is no file, unreadable or too large."""
+    """The whole content of a file. Raises: DataError if it isn't a regular file, unreadable or too large."""
     check_regular(path, what)
     try:
         with path.open("rb") as file:

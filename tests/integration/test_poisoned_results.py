@@ -116,7 +116,7 @@ async def train(run: Run, folder: Path, model_dir: Path) -> None:
 
 
 async def send_poison(worker: ScriptedWorker, make: Callable[[], Trajectory]) -> EpisodeReceipt:
-    """One poisoned result beside a good one, as soon as there are two leases."""
+    """One poisoned result next to a good one, as soon as there are two leases."""
     leases = [*await worker.lease(2, wait_s=5.0)]
     while len(leases) < 2:
         leases += await worker.lease(2 - len(leases), wait_s=5.0)

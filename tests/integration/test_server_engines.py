@@ -164,7 +164,7 @@ async def test_a_completion_fills_the_context_to_its_last_token(model: TinyModel
 async def test_a_python_that_is_not_there_is_named(model: TinyModel) -> None:
     engine = make_engine(sglang_config(python=".venv-nowhere/bin/python"), model.snapshot(0))
     with pytest.raises(
-        ConfigError, match=r"rollout.engine.python = '.venv-nowhere/bin/python' is no program"
+        ConfigError, match=r"rollout.engine.python = '.venv-nowhere/bin/python' isn't a program"
     ):
         await engine.load(model.snapshot(0), slot="live")
     await engine.close()

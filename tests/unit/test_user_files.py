@@ -1,4 +1,4 @@
-"""A file that a user names is read with bounds, and what is no file is said to be none, at once."""
+"""A file that a user names is read with bounds, and what isn't a regular file is refused at once."""
 
 import os
 import socket

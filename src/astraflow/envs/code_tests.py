@@ -40,7 +40,7 @@ _WRONG = "wrong"
 _OTHER_ENDS = (_WRONG, *(kind.value for kind in Kind if kind is not Kind.PASSED))
 _OUTPUT_BYTES = 8 * _MIB
 """The columns of a task have at most 1,048,576 characters; a character takes up to 6 bytes in a result as
-JSON, and the rest is for what a solution prints besides."""
+JSON, and the rest is for what else a solution prints."""
 _FENCE = re.compile(
     r"^(?P<indent>[ \t]*)(?P<fence>`{3,})[^\n`]*\n(?P<code>.*?)^[ \t]*(?P=fence)", re.DOTALL | re.MULTILINE
 )

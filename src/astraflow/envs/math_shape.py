@@ -83,7 +83,7 @@ def _set(content: str) -> Shape:
 
 
 def _both_signs(text: str) -> tuple[str, ...]:
-    """Both values of `a \\pm b`; a `\\mp` beside it takes the opposite sign. Other texts are one value."""
+    """Both values of `a \\pm b`; a `\\mp` next to it takes the opposite sign. Other texts are one value."""
     if not re.search(r"\\pm(?![A-Za-z])", text):
         return (text,)
     plus = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", text))

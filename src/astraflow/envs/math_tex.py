@@ -208,7 +208,7 @@ def _fraction(text: str, sign: re.Match[str]) -> str:
 
 
 def _without_loose_braces(text: str) -> str:
-    """The text without groups that are no argument, such as `2{x}`. `{n \\choose k}` and `{,}` stay."""
+    """The text without groups that aren't arguments, such as `2{x}`. `{n \\choose k}` and `{,}` stay."""
     dropped: set[int] = set()
     groups: list[tuple[int, bool]] = []
     previous = ""

@@ -67,7 +67,7 @@ _NO_UNIT = re.compile(
     r"tenths?|hundredths?|thousandths?|millionths?|sixths?|sevenths?|eighths?|ninths?|twelfths?)(?![A-Za-z])"
     r"|[半多余几不非没或和与分之十百千万亿至大小超约左右以]"
 )
-"""Words that change a number, so that they are no part of a unit."""
+"""Words that change a number, so that they aren't part of a unit."""
 _LEADING = re.compile(
     r"^(?:\\approx|\\text\{\s*(?P<words>[^{}]*)\}|about|approximately|roughly|Rs\.?|USD)\s*(?=[\d\\(.-])"
 )

@@ -27,7 +27,7 @@ _MATHS = re.compile(r"[\d=<>+*/^_|\\]|(?<![A-Za-z])-")
 
 
 def choice_of(text: str) -> tuple[str, str] | None:
-    """The letter of a choice in upper case, and the text beside it; None if the text is not a choice."""
+    """The letter of a choice in upper case, and the rest of the text; None if the text is not a choice."""
     match = _CHOICE.match(plain_text(text).strip())
     if match is None:
         return None

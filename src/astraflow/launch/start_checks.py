@@ -142,8 +142,8 @@ def _last_line(text: str) -> str:
 
 
 def check_addresses(recipe: Recipe, run_dir: Path) -> None:
-    """Raises: ConfigError if a port that the recipe names is taken. A run that goes on in the folder has its
-    own."""
+    """Raises: ConfigError if a port that the recipe names is taken. A run that continues in the folder
+    has its own."""
     if not RunFolder(run_dir).is_locked:
         choose_addresses(recipe, {})
 

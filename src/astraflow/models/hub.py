@@ -29,7 +29,7 @@ _SMALL_ENDINGS = (".json", ".jinja", ".txt", ".model")
 """Config, tokenizer, chat template and generation config."""
 _TIMEOUT_S = 20.0
 _LINE_EVERY_S = 10.0
-"""Seconds between lines about a download, where there is no terminal."""
+"""Seconds between lines about a download, without a terminal."""
 _MAX_LISTED = 5
 _SERVER_ERROR = 500
 
@@ -192,7 +192,7 @@ def _is_set(variable: str) -> bool:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether there was no answer of the hub, or one that says that it is in trouble."""
+    """Whether the hub did not answer, or answered that it is in trouble."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, HfHubHTTPError):

@@ -40,8 +40,8 @@ def columns_from_samples(
 ) -> Columns:
     """Checks and joins samples. `is_slice`: other ranks have more, so there may be none here.
 
-    `rules`: what the policy's trainer needs besides the vocabulary. A stream that it does not name is kept if
-    all trajectories have it in the same type, and counted in `num_left_out` if not.
+    `rules`: what the policy's trainer needs in addition to the vocabulary. A stream that it does not name
+    is kept if all trajectories have it in the same type, and counted in `num_left_out` if not.
     Raises: WireError naming the group and episode if a trajectory breaks a rule of `trajectory_rules`, or if
     trained tokens lack a finite advantage.
     """

@@ -54,8 +54,8 @@ def stored_run(
     settings: str = "",
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Path]:
-    """A run that goes on: its publisher holds versions 6 and 7. `settings`: more of the policy; `files`: more
-    small files of its model."""
+    """A run that continues: its publisher holds versions 6 and 7. `settings`: more of the policy; `files`:
+    more small files of its model."""
     tmp_path.mkdir(exist_ok=True)
     source = tmp_path / "source.yaml"
     source.write_text(

@@ -56,8 +56,8 @@ def server_program(python: str) -> str:
     found = shutil.which(str(Path(python).expanduser()))
     if found is None:
         raise ConfigError(
-            f"rollout.engine.python = {python!r} is no program here; expected the Python of an environment "
-            "that has the server installed (docs/engines.md says how to make one)"
+            f"rollout.engine.python = {python!r} isn't a program on this machine; expected the Python of an "
+            "environment that has the server installed (docs/engines.md says how to make one)"
         )
     return str(Path.cwd() / found)
 
