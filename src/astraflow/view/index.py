@@ -184,9 +184,9 @@ class _Filling:
 
     def refresh(self, deadline_s: float) -> bool:
         """Takes what is new until the deadline; whether that is all."""
+        self._take_metrics()  # first: curves do not wait for the episodes
         is_complete = self._follow_log(deadline_s)
         if is_complete:
-            self._take_metrics()
             self._note_now("tables", self._copy.take())
         if self._meta("is_complete") != str(int(is_complete)):
             self._set_meta("is_complete", str(int(is_complete)))
