@@ -2,7 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import venv
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -176,6 +183,72 @@ async def test_without_a_usable_backend_nothing_runs(monkeypatch: pytest.MonkeyP
         ConfigError, match=r"never run without one.*bubblewrap: the program bwrap is not installed"
     ):
         await sandbox.run("print(1)")
+
+
+@pytest.fixture
+def below_tmp() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def python_below_tmp(below_tmp: Path) -> str:
+    """A copy of the interpreter and its standard library."""
+    python = below_tmp / "bin" / "python3"
+    python.parent.mkdir()
+    shutil.copy(Path(sys.executable).resolve(), python)
+    library = Path(sysconfig.get_paths()["stdlib"])
+    left_out = shutil.ignore_patterns("test", "tests", "site-packages", "__pycache__", "ensurepip", "*.a")
+    shutil.copytree(library, below_tmp / "lib" / library.name, ignore=left_out)
+    return str(python)
+
+
+async def test_an_interpreter_below_tmp_has_its_whole_library(
+    sandbox: Sandbox, python_below_tmp: str
+) -> None:
+    config = SandboxConfig(backend=sandbox.backend, python=python_below_tmp, num_boxes=1)
+    own = Sandbox(config, preloaded=["csv"])
+    try:
+        # Nothing imports this module before the program has its own /tmp.
+        verdict = await own.run("import os, sqlite3\nprint(sqlite3.__file__, os.listdir())")
+    finally:
+        await own.close()
+    assert verdict.stderr == ""
+    folder = python_below_tmp.removesuffix("/bin/python3")
+    assert verdict.stdout.startswith(f"/box{folder}/lib/")
+    assert verdict.stdout.endswith("/sqlite3/__init__.py ['main.py']\n")
+
+
+IN_AN_ENVIRONMENT = """
+import asyncio, sys
+from astraflow.sandbox.config import SandboxConfig
+from astraflow.sandbox.pool import Sandbox
+
+async def main():
+    sandbox = Sandbox(SandboxConfig(backend=sys.argv[1], packages=True, num_boxes=1), preloaded=["early"])
+    try:
+        verdict = await sandbox.run("import os, early, late\\nprint(early.name, late.name, os.listdir())")
+        print(verdict.stdout, verdict.stderr)
+    finally:
+        await sandbox.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_packages_of_an_environment_below_tmp_are_shown(sandbox: Sandbox, below_tmp: Path) -> None:
+    venv.create(below_tmp, symlinks=True)
+    places = {"base": str(below_tmp), "platbase": str(below_tmp)}
+    packages = Path(sysconfig.get_path("purelib", "venv", places))
+    for name in ("early", "late"):
+        (packages / f"{name}.py").write_text(f"name = {name!r}")
+    process = await asyncio.create_subprocess_exec(
+        *(below_tmp / "bin" / "python", "-c", IN_AN_ENVIRONMENT, sandbox.backend),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await process.communicate()
+    assert printed.decode().strip() == "early late ['main.py']"
 
 
 async def test_an_interpreter_that_is_none_is_named() -> None:

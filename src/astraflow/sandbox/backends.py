@@ -84,10 +84,13 @@ async def chosen_maker(
             if not problem:
                 return maker
         problems.append(f"{backend}: {problem}")
+    advice = "allow user namespaces here"
+    if shutil.which("bwrap") is None:
+        advice = f"install bubblewrap (the program bwrap), and {advice}"
     whose = "agent programs in a sandbox" if for_agents else "programs of a model"
     raise ConfigError(
         f"this machine has no usable sandbox, and {whose} never run without one "
-        f"({'; '.join(problems)}); install bubblewrap (the program bwrap), and allow user namespaces here"
+        f"({'; '.join(problems)}); {advice}"
     )
 
 

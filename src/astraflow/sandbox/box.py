@@ -30,7 +30,7 @@ from astraflow.sandbox.command import MAX_RESULT_BYTES, Command, CommandEnded, C
 from astraflow.sandbox.inside import frames
 from astraflow.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
 from astraflow.sandbox.inside.enter import Plan, boot_code
-from astraflow.sandbox.inside.program import BOX_FOLDER, STDIN_PATHS
+from astraflow.sandbox.inside.program import BOX_FOLDER, FOLDER, STDIN_PATHS
 from astraflow.sandbox.interpreter import Interpreter
 from astraflow.sandbox.openings import NO_OPENINGS, Openings
 from astraflow.sandbox.passage import passage
@@ -250,21 +250,32 @@ def _plan(
     """`fds`: the box's ends of the socket to this process, and of that by which its open port comes."""
     inside = Path(astraflow.__file__).parent / "sandbox" / "inside"
     # What is in a folder that the box shows anyway would be mounted into a read-only folder.
-    own = [(source, place) for source, place in interpreter.visible if not openings.shows(place)]
+    own = [
+        (source, _place(place, openings))
+        for source, place in interpreter.visible
+        if not openings.shows(place)
+    ]
     if openings == NO_OPENINGS:
         own += [("/dev/null", place) for place in STDIN_PATHS]
     return Plan(
         bwrap=bwrap,
-        python=interpreter.executable,
+        python=_place(interpreter.executable, openings),
         visible=[list(pair) for pair in (*own, (str(inside), f"{BOX_FOLDER}/{_INSIDE}"), *openings.visible)],
-        covered=[path for path in interpreter.covered if not openings.shows(path)],
+        covered=[_place(path, openings) for path in interpreter.covered if not openings.shows(path)],
         preloaded=list(preloaded),
-        paths=list(interpreter.paths),
+        paths=[_place(path, openings) for path in interpreter.paths],
         control=fds[0],
         gateway=openings.gateway,
         channel=fds[1],
         folders=list(openings.folders),
     )
+
+
+def _place(path: str, openings: Openings) -> str:
+    """Where a box shows a file of the interpreter. Programs of a model have their own /tmp, which covers what
+    lies below the machine's, so that is shown elsewhere. What an agent program needs is kept in its /tmp."""
+    is_hidden = Path(path).is_relative_to(FOLDER) and not openings.gateway
+    return f"{BOX_FOLDER}{path}" if is_hidden else path
 
 
 async def _started(plan: Plan, words: IO[bytes]) -> asyncio.subprocess.Process:
