@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam
+import pytest
 
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.gateway import Gateway
@@ -18,6 +17,11 @@ from astraflow.workflows.calls import bare_json_calls, tagged_calls
 from astraflow.workflows.conversation import Endpoint
 from rollout_fakes import ScriptedEngine, make_policy
 from workflow_driver import DiceEngine, LetterTokenizer, letter_renderer
+
+pytest.importorskip("openai", reason="needs openai (extra `dev`)")
+
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 __all__ = ["CALL", "OpenEpisode", "Scripted", "episode", "policies", "posted", "two_turns"]
 

@@ -11,14 +11,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import requests
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,8 +120,9 @@ def url_of(run: Started) -> str:
     record, deadline = run.run_dir / "run.json", time.monotonic() + 60
     while True:
         url = str(json.loads(record.read_text())["url"]) if record.exists() else ""
-        with contextlib.suppress(requests.RequestException):
-            if url and requests.get(f"{url}/v1/health", timeout=5).ok:
+        with contextlib.suppress(OSError, HTTPException):
+            if url:
+                urllib.request.urlopen(f"{url}/v1/health", timeout=5).close()
                 return url
         assert time.monotonic() < deadline, run.report()
         time.sleep(0.2)

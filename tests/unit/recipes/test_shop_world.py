@@ -17,6 +17,9 @@ from recipes.webshop.shop_world import Shop, action_in
 from astraflow.errors import ConfigError, DataError
 from shop_driver import opened, rewards_of, take_odd_steps
 
+pytest.importorskip("bm25s", reason="needs bm25s (extra `webshop`)")
+pytest.importorskip("rapidfuzz", reason="needs rapidfuzz (extra `webshop`)")
+
 SHIRT = Product(
     asin="B000000001",
     name="shirt",

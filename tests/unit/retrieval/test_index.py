@@ -11,6 +11,8 @@ from astraflow.errors import ConfigError, DataError, QueryError
 from astraflow.retrieval.config import FolderIndexConfig, MemoryIndexConfig
 from astraflow.retrieval.index import build_index, check_index, open_index
 
+pytest.importorskip("bm25s", reason="needs bm25s (extra `search`)")
+
 FACTS = [
     {"title": "robeka", "text": "robeka lives in dage."},
     {"title": "dage", "text": "dage lies in tifa."},

@@ -1,13 +1,18 @@
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
-from textual.widgets import Static
 
 from astraflow.launch.status import RunStatus
 from astraflow.launch.watch.alarm import Alarm
-from astraflow.view.top import Top, state_of
 from view_runs import RunWriter
+
+pytest.importorskip("textual", reason="needs textual (extra `top`)")
+
+from textual.widgets import Static
+
+from astraflow.view.top import Top, state_of
 
 
 def text_of(shown: object) -> str:

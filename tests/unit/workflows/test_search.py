@@ -21,6 +21,8 @@ from astraflow.workflows.search import search
 from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 from workflow_driver import letter_renderer
 
+pytest.importorskip("bm25s", reason="needs bm25s (extra `search`)")
+
 DOCUMENTS = [Document("France", "Its capital is Paris."), Document("Paris", "Paris has 2 million people.")]
 INDEX = SearchIndex(DOCUMENTS, Bm25.built(document.whole for document in DOCUMENTS))
 
