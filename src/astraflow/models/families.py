@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 __all__ = [
+    "context_limit",
     "engine_refusal",
     "exact_refusal",
     "family_of",

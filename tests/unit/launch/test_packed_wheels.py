@@ -51,7 +51,7 @@ def test_a_package_that_is_not_installed_is_named() -> None:
 def test_a_model_or_data_that_is_not_here_is_named_before_anything_is_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
     recipe = load_recipe(RECIPE, {"policies.actor.model": str(tmp_path / "none")})
-    with pytest.raises(DataError, match=r"policies.actor.model = '.*none' is no model here"):
+    with pytest.raises(DataError, match=r"policies.actor.model = '.*none' is not a model here"):
         write_bundle(recipe, out)
     model = tmp_path / "model"
     model.mkdir()
