@@ -20,7 +20,7 @@ import psutil
 import astraflow
 from astraflow.errors import Error
 from astraflow.extras import install_command, install_hint, missing_module
-from astraflow.sandbox.backends import BACKENDS, chosen_maker
+from astraflow.sandbox.backends import BACKENDS, advice, tried_maker
 from astraflow.sandbox.config import SandboxConfig
 
 __all__ = [
@@ -135,27 +135,33 @@ def _disk(run_dir: Path) -> Finding:
 
 
 async def sandbox_finding(*, is_needed: bool, has_agents: bool = False) -> Finding:
-    """Which backends of the sandbox run a program here, and what those that do not lack.
+    """Which backends of the sandbox run a program here, and why the others do not. One of them is enough.
 
     `has_agents`: with agent programs, whose boxes need more of the machine.
     """
+    programs = f"programs of a model {'and agent programs ' if has_agents else ''}"
     works: list[str] = []
     problems: list[str] = []
     for backend in BACKENDS:
         try:
-            maker = await chosen_maker(SandboxConfig(backend=backend), for_agents=has_agents)
+            tried = await tried_maker(backend, SandboxConfig(), for_agents=has_agents)
         except Error as err:
-            problems.append(str(err))
-            continue
-        works.append(f"{backend} ({maker.weakness})" if maker.weakness else backend)
+            tried = str(err)
+        if isinstance(tried, str):
+            problems.append(f"{backend}: {tried}")
+        else:
+            works.append(f"{backend} ({tried.weakness})" if tried.weakness else backend)
     if not works:
         remedy = (
-            "rewards that run programs of a model need it, such as code_tests, and agents with box: sandbox"
+            f"{advice()}. Only rewards that run programs of a model, such as code_tests, and agents with "
+            "box: sandbox need one"
         )
-        is_failure = is_needed or has_agents
-        return Finding("fail" if is_failure else "warn", "sandbox", "; ".join(problems), remedy)
-    text = f"programs of a model {'and agent programs ' if has_agents else ''}run by {' or '.join(works)}"
-    return Finding("ok", "sandbox", "; ".join([text, *problems]))
+        level = "fail" if is_needed or has_agents else "warn"
+        return Finding(
+            level, "sandbox", f"no sandbox works, so {programs}cannot run ({'; '.join(problems)})", remedy
+        )
+    spare = f"; the alternative is not needed ({'; '.join(problems)})" if problems else ""
+    return Finding("ok", "sandbox", f"{programs}run by {' or '.join(works)}{spare}")
 
 
 def _gpus() -> Finding:
@@ -163,7 +169,7 @@ def _gpus() -> Finding:
 
     gpus = gpu_names()
     return Finding(
-        "ok", "GPUs", ", ".join(gpus) if gpus else "none that torch can use: everything runs on the CPU"
+        "ok", "GPUs", ", ".join(gpus) if gpus else "torch finds none, so models compute on the CPU"
     )
 
 

@@ -21,7 +21,7 @@ from astraflow.sandbox.interpreter import Interpreter, examine
 from astraflow.sandbox.openings import NO_OPENINGS, Openings, openings_for
 from astraflow.sandbox.verdict import Kind, Limits, Program
 
-__all__ = ["BACKENDS", "Backend", "BoxMaker", "chosen_maker"]
+__all__ = ["BACKENDS", "Backend", "BoxMaker", "advice", "chosen_maker", "tried_maker"]
 
 Backend = Literal["bubblewrap", "namespaces"]
 BACKENDS: tuple[Backend, ...] = ("bubblewrap", "namespaces")
@@ -71,27 +71,38 @@ async def chosen_maker(
     """
     problems: list[str] = []
     for backend in BACKENDS if config.backend == "auto" else (config.backend,):
-        problem = _missing(backend)
-        if not problem:
-            maker = BoxMaker(
-                backend,
-                await examine(config.python, tuple(preloaded), with_packages=config.packages),
-                preloaded,
-            )
-            problem = await _tried(maker)
-            if for_agents and not problem:
-                problem = await _tried_agent(maker)
-            if not problem:
-                return maker
-        problems.append(f"{backend}: {problem}")
-    advice = "allow user namespaces here"
-    if shutil.which("bwrap") is None:
-        advice = f"install bubblewrap (the program bwrap), and {advice}"
+        tried = await tried_maker(backend, config, preloaded, for_agents=for_agents)
+        if isinstance(tried, BoxMaker):
+            return tried
+        problems.append(f"{backend}: {tried}")
     whose = "agent programs in a sandbox" if for_agents else "programs of a model"
     raise ConfigError(
         f"this machine has no usable sandbox, and {whose} never run without one "
-        f"({'; '.join(problems)}); {advice}"
+        f"({'; '.join(problems)}); {advice()}"
     )
+
+
+async def tried_maker(
+    backend: Backend, config: SandboxConfig, preloaded: Sequence[str] = (), *, for_agents: bool = False
+) -> BoxMaker | str:
+    """The maker of one backend's boxes if a program runs in them, else why that does not work.
+
+    `for_agents`: as in `chosen_maker`. Raises: ConfigError if the config's Python cannot be used.
+    """
+    if problem := _missing(backend):
+        return problem
+    interpreter = await examine(config.python, tuple(preloaded), with_packages=config.packages)
+    maker = BoxMaker(backend, interpreter, preloaded)
+    problem = await _tried(maker)
+    if for_agents and not problem:
+        problem = await _tried_agent(maker)
+    return problem or maker
+
+
+def advice() -> str:
+    """What to do on a machine without a usable sandbox."""
+    allow = "allow user namespaces here"
+    return allow if shutil.which("bwrap") else f"install bubblewrap (the program bwrap), and {allow}"
 
 
 def _missing(backend: Backend) -> str:

@@ -179,3 +179,31 @@ async def test_the_sandbox_is_named_with_what_is_missing(monkeypatch: pytest.Mon
     found = await sandbox_finding(is_needed=True)
     assert "the program bwrap is not installed" in found.detail
     assert found.level in {"ok", "fail"}
+
+
+@pytest.mark.parametrize("has_agents", [False, True])
+async def test_a_sandbox_that_works_is_not_called_unusable_for_the_backend_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, *, has_agents: bool
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = await sandbox_finding(is_needed=True, has_agents=has_agents)
+    if found.level == "ok":
+        lacking = "; the alternative is not needed (bubblewrap: the program bwrap is not installed)"
+        assert found.detail.endswith(lacking)
+        assert not re.search("usable|never run|cannot|install bubblewrap", found.detail)
+    else:
+        assert "cannot run (bubblewrap: the program bwrap is not installed; namespaces: " in found.detail
+        assert found.remedy.startswith("install bubblewrap")
+
+
+@pytest.mark.parametrize(("is_needed", "level"), [(False, "warn"), (True, "fail")])
+async def test_a_machine_without_any_sandbox_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_needed: bool, level: str
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    found = await sandbox_finding(is_needed=is_needed)
+    assert found.level == level
+    lacks = "darwin has no namespaces; it needs Linux"
+    each = f"bubblewrap: {lacks}; namespaces: {lacks}"
+    assert found.detail == f"no sandbox works, so programs of a model cannot run ({each})"
+    assert "Only rewards that run programs of a model" in found.remedy
