@@ -37,6 +37,7 @@ from astraflow.hosts.messages import HostedSpec
 from astraflow.hub_names import split_revision
 from astraflow.mistakes import hint, near_path
 from astraflow.own_code import described
+from astraflow.progress_bars import no_bars_in_logs
 from astraflow.protocols import TaskSource
 from astraflow.types import Task
 from astraflow.user_files import check_regular, is_there, shown_path
@@ -270,15 +271,17 @@ def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
     if config.is_local and not is_there(path):
         raise _missing(path)
     try:
-        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            loaded: Any = datasets.load_from_disk(str(path))
-            return cast("Iterable[Mapping[str, Any]]", _split_of(loaded, config))
-        if path.is_file():
-            kind = _file_kind(path)
-            return cast("Any", datasets.load_dataset(kind, data_files=str(path), split="train"))
-        name, revision = (str(path), "") if config.is_local else split_revision(config.path)
-        subset = config.subset or None
-        return cast("Any", datasets.load_dataset(name, subset, split=config.split, revision=revision or None))
+        with no_bars_in_logs():
+            if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+                loaded: Any = datasets.load_from_disk(str(path))
+                return cast("Iterable[Mapping[str, Any]]", _split_of(loaded, config))
+            if path.is_file():
+                kind = _file_kind(path)
+                return cast("Any", datasets.load_dataset(kind, data_files=str(path), split="train"))
+            name, revision = (str(path), "") if config.is_local else split_revision(config.path)
+            revision = revision or None
+            subset = config.subset or None
+            return cast("Any", datasets.load_dataset(name, subset, split=config.split, revision=revision))
     except DataError:
         raise
     except (OSError, ValueError, KeyError, DatasetsError) as err:

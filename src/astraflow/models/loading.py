@@ -21,6 +21,7 @@ from astraflow.errors import DataError, WeightsError
 from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import adapted_names, is_adapter, merged_weight, peft_names
 from astraflow.models.images import sees
+from astraflow.progress_bars import no_bars_in_logs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,9 +73,9 @@ def load_causal_lm(
     if isinstance(path_or_name, Path) or folder.exists() or name.startswith((".", "/", "~")):
         _check_folder(folder)
     try:
-        model: Any = _auto_class(_config(name)).from_pretrained(
-            name, dtype=DTYPES[dtype], use_safetensors=True
-        )
+        auto = _auto_class(_config(name))
+        with no_bars_in_logs():
+            model: Any = auto.from_pretrained(name, dtype=DTYPES[dtype], use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as err:
         raise DataError(
             f"model {name!r} does not load as a causal language model: {_first_line(err)}; "

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError
 from astraflow.extras import install_command
+from astraflow.progress_bars import no_bars_in_logs
 
 __all__ = ["Dense", "EncoderSettings"]
 
@@ -161,4 +162,5 @@ def _encoder(settings: EncoderSettings) -> Any:
         )
     except ImportError as err:
         raise ConfigError(f"dense retrieval needs sentence-transformers: {install_command('dense')}") from err
-    return cast("Any", SentenceTransformer)(str(folder), local_files_only=True)
+    with no_bars_in_logs():
+        return cast("Any", SentenceTransformer)(str(folder), local_files_only=True)
