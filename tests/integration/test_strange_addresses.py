@@ -1,8 +1,13 @@
-"""A URL with the wrong scheme, or of a service that is not trusted: an error at once, with what to do."""
+"""A URL with the wrong scheme, of a service that is not trusted, or of nobody: what is said, and when."""
 
+import asyncio
 import json
+import re
+import signal
+import socket
 import subprocess
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,3 +105,52 @@ async def test_a_service_that_is_away_is_not_taken_for_a_stranger(unused_tcp_por
     for scheme in ("http", "https"):
         with pytest.raises(UnavailableError, match="Cannot connect"):
             await ask(f"{scheme}://127.0.0.1:{unused_tcp_port}", patience_s=0.2)
+
+
+# --- nobody there ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead() -> Iterator[str]:
+    """A URL whose port nobody listens to, and which nobody else can take meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.timeout(_SOON_S)
+async def test_silence_of_an_address_is_told_once_and_then_the_end(
+    dead: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = ServiceClient(dead, patience_s=4.0)
+    calls = (client.call("GET", "/v1/run", None), client.call("GET", "/v1/status", None))
+    first, second = await asyncio.gather(*calls, return_exceptions=True)
+    await client.close()
+    assert len(caplog.messages) == 1
+    assert re.match(
+        rf"{dead} does not answer yet; trying for another [23] s: .*127\.0\.0\.1", caplog.messages[0]
+    )
+    for error in (first, second):
+        assert isinstance(error, UnavailableError)
+        ended = rf"GET {dead}/v1/\w+: no answer after \d+ tries in [123] s; last: .* running and reachable"
+        assert re.match(ended, str(error))
+
+
+@pytest.mark.timeout(_SOON_S)
+async def test_a_short_question_to_a_dead_address_is_told_by_its_error_alone(
+    dead: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UnavailableError, match=r"tries in \d s"):
+        await ask(dead, patience_s=0.3)
+    assert not caplog.messages
+
+
+def test_a_service_says_that_the_run_it_joins_does_not_answer_and_can_be_stopped(dead: str) -> None:
+    argv = [sys.executable, "-m", "astraflow", "join", dead]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as service:
+        assert service.stderr is not None
+        line = service.stderr.readline()
+        service.send_signal(signal.SIGINT)
+        rest = service.stderr.read()
+    assert re.search(rf"{dead} does not answer yet; trying for another 5\d s: ", line), line
+    assert service.returncode == 0, rest

@@ -20,6 +20,7 @@ from astraflow.launch.config import Recipe
 from astraflow.launch.plan import code_fingerprint, eval_rules
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.serve import run_rollout
+from astraflow.rollout.waiting import unless
 from astraflow.service.client import ServiceClient
 from astraflow.types import Fingerprints, RunInfo
 
@@ -48,7 +49,9 @@ async def run_rollout_service(
     client = ServiceClient(url, token=token)
     try:
         link = DataflowClient(client)
-        info = await link.run()
+        info = await unless(link.run(), stop)
+        if info is None:
+            return 0
         recipe = recipe_of(info, url)
         check_allowed(recipe, allow)
         _check_peer(peer, recipe)

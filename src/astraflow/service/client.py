@@ -9,6 +9,7 @@ certificate is not trusted, unless it has answered before.
 
 import asyncio
 import io
+import logging
 import os
 import random
 import ssl
@@ -29,12 +30,17 @@ from astraflow.worker_ids import shown_target
 __all__ = ["HttpTransport", "MemoryTransport", "Reply", "ServiceClient", "Transport"]
 
 _ItemT = TypeVar("_ItemT", bound=Item)
+_log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
 _TOO_MANY_REQUESTS = 429
 _LARGE_BODY_BYTES = 1 << 20
 """A larger body is written in pieces, between which others get their turn in the event loop. aiohttp warns of
 bytes beyond this size."""
+_CONNECT_S = 10.0
+"""Time for one try to connect. A host that drops packets would take up the whole time of a call otherwise."""
+_QUIET_S = 1.0
+"""How long a client that has never had an answer tries again without a word."""
 _PROBE_S = 5.0
 """Time for a look at whether a service speaks HTTPS."""
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
@@ -96,7 +102,7 @@ class HttpTransport:
             trusted = _trusting(self._ca_file) if is_tls else True
             connector = aiohttp.TCPConnector(limit=self._num_connections, ssl=trusted)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
         try:
             async with self._session.request(
                 method,
@@ -275,6 +281,8 @@ class ServiceClient:
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._jitter = random.Random(os.getpid())
+        self._is_silence_told = False
+        """Also true once there was an answer."""
 
     @overload
     async def call(
@@ -346,23 +354,31 @@ class ServiceClient:
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> Reply:
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._patience_s
+        began_s = loop.time()
+        give_up_at = began_s + self._patience_s
         backoff_s = _FIRST_BACKOFF_S
         tries = 0
         while True:
             tries += 1
             outcome = await self._try(method, target, headers=headers, body=body, timeout_s=timeout_s)
             if isinstance(outcome, Reply):
+                self._is_silence_told = True
                 return outcome
+            reason = str(outcome.problem) or type(outcome.problem).__name__
             wait_s = outcome.asked_wait_s + backoff_s * self._jitter.uniform(0.5, 1.0)
             if loop.time() + max(backoff_s, wait_s) > give_up_at:
                 if outcome.is_refusal:
                     raise outcome.problem
-                reason = str(outcome.problem) or type(outcome.problem).__name__
                 raise UnavailableError(
                     f"{method} {self.base_url}{shown_target(target)}: no answer after {tries} tries in "
-                    f"{self._patience_s:.0f} s; last: {reason}. Is the service running and reachable?"
+                    f"{loop.time() - began_s:.0f} s; last: {reason}. Is the service running and reachable?"
                 ) from outcome.problem
+            if loop.time() - began_s >= _QUIET_S and not self._is_silence_told:
+                self._is_silence_told = True
+                left_s = give_up_at - loop.time()
+                _log.warning(
+                    "%s does not answer yet; trying for another %.0f s: %s", self.base_url, left_s, reason
+                )
             await asyncio.sleep(wait_s)
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
