@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import astraflow
 from astraflow.cli.main import main
 from weight_files import write_model_folder
 
@@ -84,6 +85,11 @@ def test_every_command_explains_itself(command: tuple[str, ...], capsys: pytest.
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out.startswith("astraflow ")
+
+
+def test_the_package_runs_as_the_command() -> None:
+    text = subprocess.check_output([sys.executable, "-m", "astraflow", "--version"], text=True)
+    assert text == f"astraflow {astraflow.__version__}\n"
 
 
 def test_a_dry_run_prints_the_recipe_with_its_changes(
