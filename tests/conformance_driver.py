@@ -224,7 +224,7 @@ class InProcessRollout:
                 weights=receiver,
                 config=RolloutConfig(max_episodes=8),
                 make_engine=self.engine_of,
-                make_renderer=lambda _: CharRenderer(),
+                make_renderer=lambda *_: CharRenderer(),
             )
             await service.run(self.stopping)
         finally:

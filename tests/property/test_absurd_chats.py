@@ -30,7 +30,8 @@ KNOWN = {
     "model": "actor", "role": "user", "content": "2+3", "n": 1, "max_tokens": 4, "type": "function",
     "tool_choice": None, "tool_calls": None, "response_format": None, "stream": None, "stop": None,
     "top_logprobs": 0, "temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-    "max_completion_tokens": 4, "logit_bias": None, "tools": None,
+    "max_completion_tokens": 4, "logit_bias": None, "tools": None, "top_k": None, "min_p": None,
+    "repetition_penalty": None, "chat_template_kwargs": None,
 }  # fmt: skip
 RESPONSES = {
     "type": "message", "input": "2+3", "text": None, "background": None, "previous_response_id": None,
@@ -41,7 +42,7 @@ TOO_LONG = (b"context_length_exceeded", b"prompt is too long")
 """How the dialects say that a prompt leaves no room."""
 MESSAGES = {
     "type": "custom", "tool_choice": None, "context_management": None, "output_config": None,
-    "output_format": None, "stop_sequences": None, "system": None, "top_k": None,
+    "output_format": None, "stop_sequences": None, "system": None,
 }  # fmt: skip
 
 
