@@ -23,7 +23,7 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import TokenAuth
-from astraflow.types import ErrorReply
+from astraflow.types import DropRequest, ErrorReply
 from dataflow_driver import (
     Run,
     ScriptedTrainer,
@@ -58,7 +58,7 @@ class Arena:
             await batch_taken(self.trainer, self.worker, step)
             await self.trainer.publish(self.trainer.version + 1, step + 1)
         step = self.trainer.session.step
-        if route.name == "drop_batch":  # only that of the oldest step that is not committed
+        if route.name in {"drop_batch", "step_failed"}:  # of the oldest step that is not committed
             step = (await self.run.client.status()).policies[0].step
             await batch_taken(self.trainer, self.worker, step)
         sample = make_trajectory()
@@ -78,6 +78,11 @@ class Arena:
             leases = await self.worker.lease(1)
             known |= {"lease_id": leases[0].id if leases else "0.0.0", "versions": [[3, 4, 0]]}
         return known
+
+    async def drop_held(self) -> None:
+        """What a person does about a batch that failed too often."""
+        (status,) = (await self.run.client.status()).policies[:1]
+        await self.run.client.drop_batch("actor", DropRequest(step=status.step, epoch=status.epoch))
 
     async def send(self, route: Route, target: str, media_type: str, body: bytes, about: str) -> None:
         """One request with a token that the route allows."""
@@ -184,6 +189,8 @@ def test_no_field_of_a_body_ends_anything(arena: tuple[asyncio.Runner, Arena], r
     accepted = fight.num_accepted
     runner.run(all_of_them())
     assert fight.num_accepted > accepted, f"{route.name}: not even sound bodies are accepted"
+    if route.name == "step_failed":
+        runner.run(fight.drop_held())
 
 
 @pytest.mark.timeout(120)
