@@ -61,17 +61,26 @@ class _Watch:
         self._cpu_until_s = time.clock_gettime(self._clock) + cpu_s
         self._wall_until_s = time.monotonic() + wall_s
         self._is_over = False
+        self._has_raised = False
         self._changed = threading.Condition()
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name="cpu limit", daemon=True).start()
 
     def end(self) -> None:
-        """Ends the thread, and takes back an exception that has not been raised yet."""
+        """Ends the thread. An exception that is still on its way arrives, and is caught, in here."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
-            _raise_in(self._thread_id, None)
+        if self._has_raised:
+            # The interpreter could drop a pending exception, but CPython 3.11 then keeps the flag that one is
+            # set, and the next traced function never returns. So replace it by one that arrives now.
+            try:
+                _raise_in(self._thread_id, OutOfTimeError)
+                while True:
+                    time.sleep(0)
+            except OutOfTimeError:
+                pass
 
     def _watch(self) -> None:
         with self._changed:
@@ -82,12 +91,12 @@ class _Watch:
                     # A thread uses at most one second of CPU time per second.
                     self._changed.wait(min(cpu_left_s, wall_left_s))
                     continue
+                self._has_raised = True
                 _raise_in(self._thread_id, OutOfTimeError)
                 self._cpu_until_s = time.clock_gettime(self._clock) + _AGAIN_S
                 self._wall_until_s = time.monotonic() + self._wall_s
 
 
-def _raise_in(thread_id: int, kind: type[BaseException] | None) -> None:
-    """Raises an exception in a thread, at its next instruction; None takes back one that is still to come."""
-    raised = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)
+def _raise_in(thread_id: int, kind: type[BaseException]) -> None:
+    """Raises an exception in a thread, at its next instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(kind))
