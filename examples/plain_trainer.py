@@ -1,4 +1,4 @@
-"""A trainer in plain PyTorch that knows nothing of AstraFlow but docs/protocol.md and docs/weights.md.
+"""A trainer in plain PyTorch that knows nothing of AstraFlow but docs/protocol.
 
 PPO's clipped objective on the model of a Hugging Face folder. Its versions are chunk files in a folder that
 all services see; its checkpoints hold model, optimizer and step.

@@ -1,4 +1,4 @@
-"""A rollout service that knows nothing of AstraFlow but docs/protocol.md; it answers with random tokens.
+"""A rollout service that knows nothing of AstraFlow but docs/protocol; it answers with random tokens.
 
 A real one fetches the weights of the versions that it names, renders the task's prompt with the policy's chat
 template, generates, scores the answer, and reports the log-probabilities that it sampled with.

@@ -1,4 +1,4 @@
-// A rollout service in Node.js that knows nothing of AstraFlow but docs/protocol.md and docs/weights.md. It hosts
+// A rollout service in Node.js that knows nothing of AstraFlow but docs/protocol. It hosts
 // the run's first trained policy, if that is Qwen3-shaped, in float32, with a tokenizer of words and characters, and
 // scores what follows the last "=". Versions are fetched in full. No packages.
 // Usage: node service.mjs URL [TOKEN]

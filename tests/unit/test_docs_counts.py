@@ -108,7 +108,7 @@ def test_the_docs_say_how_many_rules_the_protocol_has() -> None:
         r"and (\d+) for the columns"
     )
     of = Counter(number[0] for number in RULES)
-    assert named("docs/conformance.md", pattern) == [len(RULES), of["D"], of["W"], of["T"], of["C"]]
+    assert named("docs/protocol/conformance.md", pattern) == [len(RULES), of["D"], of["W"], of["T"], of["C"]]
 
 
 def test_the_path_of_an_item_is_as_long_as_the_docs_say() -> None:
@@ -120,7 +120,7 @@ def test_the_path_of_an_item_is_as_long_as_the_docs_say() -> None:
     assert named("AGENTS.md", r"\[its (\d+) files\]") == [len(steps)]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/machines.md", "docs/protocol.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/machines.md", "docs/protocol/index.md"])
 def test_the_scripted_worker_is_as_short_as_the_docs_say(page: str) -> None:
     (said,) = named(
         page, r"`examples/scripted_worker\.py`(?:\]\([^)]*\))? is a rollout service (?:in|of) (\d+) lines"

@@ -31,7 +31,7 @@ def openapi_document() -> _JsonMap:
         "info": {
             "title": "AstraFlow dataflow",
             "version": str(PROTOCOL_VERSION),
-            "description": "Token columns (`format: binary` bytes) are base64 text in JSON. See protocol.md.",
+            "description": "Token columns (`format: binary`) are base64 text in JSON. See docs/protocol.",
         },
         "paths": paths,
         "components": {

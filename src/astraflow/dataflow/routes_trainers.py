@@ -144,7 +144,8 @@ class TrainerRoutes:
         problem = (
             f"the batch of step {step + 1} of policy {policy!r} has {num_bytes} bytes for each of {world} "
             f"ranks, and at most {limit} can be sent at once; it stays that of its step until it is dropped "
-            "(`astraflow drop-batch`). The trainer must ask for it in pages (`page=0`, docs/protocol.md). "
+            "(`astraflow drop-batch`). The trainer must ask for it in pages "
+            "(`page=0`, docs/protocol/routes.md). "
             f"Else lower policies.{policy}.table.groups_per_batch, its group_size or its "
             "sampling.max_tokens, or use more ranks"
         )

@@ -1,4 +1,4 @@
-"""docs/protocol.md, the rules of the conformance kit and the code say the same; version 1 stays as it is."""
+"""The protocol page, the rules of the conformance kit and the code say the same; version 1 stays as it is."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ from astraflow_conformance.report import Checks
 from astraflow_conformance.rules import RULES
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "protocol" / "index.md").read_text(encoding="utf-8")
 FROZEN = json.loads((ROOT / "tests" / "golden" / "openapi-v1.json").read_text(encoding="utf-8"))
 DOCUMENT = json.loads(openapi_json())
 FOR_CALLERS_ONLY = {"redirect", "unknown"}

@@ -67,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> Table:
         """The verdicts as a table for people."""
         table = Table(title=f"{self.kind}: {self.candidate} (protocol {self.protocol})")
-        for name in ("rule", "outcome", "what it says, and what was seen", "section of docs/protocol.md"):
+        for name in ("rule", "outcome", "what it says, and what was seen", "section of docs/protocol"):
             table.add_column(name, no_wrap=name == "rule")
         for verdict in self.verdicts:
             style = _STYLES[verdict.outcome]

@@ -3,8 +3,8 @@
     parse     bytes -> blocks, each checked against its checksum and the table; no tensor is touched
     apply     blocks -> the changed elements of a buffer that holds the base, in place
 
-docs/DELTA.md defines every byte. Every bit pattern is kept exactly. Input is never trusted: damaged bytes
-raise WeightsError, and the result of a chain of deltas must have the digest of its version.
+docs/protocol/delta.md defines every byte. Every bit pattern is kept exactly. Input is never trusted: damaged
+bytes raise WeightsError, and the result of a chain of deltas must have the digest of its version.
 """
 
 import threading

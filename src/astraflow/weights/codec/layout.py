@@ -1,5 +1,7 @@
-"""The layout of encoding `astraflow-delta-1`, shared by writer and reader; docs/DELTA.md defines every
-byte."""
+"""The layout of encoding `astraflow-delta-1`, shared by writer and reader.
+
+docs/protocol/delta.md defines every byte.
+"""
 
 import struct
 from collections.abc import Iterator, Sequence

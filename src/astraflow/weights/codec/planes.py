@@ -6,8 +6,8 @@ is one below +0.0, and NaNs lie beyond the infinities. A step is the difference 
 change of a weight is therefore a small signed step. Steps are computed modulo the word size, so they are
 exact for every bit pattern.
 
-docs/DELTA.md defines the planes. Everything here is pure. `jit` has the same functions in compiled form, and
-they give the same bytes.
+docs/protocol/delta.md defines the planes. Everything here is pure. `jit` has the same functions in compiled
+form, and they give the same bytes.
 """
 
 from collections.abc import Sequence
