@@ -120,7 +120,7 @@ def test_the_path_of_an_item_is_as_long_as_the_docs_say() -> None:
     assert named("AGENTS.md", r"\[its (\d+) files\]") == [len(steps)]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/machines.md", "docs/protocol/index.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/protocol/index.md"])
 def test_the_scripted_worker_is_as_short_as_the_docs_say(page: str) -> None:
     (said,) = named(
         page, r"`examples/scripted_worker\.py`(?:\]\([^)]*\))? is a rollout service (?:in|of) (\d+) lines"

@@ -12,6 +12,11 @@ def test_the_command_reference_is_up_to_date() -> None:
     assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run `make docs`"
 
 
+def test_the_list_of_items_is_up_to_date() -> None:
+    made = tool("protocol_items")
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run `make docs`"
+
+
 def test_the_recipe_reference_is_up_to_date() -> None:
     made = tool("recipe_reference")
     assert made.out_of_date(made.pages()) == [], "run `make docs`"

@@ -34,7 +34,7 @@ def test_every_reference_leads_somewhere() -> None:
 
 
 def test_every_route_is_in_the_document_and_in_the_protocol_page() -> None:
-    document, page = openapi_document(), (DOCS / "protocol" / "index.md").read_text(encoding="utf-8")
+    document, page = openapi_document(), (DOCS / "protocol" / "routes.md").read_text(encoding="utf-8")
     for route in ROUTES:
         path = route.path.replace(":int", "")
         assert document["paths"][path][route.method.lower()]["operationId"] == route.name
@@ -57,7 +57,7 @@ def test_the_worked_example_of_the_protocol_page_is_the_trajectory_that_it_says(
 
 
 def test_the_examples_of_requests_decode() -> None:
-    page = (DOCS / "protocol" / "index.md").read_text(encoding="utf-8")
+    page = (DOCS / "protocol" / "routes.md").read_text(encoding="utf-8")
     for heading, item in (("POST /v1/leases", LeaseRequest), ("POST /v1/episodes", EpisodeResults)):
         text = page.split(f"### {heading}")[1].split("```json\n")[1].split("```")[0]
         assert wire.decode(text.encode(), item, wire.JSON)
