@@ -45,7 +45,6 @@ PRINTED = printed_blocks()
 _LONG = frozenset(
     {
         "docs/longer.md",
-        "docs/vision.md",
         "docs/extend/index.md",
         "docs/extend/launcher.md",
         "docs/extend/trainer.md",

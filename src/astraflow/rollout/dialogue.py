@@ -68,7 +68,7 @@ class HostedPolicy:
         if not self.sees_images:
             raise RolloutError(
                 f"policy {self.info.name} reads text only, and a message has an image; use a model that sees "
-                "(docs/vision.md)",
+                "(docs/models.md#images)",
                 is_retryable=False,
             )
 

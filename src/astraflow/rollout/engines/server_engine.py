@@ -82,7 +82,8 @@ class ServerEngine:
         if request.media and self._api.blindness:
             raise RolloutError(
                 f"the engine of {self._policy!r}: {self._api.name} is not sent images: "
-                f"{self._api.blindness}; generate with rollout.engine.name torch or vllm (docs/vision.md)",
+                f"{self._api.blindness}; generate with rollout.engine.name torch or vllm "
+                "(docs/models.md#images)",
                 is_retryable=False,
             )
         sampling = request.sampling

@@ -57,7 +57,7 @@ def server_program(python: str) -> str:
     if found is None:
         raise ConfigError(
             f"rollout.engine.python = {python!r} isn't a program on this machine; expected the Python of an "
-            "environment that has the server installed (docs/engines.md says how to make one)"
+            "environment that has the server installed (docs/models.md#engines says how to make one)"
         )
     return str(Path.cwd() / found)
 
