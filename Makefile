@@ -202,6 +202,7 @@ check-rest: $(VENV)/.dev
 	$(BIN)/python tools/command_reference.py --check
 	$(BIN)/python tools/protocol_items.py --check
 	$(BIN)/python tools/where_things_are.py --check
+	$(BIN)/python tools/benchmark_table.py --check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -226,6 +227,7 @@ docs reference: $(VENV)/.dev
 	$(BIN)/python tools/command_reference.py
 	$(BIN)/python tools/protocol_items.py
 	$(BIN)/python tools/where_things_are.py
+	$(BIN)/python tools/benchmark_table.py
 	$(BIN)/python -m astraflow.dataflow.openapi > docs/openapi.json
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
 	@echo "docs/site/index.html"

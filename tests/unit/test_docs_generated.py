@@ -1,10 +1,11 @@
 """Generated pages are those of the code as it is."""
 
+import json
 import re
 
 from astraflow.launch.config import Recipe
 from astraflow.models.spec import ModelSpec
-from docs_driver import tool
+from docs_driver import ROOT, tool
 
 
 def test_the_command_reference_is_up_to_date() -> None:
@@ -20,6 +21,31 @@ def test_the_list_of_items_is_up_to_date() -> None:
 def test_the_recipe_reference_is_up_to_date() -> None:
     made = tool("recipe_reference")
     assert made.out_of_date(made.pages()) == [], "run `make docs`"
+
+
+def test_the_table_of_benchmarks_shows_the_recorded_results() -> None:
+    made = tool("benchmark_table")
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run `make docs`"
+
+
+def test_a_recorded_result_belongs_to_a_benchmark_and_has_its_commit_and_date() -> None:
+    made = tool("benchmark_table")
+    paths = sorted(made.RESULTS.glob("*.json"))
+    assert paths
+    for path in paths:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        assert result["benchmark"] == path.stem
+        assert (ROOT / "benchmarks" / f"{path.stem}.py").is_file()
+        assert re.fullmatch(r"[0-9a-f]{10}", result["commit"])
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", result["date"])
+
+
+def test_a_missed_target_is_marked_in_the_table() -> None:
+    figure_of = tool("benchmark_table").figure_of
+    claim = {"value": 1.4, "unit": "x", "target": "at least 1.5"}
+    assert figure_of(claim | {"met": False}) == "1.4x (**missed:** at least 1.5)"
+    assert figure_of(claim | {"met": True}) == "1.4x (at least 1.5)"
+    assert figure_of({"value": 47781, "unit": "ms"}) == "47,781 ms"
 
 
 def test_a_page_that_is_missing_differs_or_is_left_over_is_out_of_date() -> None:

@@ -1,0 +1,71 @@
+"""Writes the table of docs/benchmarks.md from the JSON files in benchmarks/results/.
+
+    python tools/benchmark_table.py            # writes the table
+    python tools/benchmark_table.py --check    # exit code 1 if the table is not up to date
+
+Each row is one entry of a file's `claims`. What a file has under `more` and `tables` is for its readers.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+BEGIN = "<!-- The table is written by tools/benchmark_table.py. -->\n"
+END = "<!-- end of the table -->\n"
+HEADER = ("Benchmark", "Claim", "Last figure", "Spread", "Date", "Machine")
+
+
+def table() -> str:
+    """The table as Markdown, one row per claim, sorted by benchmark."""
+    rows = [HEADER, ("---",) * len(HEADER)]
+    for path in sorted(RESULTS.glob("*.json")):
+        rows += rows_of(json.loads(path.read_text(encoding="utf-8")))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def rows_of(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The rows of one benchmark; only the first has its name, date, and machine."""
+    name = result["benchmark"]
+    link = f"[`{name}`](../benchmarks/results/{name}.json)"
+    rows: list[tuple[str, ...]] = []
+    for claim in result["claims"]:
+        first, date, machine = ("", "", "") if rows else (link, result["date"], result["machine"])
+        rows.append((first, claim["claim"], figure_of(claim), claim.get("spread", ""), date, machine))
+    return rows
+
+
+def figure_of(claim: dict[str, Any]) -> str:
+    """The newest value with its unit, its target, and whether it misses that."""
+    value, unit = claim["value"], claim.get("unit", "")
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    text += unit if unit == "x" else f" {unit}" if unit else ""
+    if "target" not in claim:
+        return text
+    return f"{text} ({claim['target']})" if claim["met"] else f"{text} (**missed:** {claim['target']})"
+
+
+def page() -> str:
+    """The page with a fresh table."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def main() -> int:
+    """Writes the table, or checks it."""
+    if "--check" in sys.argv[1:]:
+        if page() != PAGE.read_text(encoding="utf-8"):
+            print(f"{PAGE.relative_to(ROOT)} is out of date; run `make docs`", file=sys.stderr)
+            return 1
+        return 0
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
