@@ -87,6 +87,17 @@ def test_links_to_files_lead_somewhere(path: Path) -> None:
     assert [t for t in relative if not (path.parent / t).exists()] == []
 
 
+def test_commands_in_tables_of_the_readme_are_run_by_other_tests() -> None:
+    """A command of ours is also in a block that is run; a benchmark exists."""
+    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    commands = re.findall(r"`((?:astraflow|make) [^`]+)` \|$", "\n".join(rows), flags=re.M)
+    run = {command for block in blocks("bash") if block.is_run for command in block.commands}
+    assert len(commands) > 5
+    for command in commands:
+        name = command.removeprefix("make bench NAME=")
+        assert command in run or (ROOT / "benchmarks" / f"{name}.py").is_file(), command
+
+
 def test_the_least_torch_on_the_page_is_that_of_the_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     floor = next(re.sub(r".*>=", "", item) for item in extras["torch"] if item.startswith("torch>="))
