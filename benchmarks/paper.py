@@ -1,16 +1,15 @@
-"""`make paper`: the results of the AstraFlow paper in kind, each by one command beside its baseline.
+"""`make paper`: the results of the AstraFlow paper in kind, each by one command, with its baseline.
 
-Each row runs a benchmark, and puts what it printed into docs/paper.md, with the command, the date, the load
-of the machine by others and the time it took. A row that has been run alone leaves the others on the page as
-they are.
+Each row runs a benchmark and records what it printed in benchmarks/results/paper/ROW.json, with the command,
+the date, and the time it took. docs/paper.md is made from these files, so running one row leaves the others
+as they are.
 
-    python benchmarks/paper.py [--row NAME] [--list]
+    python benchmarks/paper.py [--row NAME] [--list] [--page]
 """
 
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "paper.md"
-SAYS = "https://arxiv.org/abs/2605.15565"
+RESULTS = ROOT / "benchmarks" / "results" / "paper"
 
 
 @dataclass(frozen=True)
@@ -31,130 +30,170 @@ class Row:
     title: str
     text: str
     """What is compared, and what of it is emulated or computed."""
-    command: tuple[str, ...] = ()
-    """The benchmark and its arguments; empty: there is none yet."""
-    pictures: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...]
+    """The benchmark and its arguments."""
+    figures: tuple[tuple[str, str], ...]
+    """(name in the benchmark's last line, meaning) of each figure on the page."""
+    picture: tuple[str, str]
     """(file in docs/images, what it shows)."""
-    figures: tuple[str, ...] = ()
-    """Names in the benchmark's last line that are shown; empty: all."""
 
 
 ROWS = (
     Row(
         "multi-policy",
-        "Several policies, nobody waits",
-        "Two policies on ten devices, against all synchronous schedules, over a range of loads. Devices "
-        "are emulated; the sweep's clock is virtual. "
-        "[How](benchmarks.md#two-policies-on-emulated-devices).",
+        "Several policies that don't wait for each other",
+        "Two policies share ten devices. AstraFlow is compared with synchronous schedules over a range "
+        "of loads. Devices are emulated, and the sweep's clock is virtual. AstraFlow is slower in 6 of "
+        "10 settings ([details](benchmarks.md#two-policies-on-emulated-devices)).",
         ("multi_policy.py",),
         (
+            ("speedup_vs_plain_range", "Speedup over the better plain synchronous schedule"),
+            ("speedup_vs_best_range", "Speedup over the fastest synchronous schedule"),
             (
-                "multi_policy_sweep.png",
-                "Seconds of each synchronous schedule divided by AstraFlow's, over the load",
+                "speedup_unequal",
+                "Speedup over the fastest with unequal policies, load 0.8 (target 2: missed)",
             ),
+            ("services_speedup_vs_colocated", "Speedup over colocated training, real services"),
+            ("virtual_speedup_vs_colocated", "The same on the virtual clock"),
         ),
         (
-            "speedup_vs_plain_range",
-            "speedup_vs_best_range",
-            "speedup_unequal",
-            "speedup_unequal_range",
-            "num_lost",
-            "services_speedup_vs_colocated",
-            "virtual_speedup_vs_colocated",
-            "others_load",
-            "verdict",
+            "multi_policy_sweep.png",
+            "Seconds of each synchronous schedule divided by AstraFlow's, over the load",
         ),
     ),
     Row(
         "single-policy",
-        "Several policies against one",
-        "A solver with a verifier and a second try, against the same solver alone with as many rollouts, "
-        "and with 2.5 times as many. Real training on the CPU; accuracy on held-out tasks.",
+        "Two policies and one",
+        "A solver with a verifier and a second try is compared with the same solver alone, with as many "
+        "rollouts and with 2.5 times as many. Training is real and runs on the CPU, with three seeds. "
+        "With 2.5 times the rollouts, the solver alone is slightly better.",
         ("single_policy.py", "--picture", "docs/images/paper_single_policy.png"),
-        (("paper_single_policy.png", "Held-out accuracy over episodes, two policies and one"),),
+        (
+            ("two_accuracy", "Held-out accuracy, two policies"),
+            ("one_accuracy", "Held-out accuracy, one policy, as many rollouts"),
+            ("one_more_accuracy", "Held-out accuracy, one policy, 2.5 times as many"),
+        ),
+        ("paper_single_policy.png", "Held-out accuracy over episodes, two policies and one"),
     ),
     Row(
         "deltas",
-        "Small versions",
-        "A version of a 14B model as a delta, against the full version and against index and value of "
-        "each change. The changes are those of a real run of the tiny model, encoded and decoded for "
-        "real; the sizes of the 14B model are computed from the bytes per weight of each kind of tensor, "
-        "and the times from the sizes.",
+        "Small weight versions",
+        "A version of a 14B model as a delta is compared with the full version, and with the index and "
+        "value of each change. The changes come from a real run of the tiny model, encoded and decoded "
+        "for real. The sizes for 14B are computed from the bytes per weight of each kind of tensor.",
         ("delta_14b.py", "--picture", "docs/images/paper_deltas.png"),
-        (("paper_deltas.png", "Size of one version of a 14B model: full, delta, index and value"),),
+        (
+            ("delta_gb", "Size in GB, by learning rate (full: 29.5)"),
+            ("times_smaller", "Times smaller than full"),
+            ("times_smaller_than_index_and_value", "Times smaller than index and value"),
+        ),
+        ("paper_deltas.png", "Size of one version of a 14B model: full, delta, index and value"),
     ),
     Row(
         "pools",
         "Pools of different sizes, two of them far away",
-        "The quickstart, trained by three pools of 1x, 2x and 4x slots, two of which reach dataflow and "
-        "publisher through 4 Gbit/s and 300 ms each way, against one local pool of as many slots. Real "
-        "training; the links are emulated by a proxy. A step takes a fifth of a second here, so what comes "
-        "through the links is some versions old, which costs accuracy at the same number of steps; a step of "
-        "a large model takes minutes.",
+        "Three pools of 1x, 2x, and 4x slots train the quickstart. Two of them reach the dataflow and "
+        "the publisher through an emulated link of 4 Gbit/s and 300 ms each way. They are compared with "
+        "one local pool of as many slots. Training is real, with three seeds. A step takes a fifth of a "
+        "second here, so episodes from the far pools are several versions old, which costs accuracy. A "
+        "step of a large model takes minutes.",
         ("learning_pools.py", "--picture", "docs/images/paper_pools.png"),
-        (("paper_pools.png", "Held-out accuracy over steps, one local pool and three pools"),),
+        (
+            ("three_pools_accuracy", "Held-out accuracy after 120 steps, three pools"),
+            ("one_pool_accuracy", "The same, one local pool"),
+            ("seconds_ratio", "Seconds to 0.75, three pools divided by one"),
+            ("far_frac", "Share of the episodes from the far pools"),
+        ),
+        ("paper_pools.png", "Held-out accuracy over steps, one local pool and three pools"),
     ),
     Row(
         "edf",
-        "EDF against FIFO where long means hard",
-        "The quickstart's model on sums of which the hard half takes six times as long. Real training; "
-        "the clock is virtual. The table shows the lengths of what was dropped beside those of what was "
-        "trained.",
+        "EDF and FIFO when long tasks are hard",
+        "The quickstart's model learns sums, and the hard half takes six times as long. Training is "
+        "real, with three seeds, and the clock is virtual. All groups that `edf` drops as stale are hard "
+        "ones.",
         ("long_tasks.py", "--picture", "docs/images/paper_edf.png"),
-        (("paper_edf.png", "How long trained and dropped groups were, three samplers"),),
+        (
+            ("edf_speedup_vs_fifo", "Speedup of `edf` over `fifo`"),
+            ("edf_hard_accuracy", "Accuracy on hard tasks, `edf`"),
+            ("fifo_hard_accuracy", "Accuracy on hard tasks, `fifo`"),
+            ("edf_dropped_frac", "Groups dropped as stale, `edf` (`fifo`: none)"),
+            ("sweep_dropped_frac", "Groups dropped as stale, `sweep`"),
+        ),
+        ("paper_edf.png", "How long trained and dropped groups were, three samplers"),
     ),
     Row(
         "scaling",
         "Auto-scaling",
-        "Not yet: rollout services join and leave at any moment, but nothing starts or stops them by itself.",
+        "A [pool that sizes itself](machines.md#pool) is compared with a fixed pool of 11 services, on "
+        "the load of the paper. Devices are emulated, and the clock is virtual. The paper saves 0.13 of "
+        "all GPU-hours ([details](benchmarks.md#a-pool-that-sizes-itself)).",
+        ("autoscale.py",),
+        (
+            ("paper_total_saved_frac", "Share of all GPU-hours saved"),
+            ("paper_rollout_saved_frac", "Share of the rollout services' GPU-hours saved"),
+            ("paper_wall_ratio", "Time divided by that of the fixed pool"),
+            (
+                "tokens_per_dollar_ratio",
+                "Trained tokens per dollar with spot machines, divided by those without",
+            ),
+        ),
+        ("autoscale.png", "Services over the share of the time, for each load"),
     ),
 )
-HEAD = f"""# The paper's results, in kind
+HEAD = """# The paper's results, in kind
 
-The [paper]({SAYS}) measured on clusters of GPUs. This page has the same six results in kind: on two CPU
-cores, with emulated devices or tiny models where there were GPUs, each beside its baseline. What is
-emulated, virtual or computed says so. Written by `make paper`; one row by `make paper ROW=NAME`.
+*Written by `make paper`; don't edit.*
+
+The [paper](https://arxiv.org/abs/2605.15565) measured on clusters of GPUs. This page has the same six results
+in kind, on two CPU cores, with emulated devices or tiny models in place of GPUs. Run all of them with
+`make paper`, or one with `make paper ROW=NAME`.
 """
 
 
-def section_of(page: str, name: str) -> str:
-    """A row's part of the page; empty if it was never run."""
-    found = re.search(rf"<!-- row {name} -->\n(.*?)<!-- end of row -->\n", page, re.DOTALL)
-    return found[1] if found else ""
-
-
-def heading(row: Row) -> str:
-    """What every row begins with."""
-    return f"## {row.title}\n\n{row.text}\n\n"
-
-
-def run(row: Row) -> str:
-    """Runs a row. Returns: its section. Raises: CalledProcessError if the benchmark fails."""
+def run(row: Row) -> None:
+    """Runs a row and records what it printed. Raises: CalledProcessError if the benchmark fails."""
     load_before = os.getloadavg()[0]
     began_s = time.monotonic()
     argv = [sys.executable, str(ROOT / "benchmarks" / row.command[0]), *row.command[1:]]
     done = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    minutes = (time.monotonic() - began_s) / 60
-    *table, last = done.stdout.rstrip("\n").split("\n")
-    figures = json.loads(last)
-    shown = {name: figures[name] for name in row.figures or sorted(figures) if name in figures}
-    command = shlex.join(("python", f"benchmarks/{row.command[0]}", *row.command[1:]))
-    date = time.strftime("%Y-%m-%d")
-    conditions = f"{minutes:.1f} min on {os.cpu_count()} cores, load average {load_before:.1f} before it"
-    lines = [
-        f"`{command}`, {date}: {conditions}.",
-        "",
-        "| figure | value |",
+    *output, last = done.stdout.rstrip("\n").split("\n")
+    record = {
+        "command": shlex.join(("python", f"benchmarks/{row.command[0]}", *row.command[1:])),
+        "date": time.strftime("%Y-%m-%d"),
+        "minutes": round((time.monotonic() - began_s) / 60),
+        "cores": os.cpu_count(),
+        "load_before": round(load_before, 1),
+        "figures": json.loads(last),
+        "output": [line.rstrip() for line in output],
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{row.name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def section(row: Row) -> str:
+    """A row's part of the page, from its recorded result."""
+    lines = [f"## {row.title}", "", row.text, ""]
+    path = RESULTS / f"{row.name}.json"
+    if not path.is_file():
+        return "\n".join([*lines, f"Not run yet: `make paper ROW={row.name}`.", ""])
+    record = json.loads(path.read_text(encoding="utf-8"))
+    minutes = f", {record['minutes']} min on {record['cores']} cores" if record["minutes"] else ""
+    figures = record["figures"]
+    file, alt = row.picture
+    lines += [
+        "| Result | Figure |",
         "|---|---|",
-        *(f"| `{name}` | {_text(value)} |" for name, value in shown.items()),
+        *(f"| {meaning} | {_text(figures[name])} |" for name, meaning in row.figures if name in figures),
         "",
-        "```text",
-        *(line.rstrip() for line in table),
-        "```",
+        f"`{record['command']}`, {record['date']}{minutes} "
+        f"([all figures](../benchmarks/results/paper/{row.name}.json))",
         "",
-        *(f"![{alt}](images/{file})\n" for file, alt in row.pictures),
+        f"![{alt}](images/{file})",
+        "",
     ]
-    return heading(row) + "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _text(value: object) -> str:
@@ -167,32 +206,26 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def write(fresh: dict[str, str]) -> None:
-    """Writes the page: fresh sections, and those of the other rows as they were."""
-    page = PAGE.read_text() if PAGE.is_file() else ""
-    parts = [HEAD]
-    for row in ROWS:
-        unrun = heading(row) + (f"Not run yet: `make paper ROW={row.name}`.\n\n" if row.command else "")
-        section = fresh.get(row.name) or section_of(page, row.name) or unrun
-        parts.append(f"<!-- row {row.name} -->\n{section}<!-- end of row -->\n")
-    PAGE.write_text("\n".join(parts))
+def page() -> str:
+    """The whole page, from what is recorded."""
+    return "\n".join([HEAD, *map(section, ROWS)])
 
 
 def main(names: list[str]) -> int:
-    """Runs rows; a row that fails is named at the end, and keeps its old section."""
+    """Runs rows and writes the page; a row that fails is named at the end, and keeps its old result."""
     failed: list[str] = []
     for row in ROWS:
-        if row.name not in names or not row.command:
+        if row.name not in names:
             continue
         print(f"== {row.name}: {row.title}", file=sys.stderr, flush=True)
         try:
-            write({row.name: run(row)})
+            run(row)
         except subprocess.CalledProcessError as err:
             failed.append(f"{row.name} (exit status {err.returncode})")
-    write({row.name: heading(row) for row in ROWS if not row.command})
+    PAGE.write_text(page(), encoding="utf-8")
     print(f"wrote {PAGE}")
     for name in failed:
-        print(f"failed: {name}; its old section is kept", file=sys.stderr)
+        print(f"failed: {name}; its old result is kept", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -203,8 +236,11 @@ if __name__ == "__main__":
     known = [row.name for row in ROWS]
     parser.add_argument("--row", choices=known, help="run only this one (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    parser.add_argument(
+        "--page", action="store_true", help="run nothing: write the page from recorded results"
+    )
     given = parser.parse_args()
     if given.list:
         print("\n".join(f"{row.name:16}{row.title}" for row in ROWS))
         sys.exit(0)
-    sys.exit(main([given.row] if given.row else known))
+    sys.exit(main([] if given.page else [given.row] if given.row else known))

@@ -3,6 +3,7 @@
 import json
 import re
 
+import paper
 from astraflow.launch.config import Recipe
 from astraflow.models.spec import ModelSpec
 from docs_driver import ROOT, tool
@@ -38,6 +39,10 @@ def test_a_recorded_result_belongs_to_a_benchmark_and_has_its_commit_and_date() 
         assert (ROOT / "benchmarks" / f"{path.stem}.py").is_file()
         assert re.fullmatch(r"[0-9a-f]{10}", result["commit"])
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", result["date"])
+
+
+def test_the_page_on_the_paper_shows_the_recorded_results() -> None:
+    assert paper.PAGE.read_text(encoding="utf-8") == paper.page(), "run `python benchmarks/paper.py --page`"
 
 
 def test_a_missed_target_is_marked_in_the_table() -> None:
