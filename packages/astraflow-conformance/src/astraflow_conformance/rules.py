@@ -1,4 +1,4 @@
-"""The numbered rules of the protocol, as docs/protocol/index.md states them; a test compares the two.
+"""The numbered rules of the protocol; docs/protocol/rules.md is generated from them.
 
 `C` rules are about token columns, `D` about the dataflow, `W` about a rollout service (worker), `T` about a
 trainer. A rule keeps its number for ever; a new one takes the next.
@@ -27,7 +27,7 @@ class Rule:
 
     @property
     def section(self) -> str:
-        """The heading of docs/protocol/index.md under which the rule stands."""
+        """The heading of docs/protocol/rules.md under which the rule stands."""
         return _SECTIONS[self.id[0]]
 
 
