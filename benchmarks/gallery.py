@@ -31,6 +31,9 @@ PAGE = ROOT / "docs" / "gallery.md"
 IMAGES = ROOT / "docs" / "images" / "gallery"
 
 _SCORE = "score_mean"
+MOST_LINES = 6
+MOST_WIDTH = 120
+"""How much of an episode the page shows."""
 MEASURED = "measured.json"
 """In a run's folder: how long the command took, and how busy the machine was."""
 
@@ -216,15 +219,14 @@ def page_text(shown: Sequence[Shown]) -> str:
     lines = [
         "# Gallery",
         "",
-        "*Written by `make gallery` on a machine with two CPU cores; do not edit.*",
+        "*Written by `make gallery` on a machine with two CPU cores; don't edit.*",
         "",
-        "Every recipe here starts from nothing: the command builds its tiny models, trains them, and",
-        "evaluates them on tasks that were never trained on. Each was run once, one after the other in one",
-        "folder, so models that an earlier recipe had built were used again (*). It needs",
-        "`pip install 'astraflow[quickstart,webshop]'`.",
+        "Each command on this page builds tiny models, trains them, and evaluates them on held-out tasks.",
+        "First, run `pip install 'astraflow[quickstart,webshop]'`. The recipes ran once, one after another in",
+        "one folder. A star (*) marks the time of a recipe that reused models built by an earlier one.",
         *busy_lines(shown),
         "",
-        "| recipe | held-out before | after | RL | in all |",
+        "| Recipe | Held-out score before | After | RL time | Total time |",
         "|---|---|---|---|---|",
     ]
     lines += [
@@ -244,7 +246,7 @@ def busy_lines(shown: Sequence[Shown]) -> list[str]:
         return []
     return [
         "",
-        f"Other programs used up to {load:.1f} cores meanwhile: on an idle machine it takes less time.",
+        f"Other programs used up to {load:.1f} cores meanwhile. Recipes take less time on an idle machine.",
     ]
 
 
@@ -255,17 +257,17 @@ def section(one: Shown) -> list[str]:
     lines += ["<!-- not run: trains for minutes -->", "```bash", one.command, "```"]
     if one.reused:
         names = ", ".join(f"`{name}`" for name in one.reused)
-        lines += ["", f"Used again, not built: {names}."]
+        lines += ["", f"Reused models: {names}."]
     others = [name for name in one.bars if name != _SCORE and name in one.evals]
     for name in others:
         before, after = one.evals[name]
-        lines += ["", f"Held out, {label(name)}: {figure(before)} before, {figure(after)} after."]
+        lines += ["", f"Held-out {label(name)}: {figure(before)} before, {figure(after)} after."]
     if one.missed:
-        lines += ["", f"**It misses its bar:** {'; '.join(one.missed)}."]
+        lines += ["", f"**This recipe misses its bar:** {'; '.join(one.missed)}."]
     if one.curve is not None:
         lines += ["", f"![Held-out score and reward by step](images/gallery/{anchor(one.entry.name)}.png)"]
     for title in ("Before", "After"):
-        if episode := first_episode(one.episodes, title):
+        if episode := clipped(first_episode(one.episodes, title)):
             fence = "`" * max(3, longest_run(episode, "`") + 1)
             lines += ["", f"{title}:", "", f"{fence}text", episode, fence]
     return lines
@@ -291,6 +293,22 @@ def first_episode(episodes: str, title: str) -> str:
         return ""
     said = re.sub(r"^\*\*(\w+(?: \([^()\n]+\))?)\*\*: ", r"\1: ", found[1].strip(), flags=re.M)
     return re.sub(r"\n{2,}", "\n", said)
+
+
+def clipped(episode: str) -> str:
+    """An episode short enough for the page: the middle of long lines and of many lines is left out."""
+    lines = [_clipped(line) for line in episode.splitlines()]
+    if len(lines) > MOST_LINES:
+        half = MOST_LINES // 2
+        lines = [*lines[:half], f"... ({len(lines) - 2 * half} more lines)", *lines[-half:]]
+    return "\n".join(lines)
+
+
+def _clipped(line: str) -> str:
+    if len(line) <= MOST_WIDTH:
+        return line
+    begin, end = line[: MOST_WIDTH // 2], line[-MOST_WIDTH // 2 :]
+    return f"{begin.rpartition(' ')[0] or begin} ... {end.partition(' ')[2] or end}"  # whole words
 
 
 def longest_run(text: str, character: str) -> int:

@@ -66,8 +66,8 @@ def test_a_recipe_says_what_it_missed(changes: dict[str, object], missed: list[s
 
 def test_the_page_says_what_a_recipe_missed() -> None:
     text = gallery.page_text([shown("code/tiny", evals={"score_mean": (0.3, 0.89)}), shown()])
-    assert text.count("**It misses its bar:** score after 0.890 < 0.9.\n") == 1
-    assert text.count("It misses") == 1
+    assert text.count("**This recipe misses its bar:** score after 0.890 < 0.9.\n") == 1
+    assert text.count("misses its bar") == 1
 
 
 def test_every_family_with_a_tiny_recipe_is_run() -> None:
@@ -104,6 +104,17 @@ def test_the_first_episodes_are_shown_as_text() -> None:
     assert gallery.first_episode("", "After") == ""
 
 
+def test_a_long_episode_shows_its_beginning_and_its_end() -> None:
+    lines = gallery.clipped("\n".join(f"user: {number}" for number in range(20))).splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("user: 0", "user: 19", gallery.MOST_LINES + 1)
+    assert "... (14 more lines)" in lines
+    line = gallery.clipped("a" * 500 + "b" * 500)
+    assert line.startswith("aa")
+    assert line.endswith("bb")
+    assert len(line) <= gallery.MOST_WIDTH + len(" ... ")
+    assert gallery.clipped("user: 1\nactor: 2") == "user: 1\nactor: 2"
+
+
 def test_the_page_has_a_row_and_a_section_per_recipe() -> None:
     text = gallery.page_text([shown(), shown("math/tiny", evals={}, episodes="")])
     assert "| [`search/tiny`](#search-tiny) | 0.300 | 0.950 | 60 s | 100 s |" in text
@@ -116,7 +127,7 @@ def test_the_page_has_a_row_and_a_section_per_recipe() -> None:
 def test_the_page_says_which_models_a_recipe_did_not_build() -> None:
     text = gallery.page_text([shown(reused=("search", "judge")), shown("math/tiny")])
     assert "| 60 s | 100 s* |" in text
-    assert text.count("Used again, not built: `search`, `judge`.") == 1
+    assert text.count("Reused models: `search`, `judge`.") == 1
 
 
 def test_times_of_a_busy_machine_are_said_to_be_such() -> None:
@@ -150,7 +161,7 @@ def test_a_pair_must_also_reach_the_valid_share_of_its_test_writer_and_the_page_
     poor = good | {"episode/valid_cases": (0.5, 0.6)}
     assert shown("code-multi-agent/tiny", evals=poor).missed == ["valid cases after 0.600 < 0.85"]
     text = gallery.page_text([shown("code-multi-agent/tiny", evals=good)])
-    assert "Held out, valid cases: 0.500 before, 0.900 after." in text
+    assert "Held-out valid cases: 0.500 before, 0.900 after." in text
 
 
 def test_numbers_are_those_of_the_first_and_the_last_evaluation_of_a_policy() -> None:
