@@ -200,7 +200,7 @@ check-rest: $(VENV)/.dev
 	$(BIN)/python tools/size_limits.py
 	$(BIN)/python tools/recipe_reference.py --check
 	$(BIN)/python tools/command_reference.py --check
-	$(BIN)/python tools/protocol_reference.py --check
+	$(BIN)/python tools/code_reference.py --check
 	$(BIN)/python tools/where_things_are.py --check
 	$(BIN)/python tools/benchmark_table.py --check
 
@@ -225,7 +225,7 @@ paper: $(VENV)/.dev
 docs reference: $(VENV)/.dev
 	$(BIN)/python tools/recipe_reference.py
 	$(BIN)/python tools/command_reference.py
-	$(BIN)/python tools/protocol_reference.py
+	$(BIN)/python tools/code_reference.py
 	$(BIN)/python tools/where_things_are.py
 	$(BIN)/python tools/benchmark_table.py
 	$(BIN)/python -m astraflow.dataflow.openapi > docs/openapi.json

@@ -14,8 +14,8 @@ def test_the_command_reference_is_up_to_date() -> None:
     assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run `make docs`"
 
 
-def test_the_items_and_rules_of_the_protocol_are_up_to_date() -> None:
-    assert tool("protocol_reference").out_of_date() == [], "run `make docs`"
+def test_the_lists_of_items_and_rules_are_up_to_date() -> None:
+    assert tool("code_reference").out_of_date() == [], "run `make docs`"
 
 
 def test_the_recipe_reference_is_up_to_date() -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/protocol/items.md and docs/protocol/rules.md: the fields of every item, and the numbered rules.
+"""Writes the pages that list what the code defines: the protocol's items and rules, and the watchdog's rules.
 
 `--check` writes nothing and fails if a page is not up to date.
 """
@@ -12,9 +12,10 @@ import msgspec
 
 from astraflow import types
 from astraflow.dataflow.openapi import openapi_document
+from astraflow.launch.watch.watchdog import RULES as WATCHDOG_RULES
 from astraflow_conformance.rules import RULES
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "protocol"
+FOLDER = Path(__file__).resolve().parent.parent / "docs"
 ITEMS_HEAD = """# Items
 
 *Generated from the items by `make docs`; do not edit.*
@@ -29,6 +30,16 @@ RULES_HEAD = """# Rules
 
 Every service follows these numbered rules, and [`astraflow conformance`](conformance.md) checks them. A rule
 keeps its number forever.
+"""
+WATCHDOG_HEAD = """# Watchdog rules
+
+*Generated from the rules of the watchdog by `make docs`; do not edit.*
+
+What each warning of the [watchdog](seeing.md#watchdog) means, and what to do about it. *Usual* is the median
+of the last 8 steps.
+
+| rule | when it speaks | what to do |
+|---|---|---|
 """
 
 
@@ -57,7 +68,17 @@ def rules_page() -> str:
     return "\n".join(sections)
 
 
-PAGES: dict[str, Callable[[], str]] = {"items.md": items_page, "rules.md": rules_page}
+def watchdog_page() -> str:
+    """All rules of the watchdog, in the order in which it applies them."""
+    rows = (f"| `{rule.name}` | {rule.condition} | {rule.advice} |\n" for rule in WATCHDOG_RULES)
+    return WATCHDOG_HEAD + "".join(rows)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "protocol/items.md": items_page,
+    "protocol/rules.md": rules_page,
+    "watchdog.md": watchdog_page,
+}
 
 
 def out_of_date() -> list[str]:
@@ -73,7 +94,7 @@ def main() -> int:
     """Writes or checks the pages."""
     if "--check" in sys.argv[1:]:
         if found := out_of_date():
-            print(f"{', '.join(found)}: not up to date with the protocol; run `make docs`")
+            print(f"{', '.join(found)}: not up to date with the code; run `make docs`")
         return int(bool(found))
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page(), encoding="utf-8")
