@@ -201,7 +201,6 @@ check-rest: $(VENV)/.dev
 	$(BIN)/python tools/recipe_reference.py --check
 	$(BIN)/python tools/command_reference.py --check
 	$(BIN)/python tools/code_reference.py --check
-	$(BIN)/python tools/where_things_are.py --check
 	$(BIN)/python tools/benchmark_table.py --check
 
 format: $(VENV)/.dev
@@ -226,9 +225,8 @@ docs reference: $(VENV)/.dev
 	$(BIN)/python tools/recipe_reference.py
 	$(BIN)/python tools/command_reference.py
 	$(BIN)/python tools/code_reference.py
-	$(BIN)/python tools/where_things_are.py
 	$(BIN)/python tools/benchmark_table.py
-	$(BIN)/python -m astraflow.dataflow.openapi > docs/openapi.json
+	$(BIN)/python -m astraflow.dataflow.service.openapi > docs/openapi.json
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/site/.doctrees docs docs/site
 	@echo "docs/site/index.html"
 

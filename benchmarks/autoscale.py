@@ -46,7 +46,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 from astraflow.config import parse_config
-from astraflow.launch.cluster_config import ClusterConfig
+from astraflow.recipe.cluster_config import ClusterConfig
 from harness import report, show_table
 from pool_run import GROUP_SIZE, Load, PoolMeasured, PoolRun, fixed
 

@@ -34,7 +34,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.journal.journal import Journal
 from astraflow.types import Manifest, ServedVersions
 from harness import report, show_table
 

@@ -21,8 +21,8 @@ from astraflow import wire
 from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.service import DataflowService
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.service.service import DataflowService
 from astraflow.service.process import settle_memory
 from astraflow.service.server import HttpServer, TokenAuth
 from astraflow.types import Fingerprints, PolicyInfo, RunInfo, Sampling, Task

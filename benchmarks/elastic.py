@@ -34,6 +34,8 @@ from typing import Any
 
 import yaml
 
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.core.commands import (
     AddWorker,
@@ -42,13 +44,11 @@ from astraflow.dataflow.core.commands import (
     RecordResult,
     ResultDropped,
 )
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import decode_commands, decode_events
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_commands, decode_events
 from astraflow.errors import UnavailableError
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.run import Run, launch
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.run.run import Run, launch
 from elastic_service import start_service
 from harness import report, show_table
 from shaped_link import Link, ShapedLink

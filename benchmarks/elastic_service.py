@@ -15,7 +15,7 @@ import msgspec
 
 from astraflow.config import parse_config
 from astraflow.dataflow.client import DataflowClient
-from astraflow.launch.config import Recipe
+from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.serve import run_rollout
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import run_service

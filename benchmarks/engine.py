@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import export_tensors
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 from harness import Runs, interleaved, report, show_table
 
 VOCAB = 64

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.dataflow.core.commands import (
     AttemptFailed,
     EpisodeFacts,
@@ -34,15 +36,13 @@ from astraflow.dataflow.core.commands import (
     ResultDropped,
 )
 from astraflow.dataflow.figures import intersection, total_s, union
-from astraflow.dataflow.ingest import lease_kind
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import Record, decode_commands, decode_events
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import Record, decode_commands, decode_events
+from astraflow.dataflow.service.ingest import lease_kind
 from astraflow.errors import ServiceError
-from astraflow.launch.config import load_recipe
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.run import launch
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
+from astraflow.recipe.recipe import load_recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.run.run import launch
 from astraflow.types import LeaseKind, StepRecord
 from harness import report, show_table
 

@@ -24,15 +24,15 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import export_tensors
 from astraflow.protocols import StepResult
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import AdvantageSpan, Batch, BatchTotals, GenerateRequest, Generation, Sample, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 from harness import Runs, report, show_table
 
 _SHAPE: dict[str, Any] = {

@@ -37,16 +37,14 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from astraflow.dataflow.ingest import facts_of
-from astraflow.envs.rewards import extract_answer
-from astraflow.host_tensors import WeightSnapshot
+from astraflow.dataflow.service.ingest import facts_of
 from astraflow.models.loading import export_tensors, fit_tensors, load_causal_lm
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lanes
 from astraflow.rollout.renderer import load_renderer
-from astraflow.splits import is_heldout
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.tasks.rewards import extract_answer
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import (
     AdvantageSpan,
@@ -63,6 +61,8 @@ from astraflow.types import (
     Turn,
     VersionSpan,
 )
+from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.user_input.splits import is_heldout
 
 __all__ = ["ExactRun", "Pace", "Point", "Problem", "Setting", "sums"]
 

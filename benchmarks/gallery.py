@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astraflow.launch.config import load_recipe
-from astraflow.launch.gallery import Entry, entries
+from astraflow.recipe.gallery import Entry, entries
+from astraflow.recipe.recipe import load_recipe
 from harness import MOST_LOAD, OthersLoad, report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent

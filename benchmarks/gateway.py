@@ -42,12 +42,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from astraflow.addons.agents.hosted import Hosted
+from astraflow.addons.agents.hosts.host import Host
+from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.config import parse_config
-from astraflow.envs.config import HostedSourceConfig
-from astraflow.envs.sources import make_source
-from astraflow.host_tensors import WeightSnapshot
-from astraflow.hosts.host import Host
-from astraflow.models.spec import TokenizerConfig
 from astraflow.models.tokenizer import make_tokenizer
 from astraflow.protocols import Capacity
 from astraflow.rollout.dialogue import HostedPolicy
@@ -56,11 +54,13 @@ from astraflow.rollout.runner import EpisodeRunner
 from astraflow.service.process import settle_memory
 from astraflow.service.server import HttpServer
 from astraflow.service.web_guard import WebRules
+from astraflow.tasks.config import HostedSourceConfig
+from astraflow.tasks.sources import make_source
 from astraflow.types import BusySpan, GenerateRequest, Generation, PolicyInfo, Sampling, Task
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.calls import tagged_calls
 from astraflow.workflows.config import HostedConfig
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
-from astraflow.workflows.hosted import Hosted
 from harness import Runs, report, show_table
 from lean_http import LeanTransport
 

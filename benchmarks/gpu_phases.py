@@ -19,16 +19,15 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from astraflow import wire
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.export import begin_export
 from astraflow.models.loading import weights_by_name
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import run_service
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import (
     AdvantageSpan,
     Batch,
@@ -40,6 +39,7 @@ from astraflow.types import (
     Trajectory,
     VersionSpan,
 )
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient

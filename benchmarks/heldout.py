@@ -8,16 +8,16 @@ import dataclasses
 import os
 import statistics
 
-from astraflow.envs.rewards import make_reward
-from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError
-from astraflow.host_tensors import WeightSnapshot
-from astraflow.launch.config import Recipe
 from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import load_renderer
+from astraflow.tasks.rewards import make_reward
+from astraflow.tasks.sources import make_source
 from astraflow.types import GenerateRequest, Message, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["Evaluator"]
 

@@ -31,10 +31,10 @@ from typing import Any
 import yaml
 
 from astraflow.dataflow.core.commands import AddWorker, EpisodeFacts, RecordResult
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import decode_commands
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.run import launch
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_commands
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.run.run import launch
 from curves import draw_curves
 from elastic_service import start_service
 from harness import report, show_table

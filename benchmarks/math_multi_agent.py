@@ -28,13 +28,13 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from astraflow.host_tensors import WeightSnapshot
-from astraflow.launch.config import Recipe
-from astraflow.launch.evaluation import EvalSize, evaluate
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.hosting import host_models
-from astraflow.weights.saved_versions import SavedVersions
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.run.evaluation import EvalSize, evaluate
+from astraflow.run.hosting import host_models
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.snapshot import read_model
+from astraflow.weights.stores.saved_versions import SavedVersions
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from astraflow.envs.math_answers import is_right
+from astraflow.addons.math.answers import is_right
 from harness import report, show_table
 
 _GOLDEN = Path(__file__).parent.parent / "tests" / "golden"

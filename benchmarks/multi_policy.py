@@ -252,8 +252,8 @@ def draw_timeline(runs: Runs, image: Path) -> None:
 
 def beside_services(steps: int, scale: float, out: Path) -> dict[str, object]:
     """AstraFlow and colocated, by the virtual clock and with real services."""
-    from astraflow.models.spec import load_spec
-    from astraflow.models.tiny import init_model  # brings torch, which only this part needs
+    from astraflow.addons.tiny_models.spec import load_spec
+    from astraflow.addons.tiny_models.tiny import init_model  # brings torch, which only this part needs
 
     spec = load_spec(ROOT / "recipes" / "models" / "quickstart.yaml", ["warm_start.steps=0"])
     model = out / "model"

@@ -22,9 +22,9 @@ from typing import Any
 import yaml
 
 from astraflow.dataflow.core.commands import LeaseIssued
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import decode_commands, decode_events
-from astraflow.launch.folder import RunFolder
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_commands, decode_events
+from astraflow.recipe.run_folder import RunFolder
 from schedules import ENV_S, ENV_SIGMA, NUM_SLOTS, POLICIES, SPARE, Schedule, Work
 
 __all__ = ["Services", "run_services"]

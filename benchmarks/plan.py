@@ -27,13 +27,13 @@ from typing import Any
 
 import yaml
 
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.forecast import Forecast, forecast, parsed_pool
-from astraflow.launch.forecast_inputs import measured
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
+from astraflow.addons.forecast.forecast import Forecast, forecast, parsed_pool
+from astraflow.addons.forecast.forecast_inputs import measured
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.run_folder import RunFolder
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from astraflow.addons.cluster.pool_sizer import Change, PoolSizer, SeatState, seats_of
+from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
@@ -41,10 +43,8 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from astraflow.dataflow.scaling import WaitShares
-from astraflow.emulated_device import PacedDevice, PacedJob
-from astraflow.launch.cluster_config import ClusterConfig
-from astraflow.launch.pool_sizer import Change, PoolSizer, SeatState, seats_of
+from astraflow.dataflow.service.scaling import WaitShares
+from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import Manifest, ServedVersions
 
 __all__ = ["Load", "Market", "PoolMeasured", "PoolRun", "fixed"]

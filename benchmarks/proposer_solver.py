@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astraflow.launch.config import load_recipe
+from astraflow.recipe.recipe import load_recipe
 from harness import report, show_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -49,11 +49,11 @@ import msgspec
 import torch
 from transformers.utils import logging as transformers_logging
 
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.config import load_mapping, parse_config
-from astraflow.envs.sources import make_source
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.tasks.sources import make_source
 from environments import make_environment
 from harness import Runs, report, show_table
 from heldout import Evaluator

@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 
 from astraflow.config import parse_config
 from astraflow.dataflow.audit import audit
-from astraflow.host_tensors import WeightSnapshot
-from astraflow.launch.config import PolicyConfig, Recipe
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.run import launch
 from astraflow.losses.config import GrpoLossConfig
 from astraflow.models.loading import host_tensor
-from astraflow.weights.saved_versions import SavedVersions
+from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.run.run import launch
+from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.weights.stores.saved_versions import SavedVersions
 from harness import OthersLoad, tree_cpu_s
 from trl_side import StopRule, TrlJob, run_job, weights_file
 
@@ -192,7 +192,7 @@ async def _run_astraflow(
 def _import_s() -> float:
     """How long a command takes to import what this process has imported already."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import astraflow.cli.main, astraflow.launch.run"], check=True)
+    subprocess.run([sys.executable, "-c", "import astraflow.cli.main, astraflow.run.run"], check=True)
     return time.perf_counter() - start
 
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import yaml
 
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
-from astraflow.sandbox.config import SandboxConfig
-from astraflow.sandbox.pool import Sandbox
+from astraflow.addons.sandbox.config import SandboxConfig
+from astraflow.addons.sandbox.pool import Sandbox
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from harness import report, show_table
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
 from astraflow.config import parse_config
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import (
@@ -43,7 +44,6 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from astraflow.emulated_device import PacedDevice, PacedJob
 from astraflow.protocols import TableSizes, TableView
 from astraflow.types import Manifest, ServedVersions
 

@@ -33,20 +33,20 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from astraflow import wire
-from astraflow.launch.rank_process import join_ranks
 from astraflow.losses.policy import LossInputs, grpo
 from astraflow.models.loading import load_causal_lm
-from astraflow.token_columns import Columns
-from astraflow.trainer.backends.forward import Forward
-from astraflow.trainer.backends.head import chunked_logprobs
-from astraflow.trainer.backends.torch_backend import TorchBackend
+from astraflow.processes.rank_process import join_ranks
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TorchBackendConfig, TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import token_logprobs
+from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.head import chunked_logprobs
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
-from astraflow.weights.codec.kernels import choose_kernel
+from astraflow.types.token_columns import Columns
+from astraflow.weights.delta.kernels import choose_kernel
 from astraflow.weights.ranges import RangeJob, RangeWriter
 from harness import Runs, report, show_table
 

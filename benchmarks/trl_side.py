@@ -197,8 +197,8 @@ class _Reward:
     __name__ = "recipe"
 
     def __init__(self, job: TrlJob) -> None:
-        from astraflow.envs.config import TasksConfig
-        from astraflow.envs.rewards import make_reward
+        from astraflow.tasks.config import TasksConfig
+        from astraflow.tasks.rewards import make_reward
 
         self._score = make_reward(TasksConfig.model_validate_json(job.reward))
         self._tasks = _load_tasks(job.tasks_file)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from astraflow.config import parse_config
-from astraflow.host_tensors import HostTensor
 from astraflow.protocols import StepResult, Write
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import Batch
+from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["TurnsBackend", "with_turns"]
 

@@ -35,11 +35,17 @@ from astraflow.dataflow.core.commands import (
     RecordResult,
     TrajectoryMeta,
 )
-from astraflow.dataflow.records import Record, chain_of, encode_commands, encode_events, encode_records
-from astraflow.dataflow.segments import SegmentStore
-from astraflow.dataflow.tables import open_database
-from astraflow.launch.config import load_recipe
-from astraflow.launch.folder import RunFolder
+from astraflow.dataflow.journal.journal_db import open_database
+from astraflow.dataflow.journal.records import (
+    Record,
+    chain_of,
+    encode_commands,
+    encode_events,
+    encode_records,
+)
+from astraflow.dataflow.journal.segments import SegmentStore
+from astraflow.recipe.recipe import load_recipe
+from astraflow.recipe.run_folder import RunFolder
 from astraflow.types import MetricItem, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
 from harness import report, show_table

@@ -27,14 +27,14 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from astraflow.host_tensors import HostTensor
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import run_service
 from astraflow.types import SourceLink
-from astraflow.weights.codec.delta import apply_delta, parse_delta
-from astraflow.weights.codec.encoder import encode_delta
-from astraflow.weights.codec.kernels import NUMPY, choose_kernel
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
+from astraflow.weights.delta.delta import apply_delta, parse_delta
+from astraflow.weights.delta.encoder import encode_delta
+from astraflow.weights.delta.kernels import NUMPY, choose_kernel
 from astraflow.weights.manifest import digest_of, lay_out
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.errors import RolloutError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import empty_causal_lm, install_tensors
 from astraflow.protocols import Capacity
 from astraflow.rollout.engines.requests import stop_ids
 from astraflow.types import BusySpan, GenerateRequest, Generation
+from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["GenerateEngine"]
 

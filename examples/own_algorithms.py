@@ -1,6 +1,6 @@
 """Data algorithms of one's own: a curator, a filter and a credit function."""
 
-from astraflow.facts import GroupFacts, Outcome
+from astraflow.types.facts import GroupFacts, Outcome
 
 
 def long_enough(facts: GroupFacts, *, least: int) -> bool | str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
 
-from astraflow.launch.local import LocalLauncher
+from astraflow.processes.local_launcher import LocalLauncher
 from astraflow.protocols import ProcessHandle, ProcessSpec
 
 __all__ = ["PrefixLauncher"]

@@ -9,7 +9,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from astraflow.workflows.agent import AgentTask
+from astraflow.addons.agents.agent import AgentTask
 from astraflow.workflows.conversation import Endpoint
 
 __all__ = ["solve"]

@@ -3,8 +3,8 @@
 Try it: astraflow run examples/tinker_loop.yaml
 """
 
-from astraflow.trainer.backends.tinker.client import TrainingClient
-from astraflow.trainer.backends.tinker.types import AdamParams, Datum, ModelInput, SamplingParams
+from astraflow.addons.tinker.client import TrainingClient
+from astraflow.addons.tinker.wire_types import AdamParams, Datum, ModelInput, SamplingParams
 
 __all__ = ["train"]
 

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.loading import DTYPES, host_tensor, weights_by_name
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
+from astraflow.types.host_tensors import WeightSnapshot
 from transfer_driver import digest_of
 
 __all__ = ["CheckedEngine"]

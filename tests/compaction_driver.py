@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from astraflow.dataflow.audit import AuditReport, audit
-from astraflow.dataflow.compaction import Compaction, CompactionPlan
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.segments import SegmentStore
-from astraflow.dataflow.tables import DATABASE, open_database
+from astraflow.dataflow.journal.compaction import Compaction, CompactionPlan
+from astraflow.dataflow.journal.journal_db import DATABASE, open_database
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.segments import SegmentStore
 from dataflow_driver import ScriptedTrainer, ScriptedWorker
 
 SEGMENT = 4096

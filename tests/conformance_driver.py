@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
 from astraflow.errors import RolloutError
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.service import RolloutService
 from astraflow.service.client import MemoryTransport, Reply, ServiceClient, Transport
@@ -31,6 +30,7 @@ from astraflow.types import (
     Sampling,
     Task,
 )
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient

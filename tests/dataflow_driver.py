@@ -15,9 +15,9 @@ from astraflow.algorithms.task_orders import ShuffleConfig
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.plan import EvalPlan, EvalSetPlan, PolicyPlan, RunPlan
-from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.segments import SEGMENT_BYTES
-from astraflow.dataflow.service import DataflowService
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.journal.segments import SEGMENT_BYTES
+from astraflow.dataflow.service.service import DataflowService
 from astraflow.errors import RefusedError
 from astraflow.protocols import TaskSource
 from astraflow.service.client import MemoryTransport, ServiceClient

@@ -15,10 +15,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.loading import export_tensors
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 
 __all__ = [
     "CHARACTERS",

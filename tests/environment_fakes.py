@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from astraflow.envs.config import EnvironmentConfig
-from astraflow.envs.environment import with_environment
 from astraflow.errors import RolloutError
 from astraflow.protocols import Environment, InteractiveEnvironment, Observation
+from astraflow.tasks.config import EnvironmentConfig
+from astraflow.tasks.environment import with_environment
 from astraflow.types import Message, Task, ToolSpec
 from rollout_fakes import make_task
 

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation
+from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["HotEngine", "RoundingEngine"]
 

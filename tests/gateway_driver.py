@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from astraflow.addons.agents.agent import AgentTask
+from astraflow.addons.agents.gateway.endpoint import EpisodeEndpoint
+from astraflow.addons.agents.gateway.gateway import Gateway
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
-from astraflow.rollout.gateway import Gateway
-from astraflow.rollout.gateway_endpoint import EpisodeEndpoint
 from astraflow.types import GenerateRequest, Trajectory
-from astraflow.workflows.agent import AgentTask
 from astraflow.workflows.calls import bare_json_calls, tagged_calls
 from astraflow.workflows.conversation import Endpoint
 from rollout_fakes import ScriptedEngine, make_policy

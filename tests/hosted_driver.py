@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
+from astraflow.addons.agents.hosted import Hosted
+from astraflow.addons.agents.hosts.host import Host
+from astraflow.addons.agents.hosts.messages import HostedSpec
 from astraflow.config import parse_config
-from astraflow.hosts.host import Host
-from astraflow.hosts.messages import HostedSpec
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, Task
 from astraflow.workflows.calls import tagged_calls
 from astraflow.workflows.config import HostedConfig
-from astraflow.workflows.hosted import Hosted
 from rollout_fakes import ScriptedEngine, exact, make_policy, make_task
 from workflow_driver import letter_renderer
 

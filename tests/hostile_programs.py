@@ -6,7 +6,7 @@ None of them may reach anything outside. `SECRET` in a program's text stands for
 import platform
 from dataclasses import dataclass
 
-from astraflow.sandbox.verdict import Kind
+from astraflow.addons.sandbox.verdict import Kind
 
 __all__ = ["HOSTILE", "HostileProgram"]
 

@@ -10,8 +10,8 @@ from recipes.alfworld.household_server import make_app
 from recipes.alfworld.household_world import Household
 
 from agentbench_client import played_here
-from astraflow.envs.agentbench import AgentBench
-from astraflow.envs.episode_server import EpisodeServer
+from astraflow.addons.envs.agentbench import AgentBench
+from astraflow.addons.envs.episode_server import EpisodeServer
 from astraflow.protocols import Observation
 from astraflow.types import Task
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.losses.policy import LossInputs, LossOutput, grpo
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation, Task
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 
 __all__ = ["SkewedEngine", "reward", "slow_loss", "tardy"]

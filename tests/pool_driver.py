@@ -14,8 +14,8 @@ from astraflow.dataflow.core.commands import (
     RecordResult,
     ResultDropped,
 )
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import decode_commands, decode_events
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_commands, decode_events
 from system_driver import ROOT, Started, Terminals
 
 __all__ = ["NODE", "Share", "join_node", "logprob_mismatches", "trained_shares"]

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from astraflow.envs.data_sets.catalogue import DATA_SETS
+from astraflow.addons.data_sets.catalogue import DATA_SETS
 
 __all__ = ["ANSWERS", "NUM_ROWS", "packed", "rows_of", "write_published"]
 

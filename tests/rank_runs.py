@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from astraflow.dataflow.batch_slices import slice_indices
-from astraflow.trainer.backends.torch_backend import TorchBackend
+from astraflow.dataflow.service.batch_slices import slice_indices
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.ranks import Ranks
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import Batch
 from trainer_builders import VOCAB_SIZE, make_batch, make_samples
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import yaml
 
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.models.spec import ModelSpec
-from astraflow.models.tiny import init_model
+from astraflow.addons.tiny_models.spec import ModelSpec
+from astraflow.addons.tiny_models.tiny import init_model
+from astraflow.recipe.recipe import Recipe, load_recipe
 
 __all__ = ["make_digit_model", "make_digit_recipe"]
 

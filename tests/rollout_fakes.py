@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import HistoryRewrittenError, RefusedError, RolloutError, UnavailableError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.types import (
@@ -42,6 +41,7 @@ from astraflow.types import (
     Task,
     VersionsReply,
 )
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 
 STOP = 1

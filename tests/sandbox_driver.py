@@ -15,13 +15,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from astraflow.addons.sandbox.backends import chosen_maker
+from astraflow.addons.sandbox.command import CommandLimits
+from astraflow.addons.sandbox.config import SandboxConfig
+from astraflow.addons.sandbox.openings import openings_for
+from astraflow.addons.sandbox.pool import Sandbox
+from astraflow.addons.sandbox.verdict import Kind, Limits, Verdict
 from astraflow.errors import ConfigError
-from astraflow.sandbox.backends import chosen_maker
-from astraflow.sandbox.command import CommandLimits
-from astraflow.sandbox.config import SandboxConfig
-from astraflow.sandbox.openings import openings_for
-from astraflow.sandbox.pool import Sandbox
-from astraflow.sandbox.verdict import Kind, Limits, Verdict
 from hostile_agent import AGENT, DISK_BYTES, of_marker, outside
 from hostile_programs import HOSTILE
 

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from astraflow.host_tensors import WeightSnapshot
+from astraflow.addons.inference_servers.server_engine import ServerEngine
 from astraflow.models.loading import install_tensors
 from astraflow.rollout.config import SglangEngineConfig, VllmEngineConfig
 from astraflow.rollout.engines.factory import make_engine
-from astraflow.rollout.engines.server_engine import ServerEngine
 from astraflow.types import GenerateRequest, Generation, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 from engine_models import CHARACTERS, make_model_folder, snapshot_of
 
 PROMPT = (5, 9, 3, 30, 12)

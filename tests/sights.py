@@ -2,7 +2,7 @@
 
 import msgspec
 
-from astraflow.launch.watch.sight import Sight
+from astraflow.report.watch.sight import Sight
 from astraflow.types import (
     FateCounts,
     Load,

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.service.client import ServiceClient
 from astraflow.service.server import HttpServer
 from astraflow.types import Manifest, PublisherHealth, SourceLink
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, served
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver

@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from astraflow.addons.agents.gateway.chat_wire import ChatRequest, Choice
+from astraflow.addons.agents.gateway.endpoint import EpisodeEndpoint
+from astraflow.addons.agents.gateway.gateway import Gateway
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
-from astraflow.rollout.gateway import Gateway
-from astraflow.rollout.gateway_endpoint import EpisodeEndpoint
-from astraflow.rollout.gateway_wire import ChatRequest, Choice
 from astraflow.rollout.renderer import ChatRenderer, load_renderer
 from astraflow.types import GenerateRequest
 from astraflow.workflows.calls import tagged_calls

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from astraflow.addons.trackers.tracking import Trackers
 from astraflow.config import parse_config
-from astraflow.launch.config import Recipe
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.metrics_log import MetricsLog
-from astraflow.launch.tracking import Trackers
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.report.metrics_log import MetricsLog
 from astraflow.types import EvalRecord, MetricItem, StepRecord
 
 __all__ = ["EXAMPLES", "TrackedFolder", "example", "key_of", "make_eval", "make_step"]

@@ -10,10 +10,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from astraflow import wire
 from astraflow.losses.config import ValueModelConfig
 from astraflow.protocols import AdamStep, TrainerBackend
-from astraflow.token_columns import Columns
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.objective import ValueObjective
 from astraflow.types import AdvantageSpan, Batch, BatchTotals, Sample, Trajectory, VersionSpan
+from astraflow.types.token_columns import Columns
 
 VOCAB_SIZE = 24
 

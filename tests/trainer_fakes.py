@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from astraflow.errors import DataError, FencedError, RefusedError
-from astraflow.host_tensors import HostTensor
 from astraflow.protocols import Learner, StepResult
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
@@ -24,6 +23,7 @@ from astraflow.types import (
     SessionRequest,
     StepFailure,
 )
+from astraflow.types.host_tensors import HostTensor
 from trainer_builders import make_batch, make_sample
 
 

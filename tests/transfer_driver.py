@@ -15,14 +15,14 @@ import numpy as np
 
 from astraflow import wire
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.service.client import ServiceClient
 from astraflow.service.process import run_service
 from astraflow.types import Manifest, SourceLink
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights import manifest
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import pack
-from astraflow.weights.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, served
 from astraflow.weights.publisher import run_publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver

@@ -20,7 +20,8 @@ from astraflow.dataflow.core.commands import (
     RecordResult,
     TrajectoryMeta,
 )
-from astraflow.dataflow.records import (
+from astraflow.dataflow.journal.journal_db import open_database, summed
+from astraflow.dataflow.journal.records import (
     PlanEntry,
     PlanRow,
     Record,
@@ -30,8 +31,7 @@ from astraflow.dataflow.records import (
     encode_plan,
     encode_records,
 )
-from astraflow.dataflow.segments import SegmentStore
-from astraflow.dataflow.tables import open_database, summed
+from astraflow.dataflow.journal.segments import SegmentStore
 from astraflow.types import Failure, Fate, Message, MetricItem, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from astraflow.addons.tiny_models.spec import ArchitectureConfig, ModelSpec, TokenizerConfig, WarmStartConfig
+from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.config import Use
 from astraflow.models.images import IMAGE, image_uri
 from astraflow.models.loading import load_causal_lm
-from astraflow.models.spec import ArchitectureConfig, ModelSpec, TokenizerConfig, WarmStartConfig
-from astraflow.models.tiny import init_model
 from astraflow.types import MediaRef, Message
 
 __all__ = ["asked", "no_demonstrations", "picture", "save_seeing_model"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from astraflow.host_tensors import HostTensor
 from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import ITEM_BYTES
 from astraflow.weights.publisher import Publisher

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 from jinja2 import Template
 
-from astraflow.retrieval.bm25 import Bm25
-from astraflow.retrieval.documents import Document
-from astraflow.retrieval.index import SearchIndex
+from astraflow.addons.search.retrieval.bm25 import Bm25
+from astraflow.addons.search.retrieval.documents import Document
+from astraflow.addons.search.retrieval.index import SearchIndex
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.renderer import ChatRenderer

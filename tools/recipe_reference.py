@@ -18,10 +18,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
+from astraflow.addons.tiny_models.spec import ModelSpec
 from astraflow.config import Config, Use
-from astraflow.launch.config import Recipe
-from astraflow.launch.resume import MAY_CHANGE, MAY_COME_OR_GO
-from astraflow.models.spec import ModelSpec
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.resume import MAY_CHANGE, MAY_COME_OR_GO
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INDEX = "recipes.md"
@@ -91,7 +91,7 @@ has to lie where Python finds it:
 ```python
 import random
 
-from astraflow.models.demonstrations import Demonstration
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 
 
 def copies(num: int, seed: int, length: int = 5) -> list[Demonstration]:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from astraflow.envs.data_sets.catalogue import DATA_SETS
-from astraflow.envs.data_sets.manifest import CONVERSION, DataManifest, PreparedSplit, write_manifest
+from astraflow.addons.data_sets.catalogue import DATA_SETS
+from astraflow.addons.data_sets.manifest import CONVERSION, DataManifest, PreparedSplit, write_manifest
 
 Row = dict[str, Any]
 

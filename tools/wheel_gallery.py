@@ -1,6 +1,6 @@
 """Puts `recipes/` and `examples/` into the wheel, as `astraflow/gallery`; hatchling runs this when it builds.
 
-An editable install does not get copies, which would grow old: `astraflow.launch.gallery` finds the folders of
+An editable install does not get copies, which would grow old: `astraflow.recipe.gallery` finds the folders of
 the checkout.
 """
 

@@ -2,7 +2,7 @@
 import { copyFile, mkdir } from "node:fs/promises";
 import { build } from "esbuild";
 
-const out = new URL("../src/astraflow/view/assets/", import.meta.url).pathname;
+const out = new URL("../src/astraflow/addons/view/assets/", import.meta.url).pathname;
 await mkdir(out, { recursive: true });
 await build({
   entryPoints: ["src/app.js", "src/app.css"],

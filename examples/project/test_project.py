@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from astraflow import load_recipe, try_episode
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.types import Task
 from reward import share_of_digits
 

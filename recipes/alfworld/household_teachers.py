@@ -12,7 +12,7 @@ from recipes.alfworld.household_players import expert
 from recipes.alfworld.household_room import Room
 from recipes.alfworld.household_world import Household
 
-from astraflow.models.demonstrations import Demonstration
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.types import Message
 
 __all__ = ["demonstrations"]

@@ -16,8 +16,8 @@ from recipes.alfworld.household_room import GOALS, NOTHING, PLACES, Goal, Room, 
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 __all__ = ["Household", "HouseholdGame", "command_in"]
 

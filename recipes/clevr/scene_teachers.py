@@ -11,7 +11,7 @@ from typing import Any
 from recipes.clevr.scene_pictures import Scene
 from recipes.clevr.scene_world import Scenes
 
-from astraflow.models.demonstrations import Demonstration
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.types import Message
 
 __all__ = ["demonstrations", "expert", "random_player"]

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from astraflow.columns import Row, with_row
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.errors import ConfigError
-from astraflow.models.demonstrations import Demonstration
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.types.row_columns import Row, with_row
+from astraflow.user_input.splits import is_heldout
 
 __all__ = [
     "Formula",

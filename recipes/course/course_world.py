@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.errors import ConfigError
-from astraflow.models.demonstrations import Demonstration
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 __all__ = [
     "LESSONS",

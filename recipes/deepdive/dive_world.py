@@ -17,8 +17,8 @@ from recipes.deepdive.dive_corpus import MOST_PEOPLE, Corpus, Question, make_cor
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 __all__ = ["QUESTION", "REFUSED", "RETURNED", "UNKNOWN", "Dive", "Diving", "action_in", "checklist_of"]
 

@@ -8,7 +8,7 @@ from recipes.nim.nim_game import NimGame, moves, shown
 from recipes.nim.nim_players import expert
 from recipes.nim.nim_world import Nim
 
-from astraflow.models.demonstrations import Demonstration
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.types import Message
 
 __all__ = ["demonstrations"]

@@ -13,8 +13,8 @@ from recipes.nim.nim_game import MOST_HEAPS, MOST_THINGS, NimGame, shown
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 __all__ = ["IMPOSSIBLE", "Nim", "heaps_of", "move_in", "seat_of"]
 

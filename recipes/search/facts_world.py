@@ -12,9 +12,9 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from astraflow.models.demonstrations import Demonstration
-from astraflow.splits import is_heldout
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 NUM_PEOPLE = 2_000
 NUM_TOWNS = 200

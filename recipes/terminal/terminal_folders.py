@@ -2,7 +2,7 @@
 
     python -m recipes.terminal.terminal_folders --out tasks --num 10
 
-writes folders that Harbor, and the environment `astraflow.envs.harbor:Harbor`, can play. The same seed
+writes folders that Harbor, and the environment `astraflow.addons.envs.harbor:Harbor`, can play. The same seed
 gives the same folders, byte for byte.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astraflow.sandbox.shell import BoxFile
+from astraflow.addons.sandbox.shell import BoxFile
 
 __all__ = ["KINDS", "NAMES", "WORDS", "Errand", "folder_of", "make_errand", "write_folder"]
 

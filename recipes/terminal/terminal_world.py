@@ -10,12 +10,12 @@ from typing import Literal
 
 from recipes.terminal.terminal_folders import KINDS, MOST_FIRST, Errand, folder_of, make_errand
 
-from astraflow.envs.harbor import HarborEnvironment
-from astraflow.envs.harbor_folder import HarborTask, harbor_task
+from astraflow.addons.envs.harbor import HarborEnvironment
+from astraflow.addons.envs.harbor_folder import HarborTask, harbor_task
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.errors import ConfigError
-from astraflow.models.demonstrations import Demonstration
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 __all__ = ["Terminal", "demonstrations", "expert", "random_player"]
 
@@ -37,7 +37,7 @@ class Terminal(HarborEnvironment):
         backend: Literal["auto", "bubblewrap", "namespaces"] = "auto",
     ) -> None:
         """`size`: number of tasks of a split. `num_errands`: how many of them differ; 0: each is drawn anew.
-        For the others see `astraflow.envs.harbor`.
+        For the others see `astraflow.addons.envs.harbor`.
 
         Raises: ConfigError.
         """

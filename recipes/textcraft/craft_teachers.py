@@ -12,7 +12,7 @@ from typing import Any
 from recipes.textcraft.craft_workshop import Workshop
 from recipes.textcraft.craft_world import Craft
 
-from astraflow.models.demonstrations import Demonstration
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.types import Message
 
 __all__ = ["demonstrations"]

@@ -16,8 +16,8 @@ from recipes.textcraft.craft_workshop import CRAFTED, GOAL, TIERS, UNKNOWN, Work
 
 from astraflow.errors import ConfigError
 from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 __all__ = ["Craft", "command_in"]
 

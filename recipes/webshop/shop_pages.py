@@ -19,8 +19,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from recipes.webshop.shop_catalogue import Goal, Product
 from recipes.webshop.shop_reward import check_installed, purchase_reward
 
+from astraflow.addons.search.retrieval.bm25 import Bm25
 from astraflow.errors import DataError, QueryError
-from astraflow.retrieval.bm25 import Bm25
 
 __all__ = ["MOST_QUERY", "Pages"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from recipes.webshop.shop_catalogue import Goal, Product
 
 from astraflow.errors import ConfigError
-from astraflow.extras import install_command
+from astraflow.user_input.extras import install_command
 
 __all__ = ["check_installed", "purchase_reward"]
 

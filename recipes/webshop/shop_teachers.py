@@ -10,7 +10,7 @@ from recipes.webshop.shop_pages import Pages
 from recipes.webshop.shop_players import Seen, asked_on, expert
 from recipes.webshop.shop_world import Shop, action_in, address_of
 
-from astraflow.models.demonstrations import Demonstration
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.types import Message
 
 __all__ = ["demonstrations"]

@@ -24,8 +24,8 @@ from recipes.webshop.shop_site import Site
 
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.splits import is_heldout
 from astraflow.types import Task
+from astraflow.user_input.splits import is_heldout
 
 __all__ = ["Shop", "action_in", "address_of"]
 

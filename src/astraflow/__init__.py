@@ -9,16 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from astraflow.launch.config import load_recipe
-    from astraflow.launch.run import launch
-    from astraflow.launch.trial import try_episode
+    from astraflow.recipe.recipe import load_recipe
+    from astraflow.run.run import launch
+    from astraflow.run.trial import try_episode
 
 __all__ = ["__version__", "launch", "load_recipe", "try_episode"]
 
 __version__ = "0.1.0"
 
-_MODULES = {"load_recipe": "astraflow.launch.config", "try_episode": "astraflow.launch.trial"}
-"""Where names are defined. `launch` is the subpackage of this name, which can be called."""
+_MODULES = {
+    "launch": "astraflow.run.run",
+    "load_recipe": "astraflow.recipe.recipe",
+    "try_episode": "astraflow.run.trial",
+}
+"""Where names are defined."""
 
 
 def __getattr__(name: str) -> object:

@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
-from astraflow.mistakes import (
+from astraflow.user_input.mistakes import (
     configs_in,
     distinct,
     dotted_path,
@@ -42,9 +42,9 @@ from astraflow.mistakes import (
     shown,
     tag_of,
 )
-from astraflow.own_code import described
-from astraflow.plain_data import SHORT_FLOAT, line_of, problems, yaml_value
-from astraflow.user_files import is_there, line_at, read_file, shown_path
+from astraflow.user_input.own_code import described
+from astraflow.user_input.plain_data import SHORT_FLOAT, line_of, problems, yaml_value
+from astraflow.user_input.user_files import is_there, line_at, read_file, shown_path
 
 __all__ = [
     "Config",

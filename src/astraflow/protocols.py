@@ -18,9 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import RolloutError
-from astraflow.facts import Outcome
-from astraflow.host_tensors import HostTensor, WeightSnapshot
-from astraflow.token_columns import Columns
 from astraflow.types import (
     Batch,
     BusySpan,
@@ -34,6 +31,9 @@ from astraflow.types import (
     Task,
     ToolSpec,
 )
+from astraflow.types.facts import Outcome
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.types.token_columns import Columns
 
 if TYPE_CHECKING:  # seams are read without loading torch
     from torch import Tensor

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from astraflow import wire
 from astraflow.errors import ImageError, WireError
 from astraflow.models.images import ImageRules, check_media
-from astraflow.token_columns import EXPERTS_STREAM
 from astraflow.types import ImageTokens, SampleRules, Stream, StreamRule, Trajectory, VersionSpan
+from astraflow.types.token_columns import EXPERTS_STREAM
 
 __all__ = [
     "ANY_TRAINER",

@@ -26,7 +26,7 @@ from astraflow.dataflow.core.commands import PayloadRef, SampleView
 from astraflow.dataflow.core.state import ReadyGroup
 from astraflow.dataflow.core.tables import normalized
 from astraflow.errors import DataError
-from astraflow.facts import GroupFacts, TrajectoryFacts
+from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
 
 def make_group(*rewards: float, roles: tuple[str, ...] = ()) -> GroupFacts:

@@ -13,8 +13,8 @@ from typing import Literal
 
 import pytest
 
-from astraflow.envs.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
-from astraflow.envs.rewards import make_reward
+from astraflow.tasks.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
+from astraflow.tasks.rewards import make_reward
 from astraflow.types import Task
 
 FOLDER = Path(__file__).parent

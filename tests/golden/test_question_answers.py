@@ -2,7 +2,7 @@
 
 import pytest
 
-from astraflow.envs.question_answers import exact_match, normalized, word_f1
+from astraflow.addons.search.question_answers import exact_match, normalized, word_f1
 
 # (prediction, right answers, exact match, F1). The grader lower-cases, removes punctuation and articles, and
 # takes the best right answer; F1 is 2 * shared / (words of the prediction + words of the answer).

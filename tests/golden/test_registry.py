@@ -16,11 +16,11 @@ from torch import Tensor
 from astraflow.algorithms.credit import CreditConfig, make_credit
 from astraflow.algorithms.shaping import ShapingConfig, make_shaping
 from astraflow.config import Config, Use
-from astraflow.facts import GroupFacts, TrajectoryFacts
 from astraflow.losses.auxiliary import CORRECTIONS, KL_ESTIMATORS
 from astraflow.losses.config import CorrectionConfig, LossConfig, NoCorrectionConfig
 from astraflow.losses.factory import make_loss
 from astraflow.losses.policy import LossInputs
+from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
 
 def by_name(union: Any) -> dict[str, Callable[[], Config]]:

@@ -14,13 +14,13 @@ import torch
 
 from astraflow.models.export import begin_export
 from astraflow.models.loading import load_causal_lm, torch_tensor
-from astraflow.trainer.backends.head import chunked_logprobs
-from astraflow.trainer.backends.torch_backend import TorchBackend
-from astraflow.trainer.backends.varlen import find_varlen
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.step import entropies, token_logprobs
+from astraflow.trainer.torch.head import chunked_logprobs
+from astraflow.trainer.torch.torch_backend import TorchBackend
+from astraflow.trainer.torch.varlen import find_varlen
 from astraflow.types import GenerateRequest, Sampling
 from engine_models import make_engine_on, snapshot_of
 from trainer_builders import make_batch, make_sample, make_samples, save_model

@@ -19,9 +19,9 @@ import pytest
 
 import astraflow
 from agent_play import ASKS, play_program, said
+from astraflow.addons.sandbox.inside import keeper
+from astraflow.addons.sandbox.inside.enter import boot_code
 from astraflow.errors import RolloutError
-from astraflow.sandbox.inside import keeper
-from astraflow.sandbox.inside.enter import boot_code
 from astraflow.types import Episode
 from ordinary_user import NOBODY, usable_pythons
 

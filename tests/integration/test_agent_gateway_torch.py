@@ -12,7 +12,7 @@ import torch
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from astraflow.models.spec import TokenizerConfig
+from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.models.tokenizer import make_tokenizer
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.dialogue import HostedPolicy

@@ -19,9 +19,9 @@ from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.rollout.renderer import load_renderer
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, Sampling, Trajectory
 from engine_models import snapshot_of
 from gateway_driver import OpenEpisode, episode, policies, posted

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent_play import ASKS, play_program, said
+from astraflow.addons.sandbox.backends import BACKENDS, chosen_maker
+from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.errors import ConfigError, RolloutError
-from astraflow.sandbox.backends import BACKENDS, chosen_maker
-from astraflow.sandbox.config import SandboxConfig
 from hostile_agent import AGENT, DISK_BYTES, FOUND, of_marker, outside
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("sandbox")]

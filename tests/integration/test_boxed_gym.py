@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.envs.config import ReasoningGymConfig, SourceReward, TasksConfig
-from astraflow.envs.rewards import make_reward
-from astraflow.envs.sources import make_source
+from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.errors import ConfigError
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.sandbox.pool import Sandbox
+from astraflow.tasks.config import ReasoningGymConfig, SourceReward, TasksConfig
+from astraflow.tasks.rewards import make_reward
+from astraflow.tasks.sources import make_source
 from astraflow.types import Task
 
 pytestmark = [pytest.mark.xdist_group("sandbox"), pytest.mark.timeout(240)]

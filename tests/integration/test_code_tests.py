@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from astraflow.columns import Row, with_row
-from astraflow.envs.code_config import CodeTestsReward
-from astraflow.envs.config import JsonlSourceConfig, SingleRewardConfig, TasksConfig, Use, WeightedReward
-from astraflow.envs.rewards import make_reward
+from astraflow.addons.code.config import CodeTestsReward
+from astraflow.addons.sandbox.config import SandboxConfig
 from astraflow.errors import ConfigError
 from astraflow.protocols import Score
 from astraflow.rollout.scoring import ScoringPool
-from astraflow.sandbox.config import SandboxConfig
+from astraflow.tasks.config import JsonlSourceConfig, SingleRewardConfig, TasksConfig, Use, WeightedReward
+from astraflow.tasks.rewards import make_reward
 from astraflow.types import Task
+from astraflow.types.row_columns import Row, with_row
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 

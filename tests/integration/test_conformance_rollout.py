@@ -11,7 +11,6 @@ import pytest
 
 from astraflow import wire
 from astraflow.errors import RolloutError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.service.client import Reply
 from astraflow.types import (
     Episode,
@@ -30,6 +29,7 @@ from astraflow.types import (
     VersionSpan,
     VersionsReply,
 )
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow_conformance.report import Report
 from conformance_driver import (
     ChangesAnswer,

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from astraflow.dataflow.audit import audit
-from astraflow.host_tensors import HostTensor
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Manifest
+from astraflow.types.host_tensors import HostTensor
 from dataflow_driver import Run, ScriptedWorker, make_manifest, make_plan, running
 from trainer_fakes import CountingLearner, MemoryPublisher
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.envs.data_sets.catalogue import find_data_set
-from astraflow.envs.data_sets.preparing import prepare
+from astraflow.addons.data_sets.catalogue import find_data_set
+from astraflow.addons.data_sets.preparing import prepare
 from astraflow.errors import UnavailableError
 from published_rows import write_published
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from astraflow.dataflow.audit import audit
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.in_process import run_in_process
-from astraflow.launch.preflight import check_recipe
-from astraflow.launch.trial import try_episode
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.run.in_process import run_in_process
+from astraflow.run.preflight import check_recipe
+from astraflow.run.trial import try_episode
+from astraflow.trainer.backend_factory import make_learner
 from recipe_builders import make_digit_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -21,8 +21,8 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.dataflow.figures import run_figures
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import chain_of, decode_commands, decode_events, encode_events
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import chain_of, decode_commands, decode_events, encode_events
 from astraflow.types import BusySpan, DropRequest
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running
 

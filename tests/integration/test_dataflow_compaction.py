@@ -8,8 +8,8 @@ import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.transcripts import load_transcripts
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import JournalError
 from compaction_driver import SEGMENT, compact, edited, essence, train
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running

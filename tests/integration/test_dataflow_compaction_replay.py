@@ -11,15 +11,15 @@ import pytest
 
 from astraflow.algorithms.samplers import ReplayConfig
 from astraflow.dataflow.audit import AuditReport, audit
-from astraflow.dataflow.compaction import carried_ledger
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.commands import BatchTaken
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import PolicyPlan, RunPlan
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import decode_events
-from astraflow.dataflow.segments import SegmentReader
-from astraflow.dataflow.tables import DATABASE
+from astraflow.dataflow.journal.compaction import carried_ledger
+from astraflow.dataflow.journal.journal_db import DATABASE
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_events
+from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.types import PushTasks, Task
 from compaction_driver import SEGMENT, compact, edited, essence, train
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running

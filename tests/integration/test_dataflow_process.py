@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import JournalError, UnavailableError
-from astraflow.launch.dataflow_process import run_dataflow
-from astraflow.launch.folder import RunFolder
+from astraflow.processes.dataflow_process import run_dataflow
+from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.client import ServiceClient
 from astraflow.types import Item, StopRequest
 from recipe_builders import make_digit_model, make_digit_recipe

@@ -11,7 +11,7 @@ from astraflow import wire
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RefusedError, WireError
-from astraflow.launch.status import run_status, show_status
+from astraflow.report.status import run_status, show_status
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import (
     EpisodeResult,

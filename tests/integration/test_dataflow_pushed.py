@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from astraflow.dataflow.audit import audit
-from astraflow.dataflow.transcripts import load_transcripts
+from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.types import PushTasks, Task
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, running
 

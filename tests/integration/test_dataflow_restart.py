@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.audit import audit
-from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.journal.journal import Journal
 from astraflow.errors import JournalError
 from astraflow.types import Fingerprints, SessionRequest, StatusReply
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, kept, make_plan, play, running

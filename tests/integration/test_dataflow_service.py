@@ -12,10 +12,11 @@ from astraflow import wire
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.transcripts import load_transcripts
+from astraflow.dataflow.service.transcripts import load_transcripts
 from astraflow.errors import FencedError, RefusedError, UnavailableError, VersionMismatchError, WireError
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.service.server import HttpServer, TokenAuth
+from astraflow.service.worker_ids import handle_of
 from astraflow.types import (
     BatchReply,
     Episode,
@@ -36,7 +37,6 @@ from astraflow.types import (
     Task,
     VersionsReply,
 )
-from astraflow.worker_ids import handle_of
 from dataflow_driver import (
     Run,
     ScriptedTrainer,

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from astraflow.dataflow.audit import audit
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import Record, chain_of
-from astraflow.dataflow.tables import DATABASE
+from astraflow.dataflow.journal.journal_db import DATABASE
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import Record, chain_of
 from astraflow.types import PushTasks, Task
 from compaction_driver import compact, essence, train
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running

@@ -8,9 +8,9 @@ import pytest
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.core.plan import RunPlan
 from astraflow.errors import FencedError, TrainingError
-from astraflow.launch.folder import RunFolder, RunRecord
-from astraflow.launch.plan import run_plan
 from astraflow.protocols import StepResult
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.recipe.run_plan import run_plan
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
 from astraflow.types import Batch, DropRequest, Fingerprints, StepFailure, Wait

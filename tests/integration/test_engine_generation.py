@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from astraflow.errors import RolloutError, WeightsError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Generation, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 from engine_models import CHARACTERS, make_engine_on, make_model_folder, make_random_model, snapshot_of
 
 PROMPT = (5, 9, 3, 30, 12)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from astraflow.errors import RolloutError, ServiceError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.types import GenerateRequest, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 from engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
 
 

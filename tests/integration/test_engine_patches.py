@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.loading import host_tensor, torch_tensor
 from astraflow.types import GenerateRequest, Manifest, Sampling
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import model_files
 from engine_models import make_engine_on, make_model_folder, make_random_model, snapshot_of
 from weight_fakes import WeightRig, weight_rig

@@ -10,12 +10,12 @@ import torch
 
 from astraflow.config import load_attr
 from astraflow.dataflow.audit import audit
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.in_process import run_in_process
-from astraflow.launch.preflight import check_recipe
-from astraflow.launch.trial import try_episode
 from astraflow.protocols import InteractiveEnvironment, Observation
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.run.in_process import run_in_process
+from astraflow.run.preflight import check_recipe
+from astraflow.run.trial import try_episode
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.types import Task
 from recipe_builders import make_digit_model
 

@@ -15,11 +15,11 @@ from starlette.routing import Route
 
 from astraflow.config import parse_config
 from astraflow.errors import ConfigError, DataError
-from astraflow.launch.access import network_modules
-from astraflow.launch.config import Recipe
-from astraflow.launch.eval_target import Endpoint, find_target, hosting
-from astraflow.launch.evaluation import EvalReport, EvalScore, EvalSize, evaluate, evaluation_table
+from astraflow.recipe.access import network_modules
+from astraflow.recipe.recipe import Recipe
 from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.run.eval_target import Endpoint, find_target, hosting
+from astraflow.run.evaluation import EvalReport, EvalScore, EvalSize, evaluate, evaluation_table
 from astraflow.service.server import HttpServer
 from astraflow.types import GenerateRequest, Message, Sampling
 from recipe_builders import make_digit_model, make_digit_recipe

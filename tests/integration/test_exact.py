@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.launch.drift import measure_drift
+from astraflow.addons.doctor.drift import measure_drift
 from astraflow.models.loading import load_causal_lm
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, Sampling
 from engine_models import snapshot_of

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from astraflow.addons.forecast.forecast_inputs import measured
 from astraflow.errors import DataError
-from astraflow.launch.forecast_inputs import measured
 from astraflow.types import EpisodeResult, MetricItem
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_episode, make_plan, make_trajectory, running
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from astraflow.dataflow.audit import audit
-from astraflow.launch import gallery
-from astraflow.launch.config import load_recipe
-from astraflow.launch.in_process import run_in_process
-from astraflow.launch.preflight import check_recipe
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.recipe import gallery
+from astraflow.recipe.recipe import load_recipe
+from astraflow.run.in_process import run_in_process
+from astraflow.run.preflight import check_recipe
+from astraflow.trainer.backend_factory import make_learner
 from docs_driver import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # the model is built once, and the first run starts a sandbox
 
 SMALLER = [entry for entry in gallery.entries() if entry.kind == "recipe" and "/1.7b" in entry.name]
-"""Those of 8B are the same at this scale: tests/unit/launch/test_full_recipes.py compares them."""
+"""Those of 8B are the same at this scale: tests/unit/run/test_full_recipes.py compares them."""
 
 
 @pytest.fixture(scope="module")

@@ -13,18 +13,18 @@ import psutil
 import pytest
 import torch
 
+from astraflow.addons.agents.hosted import check_roles
+from astraflow.addons.agents.hosts.host import Host, HostedEpisodeError
+from astraflow.addons.agents.hosts.process import HostLostError
 from astraflow.dataflow.audit import audit
-from astraflow.envs.config import HostedSourceConfig
-from astraflow.envs.sources import make_source
 from astraflow.errors import ConfigError, DataError, RolloutError
-from astraflow.hosts.host import Host, HostedEpisodeError
-from astraflow.hosts.process import HostLostError
-from astraflow.launch.config import load_recipe
-from astraflow.launch.in_process import run_in_process
-from astraflow.launch.preflight import check_recipe
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.recipe.recipe import load_recipe
+from astraflow.run.in_process import run_in_process
+from astraflow.run.preflight import check_recipe
+from astraflow.tasks.config import HostedSourceConfig
+from astraflow.tasks.sources import make_source
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.types import Episode
-from astraflow.workflows.hosted import check_roles
 from hosted_driver import config, hosted
 from recipe_builders import make_digit_model
 from rollout_fakes import ScriptedEngine, make_task

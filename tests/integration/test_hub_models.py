@@ -146,8 +146,8 @@ def test_a_run_keeps_the_commit_that_it_began_with(tmp_path: Path, hub: HubServe
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from astraflow.launch.config import load_recipe\n"
-        "from astraflow.launch.hub_models import with_fetched_models\n"
+        "from astraflow.recipe.recipe import load_recipe\n"
+        "from astraflow.run.hub_models import with_fetched_models\n"
         "recipe = with_fetched_models(load_recipe('recipe.yaml'), Path(sys.argv[1]), print)\n"
         "policy = recipe.policies['actor']\n"
         "print(policy.model, policy.train.auxiliary.reference, policy.model_dir)\n"

@@ -16,10 +16,10 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import RunPlan
-from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.segments import SegmentReader
-from astraflow.dataflow.tables import TranscriptRow
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.journal.journal_db import TranscriptRow
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
 from astraflow.types import BusySpan, Heartbeat, Load
 from compaction_driver import SEGMENT, compact, train

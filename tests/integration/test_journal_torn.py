@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.core.commands import Command, Decision, PushTaskIds
-from astraflow.dataflow.journal import Journal
+from astraflow.dataflow.journal.journal import Journal
 from astraflow.errors import JournalError
 from astraflow.types import Task
 

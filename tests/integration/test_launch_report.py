@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from astraflow.dataflow.audit import audit
-from astraflow.launch.config import Recipe
-from astraflow.launch.folder import RunFolder, RunRecord
-from astraflow.launch.report import draw_curve, load_summary, summary_table, write_report
-from astraflow.launch.summary import FailureShare, Summary
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.report.report import draw_curve, load_summary, summary_table, write_report
+from astraflow.report.summary import FailureShare, Summary
 from astraflow.types import EpisodeResult, EvalRecord, Failure, MetricItem
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, play, running
 

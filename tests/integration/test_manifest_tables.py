@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from astraflow.dataflow.client import DataflowClient
-from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.journal.reader import JournalReader
 from astraflow.errors import Error, WireError
 from astraflow.service.client import MemoryTransport, Reply, ServiceClient
 from astraflow.types import Manifest, Publication, PublicationReply, VersionsReply

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from astraflow.errors import ConfigError, DataError
-from astraflow.host_tensors import HostTensor
 from astraflow.models.families import engine_refusal
 from astraflow.models.loading import (
     empty_causal_lm,
@@ -24,10 +23,11 @@ from astraflow.protocols import TrainerBackend
 from astraflow.rollout.engines.cache import KvCache
 from astraflow.rollout.engines.forward import make_forward
 from astraflow.rollout.engines.lean import LeanForward
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import read_model
 from model_gallery import FAMILIES, save_tiny
 from trainer_builders import logprobs_alone, make_batch, make_samples

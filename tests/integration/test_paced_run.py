@@ -9,10 +9,10 @@ import yaml
 
 from astraflow.dataflow.audit import AuditReport, audit
 from astraflow.errors import ConfigError
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.in_process import run_in_process
-from astraflow.launch.preflight import check_recipe
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.run.in_process import run_in_process
+from astraflow.run.preflight import check_recipe
+from astraflow.trainer.backend_factory import make_learner
 from recipe_builders import make_digit_model
 
 pytestmark = pytest.mark.timeout(120)

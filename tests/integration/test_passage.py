@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from astraflow.sandbox.passage import passage
+from astraflow.addons.sandbox.passage import passage
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from astraflow.dataflow.audit import audit
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
 from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import (
     EpisodeReceipt,
     EpisodeResult,

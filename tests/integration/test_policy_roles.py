@@ -9,9 +9,9 @@ import pytest
 
 from astraflow.dataflow.audit import audit
 from astraflow.errors import RefusedError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.policy_host import PolicyHost
 from astraflow.types import Manifest, PolicyInfo, Publication, Sampling, VersionsReply
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_manifest, make_plan, running
 from rollout_fakes import CharRenderer, ScriptedEngine

@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 import astraflow
-from astraflow.launch.host_frames import Hello, Refused, Start, Started
-from astraflow.launch.host_link import HostLink, LinkLostError
-from astraflow.launch.piped_process import PipedProcess
+from astraflow.addons.cluster.host_frames import Hello, Refused, Start, Started
+from astraflow.addons.cluster.host_link import HostLink, LinkLostError
+from astraflow.addons.cluster.piped_process import PipedProcess
 from astraflow.protocols import MACHINE_LOST, ProcessSpec
 from system_driver import wait_gone
 
-HOST = (sys.executable, "-P", "-m", "astraflow.launch.host_main")
+HOST = (sys.executable, "-P", "-m", "astraflow.addons.cluster.host_main")
 DRAINS = (
     "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: (print('drained'), sys.exit(0)))\n"

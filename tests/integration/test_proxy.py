@@ -15,11 +15,11 @@ import openai
 import pytest
 import requests
 
+from astraflow.addons.agents.agent import AgentTask, agent, function_run
 from astraflow.config import Config, parse_config
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode
-from astraflow.workflows.agent import AgentTask, agent, function_run
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import Endpoint, Workflow
 from astraflow.workflows.factory import make_workflow

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from astraflow.errors import DataError
 from astraflow.trainer.ranks import Ranks
-from astraflow.weights.codec.encoder import HEADER_BYTES
+from astraflow.weights.delta.encoder import HEADER_BYTES
 from astraflow.weights.ranges import RangeJob, RangeWriter, Written, part_path
 from rank_pool import RankPool
 from rank_runs import CASES, assert_same_run, make_experts, make_learner, train

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from astraflow.launch.recent import recent_of
-from astraflow.launch.screen import render
+from astraflow.report.recent import recent_of
+from astraflow.report.screen import render
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 
 

@@ -15,13 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.dataflow.audit import audit
 from astraflow.dataflow.client import DataflowClient
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.envs.config import ExactReward, JsonlSourceConfig, TasksConfig
 from astraflow.errors import RolloutError
-from astraflow.host_tensors import WeightSnapshot
-from astraflow.models.spec import TokenizerConfig
 from astraflow.models.tokenizer import make_tokenizer
 from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
@@ -29,6 +27,7 @@ from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
+from astraflow.tasks.config import ExactReward, JsonlSourceConfig, TasksConfig
 from astraflow.types import (
     Batch,
     GenerateRequest,
@@ -37,6 +36,7 @@ from astraflow.types import (
     Publication,
     Trajectory,
 )
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 from astraflow.wire import array
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask

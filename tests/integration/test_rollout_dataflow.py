@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.client import DataflowClient
-from astraflow.envs.config import ExactReward, JsonlSourceConfig, TasksConfig
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
+from astraflow.tasks.config import ExactReward, JsonlSourceConfig, TasksConfig
 from astraflow.types import GenerateRequest, Publication
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.single_turn import single_turn
 from dataflow_driver import Run, ScriptedTrainer, make_manifest, make_plan, make_run_info, running

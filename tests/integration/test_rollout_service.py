@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from astraflow import wire
-from astraflow.columns import Row, with_row
-from astraflow.envs.code_config import CodeTestsReward
-from astraflow.envs.config import ExactReward, JsonlSourceConfig, TasksConfig
+from astraflow.addons.code.config import CodeTestsReward
+from astraflow.addons.sandbox.config import SandboxConfig
+from astraflow.addons.sandbox.pool import Sandbox
 from astraflow.errors import (
     ConfigError,
     DataError,
@@ -20,13 +20,11 @@ from astraflow.errors import (
     UnavailableError,
     WeightsError,
 )
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.scoring import ScoringPool
 from astraflow.rollout.service import RolloutService
-from astraflow.sandbox.config import SandboxConfig
-from astraflow.sandbox.pool import Sandbox
+from astraflow.tasks.config import ExactReward, JsonlSourceConfig, TasksConfig
 from astraflow.types import (
     Episode,
     Failure,
@@ -38,6 +36,8 @@ from astraflow.types import (
     Registration,
     Task,
 )
+from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.types.row_columns import Row, with_row
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.single_turn import single_turn
 from rollout_fakes import (

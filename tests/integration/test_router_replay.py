@@ -13,12 +13,12 @@ from astraflow.errors import WireError
 from astraflow.models.loading import load_causal_lm
 from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
-from astraflow.token_columns import EXPERTS_STREAM
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, GenerateRequest, Generation, Sample, Sampling, Stream
+from astraflow.types.token_columns import EXPERTS_STREAM
 from astraflow.wire import array, column
 from engine_models import make_engine_on, snapshot_of
 from model_gallery import save_tiny

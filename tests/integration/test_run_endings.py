@@ -12,12 +12,12 @@ import pytest
 from rich.console import Console
 
 from astraflow.errors import ConfigError, DataError, ServiceError
-from astraflow.launch.config import Recipe
-from astraflow.launch.ending import interruption
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.report import load_summary, summary_table
-from astraflow.launch.run import Run, launch
 from astraflow.protocols import ProcessSpec
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.report.ending import interruption
+from astraflow.report.report import load_summary, summary_table
+from astraflow.run.run import Run, launch
 from recipe_builders import make_digit_model, make_digit_recipe
 
 

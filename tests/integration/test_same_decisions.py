@@ -24,8 +24,8 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig, TableConfig
 from astraflow.dataflow.core.commands import BatchTaken, FateDecided, GroupDrawn
 from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import decode_events
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_events
 from astraflow.types import BatchReply, Episode, EpisodeResult, Lease, Trajectory, Turn, VersionSpan
 from astraflow.wire import column
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_episode, running

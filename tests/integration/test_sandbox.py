@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from astraflow.addons.sandbox.backends import BACKENDS
+from astraflow.addons.sandbox.config import SandboxConfig
+from astraflow.addons.sandbox.pool import Sandbox
+from astraflow.addons.sandbox.verdict import Kind, Limits
 from astraflow.errors import ConfigError
-from astraflow.sandbox.backends import BACKENDS
-from astraflow.sandbox.config import SandboxConfig
-from astraflow.sandbox.pool import Sandbox
-from astraflow.sandbox.verdict import Kind, Limits
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 
@@ -221,8 +221,8 @@ async def test_an_interpreter_below_tmp_has_its_whole_library(
 
 IN_AN_ENVIRONMENT = """
 import asyncio, sys
-from astraflow.sandbox.config import SandboxConfig
-from astraflow.sandbox.pool import Sandbox
+from astraflow.addons.sandbox.config import SandboxConfig
+from astraflow.addons.sandbox.pool import Sandbox
 
 async def main():
     sandbox = Sandbox(SandboxConfig(backend=sys.argv[1], packages=True, num_boxes=1), preloaded=["early"])

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from astraflow.envs.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
 from astraflow.errors import LateScoreError, RolloutError
 from astraflow.rollout.scoring import ScoringPool
+from astraflow.tasks.config import JsonlSourceConfig, MathVerifyReward, TasksConfig
 from astraflow.types import Task
 
 TASKS = TasksConfig(

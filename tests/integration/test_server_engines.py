@@ -12,12 +12,12 @@ import numpy as np
 import psutil
 import pytest
 
+from astraflow.addons.inference_servers.server_api import Address
+from astraflow.addons.inference_servers.sglang_api import SglangApi
+from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import ConfigError, RolloutError, ServiceError, WeightsError
 from astraflow.rollout.config import AttachConfig
 from astraflow.rollout.engines.factory import make_engine
-from astraflow.rollout.engines.server_api import Address
-from astraflow.rollout.engines.sglang_api import SglangApi
-from astraflow.rollout.engines.vllm_api import VllmApi
 from server_driver import (
     PROMPT,
     STAND_INS,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from astraflow.dataflow.audit import audit
-from astraflow.launch.config import load_recipe
-from astraflow.launch.in_process import run_in_process
-from astraflow.launch.preflight import check_recipe
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.recipe.recipe import load_recipe
+from astraflow.run.in_process import run_in_process
+from astraflow.run.preflight import check_recipe
+from astraflow.trainer.backend_factory import make_learner
 from recipe_builders import make_digit_model
 
 RECIPE = """\

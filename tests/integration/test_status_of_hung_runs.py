@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from astraflow.errors import ConfigError, UnavailableError
-from astraflow.launch.folder import RunFolder, RunRecord, ServiceRecord
-from astraflow.launch.status import run_status, show_status
-from astraflow.launch.watch.alarm import Alarm
+from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.report.status import run_status, show_status
+from astraflow.types.alarm import Alarm
 from recipe_builders import make_digit_recipe
 
 LONGEST_S = 2.0

@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astraflow.envs.rewards import make_reward
-from astraflow.envs.sources import make_source
-from astraflow.launch.config import load_recipe
-from astraflow.models.demonstrations import column_addition, make_demonstrations
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
+from astraflow.addons.tiny_models.demonstrations import column_addition, make_demonstrations
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
 from astraflow.models.tokenizer import make_tokenizer
+from astraflow.recipe.recipe import load_recipe
+from astraflow.tasks.rewards import make_reward
+from astraflow.tasks.sources import make_source
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

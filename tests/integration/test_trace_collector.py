@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.launch.folder import RunFolder
-from astraflow.view.trace_export import TraceExport
+from astraflow.addons.view.trace_export import TraceExport
+from astraflow.recipe.run_folder import RunFolder
 from tracker_driver import TrackedFolder, make_eval, make_step
 from view_runs import RunWriter
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from astraflow.launch.tracking import Trackers
+from astraflow.addons.trackers.tracking import Trackers
 from tracker_driver import EXAMPLES, TrackedFolder, example, key_of, make_eval, make_step
 from view_runs import RunWriter
 

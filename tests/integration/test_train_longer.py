@@ -14,9 +14,9 @@ from astraflow.dataflow.audit import audit
 from astraflow.dataflow.config import DataflowConfig
 from astraflow.dataflow.core.commands import Event, RunResumed, ScheduleChanged
 from astraflow.dataflow.core.plan import BestPlan, EvalSetPlan, RunPlan
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import chain_of, decode_events, encode_events, schedule_of
-from astraflow.dataflow.tables import DATABASE, row_sum
+from astraflow.dataflow.journal.journal_db import DATABASE, row_sum
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import chain_of, decode_events, encode_events, schedule_of
 from astraflow.errors import JournalError
 from compaction_driver import compact, train
 from dataflow_driver import Run, ScriptedTrainer, ScriptedWorker, make_plan, running

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from starlette.types import Receive, Scope, Send
 
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.trainer_process import run_policy_trainer
+from astraflow.processes.trainer_process import run_policy_trainer
+from astraflow.recipe.run_folder import RunFolder
 from astraflow.service.server import HttpServer
 from recipe_builders import make_digit_model, make_digit_recipe
 

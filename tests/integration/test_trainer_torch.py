@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from astraflow.models.loading import load_causal_lm
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.checkpoint import CheckpointStore
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from trainer_builders import logprobs_alone, make_sample, save_model
 from trainer_fakes import MemoryDataflow, MemoryPublisher, train_until
 

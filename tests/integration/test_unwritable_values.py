@@ -14,9 +14,9 @@ from astraflow.dataflow.core.commands import (
     PublishVersion,
 )
 from astraflow.dataflow.core.core import Core
-from astraflow.dataflow.dispatcher import Dispatcher
-from astraflow.dataflow.journal import Journal
-from astraflow.dataflow.liveness import Liveness
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.service.dispatcher import Dispatcher
+from astraflow.dataflow.service.liveness import Liveness
 from astraflow.errors import JournalError, RefusedError
 from astraflow.types import Manifest, ServedVersions
 from dataflow_driver import make_plan

@@ -14,9 +14,9 @@ import aiohttp
 import pyarrow.parquet as pq
 import pytest
 
+from astraflow.addons.view.remote import RemoteRun
+from astraflow.addons.view.server import Viewing, serve
 from astraflow.errors import ConfigError
-from astraflow.view.remote import RemoteRun
-from astraflow.view.server import Viewing, serve
 from dataflow_driver import ScriptedTrainer, ScriptedWorker, make_plan, running
 from view_runs import RunWriter
 

@@ -10,13 +10,13 @@ from typing import cast
 import aiohttp
 import pytest
 
+from astraflow.addons.agents.gateway.gateway import Gateway
 from astraflow.rollout.dialogue import Dialogue
-from astraflow.rollout.gateway import Gateway
 from astraflow.service.server import HttpServer
 from astraflow.service.web_guard import WebRules
 from astraflow.types import StopRequest
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, served
 from astraflow.weights.publisher import run_publisher
 from astraflow.wire import encode
 from astraflow.workflows.calls import tagged_calls

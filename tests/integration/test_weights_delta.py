@@ -13,10 +13,10 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astraflow.errors import UnavailableError
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.service.client import ServiceClient
 from astraflow.service.server import HttpServer
 from astraflow.types import Manifest
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient

@@ -20,7 +20,7 @@ from astraflow.service.server import HttpServer
 from astraflow.types import ChunkState, SourceLink
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest
-from astraflow.weights.peer import Spool, peer_ticket, served
+from astraflow.weights.peers.peer import Spool, peer_ticket, served
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.receiver import Receiver
 from swarm_driver import CHUNK, assert_equal, swarm, weights

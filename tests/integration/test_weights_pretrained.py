@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astraflow.host_tensors import HostTensor
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import model_files, read_model, snapshot_to_folder
 from weight_fakes import weight_rig
 

@@ -12,8 +12,8 @@ from astraflow.dataflow.config import DataflowConfig
 from astraflow.errors import RefusedError, UnavailableError
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.service.server import TokenAuth
+from astraflow.service.worker_ids import handle_of, shown_target
 from astraflow.types import EpisodeResult, EpisodeResults, Failure, Heartbeat, LeaseRequest, Load
-from astraflow.worker_ids import handle_of, shown_target
 from dataflow_driver import (
     Run,
     ScriptedTrainer,

@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from astraflow.models.spec import TokenizerConfig
+from astraflow.addons.agents.agent import function_run
+from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.models.tokenizer import make_tokenizer
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.dialogue import HostedPolicy
@@ -24,7 +25,6 @@ from astraflow.rollout.renderer import load_renderer
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import GenerateRequest, Generation, Trajectory
 from astraflow.wire import array
-from astraflow.workflows.agent import function_run
 from astraflow.workflows.factory import WORKFLOWS
 from astraflow.workflows.tools import make_tool
 from engine_models import snapshot_of

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from recipes.terminal.terminal_folders import folder_of, make_errand, write_folder
 
-from astraflow.envs.harbor import Harbor
+from astraflow.addons.envs.harbor import Harbor
 from system_driver import ROOT, Runs
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 WRITTEN = ROOT / "tests" / "interop" / "harbor"
 STEPS = ROOT / "tests" / "interop" / "harbor_steps"
 HARBOR = ROOT / ".venv-harbor" / "bin" / "harbor"
-SANDBOX = "astraflow.envs.harbor_sandbox:SandboxEnvironment"
+SANDBOX = "astraflow.addons.envs.harbor_sandbox:SandboxEnvironment"
 NUM_GENERATED = 4
 NONE_HELD_OUT = 1e-9
 
@@ -56,7 +56,7 @@ async def test_each_solution_is_worth_1_and_doing_nothing_0(folders: Path) -> No
 
 def test_a_run_trains_on_the_folders_and_its_audit_is_exact(runs: Runs, folders: Path) -> None:
     args = {"path": str(folders), "form": "bare", "max_commands": 1, "heldout_frac": NONE_HELD_OUT}
-    shell = {"use": "astraflow.envs.harbor:Harbor", "args": args, "call_timeout_s": 180.0}
+    shell = {"use": "astraflow.addons.envs.harbor:Harbor", "args": args, "call_timeout_s": 180.0}
     tasks = {
         "environments": {"shell": shell},
         "sources": {"tasks": {"name": "environment", "environment": "shell"}},

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from astraflow.envs.config import HostedSourceConfig
-from astraflow.envs.sources import make_source
+from astraflow.addons.agents.hosts.host import HostedEpisodeError
 from astraflow.errors import ConfigError, DataError
-from astraflow.hosts.host import HostedEpisodeError
+from astraflow.tasks.config import HostedSourceConfig
+from astraflow.tasks.sources import make_source
 from astraflow.types import Episode
 from astraflow.workflows.config import HostedConfig
 from hosted_driver import config, hosted

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agent_driver import VENVS, CompetentEngine, Row, pinned, play, rows
-from astraflow.models.spec import TokenizerConfig
+from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.models.tokenizer import make_tokenizer
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.torch_engine import TorchEngine

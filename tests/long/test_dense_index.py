@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from astraflow.addons.search.retrieval.config import FolderIndexConfig
+from astraflow.addons.search.retrieval.dense import EncoderSettings
+from astraflow.addons.search.retrieval.index import build_index, check_index, open_index
 from astraflow.cli.main import app
 from astraflow.errors import ConfigError
-from astraflow.retrieval.config import FolderIndexConfig
-from astraflow.retrieval.dense import EncoderSettings
-from astraflow.retrieval.index import build_index, check_index, open_index
 
 pytest.importorskip("faiss", reason="needs the extra `dense`: `make test-all` installs it")
 

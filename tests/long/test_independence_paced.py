@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from astraflow.dataflow.journal_reader import JournalReader
+from astraflow.dataflow.journal.reader import JournalReader
 from recipe_builders import make_digit_model
 from system_driver import Runs, Started
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import EpisodeResult, Lease, Stream, Trajectory, Turn, VersionSpan
 from astraflow.wire import MAX_BODY_BYTES, column
 from dataflow_driver import VOCAB, ScriptedTrainer, ScriptedWorker, make_episode, make_plan, running

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import requests
 
-from astraflow.launch.config import load_recipe
-from astraflow.launch.folder import RunFolder
+from astraflow.recipe.recipe import load_recipe
+from astraflow.recipe.run_folder import RunFolder
 from system_driver import ROOT, astraflow, environment
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(3600)]

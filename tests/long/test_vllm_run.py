@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import requests
 
+from astraflow.addons.doctor.drift import measure_drift
 from astraflow.config import dump_yaml
-from astraflow.launch.config import load_recipe
-from astraflow.launch.drift import measure_drift
-from astraflow.launch.eval_config import EvalConfig
+from astraflow.recipe.eval_config import EvalConfig
+from astraflow.recipe.recipe import load_recipe
 from pool_driver import NODE, join_node, logprob_mismatches, trained_shares
 from system_driver import ROOT, Runs, Terminals, astraflow, url_of
 

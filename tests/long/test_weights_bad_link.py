@@ -13,8 +13,8 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.dataflow.client import DataflowClient
-from astraflow.launch.plan import eval_rules
-from astraflow.launch.rollout_process import recipe_of
+from astraflow.processes.rollout_process import recipe_of
+from astraflow.recipe.run_plan import eval_rules
 from astraflow.rollout.serve import run_rollout
 from astraflow.service.client import ServiceClient
 from astraflow.types import Fingerprints, SourceLink, VersionsReply

@@ -13,10 +13,10 @@ import pytest
 
 from absurd_driver import NAMES, bodies
 from astraflow import wire
+from astraflow.addons.agents.gateway.anthropic_messages import MessagesRequest
+from astraflow.addons.agents.gateway.chat_wire import ChatRequest
+from astraflow.addons.agents.gateway.openai_responses import ResponsesRequest
 from astraflow.rollout.dialogue import HostedPolicy
-from astraflow.rollout.gateway_messages import MessagesRequest
-from astraflow.rollout.gateway_responses import ResponsesRequest
-from astraflow.rollout.gateway_wire import ChatRequest
 from astraflow.workflows.conversation import AgentReport
 from gateway_driver import OpenEpisode, episode
 from rollout_fakes import ScriptedEngine, make_policy

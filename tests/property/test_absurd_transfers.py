@@ -22,7 +22,7 @@ from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import Chunk, ErrorReply, Forget, HandOver, Item
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import digest_of, hash_bytes
-from astraflow.weights.peer import PeerServer, Spool
+from astraflow.weights.peers.peer import PeerServer, Spool
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver

@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astraflow import wire
-from astraflow.dataflow.ingest import PolicyLimits, check_metrics, check_results
-from astraflow.dataflow.results import decode_results
+from astraflow.dataflow.service.ingest import PolicyLimits, check_metrics, check_results
+from astraflow.dataflow.service.results import decode_results
 from astraflow.errors import WireError
 from astraflow.losses.policy import LossInputs, LossOutput, with_traits
-from astraflow.token_columns import EXPERTS_STREAM
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import (
     AdvantageSpan,
     Episode,
@@ -32,6 +31,7 @@ from astraflow.types import (
     SampleRules,
     Sampling,
 )
+from astraflow.types.token_columns import EXPERTS_STREAM
 from hostile_results import NEWEST, hostile_results
 from model_gallery import save_tiny
 from trainer_builders import VOCAB_SIZE, make_batch, save_model

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.jobs import Job, Outcome
 from astraflow.rollout.engines.lane import Lanes
 from astraflow.types import Generation, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 from engine_models import make_model_folder, make_random_model, snapshot_of
 
 LIVE, PINNED = 4, 3

@@ -14,7 +14,7 @@ from astraflow.algorithms.filters import FilterConfig, make_filter
 from astraflow.algorithms.group_statistics import group_mean
 from astraflow.algorithms.shaping import ShapingConfig, make_shaping
 from astraflow.config import Config, Use
-from astraflow.facts import GroupFacts, TrajectoryFacts
+from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
 
 def variants(union: Any) -> list[type[Config]]:

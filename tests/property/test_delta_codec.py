@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.types import TensorInfo
-from astraflow.weights.codec import encoder, layout
-from astraflow.weights.codec.delta import apply_delta, parse_delta
-from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks, encode_delta, encode_trailer
-from astraflow.weights.codec.kernels import NUMPY
-from astraflow.weights.codec.planes import Kernel
+from astraflow.types.host_tensors import HostTensor
+from astraflow.weights.delta import encoder, layout
+from astraflow.weights.delta.delta import apply_delta, parse_delta
+from astraflow.weights.delta.encoder import HEADER_BYTES, encode_blocks, encode_delta, encode_trailer
+from astraflow.weights.delta.kernels import NUMPY
+from astraflow.weights.delta.planes import Kernel
 from astraflow.weights.manifest import (
     ITEM_BYTES,
     TensorBytes,
@@ -28,7 +28,7 @@ from astraflow.weights.manifest import (
 )
 
 pytestmark = pytest.mark.timeout(120)  # the first use compiles
-jit = pytest.importorskip("astraflow.weights.codec.jit", reason="numba is not installed")
+jit = pytest.importorskip("astraflow.weights.delta.jit", reason="numba is not installed")
 
 # Infinities, quiet and signalling NaNs with payloads, -0.0, +0.0, denormals, the largest number, one.
 _PATTERNS = {

@@ -21,8 +21,8 @@ from schemathesis import Case, GenerationMode, openapi
 from astraflow import wire
 from astraflow.dataflow.api import ROUTES, Route
 from astraflow.dataflow.config import DataflowConfig
-from astraflow.dataflow.openapi import openapi_document
-from astraflow.dataflow.tables import DATABASE
+from astraflow.dataflow.journal.journal_db import DATABASE
+from astraflow.dataflow.service.openapi import openapi_document
 from astraflow.service.client import MemoryTransport
 from astraflow.service.server import TokenAuth
 from astraflow.types import ScalingAdvice, StatusReply

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.token_columns import Columns
-from astraflow.trainer.backends.forward import Forward
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TorchBackendConfig
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
 from astraflow.trainer.step import token_logprobs
+from astraflow.trainer.torch.forward import Forward
 from astraflow.types import Sample
+from astraflow.types.token_columns import Columns
 from trainer_builders import VOCAB_SIZE, logprobs_alone, make_model, make_sample
 
 TOKENS = st.lists(st.integers(2, 3), min_size=1, max_size=8)

@@ -11,10 +11,10 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from astraflow.addons.cluster.pool_sizer import PoolSizer, SeatState
 from astraflow.config import parse_config
-from astraflow.dataflow.scaling import WaitShares
-from astraflow.launch.cluster_config import ClusterConfig
-from astraflow.launch.pool_sizer import PoolSizer, SeatState
+from astraflow.dataflow.service.scaling import WaitShares
+from astraflow.recipe.cluster_config import ClusterConfig
 from astraflow.types import ScalingAdvice
 
 WINDOW_S = 60.0

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astraflow.host_tensors import HostTensor
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import ITEM_BYTES, build_manifest, check_digest, hash_bytes, pack, tensors_of
 from astraflow.weights.snapshot import read_safetensors, write_safetensors
 from weight_fakes import weight_rig

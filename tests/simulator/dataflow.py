@@ -32,7 +32,7 @@ from astraflow.dataflow.core.commands import (
 )
 from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import Schedule
-from astraflow.dataflow.liveness import Liveness, WorkerLife
+from astraflow.dataflow.service.liveness import Liveness, WorkerLife
 from astraflow.errors import RefusedError
 from astraflow.types import (
     EpisodeReceipt,

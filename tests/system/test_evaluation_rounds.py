@@ -15,9 +15,9 @@ from astraflow.dataflow.core.commands import (
     ResultDropped,
     StepCommitted,
 )
-from astraflow.dataflow.ingest import lease_kind
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.records import decode_commands, decode_events
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_commands, decode_events
+from astraflow.types import lease_kind
 from system_driver import SUMS, Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

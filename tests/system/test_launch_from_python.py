@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import ConfigError
-from astraflow.launch.config import load_recipe
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.run import launch
-from astraflow.launch.trial import try_episode
+from astraflow.recipe.recipe import load_recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.run.run import launch
+from astraflow.run.trial import try_episode
 from system_driver import Runs, wait_gone
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("timed"), pytest.mark.timeout(600)]

@@ -42,7 +42,7 @@ def listens(port: int) -> bool:
 def test_a_run_trains_on_a_server_and_its_audit_is_exact(runs: Runs, address: str) -> None:
     args = {"url": address, "tasks": 500, "action": "message", "shows": "text"}
     tasks = {
-        "environments": {"sums": {"use": "astraflow.envs.openenv:OpenEnv", "args": args}},
+        "environments": {"sums": {"use": "astraflow.addons.envs.openenv:OpenEnv", "args": args}},
         "sources": {"sums": {"name": "environment"}},
     }
     run = runs.start(runs.recipe(steps=5, tasks=tasks, workflow={"name": "environment", "max_turns": 1}))

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import Manifest
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 import yaml
 
+from astraflow.addons.trackers.config import TensorBoardConfig
 from astraflow.config import Use, check_args, dump_yaml, load_attr, load_mapping, parse_config
 from astraflow.errors import ConfigError
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.trackers.config import TensorBoardConfig
+from astraflow.recipe.recipe import Recipe, load_recipe
 
 BASE: dict[str, Any] = {
     "name": "base",

@@ -22,8 +22,8 @@ from astraflow.algorithms.samplers import SamplerConfig
 from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.cli.main import main
 from astraflow.config import Use, load_attr
-from astraflow.launch.config import load_recipe
-from astraflow.launch.plan import uses
+from astraflow.recipe.recipe import load_recipe
+from astraflow.recipe.run_plan import uses
 from docs_driver import IN_THE_RUN, NOT_RUN, ROOT, Block, blocks, pages
 
 RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")])

@@ -4,8 +4,8 @@ import json
 import re
 
 import paper
-from astraflow.launch.config import Recipe
-from astraflow.models.spec import ModelSpec
+from astraflow.addons.tiny_models.spec import ModelSpec
+from astraflow.recipe.recipe import Recipe
 from docs_driver import ROOT, tool
 
 

@@ -20,9 +20,9 @@ MODULES = sorted(
 )
 
 OF_EXTRAS = {
-    "astraflow.trackers.tensorboard": ("tensorboard", "tensorboard"),
-    "astraflow.view.top": ("textual", "top"),
-    "astraflow.weights.codec.jit": ("numba", "fast"),
+    "astraflow.addons.trackers.tensorboard": ("tensorboard", "tensorboard"),
+    "astraflow.addons.view.top": ("textual", "top"),
+    "astraflow.weights.delta.jit": ("numba", "fast"),
 }
 """Modules that import a package of an extra as they load: the package, and the extra."""
 
@@ -55,9 +55,9 @@ LIGHT = [m for m in MODULES if m.startswith("astraflow.dataflow") or m.startswit
 def test_light_parts_load_neither_torch_nor_an_engine() -> None:
     has_numba = importlib.util.find_spec("numba") is not None
     names = [
-        *(name for name in LIGHT if has_numba or name != "astraflow.weights.codec.jit"),
+        *(name for name in LIGHT if has_numba or name != "astraflow.weights.delta.jit"),
         "astraflow.config",
-        "astraflow.launch.config",
+        "astraflow.recipe.recipe",
         "astraflow.rollout.service",
         "astraflow.cli.main",
         "astraflow_paced.config",

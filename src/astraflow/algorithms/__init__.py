@@ -1,0 +1,1 @@
+"""Data algorithms, in numpy: which tasks and groups are used, and with which advantages."""

@@ -14,10 +14,10 @@ from pydantic import Field
 from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative, relative_rewards
 from astraflow.algorithms.own import own_function
 from astraflow.algorithms.turn_credit import GaeCredit, GigpoCredit, TurnDiscountCredit
-from astraflow.bounds import MAX_ADVANTAGE
 from astraflow.config import Config, Use
 from astraflow.errors import DataError
-from astraflow.facts import GroupFacts, TrajectoryFacts
+from astraflow.types.bounds import MAX_ADVANTAGE
+from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
 __all__ = [
     "Advantages",

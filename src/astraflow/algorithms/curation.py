@@ -23,9 +23,9 @@ from astraflow.algorithms.task_gates import (
 from astraflow.algorithms.task_orders import Shuffle, ShuffleConfig, Weighted, WeightedConfig
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
-from astraflow.facts import Outcome
 from astraflow.protocols import Curator, Stateful, TaskGate
 from astraflow.types import MetricItem
+from astraflow.types.facts import Outcome
 
 __all__ = ["Curation", "CuratorConfig", "make_curation"]
 

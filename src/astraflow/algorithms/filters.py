@@ -9,7 +9,7 @@ from pydantic import Field
 from astraflow.algorithms.group_statistics import ROUNDING, group_mean
 from astraflow.algorithms.own import own_function
 from astraflow.config import Config, Use
-from astraflow.facts import GroupFacts, episode_weights
+from astraflow.types.facts import GroupFacts, episode_weights
 
 __all__ = [
     "Filter",

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.facts import GroupFacts
+from astraflow.types.facts import GroupFacts
 
 __all__ = [
     "ROUNDING",

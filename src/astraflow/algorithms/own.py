@@ -9,8 +9,8 @@ import msgspec
 
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ComponentError, ConfigError
-from astraflow.own_code import described
 from astraflow.protocols import Stateful
+from astraflow.user_input.own_code import described
 
 __all__ = [
     "called",

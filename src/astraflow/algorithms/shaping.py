@@ -13,7 +13,7 @@ from pydantic import Field
 from astraflow.algorithms.group_statistics import by_role
 from astraflow.algorithms.own import own_function
 from astraflow.config import Config, Use
-from astraflow.facts import GroupFacts
+from astraflow.types.facts import GroupFacts
 
 __all__ = ["LengthShaping", "OverlongShaping", "Shaping", "ShapingConfig", "make_shaping"]
 

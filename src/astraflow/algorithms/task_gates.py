@@ -14,8 +14,8 @@ from astraflow.algorithms.filters import ZeroVarianceFilter
 from astraflow.algorithms.group_statistics import group_mean
 from astraflow.algorithms.seeded import chance
 from astraflow.config import Config
-from astraflow.facts import GroupFacts, Outcome
 from astraflow.protocols import TaskGate
+from astraflow.types.facts import GroupFacts, Outcome
 
 __all__ = [
     "Curriculum",

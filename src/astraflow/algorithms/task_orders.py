@@ -7,7 +7,7 @@ from pydantic import Field
 
 from astraflow.algorithms.seeded import permuted
 from astraflow.config import Config
-from astraflow.facts import Outcome
+from astraflow.types.facts import Outcome
 
 __all__ = ["Shuffle", "ShuffleConfig", "Weighted", "WeightedConfig"]
 

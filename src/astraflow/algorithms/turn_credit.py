@@ -13,7 +13,7 @@ from pydantic import Field
 
 from astraflow.algorithms.group_statistics import Floats, Scale, by_role, relative, relative_rewards
 from astraflow.config import Config
-from astraflow.facts import GroupFacts, TrajectoryFacts, episode_weights
+from astraflow.types.facts import GroupFacts, TrajectoryFacts, episode_weights
 
 __all__ = ["GaeCredit", "GigpoCredit", "TurnDiscountCredit"]
 

@@ -1,0 +1,1 @@
+"""The `astraflow` command: thin shells that parse arguments."""

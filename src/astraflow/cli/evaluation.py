@@ -12,8 +12,8 @@ import typer
 from astraflow.cli.options import MOST
 
 if TYPE_CHECKING:
-    from astraflow.launch.eval_target import Target
-    from astraflow.launch.evaluation import EvalReport, EvalSize
+    from astraflow.run.eval_target import Target
+    from astraflow.run.evaluation import EvalReport, EvalSize
 
 __all__ = ["evaluate", "export"]
 
@@ -79,11 +79,11 @@ def evaluate(
     `astraflow eval http://127.0.0.1:8000/v1 --recipe recipes/quickstart.yaml --tasks 64`.
     """
     from astraflow.cli.runs import fetch_models
-    from astraflow.hub_names import is_hub_name
-    from astraflow.launch.config import load_recipe
-    from astraflow.launch.eval_target import Endpoint, find_target
-    from astraflow.launch.evaluation import EvalSize
     from astraflow.models.hub import fetch_model, model_path
+    from astraflow.recipe.recipe import load_recipe
+    from astraflow.run.eval_target import Endpoint, find_target
+    from astraflow.run.evaluation import EvalSize
+    from astraflow.user_input.hub_names import is_hub_name
 
     for folder in (Path.cwd(), *((recipe.resolve().parent,) if recipe else ())):
         sys.path += [str(folder)] if str(folder) not in sys.path else []
@@ -101,15 +101,15 @@ def evaluate(
     else:
         from rich.console import Console
 
-        from astraflow.launch.evaluation import evaluation_table
+        from astraflow.run.evaluation import evaluation_table
 
         Console().print(evaluation_table(report))
     raise typer.Exit(_FAILED if any(score.num_failed for score in report.sets) else 0)
 
 
 async def _evaluated(target: "Target", size: "EvalSize", *, is_shown: bool) -> "EvalReport":
-    from astraflow.launch.eval_target import hosting
-    from astraflow.launch.evaluation import EvalReport, evaluate
+    from astraflow.run.eval_target import hosting
+    from astraflow.run.evaluation import EvalReport, evaluate
 
     def progress(name: str, done: int, total: int) -> None:
         end = "\n" if done == total else "\r"
@@ -143,7 +143,7 @@ def export(
 
     Example: `astraflow export runs/quickstart models/trained`.
     """
-    from astraflow.launch.export import export_version
+    from astraflow.run.export import export_version
 
     done = export_version(run_dir, out, policy=policy, version=version, force=force)
     print(

@@ -16,24 +16,24 @@ from typing import Annotated
 import typer
 
 import astraflow
-from astraflow.cli.bundle import bundle
-from astraflow.cli.cluster import cluster
-from astraflow.cli.data import data
-from astraflow.cli.doctor import doctor
+from astraflow.addons.bundle.command import bundle
+from astraflow.addons.cluster.command import cluster
+from astraflow.addons.data_sets.command import data
+from astraflow.addons.doctor.command import doctor
+from astraflow.addons.forecast.command import plan
+from astraflow.addons.tiny_models.command import models
+from astraflow.addons.view.command import episodes, report, top, traces, view
 from astraflow.cli.evaluation import evaluate, export
-from astraflow.cli.models import models
-from astraflow.cli.plan import plan
 from astraflow.cli.recipes import recipes
 from astraflow.cli.runs import audit, drop_batch, run, status, try_task
 from astraflow.cli.services import join, publish, rank, serve, train
 from astraflow.cli.start import demo, init_project
-from astraflow.cli.view import episodes, report, top, traces, view
 from astraflow.errors import ConfigError, DataError, Error, VersionMismatchError
-from astraflow.extras import install_hint, missing_module
-from astraflow.launch.terminal_text import printable
-from astraflow.loopback import proxy_exemptions
-from astraflow.own_code import described, own_frames
-from astraflow.user_files import shown_path
+from astraflow.report.terminal_text import printable
+from astraflow.service.loopback import proxy_exemptions
+from astraflow.user_input.extras import install_hint, missing_module
+from astraflow.user_input.own_code import described, own_frames
+from astraflow.user_input.user_files import shown_path
 
 __all__ = ["app", "main"]
 

@@ -12,7 +12,7 @@ def module_path(file: Path, *earlier: str) -> tuple[str, ...]:
     They are the current one, those of `earlier`, the file's and, for one that comes with AstraFlow, the
     folder that has `recipes` and `examples`.
     """
-    from astraflow.launch.gallery import root_of
+    from astraflow.recipe.gallery import root_of
 
     of_gallery = root_of(file)
     own = [str(file.resolve().parent), *([str(of_gallery)] if of_gallery is not None else [])]

@@ -10,7 +10,7 @@ import typer
 from astraflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from astraflow.launch.gallery import Entry
+    from astraflow.recipe.gallery import Entry
 
 __all__ = ["copy", "list_recipes", "recipes", "show"]
 
@@ -19,7 +19,7 @@ recipes = typer.Typer(help="Show or copy the recipes that come with AstraFlow.",
 
 def _names(incomplete: str) -> list[str]:
     """For the completion of the shell."""
-    from astraflow.launch.gallery import entries
+    from astraflow.recipe.gallery import entries
 
     return [entry.name for entry in entries() if entry.name.startswith(incomplete)]
 
@@ -39,7 +39,7 @@ def list_recipes(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list and nothing else.")] = False,
 ) -> None:
     """List recipes, examples and model specs, with one line about each."""
-    from astraflow.launch.gallery import entries
+    from astraflow.recipe.gallery import entries
 
     found = entries()
     if as_json:
@@ -60,7 +60,7 @@ def show(name: _Name) -> None:
 
     Example: `astraflow recipes show quickstart`.
     """
-    from astraflow.launch.gallery import find_entry
+    from astraflow.recipe.gallery import find_entry
 
     print(find_entry(name).path.read_text(encoding="utf-8"), end="")
 
@@ -80,7 +80,7 @@ def copy(
 
     Examples: `astraflow recipes copy quickstart`, `astraflow recipes copy --all --to work`.
     """
-    from astraflow.launch.gallery import copy_all, copy_entries, find_entry
+    from astraflow.recipe.gallery import copy_all, copy_entries, find_entry
 
     if bool(names) == everything:
         raise ConfigError("name the recipes to copy, or pass --all: astraflow recipes copy quickstart")
@@ -93,7 +93,7 @@ def copy(
 
 def _tell_how_to_run(found: "list[Entry]", to: Path) -> None:
     """The commands for the copied recipes."""
-    from astraflow.launch.gallery import specs_of
+    from astraflow.recipe.gallery import specs_of
 
     chosen = [entry for entry in found if entry.kind == "recipe"]
     if not chosen:

@@ -14,10 +14,10 @@ from astraflow.cli.options import MOST
 from astraflow.cli.own_modules import module_path
 from astraflow.cli.services import CaFile, trust
 from astraflow.errors import ConfigError
-from astraflow.user_files import is_there
+from astraflow.user_input.user_files import is_there
 
 if TYPE_CHECKING:
-    from astraflow.launch.config import Recipe as LoadedRecipe
+    from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
 __all__ = ["audit", "drop_batch", "fetch_models", "load_with_checks", "run", "status", "try_task"]
 
@@ -105,7 +105,7 @@ def run(
     loaded = fetch_models(loaded, folder)
     if only or batches:
         raise typer.Exit(_run_half(loaded, folder, only, batches))
-    from astraflow.launch.commands import run_recipe
+    from astraflow.run.commands import run_recipe
 
     raise typer.Exit(run_recipe(loaded, folder, is_plain=plain, module_path=folders))
 
@@ -118,12 +118,12 @@ def load_with_checks(
     Raises: ConfigError with everything that is wrong, also with models, data and components of one that has
     wrong keys.
     """
-    from astraflow.launch.config import load_recipe
+    from astraflow.recipe.recipe import load_recipe
 
     try:
         return load_recipe(file, overrides)
     except ConfigError as err:
-        from astraflow.launch.preflight import with_other_mistakes
+        from astraflow.run.preflight import with_other_mistakes
 
         raise with_other_mistakes(err, file, overrides, run_dir) from err
 
@@ -131,9 +131,9 @@ def load_with_checks(
 def _print_checked(recipe: "LoadedRecipe", run_dir: Path, *, builds: bool) -> None:
     """`builds`: tiny models that are missing are built by the run."""
     from astraflow.config import dump_yaml
-    from astraflow.launch.gallery import missing_models
-    from astraflow.launch.hub_models import cache_notes, pinned
-    from astraflow.launch.preflight import check_recipe
+    from astraflow.recipe.gallery import missing_models
+    from astraflow.run.hub_models import cache_notes, pinned
+    from astraflow.run.preflight import check_recipe
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     recipe = pinned(recipe, run_dir)
@@ -163,8 +163,8 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
 
     Raises: ConfigError if there is neither; DataError if the run folder is none.
     """
-    from astraflow.launch.folder import RunFolder
-    from astraflow.launch.gallery import recipe_file
+    from astraflow.recipe.gallery import recipe_file
+    from astraflow.recipe.run_folder import RunFolder
 
     if "=" in recipe and not is_there(Path(recipe)):
         # It is the first override: the recipe was left out.
@@ -192,7 +192,7 @@ def _source_of(recipe: str, overrides: list[str], run_dir: Path | None) -> _Sour
 
 def _build_missing(recipe: "LoadedRecipe") -> None:
     """Builds the tiny models of a recipe that are not there."""
-    from astraflow.launch.gallery import build_models
+    from astraflow.recipe.gallery import build_models
 
     build_models([policy.model for policy in recipe.policies.values()], print)
 
@@ -202,7 +202,7 @@ def fetch_models(recipe: "LoadedRecipe", run_dir: Path | None = None) -> "Loaded
 
     `run_dir`: of the run that takes these commits now and at every resume.
     """
-    from astraflow.launch.hub_models import with_fetched_models
+    from astraflow.run.hub_models import with_fetched_models
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -221,12 +221,12 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
     Raises: ConfigError for another name.
     """
     from astraflow.config import load_mapping
-    from astraflow.launch.cluster_config import BUILT_IN_LAUNCHERS
+    from astraflow.recipe.cluster_config import BUILT_IN_LAUNCHERS
 
     if not on:
         return list(overrides)
     if on not in BUILT_IN_LAUNCHERS:
-        from astraflow.mistakes import hint
+        from astraflow.user_input.mistakes import hint
 
         raise ConfigError(f"--on {on} is not a launcher{hint(on, BUILT_IN_LAUNCHERS)}")
     section: object = load_mapping(file).get("launcher", "local")
@@ -238,7 +238,7 @@ def _placed(file: Path, overrides: Sequence[str], on: str) -> list[str]:
 
 def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | None) -> int:
     """`--only rollout` and `--only train`."""
-    from astraflow.launch.commands import run_only_rollout, run_only_train
+    from astraflow.run.commands import run_only_rollout, run_only_train
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     match only:
@@ -249,7 +249,7 @@ def _run_half(recipe: "LoadedRecipe", folder: Path, only: str, batches: Path | N
         case "rollout" | "":
             raise ConfigError("--batches is read by --only train; --only rollout writes RUN_DIR/batches")
         case _:
-            from astraflow.mistakes import hint
+            from astraflow.user_input.mistakes import hint
 
             raise ConfigError(f"--only {only} is not a half of a run{hint(only, ['rollout', 'train'])}")
 
@@ -266,8 +266,8 @@ def try_task(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sampling.", min=-MOST, max=MOST)] = 0,
 ) -> None:
     """Run one episode in this process, with the policies' starting weights, and print it."""
-    from astraflow.launch.gallery import recipe_file
-    from astraflow.launch.trial import episode_text, try_episode
+    from astraflow.recipe.gallery import recipe_file
+    from astraflow.run.trial import episode_text, try_episode
 
     file, is_named = recipe_file(recipe)
     module_path(file)
@@ -292,7 +292,7 @@ def status(
 
     Answers within seconds, whatever hangs. Exits with 1 if a run that should be running does not answer.
     """
-    from astraflow.launch.status import show_status
+    from astraflow.report.status import show_status
 
     trust(ca_file)
 
@@ -303,7 +303,7 @@ def audit(
     run_dir: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")],
 ) -> None:
     """Recompute the accounting of a run from its journal; exit with 1 if it does not hold."""
-    from astraflow.launch.commands import show_audit
+    from astraflow.run.commands import show_audit
 
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir} is not a run folder; pass the folder of a run, e.g. runs/quickstart")
@@ -337,7 +337,7 @@ def drop_batch(
 
     Its groups, and those of a batch that was taken ahead, are evicted. The steps get other groups.
     """
-    from astraflow.launch.commands import drop_and_report
+    from astraflow.run.commands import drop_and_report
 
     trust(ca_file)
     raise typer.Exit(drop_and_report(where, policy, step=step, reason=reason, token_file=token_file))

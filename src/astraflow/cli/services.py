@@ -52,8 +52,8 @@ def serve(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that has failed.")] = False,
 ) -> None:
     """Run the dataflow of a run folder: tasks, tables and journal."""
-    from astraflow.launch.dataflow_process import run_dataflow
-    from astraflow.launch.folder import RunFolder
+    from astraflow.processes.dataflow_process import run_dataflow
+    from astraflow.recipe.run_folder import RunFolder
 
     token_of(None)  # the dataflow reads the tokens from the run folder; this removes an inherited one
     if resume:
@@ -73,7 +73,7 @@ def publish(
     The publisher of a frozen policy also announces the policy's only version.
     """
     trust(ca_file)
-    from astraflow.launch.publisher_process import run_policy_publisher
+    from astraflow.processes.publisher_process import run_policy_publisher
 
     main = partial(
         run_policy_publisher, run_dir=run_dir, policy=policy, port=port, url=url, token=token_of(None)
@@ -92,7 +92,7 @@ def train(
 ) -> None:
     """Run the trainer of a policy."""
     trust(ca_file)
-    from astraflow.launch.trainer_process import run_policy_trainer
+    from astraflow.processes.trainer_process import run_policy_trainer
 
     links = {"url": url, "publisher_url": publisher, "token": token_of(token_file)}
     _run(f"trainer-{policy}", partial(run_policy_trainer, run_dir=run_dir, policy=policy, **links))
@@ -106,7 +106,7 @@ def rank(
     link: Annotated[int, typer.Option("--link", help="Descriptor of the socket to rank 0.")],
 ) -> None:
     """Run a further rank of a trainer; trainers start it themselves."""
-    from astraflow.launch.rank_process import run_rank
+    from astraflow.processes.rank_process import run_rank
 
     run_rank(run_dir, policy=policy, url=url, rank=rank, link=link)
 
@@ -144,7 +144,7 @@ def join(
     if peer and url.startswith("https:"):
         raise ConfigError("--peer serves plain HTTP, and this run uses HTTPS; leave --peer out")
     trust(ca_file)
-    from astraflow.launch.rollout_process import run_rollout_service
+    from astraflow.processes.rollout_process import run_rollout_service
 
     token = token_of(token_file)
     main = partial(
@@ -163,7 +163,7 @@ def join(
 
 def _private() -> tuple[Path, ...]:
     """Files and folders that the launcher hides from agent programs."""
-    from astraflow.launch.program import PRIVATE_VARIABLE
+    from astraflow.processes.program import PRIVATE_VARIABLE
 
     paths = os.environ.get(PRIVATE_VARIABLE, "").split(os.pathsep)
     return tuple(Path(path) for path in paths if path)
@@ -213,7 +213,7 @@ def trust(ca_file: Path | None) -> None:
 
     Sets the variable of OpenSSL, so that every client in the process uses it.
     """
-    from astraflow.launch.access import CA_VARIABLE
+    from astraflow.recipe.access import CA_VARIABLE
 
     if ca_file is not None:
         if not ca_file.is_file():
@@ -226,7 +226,7 @@ def token_of(token_file: Path | None) -> str:
 
     Removes it from the environment, so that nothing that this process starts inherits it.
     """
-    from astraflow.launch.program import TOKEN_VARIABLE
+    from astraflow.processes.program import TOKEN_VARIABLE
 
     token = _taken_from_environment(TOKEN_VARIABLE)
     if token_file is None:

@@ -27,7 +27,7 @@ def demo(
     says whether the held-out reward rose, and the exit code is 1 if it did not. Ctrl-C stops; the same
     command continues. Needs the extra `quickstart`: pip install 'astraflow[quickstart]'.
     """
-    from astraflow.launch.demo import run_demo
+    from astraflow.run.demo import run_demo
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     raise typer.Exit(run_demo(folder, overrides or (), is_plain=plain, tell=print))
@@ -42,7 +42,7 @@ def init_project(
 
     Example: `astraflow init my-project`.
     """
-    from astraflow.launch.gallery import copy_project
+    from astraflow.recipe.gallery import copy_project
 
     for place in copy_project(folder):
         print(folder / place)

@@ -19,15 +19,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from astraflow.dataflow.compaction import carried_ledger
 from astraflow.dataflow.core.commands import PayloadRef
-from astraflow.dataflow.failure_kinds import FailureKind
-from astraflow.dataflow.journal_check import check_database, check_segments
-from astraflow.dataflow.journal_reader import JournalReader, reader_of_all
-from astraflow.dataflow.ledger import ClosedFates, Ledger, ReplayedGroups
-from astraflow.dataflow.rules import batch_problems, commit_problems, record_problems
-from astraflow.dataflow.segments import SegmentReader
-from astraflow.dataflow.tables import FateRow
+from astraflow.dataflow.journal.check import check_database, check_segments
+from astraflow.dataflow.journal.compaction import carried_ledger
+from astraflow.dataflow.journal.failure_kinds import FailureKind
+from astraflow.dataflow.journal.journal_db import FateRow
+from astraflow.dataflow.journal.ledger import ClosedFates, Ledger, ReplayedGroups
+from astraflow.dataflow.journal.reader import JournalReader, reader_of_all
+from astraflow.dataflow.journal.rules import batch_problems, commit_problems, record_problems
+from astraflow.dataflow.journal.segments import SegmentReader
 from astraflow.errors import JournalError
 from astraflow.types import FateCounts, StepRecord
 

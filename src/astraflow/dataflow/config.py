@@ -13,7 +13,7 @@ from astraflow.algorithms.samplers import FifoSampler, ReplayConfig, SamplerConf
 from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.config import Config, Use
 from astraflow.protocols import TableSizes
-from astraflow.text_forms import Word
+from astraflow.user_input.text_forms import Word
 
 __all__ = ["AUTO_BATCH", "DataflowConfig", "TableConfig", "TlsConfig", "WebConfig"]
 

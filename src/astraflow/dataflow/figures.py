@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astraflow.dataflow.audit import AuditReport
-from astraflow.dataflow.journal_reader import JournalReader
-from astraflow.dataflow.tables import TelemetryRow
+from astraflow.dataflow.journal.journal_db import TelemetryRow
+from astraflow.dataflow.journal.reader import JournalReader
 
 __all__ = ["RunFigures", "intersection", "run_figures", "total_s", "union"]
 

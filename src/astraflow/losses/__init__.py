@@ -1,0 +1,1 @@
+"""Losses: functions from per-token columns to a loss, in torch."""

@@ -1,0 +1,1 @@
+"""Models: loads and exports Hugging Face folders, tokenizers, chat templates, adapters."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.host_tensors import HostTensor
+from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["adapted_names", "adapter_config", "is_adapter", "merged", "merged_weight", "peft_names"]
 

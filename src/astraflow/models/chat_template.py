@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from astraflow.errors import ConfigError, DataError
-from astraflow.mistakes import hint
-from astraflow.user_files import json_value, read_file
+from astraflow.user_input.mistakes import hint
+from astraflow.user_input.user_files import json_value, read_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment

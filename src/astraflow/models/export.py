@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from astraflow.host_tensors import HostTensor
 from astraflow.models.loading import DTYPES, DtypeName, host_view
+from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["begin_export", "part_of"]
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from astraflow.errors import ConfigError, DataError
-from astraflow.extras import install_hint
-from astraflow.hub_names import is_hub_name, split_revision
 from astraflow.models.weight_files import check_weight_files
+from astraflow.user_input.extras import install_hint
+from astraflow.user_input.hub_names import is_hub_name, split_revision
 
 __all__ = ["cache_folder", "fetch_model", "is_cached", "model_path"]
 

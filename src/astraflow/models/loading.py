@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from astraflow.errors import DataError, WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import adapted_names, is_adapter, merged_weight, peft_names
 from astraflow.models.images import sees
-from astraflow.progress_bars import no_bars_in_logs
+from astraflow.service.progress_bars import no_bars_in_logs
+from astraflow.types.host_tensors import HostTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

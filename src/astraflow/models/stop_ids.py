@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import DataError
-from astraflow.user_files import json_value, read_file
+from astraflow.user_input.user_files import json_value, read_file
 
 __all__ = ["declared_stop_ids", "folder_stop_ids", "template_end"]
 

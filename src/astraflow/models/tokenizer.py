@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from astraflow.models.spec import TokenizerConfig
+from astraflow.addons.tiny_models.spec import TokenizerConfig
 from astraflow.types import ToolSpec
 
 __all__ = ["IMAGE_TOKEN", "make_tokenizer", "shown_tools"]

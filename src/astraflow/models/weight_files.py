@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astraflow.errors import DataError
-from astraflow.user_files import check_regular, json_value, read_file
+from astraflow.user_input.user_files import check_regular, json_value, read_file
 
 __all__ = ["check_weight_files", "weight_paths"]
 

@@ -1,0 +1,1 @@
+"""The rollout service: takes leases, runs episodes, records and scores them."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, field_serializer, model_validator
 
 from astraflow.config import Config, Use, Variant, with_installed
-from astraflow.text_forms import Variable, Word
+from astraflow.user_input.text_forms import Variable, Word
 
 __all__ = [
     "AttachConfig",

@@ -22,12 +22,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.bounds import as_label
 from astraflow.errors import ConfigError, HistoryRewrittenError, ImageError, RolloutError
 from astraflow.protocols import Engine, ImageRenderer, ReasoningRenderer, Renderer, ToolRenderer
 from astraflow.rollout.progress import EpisodeProgress
 from astraflow.rollout.recorder import EpisodeRecorder, Speaker
 from astraflow.types import GenerateRequest, Generation, MediaRef, Message, PolicyInfo, Sampling, ToolSpec
+from astraflow.types.bounds import as_label
 from astraflow.workflows.calls import CallParser, tagged_calls
 from astraflow.workflows.conversation import Completion, Conversation, Endpoint, Policies, Policy
 

@@ -17,12 +17,12 @@ from contextlib import asynccontextmanager
 from queue import SimpleQueue
 from typing import Any, TypeAlias, cast
 
-from astraflow.envs.config import EnvironmentConfig
-from astraflow.envs.environment import make_environment, without_environment
 from astraflow.errors import ConfigError, Error, RolloutError
-from astraflow.own_code import described
 from astraflow.protocols import Environment, InteractiveEnvironment, Observation
+from astraflow.tasks.config import EnvironmentConfig
+from astraflow.tasks.environment import make_environment, without_environment
 from astraflow.types import Task
+from astraflow.user_input.own_code import described
 
 __all__ = ["EnvironmentEpisode", "Environments"]
 

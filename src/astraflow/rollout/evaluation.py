@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.judging import JudgedScoring, make_scoring
 from astraflow.rollout.scoring import ScoringPool
+from astraflow.tasks.config import TasksConfig
 from astraflow.types import Task
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.conversation import Workflow

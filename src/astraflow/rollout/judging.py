@@ -13,14 +13,14 @@ import os
 import re
 from collections.abc import Mapping
 
-from astraflow.envs.config import JudgeReward, TasksConfig, WeightedReward
-from astraflow.envs.rewards import extract_answer
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.protocols import Engine, ReasoningRenderer, Renderer, Score
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
 from astraflow.rollout.open_calls import OpenCalls
 from astraflow.rollout.scoring import ScoringPool
+from astraflow.tasks.config import JudgeReward, TasksConfig, WeightedReward
+from astraflow.tasks.rewards import extract_answer
 from astraflow.types import GenerateRequest, Message, Sampling, Task
 from astraflow.workflows.calls import without_reasoning
 from astraflow.workflows.roles import last_choice

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from astraflow.errors import RefusedError
+from astraflow.service.worker_ids import handle_of
 from astraflow.types import (
     EarlierProgress,
     EpisodeResults,
@@ -23,7 +24,6 @@ from astraflow.types import (
     Registration,
     VersionsReply,
 )
-from astraflow.worker_ids import handle_of
 
 __all__ = ["Membership", "WorkerLink"]
 

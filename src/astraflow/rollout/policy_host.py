@@ -19,13 +19,13 @@ from typing import Protocol
 import msgspec
 
 from astraflow.errors import DeadlineError, RolloutError, UnavailableError, WeightsError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine, Renderer, SlotName
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.waiting import unless
 from astraflow.rollout.weight_arrivals import WeightArrivals
 from astraflow.types import BusySpan, Manifest, PolicyInfo, ServedVersions, VersionsReply, WeightTransfer
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.arrival import Arrival
 
 __all__ = [

@@ -20,16 +20,14 @@ from typing import Any, NoReturn
 import msgspec
 
 from astraflow import wire
-from astraflow.envs.environment import with_environment, without_environment
+from astraflow.addons.agents.gateway.gateway import Gateway
 from astraflow.errors import DeadlineError, Error, LateScoreError, RolloutError, ScorerError
-from astraflow.facts import episode_weights
-from astraflow.own_code import error_text, own_frames, raised_at
 from astraflow.protocols import Score
 from astraflow.rollout.dialogue import Dialogue, HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.evaluation import Conduct, Scores
-from astraflow.rollout.gateway import Gateway
 from astraflow.rollout.progress import EpisodeProgress
+from astraflow.tasks.environment import with_environment, without_environment
 from astraflow.types import (
     Episode,
     EpisodeResult,
@@ -41,6 +39,8 @@ from astraflow.types import (
     Task,
     Trajectory,
 )
+from astraflow.types.facts import episode_weights
+from astraflow.user_input.own_code import error_text, own_frames, raised_at
 from astraflow.workflows.conversation import (
     MAX_TIMES,
     OpenWorkflow,

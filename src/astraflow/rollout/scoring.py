@@ -25,9 +25,7 @@ from typing import TypeAlias
 
 from pebble import ProcessExpired, ProcessPool
 
-from astraflow.envs.code_config import CodeTestsReward
-from astraflow.envs.config import ExactReward, JudgeReward, TasksConfig
-from astraflow.envs.rewards import RecipeReward, make_reward
+from astraflow.addons.code.config import CodeTestsReward
 from astraflow.errors import ConfigError, DeadlineError, LateScoreError, RolloutError, ScorerError
 from astraflow.protocols import Score
 from astraflow.rollout.open_calls import OpenCalls
@@ -42,6 +40,8 @@ from astraflow.rollout.scoring_process import (
     score_calls,
     start_worker,
 )
+from astraflow.tasks.config import ExactReward, JudgeReward, TasksConfig
+from astraflow.tasks.rewards import RecipeReward, make_reward
 from astraflow.types import Task
 
 __all__ = ["ScoringPool"]

@@ -27,12 +27,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from astraflow.envs.config import TasksConfig
-from astraflow.envs.rewards import RecipeReward, is_waiting, make_reward, runs_own_code
 from astraflow.errors import Error, LateScoreError, RolloutError, ScorerError
-from astraflow.own_code import described
 from astraflow.protocols import Score
+from astraflow.tasks.config import TasksConfig
+from astraflow.tasks.rewards import RecipeReward, is_waiting, make_reward, runs_own_code
 from astraflow.types import Task
+from astraflow.user_input.own_code import described
 
 __all__ = [
     "BUILD_S",

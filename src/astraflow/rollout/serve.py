@@ -6,10 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError
-from astraflow.host_tensors import WeightSnapshot
-from astraflow.mistakes import hint
 from astraflow.protocols import Engine
 from astraflow.rollout.config import EngineConfig, RolloutConfig
 from astraflow.rollout.engines.factory import engine_maker, preload
@@ -20,9 +17,12 @@ from astraflow.rollout.membership import WorkerLink
 from astraflow.rollout.renderer import policy_renderer
 from astraflow.rollout.service import RolloutService
 from astraflow.service.process import settle_memory
+from astraflow.tasks.config import TasksConfig
 from astraflow.types import Fingerprints, Manifest, PolicyInfo, RunInfo
+from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.user_input.mistakes import hint
 from astraflow.weights.arrival import Arrival
-from astraflow.weights.peer import Spool, served
+from astraflow.weights.peers.peer import Spool, served
 from astraflow.weights.receiver import Receiver
 from astraflow.workflows.config import WorkflowConfig
 from astraflow.workflows.factory import is_replayable, make_workflow

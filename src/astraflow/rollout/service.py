@@ -28,10 +28,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from astraflow.bounds import as_label
 from astraflow.config import Use
 from astraflow.errors import Error, RolloutError, ServiceError, UnavailableError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity, Engine, Renderer
 from astraflow.rollout.config import RolloutConfig
 from astraflow.rollout.dialogue import HostedPolicy
@@ -59,6 +57,8 @@ from astraflow.types import (
     RegisterWorker,
     ServedVersions,
 )
+from astraflow.types.bounds import as_label
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Workflow
 
 __all__ = ["RolloutService"]

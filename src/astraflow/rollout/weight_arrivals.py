@@ -3,8 +3,8 @@
 Passive: time and what has arrived are arguments.
 """
 
-from astraflow.bounds import as_label
 from astraflow.types import WeightTransfer
+from astraflow.types.bounds import as_label
 from astraflow.weights.arrival import Arrival
 
 __all__ = ["WeightArrivals"]

@@ -1,0 +1,1 @@
+"""How a service listens, is called, limits its callers, and ends."""

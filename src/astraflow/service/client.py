@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Scope
 from astraflow import wire
 from astraflow.errors import ConfigError, UnavailableError, WireError
 from astraflow.service.messages import error_from_reply
+from astraflow.service.worker_ids import shown_target
 from astraflow.types import Item
-from astraflow.worker_ids import shown_target
 
 __all__ = ["HttpTransport", "MemoryTransport", "Reply", "ServiceClient", "Transport"]
 

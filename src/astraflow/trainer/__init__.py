@@ -1,0 +1,1 @@
+"""The trainer: its loop, batches as columns, packing, steps, checkpoints."""

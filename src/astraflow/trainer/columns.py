@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from astraflow import wire
 from astraflow.errors import WireError
-from astraflow.facts import episode_weights
-from astraflow.token_columns import Columns
 from astraflow.trajectory_rules import ANY_TRAINER, check_shape, check_values, values_hold
 from astraflow.types import AdvantageSpan, Sample, SampleRules, Trajectory
+from astraflow.types.facts import episode_weights
+from astraflow.types.token_columns import Columns
 
 __all__ = ["TEACHER_STREAM", "columns_from_samples", "reward_mean", "sample_name"]
 

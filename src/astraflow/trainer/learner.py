@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from astraflow.errors import TrainingError, WireError
-from astraflow.host_tensors import HostTensor
 from astraflow.losses.config import ValueModelConfig
 from astraflow.losses.factory import make_loss
 from astraflow.protocols import (
@@ -31,7 +30,6 @@ from astraflow.protocols import (
     TrainerBackend,
     Write,
 )
-from astraflow.token_columns import Columns
 from astraflow.trainer.columns import TEACHER_STREAM, columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.objective import PolicyObjective, ValueObjective, sample_names
@@ -40,6 +38,8 @@ from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import denominator, learning_rate, shuffle_seed
 from astraflow.trainer.step_run import Minibatch, StepRun, for_statistics, with_bounded_ratios
 from astraflow.types import Batch, SampleRules, StreamRule
+from astraflow.types.host_tensors import HostTensor
+from astraflow.types.token_columns import Columns
 
 __all__ = ["LossLearner", "frozen_roles"]
 

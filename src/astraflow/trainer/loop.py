@@ -31,9 +31,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from astraflow.bounds import MAX_REASON
 from astraflow.errors import ConfigError, DataError, Error, RefusedError, ServiceError, UnavailableError
-from astraflow.host_tensors import HostTensor
 from astraflow.protocols import HasSampleRules, Learner, Publishes, StepResult, Write
 from astraflow.trainer.checkpoint import Checkpoint, CheckpointStore
 from astraflow.types import (
@@ -49,6 +47,8 @@ from astraflow.types import (
     SessionRequest,
     StepFailure,
 )
+from astraflow.types.bounds import MAX_REASON
+from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["STOP_S", "Trainer", "TrainerLink", "TrainerPlan", "run_trainer"]
 

@@ -17,11 +17,11 @@ from astraflow.losses.auxiliary import value_loss
 from astraflow.losses.factory import Loss, LossFunction
 from astraflow.losses.policy import LossInputs
 from astraflow.protocols import EntropyUse
-from astraflow.token_columns import Columns
 from astraflow.trainer.columns import sample_name
 from astraflow.trainer.config import Denominator
 from astraflow.trainer.ranks import ALONE
 from astraflow.trainer.step_run import StepRun, for_statistics, with_bounded_ratios
+from astraflow.types.token_columns import Columns
 
 __all__ = [
     "PolicyObjective",

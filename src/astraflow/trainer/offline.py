@@ -22,10 +22,10 @@ import numpy as np
 
 from astraflow import wire
 from astraflow.errors import DataError, WireError
-from astraflow.host_tensors import HostTensor
 from astraflow.losses.config import OfflineConfig
 from astraflow.protocols import HasSampleRules, Learner, StepResult, Write
 from astraflow.types import Batch, BatchTotals, MetricItem, Sample, SampleRules, VersionSpan
+from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["MixedLearner", "OfflineGroups", "as_of_version_0", "load_batch", "offline_files"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.token_columns import Columns
+from astraflow.types.token_columns import Columns
 
 __all__ = ["Layout", "cut_microbatches", "cut_minibatches", "make_layout", "with_advantage"]
 

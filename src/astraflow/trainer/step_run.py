@@ -16,12 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astraflow.bounds import MAX_METRIC
 from astraflow.losses.auxiliary import KL_ESTIMATORS
 from astraflow.losses.config import KlConfig, ValueModelConfig
 from astraflow.losses.policy import LossInputs, LossOutput
 from astraflow.losses.ratio import MAX_LOG_RATIO
-from astraflow.token_columns import EXPERTS_STREAM, Columns
 from astraflow.trainer.config import Denominator
 from astraflow.trainer.ranks import ALONE, Ranks
 from astraflow.trainer.step import (
@@ -35,6 +33,8 @@ from astraflow.trainer.step import (
     whitened,
 )
 from astraflow.types import MetricItem, Reduction
+from astraflow.types.bounds import MAX_METRIC
+from astraflow.types.token_columns import EXPERTS_STREAM, Columns
 
 __all__ = ["Minibatch", "StepRun", "for_statistics", "metric_items", "with_bounded_ratios"]
 

@@ -1,0 +1,1 @@
+"""Versions of weights on their way from a trainer to engines: manifest, publisher, receiver."""

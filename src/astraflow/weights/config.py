@@ -5,7 +5,7 @@ from ipaddress import ip_network
 from pydantic import Field, field_validator, model_validator
 
 from astraflow.config import Config
-from astraflow.text_forms import Word
+from astraflow.user_input.text_forms import Word
 
 __all__ = ["WeightsConfig"]
 

@@ -18,9 +18,9 @@ from typing import TypeVar
 from astraflow.errors import Error, UnavailableError, WeightsError
 from astraflow.types import Chunk, Manifest, SourceLink
 from astraflow.weights.manifest import hash_bytes
+from astraflow.weights.peers.reputation import TOO_SLOW, Reputation
+from astraflow.weights.peers.swarm import Swarm, is_peer
 from astraflow.weights.readers import ChunkReader, FillsBuffer
-from astraflow.weights.reputation import TOO_SLOW, Reputation
-from astraflow.weights.swarm import Swarm, is_peer
 from astraflow.weights.threads import off_loop
 
 __all__ = ["Downloads", "Part"]

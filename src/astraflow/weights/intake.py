@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from astraflow.errors import Error, RefusedError, UnavailableError, WireError
 from astraflow.types import Chunk, FileInfo, HandOver, Manifest, Shortcut
-from astraflow.weights.chunk_store import ChunkStore
-from astraflow.weights.codec.delta import parse_delta
-from astraflow.weights.codec.layout import ENCODING
 from astraflow.weights.config import WeightsConfig
+from astraflow.weights.delta.delta import parse_delta
+from astraflow.weights.delta.layout import ENCODING
 from astraflow.weights.manifest import (
     VersionDigest,
     check_file_name,
@@ -34,6 +33,7 @@ from astraflow.weights.manifest import (
     delta_of,
     span_bytes,
 )
+from astraflow.weights.stores.chunk_store import ChunkStore
 
 __all__ = ["is_same", "take_over"]
 

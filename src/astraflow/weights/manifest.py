@@ -19,8 +19,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.types import Chunk, FileInfo, Manifest, TensorInfo
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.threads import shared_threads
 
 __all__ = [

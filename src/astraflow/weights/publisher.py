@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from astraflow.addons.object_stores.stores import Mirror
 from astraflow.errors import ConfigError, RefusedError, UnavailableError, WireError
 from astraflow.service.messages import item_response, read_item
 from astraflow.service.server import HttpServer, TokenAuth
@@ -35,12 +36,11 @@ from astraflow.types import (
     SourceLink,
 )
 from astraflow.weights.addresses import announced_host, url_host
-from astraflow.weights.chunk_store import ChunkStore
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.intake import is_same, take_over
 from astraflow.weights.manifest import check_policy_name
-from astraflow.weights.remote_stores import Mirror
 from astraflow.weights.serving import UploadLimit, answers, chunk_response, parse_version, require_role
+from astraflow.weights.stores.chunk_store import ChunkStore
 
 __all__ = ["Publisher", "run_publisher"]
 

@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 
 from astraflow.errors import DataError, RefusedError
-from astraflow.host_tensors import HostTensor
 from astraflow.service.client import ServiceClient
 from astraflow.types import Chunk, DeltaFile, FileInfo, Forget, HandOver, Manifest, TensorInfo
-from astraflow.weights.codec.encoder import HEADER_BYTES, encode_header, encode_trailer
+from astraflow.types.host_tensors import HostTensor
+from astraflow.weights.delta.encoder import HEADER_BYTES, encode_header, encode_trailer
 from astraflow.weights.manifest import (
     check_file_name,
     check_policy_name,

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.types import TensorInfo
-from astraflow.weights.codec.encoder import HEADER_BYTES, encode_blocks
-from astraflow.weights.codec.layout import blocks_of
+from astraflow.types.host_tensors import HostTensor
+from astraflow.weights.delta.encoder import HEADER_BYTES, encode_blocks
+from astraflow.weights.delta.layout import blocks_of
 from astraflow.weights.manifest import (
     SEGMENT_BYTES,
     TensorBytes,

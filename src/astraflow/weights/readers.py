@@ -14,7 +14,7 @@ from astraflow import wire
 from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireError
 from astraflow.service.client import ServiceClient
 from astraflow.types import Chunk, ChunkState, Manifest
-from astraflow.weights.peer import State
+from astraflow.weights.peers.peer import State
 from astraflow.weights.range_sockets import RangeSockets
 
 __all__ = ["ChunkReader", "FileReader", "FillsBuffer", "FindsManifests", "HttpReader"]

@@ -19,11 +19,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from astraflow.addons.object_stores.stores import ObjectReader
 from astraflow.errors import UnavailableError, WeightsError
-from astraflow.host_tensors import WeightChanges, WeightSnapshot
 from astraflow.service.client import HttpTransport, ServiceClient, Transport
 from astraflow.types import Manifest
-from astraflow.weights.admission import available_bytes, check_encoding, check_fits, check_follows
+from astraflow.types.host_tensors import WeightChanges, WeightSnapshot
 from astraflow.weights.arrival import Arrival
 from astraflow.weights.downloads import Downloads, Part
 from astraflow.weights.manifest import (
@@ -37,11 +37,11 @@ from astraflow.weights.manifest import (
     tensors_in,
     tensors_of,
 )
-from astraflow.weights.peer import Spool, peer_ticket
+from astraflow.weights.peers.admission import available_bytes, check_encoding, check_fits, check_follows
+from astraflow.weights.peers.peer import Spool, peer_ticket
+from astraflow.weights.peers.reputation import Reputation
+from astraflow.weights.peers.swarm import Swarm
 from astraflow.weights.readers import ChunkReader, FileReader, FindsManifests, HttpReader
-from astraflow.weights.remote_stores import ObjectReader
-from astraflow.weights.reputation import Reputation
-from astraflow.weights.swarm import Swarm
 from astraflow.weights.threads import off_loop
 from astraflow.weights.transfers import Held, HostCopy, Transfer, build, content_of
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import DataError
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.models.adapters import adapter_config, is_adapter, merged
 from astraflow.models.weight_files import weight_paths
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.manifest import ITEM_BYTES, is_model_file
 
 __all__ = [

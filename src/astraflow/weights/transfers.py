@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.host_tensors import WeightChanges
 from astraflow.types import FileInfo, Manifest
-from astraflow.weights.codec.delta import Delta, apply_delta, parse_delta
+from astraflow.types.host_tensors import WeightChanges
+from astraflow.weights.delta.delta import Delta, apply_delta, parse_delta
 from astraflow.weights.downloads import Part
 from astraflow.weights.manifest import ITEM_BYTES, check_digest, name_of
 

@@ -1,0 +1,1 @@
+"""Workflows: how policies and a task talk in one episode."""

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from astraflow.addons.agents.hosts.config import HostConfig
+from astraflow.addons.code.code_and_test import CASE_PATTERN, FAILED_PROMPT, TEST_PROMPT
+from astraflow.addons.patterns.debate import DEBATE_PROMPT, seats
+from astraflow.addons.patterns.plan_and_solve import FOLLOW_PROMPT, PLAN_PROMPT
+from astraflow.addons.patterns.propose_and_select import SELECT_PROMPT
+from astraflow.addons.patterns.route import ROUTE_PROMPT
+from astraflow.addons.patterns.spawn import RESULTS_PROMPT, SPLIT_PROMPT
+from astraflow.addons.search.retrieval.config import IndexConfig
+from astraflow.addons.search.search import PASSAGE, QUERY_PATTERN, RESULTS
 from astraflow.config import Config, Use, with_installed
-from astraflow.hosts.config import HostConfig
-from astraflow.retrieval.config import IndexConfig
-from astraflow.text_forms import Variable
-from astraflow.workflows.code_and_test import CASE_PATTERN, FAILED_PROMPT, TEST_PROMPT
-from astraflow.workflows.debate import DEBATE_PROMPT, seats
+from astraflow.user_input.text_forms import Variable
 from astraflow.workflows.multi_turn import FEEDBACK
-from astraflow.workflows.plan_and_solve import FOLLOW_PROMPT, PLAN_PROMPT
-from astraflow.workflows.propose_and_select import SELECT_PROMPT
 from astraflow.workflows.roles import PolicyRoles, WorkflowVariant
-from astraflow.workflows.route import ROUTE_PROMPT
-from astraflow.workflows.search import PASSAGE, QUERY_PATTERN, RESULTS
 from astraflow.workflows.solve_and_check import CHECK_PROMPT
 from astraflow.workflows.solve_and_verify import RETRY_PROMPT, VERIFY_PROMPT
-from astraflow.workflows.spawn import RESULTS_PROMPT, SPLIT_PROMPT
 
 __all__ = [
     "AgentConfig",

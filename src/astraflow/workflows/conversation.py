@@ -31,11 +31,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
-from astraflow.bounds import Label, Reward, Text
-from astraflow.columns import row_of, with_row
 from astraflow.errors import RolloutError
 from astraflow.protocols import Observation, Score
 from astraflow.types import FinishReason, Item, Message, MetricItem, Reduction, Stream, Task, ToolSpec
+from astraflow.types.bounds import Label, Reward, Text
+from astraflow.types.row_columns import row_of, with_row
 from astraflow.wire import ColumnType, column
 from astraflow.workflows.calls import CallParser, tagged_calls, text_before_calls, without_reasoning
 

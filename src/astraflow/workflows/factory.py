@@ -7,12 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from astraflow.addons.agents.agent import agent, function_run
+from astraflow.addons.agents.hosted import Hosted
+from astraflow.addons.agents.program import ProgramRuns
+from astraflow.addons.agents.tool_process import ToolProcesses
+from astraflow.addons.code.code_and_test import code_and_test
+from astraflow.addons.patterns.debate import debate
+from astraflow.addons.patterns.plan_and_solve import plan_and_solve
+from astraflow.addons.patterns.propose_and_select import propose_and_select
+from astraflow.addons.patterns.route import route
+from astraflow.addons.patterns.spawn import spawn
+from astraflow.addons.search.retrieval.index import check_index, open_index
+from astraflow.addons.search.search import search
 from astraflow.config import Use, check_args, load_attr
 from astraflow.errors import ConfigError
-from astraflow.retrieval.index import check_index, open_index
-from astraflow.workflows.agent import agent, function_run
 from astraflow.workflows.calls import CALL_PARSERS
-from astraflow.workflows.code_and_test import code_and_test
 from astraflow.workflows.config import (
     AgentConfig,
     HostedConfig,
@@ -23,21 +32,12 @@ from astraflow.workflows.config import (
     WorkflowConfig,
 )
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
-from astraflow.workflows.debate import debate
 from astraflow.workflows.environment import environment
-from astraflow.workflows.hosted import Hosted
 from astraflow.workflows.multi_turn import multi_turn
-from astraflow.workflows.plan_and_solve import plan_and_solve
-from astraflow.workflows.program import ProgramRuns
-from astraflow.workflows.propose_and_select import propose_and_select
 from astraflow.workflows.roles import PolicyRoles, WorkflowVariant
-from astraflow.workflows.route import route
-from astraflow.workflows.search import search
 from astraflow.workflows.single_turn import single_turn
 from astraflow.workflows.solve_and_check import solve_and_check
 from astraflow.workflows.solve_and_verify import solve_and_verify
-from astraflow.workflows.spawn import spawn
-from astraflow.workflows.tool_process import ToolProcesses
 from astraflow.workflows.tool_use import tool_use
 from astraflow.workflows.tools import Tool, make_tool
 

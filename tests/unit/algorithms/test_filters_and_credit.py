@@ -18,7 +18,7 @@ from astraflow.algorithms.filters import (
 from astraflow.algorithms.shaping import ShapingConfig
 from astraflow.config import Use
 from astraflow.errors import ConfigError
-from astraflow.facts import GroupFacts, TrajectoryFacts
+from astraflow.types.facts import GroupFacts, TrajectoryFacts
 
 
 def make_group(*rewards: float, role: str = "actor") -> GroupFacts:

@@ -22,7 +22,7 @@ from astraflow.algorithms.task_gates import (
 from astraflow.algorithms.task_orders import WeightedConfig
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError
-from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts
+from astraflow.types.facts import GroupFacts, Outcome, TrajectoryFacts
 
 _ALL: tuple[CuratorConfig, ...] = (
     WeightedConfig(weights={"a": 2.0}),

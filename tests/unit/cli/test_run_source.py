@@ -7,8 +7,8 @@ import yaml
 
 from astraflow.cli.main import main
 from astraflow.errors import ConfigError
-from astraflow.launch.config import load_recipe
-from astraflow.launch.folder import RunFolder
+from astraflow.recipe.recipe import load_recipe
+from astraflow.recipe.run_folder import RunFolder
 from weight_files import write_model_folder
 
 RECIPE = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.dataflow.openapi import openapi_json
+from astraflow.dataflow.service.openapi import openapi_json
 from astraflow_conformance.report import Checks
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from astraflow.dataflow.prometheus import prometheus_text
+from astraflow.dataflow.service.prometheus import prometheus_text
 from astraflow.metrics import MetricRow
 from sights import make_policy, make_sight, make_worker
 

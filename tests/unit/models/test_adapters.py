@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.host_tensors import HostTensor
 from astraflow.models.adapters import merged, merged_weight, peft_names
+from astraflow.types.host_tensors import HostTensor
 
 
 def make_tensor(name: str, *shape: int, seed: int) -> HostTensor:

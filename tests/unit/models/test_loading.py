@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from astraflow.errors import DataError, WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.models.loading import (
     empty_causal_lm,
     export_tensors,
@@ -19,6 +18,7 @@ from astraflow.models.loading import (
     load_causal_lm,
     torch_tensor,
 )
+from astraflow.types.host_tensors import HostTensor
 from engine_models import make_model_folder, make_random_model
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from astraflow.models.spec import load_spec
-from astraflow.models.tiny import init_model
+from astraflow.addons.tiny_models.spec import load_spec
+from astraflow.addons.tiny_models.tiny import init_model
 from docs_driver import DOCS, blocks
 
 PAGE = DOCS / "recipes" / "model_spec.md"

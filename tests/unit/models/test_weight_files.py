@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from astraflow.errors import DataError
-from astraflow.host_tensors import HostTensor
 from astraflow.models.weight_files import check_weight_files
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.snapshot import write_safetensors
 from weight_files import NO_TENSORS
 

@@ -7,7 +7,7 @@ import pytest
 
 from astraflow.errors import ConfigError, DataError, TrainingError, WireError
 from astraflow.losses.config import AuxiliaryConfig
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow_paced.backend import PacedBackend
 from astraflow_paced.config import PacedBackendConfig

@@ -3,7 +3,7 @@
 import inspect
 
 from astraflow.config import parse_config
-from astraflow.launch.config import Recipe
+from astraflow.recipe.recipe import Recipe
 from astraflow.workflows.factory import make_workflow
 from astraflow_paced.config import PacedBackendConfig, PacedEngineConfig, PacedWorkflowConfig
 from astraflow_paced.workflow import paced

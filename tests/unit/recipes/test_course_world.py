@@ -20,12 +20,12 @@ from recipes.course.course_world import (
     proposal_demonstrations,
 )
 
+from astraflow.addons.tiny_models.demonstrations import make_demonstrations
+from astraflow.addons.tiny_models.spec import load_spec
 from astraflow.dataflow.config import TableConfig
 from astraflow.errors import ConfigError
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.models.demonstrations import make_demonstrations
-from astraflow.models.spec import load_spec
 from astraflow.models.tokenizer import make_tokenizer
+from astraflow.recipe.recipe import Recipe, load_recipe
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest
 from rollout_fakes import ScriptedEngine, exact, make_hosted

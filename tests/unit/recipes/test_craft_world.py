@@ -14,11 +14,11 @@ from recipes.textcraft.craft_teachers import demonstrations
 from recipes.textcraft.craft_workshop import CRAFTED, REFUSED, TIERS, UNKNOWN, Workshop
 from recipes.textcraft.craft_world import Craft, command_in
 
-from astraflow.envs.config import EnvironmentConfig
-from astraflow.envs.environment import with_environment
 from astraflow.errors import ConfigError
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.tasks.config import EnvironmentConfig
+from astraflow.tasks.environment import with_environment
 from astraflow.types import Episode
 from rollout_fakes import ScriptedEngine, exact, make_hosted, make_task
 from world_driver import rewards_of, take_odd_steps

@@ -13,12 +13,12 @@ from recipes.deepdive.dive_crew import dive
 from recipes.deepdive.dive_players import expert, random_player
 from recipes.deepdive.dive_world import NOTHING, QUESTION, REFUSED, RETURNED, UNKNOWN, Dive, action_in
 
-from astraflow.envs.config import EnvironmentConfig
-from astraflow.envs.environment import with_environment
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.tasks.config import EnvironmentConfig
+from astraflow.tasks.environment import with_environment
 from astraflow.types import Episode, GenerateRequest
 from rollout_fakes import CharRenderer, ScriptedEngine, exact, make_policy
 from world_driver import rewards_of, take_odd_steps

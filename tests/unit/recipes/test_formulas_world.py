@@ -13,9 +13,9 @@ from recipes.code.formulas_world import (
     program_demonstrations,
 )
 
-from astraflow.columns import row_of
+from astraflow.addons.tiny_models.demonstrations import Demonstration
 from astraflow.errors import ConfigError
-from astraflow.models.demonstrations import Demonstration
+from astraflow.types.row_columns import row_of
 
 EXAMPLE = Formula((("add", 3), ("times", 2), ("minus", 4)))
 

@@ -15,11 +15,11 @@ from recipes.nim.nim_players import both, random_player
 from recipes.nim.nim_teachers import demonstrations
 from recipes.nim.nim_world import IMPOSSIBLE, Nim, move_in, seat_of
 
-from astraflow.envs.config import EnvironmentConfig
-from astraflow.envs.environment import with_environment
 from astraflow.errors import ConfigError
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.runner import EpisodeRunner
+from astraflow.tasks.config import EnvironmentConfig
+from astraflow.tasks.environment import with_environment
 from astraflow.types import Episode
 from nim_driver import ODD_MOVES, shares_won
 from rollout_fakes import ScriptedEngine, exact, make_hosted, make_task

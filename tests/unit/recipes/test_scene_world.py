@@ -12,8 +12,8 @@ from recipes.clevr.scene_world import Scenes, number_in
 
 from astraflow.config import dump_yaml
 from astraflow.errors import ConfigError
-from astraflow.launch.config import load_recipe
 from astraflow.models.images import check_image
+from astraflow.recipe.recipe import load_recipe
 from docs_driver import ROOT
 from world_driver import take_odd_steps
 

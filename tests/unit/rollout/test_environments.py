@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from astraflow.envs.config import EnvironmentConfig
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.environments import Environments
 from astraflow.rollout.runner import EpisodeRunner, Proposing
+from astraflow.tasks.config import EnvironmentConfig
 from astraflow.types import Episode, Failure, PushTasks, PushTasksReply
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask
 from astraflow.workflows.environment import environment

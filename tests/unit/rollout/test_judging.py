@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from astraflow.config import parse_config
-from astraflow.envs.config import TasksConfig
 from astraflow.errors import ConfigError, RolloutError
 from astraflow.rollout.judging import JudgedScoring, make_scoring
+from astraflow.tasks.config import TasksConfig
 from astraflow.types import GenerateRequest, Generation, Task
 from rollout_fakes import ScriptedEngine, make_hosted
 

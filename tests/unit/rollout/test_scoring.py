@@ -7,9 +7,9 @@ import pytest
 import pytest_asyncio
 
 from astraflow.config import Use
-from astraflow.envs.config import ExactReward, JsonlSourceConfig, RewardConfig, TasksConfig
 from astraflow.errors import ConfigError, LateScoreError, RolloutError
 from astraflow.rollout.scoring import ScoringPool
+from astraflow.tasks.config import ExactReward, JsonlSourceConfig, RewardConfig, TasksConfig
 from rollout_fakes import make_task
 
 REWARDS = """

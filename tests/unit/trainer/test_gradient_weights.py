@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astraflow import wire
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.columns import columns_from_samples, reward_mean
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import AdvantageSpan, Sample, VersionSpan
 from trainer_builders import (
     VOCAB_SIZE,

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from astraflow.addons.tinker.client import TrainingClient
+from astraflow.addons.tinker.wire_types import AdamParams, Datum, ModelInput
 from astraflow.errors import TrainingError
 from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, TrainerBackend, Write
-from astraflow.token_columns import Columns
-from astraflow.trainer.backends.tinker.client import TrainingClient
-from astraflow.trainer.backends.tinker.types import AdamParams, Datum, ModelInput
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
+from astraflow.types.token_columns import Columns
 from trainer_builders import VOCAB_SIZE, make_batch, make_samples, save_model
 
 Parts = Sequence[Any]

@@ -13,9 +13,9 @@ import pytest
 from astraflow.config import Use
 from astraflow.losses.config import CorrectionConfig, KlConfig, LossConfig
 from astraflow.protocols import StepResult
-from astraflow.trainer.backends.torch_backend import TorchBackend
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.learner import LossLearner
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from astraflow.types import Batch, Stream
 from trainer_builders import make_batch, make_samples, save_model
 

@@ -7,13 +7,13 @@ import pytest
 
 from astraflow import wire
 from astraflow.errors import DataError
-from astraflow.host_tensors import HostTensor
 from astraflow.losses.config import AuxiliaryConfig, OfflineConfig
 from astraflow.protocols import StepResult
-from astraflow.trainer.backends.factory import make_learner
+from astraflow.trainer.backend_factory import make_learner
 from astraflow.trainer.config import TrainConfig
 from astraflow.trainer.offline import MixedLearner, OfflineGroups
 from astraflow.types import Batch, MetricItem, Sample
+from astraflow.types.host_tensors import HostTensor
 from trainer_builders import make_batch, make_sample, save_model
 
 GROUP_SIZE = 2

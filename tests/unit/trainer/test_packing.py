@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from astraflow.token_columns import Columns
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.packing import cut_microbatches, cut_minibatches, make_layout
+from astraflow.types.token_columns import Columns
 from trainer_builders import VOCAB_SIZE, make_sample
 
 

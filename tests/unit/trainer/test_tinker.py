@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from astraflow.errors import ConfigError, DataError, RolloutError, TrainingError
-from astraflow.models.loading import load_causal_lm, torch_tensor
-from astraflow.rollout.config import TorchEngineConfig
-from astraflow.rollout.engines.torch_engine import TorchEngine
-from astraflow.trainer.backends.tinker.client import TrainingClient
-from astraflow.trainer.backends.tinker.types import (
+from astraflow.addons.tinker.client import TrainingClient
+from astraflow.addons.tinker.wire_types import (
     AdamParams,
     Datum,
     ModelInput,
@@ -23,8 +19,12 @@ from astraflow.trainer.backends.tinker.types import (
     TensorData,
     run_batch,
 )
-from astraflow.trainer.backends.torch_backend import TorchBackend
+from astraflow.errors import ConfigError, DataError, RolloutError, TrainingError
+from astraflow.models.loading import load_causal_lm, torch_tensor
+from astraflow.rollout.config import TorchEngineConfig
+from astraflow.rollout.engines.torch_engine import TorchEngine
 from astraflow.trainer.config import TrainConfig
+from astraflow.trainer.torch.torch_backend import TorchBackend
 from trainer_builders import VOCAB_SIZE, make_batch, make_sample, save_model
 
 SEQUENCES = ([2, 3, 4, 5, 6, 7], [8, 9, 10], [2, 3, 11, 12])

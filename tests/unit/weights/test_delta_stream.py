@@ -9,14 +9,14 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from astraflow.errors import RefusedError, UnavailableError, WeightsError, WireError
-from astraflow.host_tensors import HostTensor, WeightSnapshot
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import DeltaFile, HandOver, Manifest, PublisherHealth
-from astraflow.weights.codec.encoder import encode_delta
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.weights.delta.encoder import encode_delta
 from astraflow.weights.manifest import digest_of, lay_out, pack
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver
-from astraflow.weights.saved_versions import SavedVersions
+from astraflow.weights.stores.saved_versions import SavedVersions
 from weight_fakes import URL, WeightRig, make_host_tensor, trained, weight_rig
 
 

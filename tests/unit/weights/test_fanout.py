@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 from starlette.types import ASGIApp
 
-from astraflow.host_tensors import HostTensor
 from astraflow.service.client import MemoryTransport, ServiceClient
 from astraflow.types import Manifest, SourceLink
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
-from astraflow.weights.peer import PeerServer, Spool
+from astraflow.weights.peers.peer import PeerServer, Spool
 from astraflow.weights.publisher import Publisher
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.receiver import Receiver

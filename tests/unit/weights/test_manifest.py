@@ -5,8 +5,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from astraflow.errors import WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.types import Chunk, FileInfo, Manifest
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.manifest import (
     ALIGNMENT,
     SEGMENT_BYTES,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import WeightsError
-from astraflow.host_tensors import HostTensor
 from astraflow.types import Manifest
-from astraflow.weights.codec.layout import blocks_of
+from astraflow.types.host_tensors import HostTensor
+from astraflow.weights.delta.layout import blocks_of
 from astraflow.weights.manifest import ITEM_BYTES, SEGMENT_BYTES, lay_out, span_bytes
 from astraflow.weights.publisher_client import PublisherClient
 from astraflow.weights.ranges import (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from astraflow.errors import DataError
-from astraflow.host_tensors import HostTensor, WeightSnapshot
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
 from astraflow.weights.snapshot import (
     model_files,
     read_model,

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.patterns.debate import debate
+from astraflow.addons.patterns.plan_and_solve import plan_and_solve
+from astraflow.addons.patterns.propose_and_select import propose_and_select
+from astraflow.addons.patterns.route import route
+from astraflow.addons.patterns.spawn import spawn
 from astraflow.errors import RolloutError
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.types import Episode, GenerateRequest, Generation
-from astraflow.workflows.debate import debate
 from astraflow.workflows.multi_turn import multi_turn
-from astraflow.workflows.plan_and_solve import plan_and_solve
-from astraflow.workflows.propose_and_select import propose_and_select
-from astraflow.workflows.route import route
 from astraflow.workflows.solve_and_check import solve_and_check
 from astraflow.workflows.solve_and_verify import solve_and_verify
-from astraflow.workflows.spawn import spawn
 from rollout_fakes import CharRenderer, ScriptedEngine, exact, make_hosted, make_policy, make_task
 
 

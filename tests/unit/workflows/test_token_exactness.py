@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from astraflow.addons.agents.agent import function_run
 from astraflow.types import Message
-from astraflow.workflows.agent import function_run
 from astraflow.workflows.conversation import Policies, Rewards, ScoredTask, Workflow
 from astraflow.workflows.factory import WORKFLOWS
 from astraflow.workflows.tools import make_tool

@@ -1,0 +1,1 @@
+"""`astraflow conformance`: checks that a service keeps the rules of the protocol."""

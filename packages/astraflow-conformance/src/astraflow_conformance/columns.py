@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from astraflow import wire
-from astraflow.bounds import MAX_METRIC, MAX_REWARD
 from astraflow.errors import WireError
 from astraflow.types import Episode, PolicyInfo, Trajectory
+from astraflow.types.bounds import MAX_METRIC, MAX_REWARD
 
 __all__ = ["COLUMN_RULES", "Limits", "flaws_of"]
 

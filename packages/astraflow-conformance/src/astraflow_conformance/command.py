@@ -151,7 +151,7 @@ def _run(
     """Runs the check, prints the report, and exits with 1 if a rule is broken."""
     from rich.console import Console
 
-    from astraflow.launch.gallery import find_entry
+    from astraflow.recipe.gallery import find_entry
     from astraflow_conformance.harness import Settings
 
     if work_dir is not None and work_dir.exists() and any(work_dir.iterdir()):

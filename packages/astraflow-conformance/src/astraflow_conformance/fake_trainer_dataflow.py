@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from astraflow.errors import Error, FencedError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.service.messages import item_response, read_item
 from astraflow.types import (
     PROTOCOL_VERSION,
@@ -33,6 +32,7 @@ from astraflow.types import (
     SessionRequest,
     VersionsReply,
 )
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow_conformance.fake_dataflow import FakeDataflow
 from astraflow_conformance.report import Checks
 

@@ -17,17 +17,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from astraflow.dataflow.ingest import vocab_size
+from astraflow.dataflow.service.ingest import vocab_size
 from astraflow.errors import ConfigError, DeadlineError
-from astraflow.host_tensors import HostTensor
-from astraflow.launch.config import Recipe, load_recipe
-from astraflow.launch.derived import derived
-from astraflow.launch.folder import RunFolder
-from astraflow.launch.plan import run_info
-from astraflow.launch.sources import open_sources
+from astraflow.recipe.derived import derived
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.run_plan import run_info
+from astraflow.recipe.sources import open_sources
 from astraflow.service.client import HttpTransport, ServiceClient
 from astraflow.service.server import HttpServer
 from astraflow.types import RunInfo, Task
+from astraflow.types.host_tensors import HostTensor
 from astraflow.weights.config import WeightsConfig
 from astraflow.weights.manifest import build_manifest
 from astraflow.weights.publisher import Publisher

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from astraflow.host_tensors import HostTensor
 from astraflow.models.loading import empty_causal_lm, install_tensors
+from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["VersionScores"]
 

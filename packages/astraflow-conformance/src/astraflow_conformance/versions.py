@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from astraflow.host_tensors import HostTensor
 from astraflow.protocols import Publishes
 from astraflow.types import Manifest
+from astraflow.types.host_tensors import HostTensor
 
 __all__ = ["DamagedChunks", "PublishedVersions", "perturbed"]
 

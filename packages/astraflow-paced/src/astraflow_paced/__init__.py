@@ -1,0 +1,1 @@
+"""Emulated GPUs: the engine, backend and workflow `paced`."""

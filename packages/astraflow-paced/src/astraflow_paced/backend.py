@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, DataError, TrainingError
-from astraflow.host_tensors import HostTensor
 from astraflow.protocols import StepResult
 from astraflow.trainer.columns import columns_from_samples
 from astraflow.trainer.config import TrainConfig
 from astraflow.types import Batch, MetricItem
+from astraflow.types.host_tensors import HostTensor
 from astraflow_paced.config import PacedBackendConfig
 
 __all__ = ["PacedBackend"]

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from astraflow.config import Variant
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine, Learner
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.workflows.conversation import Workflow
 from astraflow.workflows.roles import WorkflowVariant
 

@@ -8,7 +8,7 @@ last bit: a replay of a journal must give the same events.
 import math
 from collections.abc import Iterable, Sequence
 
-from astraflow.bounds import MAX_METRIC
+from astraflow.types.bounds import MAX_METRIC
 
 __all__ = ["bounded", "finite_mean", "finite_sum", "standard_error"]
 

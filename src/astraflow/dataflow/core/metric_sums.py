@@ -11,10 +11,10 @@ and those above 1e12 as 1e12.
 import math
 from collections.abc import Mapping, Sequence
 
-from astraflow.bounds import as_label
 from astraflow.dataflow.core.finite import bounded
 from astraflow.dataflow.core.state import MetricSum
 from astraflow.types import PERCENTILES, MetricItem
+from astraflow.types.bounds import as_label
 
 __all__ = ["add_metrics", "reduced"]
 

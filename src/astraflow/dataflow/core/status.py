@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from astraflow.bounds import as_label
 from astraflow.dataflow.core.commands import PayloadRef
 from astraflow.dataflow.core.context import Context
 from astraflow.dataflow.core.fates import fate_counts, num_live, outcomes_text
@@ -10,6 +9,7 @@ from astraflow.dataflow.core.finite import bounded
 from astraflow.dataflow.core.state import PolicyState, ReadyGroup
 from astraflow.dataflow.core.tables import why_no_room
 from astraflow.types import PolicyStatus, Wait
+from astraflow.types.bounds import as_label
 
 __all__ = ["OVERDUE", "groups_for_replay", "policy_status", "retained_payloads", "waits"]
 

@@ -14,7 +14,6 @@ from astraflow.algorithms.credit import GdpoCredit, make_credit
 from astraflow.algorithms.filters import make_filter
 from astraflow.algorithms.own import called
 from astraflow.algorithms.shaping import make_shaping
-from astraflow.bounds import MAX_ADVANTAGE
 from astraflow.config import Use
 from astraflow.dataflow.config import TableConfig
 from astraflow.dataflow.core.commands import SampleView, TrajectoryMeta
@@ -22,8 +21,9 @@ from astraflow.dataflow.core.finite import finite_sum
 from astraflow.dataflow.core.state import GroupState, ReadyGroup
 from astraflow.dataflow.core.table_parts import component_name
 from astraflow.errors import ComponentError
-from astraflow.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 from astraflow.protocols import Stateful
+from astraflow.types.bounds import MAX_ADVANTAGE
+from astraflow.types.facts import GroupFacts, Outcome, TrajectoryFacts, episode_weights
 
 __all__ = ["Discarded", "Valuation", "outcome_of"]
 

@@ -1,0 +1,1 @@
+"""Engines: generate tokens for a rollout service."""

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from astraflow.models.routers import routers_of
-from astraflow.token_columns import EXPERTS_STREAM
 from astraflow.types import Stream
+from astraflow.types.token_columns import EXPERTS_STREAM
 from astraflow.wire import ColumnType, column
 
 __all__ = ["ExpertRecorder"]

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from astraflow.addons.inference_servers.server_api import ServerApi
+from astraflow.addons.inference_servers.server_engine import ServerEngine
+from astraflow.addons.inference_servers.sglang_api import SglangApi
+from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.config import Use, Variant, check_args, load_attr
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Engine
 from astraflow.rollout.config import (
     EngineConfig,
@@ -14,10 +17,7 @@ from astraflow.rollout.config import (
     TorchEngineConfig,
     VllmEngineConfig,
 )
-from astraflow.rollout.engines.server_api import ServerApi
-from astraflow.rollout.engines.server_engine import ServerEngine
-from astraflow.rollout.engines.sglang_api import SglangApi
-from astraflow.rollout.engines.vllm_api import VllmApi
+from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["engine_maker", "make_engine", "preload"]
 

@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.errors import RolloutError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.images import image_rules
 from astraflow.models.loading import FittedTensors, empty_causal_lm, install_tensors
 from astraflow.protocols import SlotName
@@ -35,6 +34,7 @@ from astraflow.rollout.engines.forward import Forward, make_forward
 from astraflow.rollout.engines.jobs import Job, Outcome, Rows
 from astraflow.rollout.engines.requests import stop_ids
 from astraflow.rollout.engines.sampling import pick_tokens
+from astraflow.types.host_tensors import WeightSnapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

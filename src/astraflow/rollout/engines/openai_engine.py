@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, RolloutError, UnavailableError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.protocols import Capacity
 from astraflow.types import BusySpan, FinishReason, GenerateRequest, Generation, Message, Sampling
+from astraflow.types.host_tensors import WeightSnapshot
 
 __all__ = ["OpenAiEngine", "TextRenderer"]
 

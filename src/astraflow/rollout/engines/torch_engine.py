@@ -26,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 
 from astraflow.errors import ConfigError, Error, ImageError, RolloutError, ServiceError, WeightsError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.models.images import check_media
 from astraflow.models.loading import FittedTensors, fit_tensors
 from astraflow.protocols import Capacity, SlotName
@@ -42,6 +41,7 @@ from astraflow.rollout.engines.requests import (
 )
 from astraflow.rollout.engines.spans import BusyClock
 from astraflow.types import BusySpan, GenerateRequest, Generation
+from astraflow.types.host_tensors import WeightSnapshot
 from astraflow.weights.threads import off_loop
 
 __all__ = ["TorchEngine", "gpu_names"]

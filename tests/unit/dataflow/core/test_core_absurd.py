@@ -2,9 +2,9 @@
 
 import pytest
 
-from astraflow.bounds import MAX_METRIC
 from astraflow.dataflow.core.finite import finite_mean, finite_sum, standard_error
 from astraflow.errors import RefusedError
+from astraflow.types.bounds import MAX_METRIC
 from core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 

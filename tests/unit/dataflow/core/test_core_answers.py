@@ -24,8 +24,8 @@ from astraflow.dataflow.core.core import Core
 from astraflow.dataflow.core.plan import EvalSetPlan
 from astraflow.dataflow.core.snapshot import SNAPSHOT_FORMAT
 from astraflow.errors import DataError, FencedError, RefusedError
-from astraflow.facts import GroupFacts, Outcome
 from astraflow.types import EpisodeReceipt, MetricItem, ServedVersions, Task, Wait
+from astraflow.types.facts import GroupFacts, Outcome
 from core_driver import Driver, make_facts, make_manifest, make_meta, make_plan, make_table
 
 _HELDOUT = {"heldout": EvalSetPlan(num_tasks=2, samples=2)}

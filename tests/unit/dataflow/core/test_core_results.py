@@ -10,8 +10,8 @@ from astraflow.config import Use
 from astraflow.dataflow.core.commands import AttemptFailed, FateDecided, ResultDropped
 from astraflow.dataflow.core.core import Core
 from astraflow.errors import RefusedError
-from astraflow.facts import GroupFacts
 from astraflow.types import MetricItem
+from astraflow.types.facts import GroupFacts
 from core_driver import Driver, make_facts, make_meta, make_plan, make_table
 
 

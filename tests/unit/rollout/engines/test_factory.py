@@ -7,10 +7,10 @@ import pytest
 
 from astraflow.config import Use
 from astraflow.errors import ConfigError, DataError, WeightsError
-from astraflow.host_tensors import WeightSnapshot
 from astraflow.rollout.config import TorchEngineConfig
 from astraflow.rollout.engines.factory import make_engine
 from astraflow.rollout.engines.torch_engine import TorchEngine
+from astraflow.types.host_tensors import WeightSnapshot
 from engine_models import make_model_folder, make_random_model, snapshot_of
 
 

@@ -7,9 +7,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from astraflow.addons.inference_servers.server_api import ServerHttp
+from astraflow.addons.inference_servers.vllm_api import VllmApi
 from astraflow.errors import RefusedError, UnavailableError
-from astraflow.rollout.engines.server_api import ServerHttp
-from astraflow.rollout.engines.vllm_api import VllmApi
 from astraflow.types import MediaRef, Sampling
 
 PIECE = 9

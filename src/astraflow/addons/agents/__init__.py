@@ -1,0 +1,1 @@
+"""Agent programs and foreign environments: a chat endpoint per episode, and hosts with their own Python."""

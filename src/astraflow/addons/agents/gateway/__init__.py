@@ -1,0 +1,1 @@
+"""The OpenAI- and Anthropic-compatible endpoint through which agent programs reach the policies."""

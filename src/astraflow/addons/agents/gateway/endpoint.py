@@ -1,0 +1,534 @@
+"""The endpoint of one episode: it answers chat requests by policies, and records what they sample.
+
+A request carries the whole history of a conversation, so the recorded histories of an episode form a tree.
+The endpoint looks for the longest recorded history that the request begins with, compared as clients see it.
+The new prompt continues the exact tokens of that history, and the recorder then extends its trajectory or
+forks it. If there is no such history, the request is rendered anew. Its tokens may still begin with those of
+a recorded history: then it is the same conversation, in which the client only changed white space. If it has
+another reply where a policy's stood, it is a fork of that conversation. Otherwise it is a new conversation.
+
+A dialect is a request that becomes a `ChatRequest`, and a form of the answer to that. All requests are
+answered by `chat`.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from astraflow.addons.agents.gateway import anthropic_messages
+from astraflow.addons.agents.gateway.anthropic_messages import MessageAnswer, MessagesRequest, message_of
+from astraflow.addons.agents.gateway.chat_wire import (
+    ChatMessage,
+    ChatRequest,
+    Choice,
+    Completed,
+    Model,
+    Reply,
+    Usage,
+    bad_request,
+    called,
+    logprobs_of,
+    messages_of,
+    tool_specs,
+)
+from astraflow.addons.agents.gateway.hints import Hint, hint_of
+from astraflow.addons.agents.gateway.openai_responses import (
+    Response,
+    ResponsesRequest,
+    chat_of,
+    input_messages,
+    response_of,
+)
+from astraflow.errors import RefusedError
+from astraflow.rollout.dialogue import (
+    Answer,
+    Dialogue,
+    HostedPolicy,
+    RecordedConversation,
+    Said,
+    prompt_of,
+    with_tools,
+)
+from astraflow.types import PolicyInfo, Sampling
+from astraflow.types.bounds import as_label
+from astraflow.workflows.calls import CallParser, ToolCall
+from astraflow.workflows.conversation import AgentReport, Completion, Heard
+
+__all__ = ["EpisodeEndpoint"]
+
+_ResultT = TypeVar("_ResultT")
+
+_SAMPLING_TOLERANCE = 1e-6
+"""Largest difference at which a request's temperature or `top_p` still equals the recipe's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A recorded history, up to and including one completion."""
+
+    hosted: HostedPolicy
+    """The policy that speaks, with the tools that it was shown."""
+    keys: tuple[object, ...]
+    """The messages as the client sees them, in a form that can be compared."""
+    said: Said
+    """The messages and their exact tokens."""
+    speaks: Heard
+    """The conversation, with the role and the session in which it was held."""
+    chat: RecordedConversation
+
+    def is_of(self, asked: "_Asked") -> bool:
+        """Whether a request may continue from here: only its own role and session may."""
+        return (self.speaks.role, self.speaks.session) == (asked.role, asked.session)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, and what it asks of which policy."""
+
+    number: int
+    """Position among the requests of the episode."""
+    request: ChatRequest
+    hosted: HostedPolicy
+    """The policy with the request's tools."""
+    role: str
+    session: str
+    sampling: Sampling
+    hint: Hint
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompted:
+    """A request as the policy sees it."""
+
+    said: Said
+    """The messages and their tokens."""
+    chat: RecordedConversation | None
+    """The conversation that it goes on from or edits; None if it is a new one."""
+
+
+class EpisodeEndpoint:
+    """The endpoint of one episode, through which an agent program chats with policies. Implements `Endpoint`.
+
+    A request whose client disconnects is cancelled, and a request after the episode's end is refused. `close`
+    cancels the requests that still run.
+    """
+
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        parser: CallParser,
+        gateway_url: str,
+        roles: Mapping[str, str] | None = None,
+    ) -> None:
+        """`roles`: see `Policies.endpoint`."""
+        self.id = secrets.token_urlsafe(12)
+        self._key = secrets.token_urlsafe(24)
+        self.report: AgentReport | None = None
+        self.last_text = ""
+        self.problem = ""
+        self.is_full = False
+        self.num_completions = 0
+        self._url = f"{gateway_url}/episodes/{self.id}"
+        self._dialogue = dialogue
+        self._parser = parser
+        self._roles = roles or {}
+        self._points: list[_Point] = []
+        self._keys: dict[object, object] = {}
+        """The keys of all messages, each once: histories repeat those of the histories before."""
+        self._running: set[asyncio.Task[Any]] = set()
+        self._answered: dict[str, tuple[ChatMessage, ...]] = {}
+        """Id of a response -> its conversation, without instructions."""
+        self._num_requests = 0
+        self._num_hinted = 0
+        self._num_unmet = 0
+        self._num_overrides = 0
+
+    @property
+    def base_url(self) -> str:
+        """See `Endpoint.base_url`."""
+        return f"{self._url}/v1"
+
+    @property
+    def api_key(self) -> str:
+        """See `Endpoint.api_key`."""
+        return self._key
+
+    @property
+    def result_url(self) -> str:
+        """See `Endpoint.result_url`."""
+        return f"{self._url}/result"
+
+    @property
+    def heard(self) -> tuple[Heard, ...]:
+        """See `Endpoint.heard`."""
+        return tuple(dict.fromkeys(point.speaks for point in self._points))
+
+    @property
+    def unmet_frac(self) -> float | None:
+        """See `Endpoint.unmet_frac`."""
+        return self._num_unmet / self._num_hinted if self._num_hinted else None
+
+    @property
+    def ignored_overrides_frac(self) -> float | None:
+        """See `Endpoint.ignored_overrides_frac`."""
+        ignores = any(hosted.info.agent_overrides == "ignore" for hosted in self._dialogue.hosted.values())
+        return self._num_overrides / self._num_requests if ignores and self._num_requests else None
+
+    @property
+    def anthropic_url(self) -> str:
+        """See `Endpoint.anthropic_url`."""
+        return self._url
+
+    def models(self) -> tuple[Model, ...]:
+        """The names that requests may ask, as `GET /models` lists them."""
+        return tuple(
+            Model(id=name, object="model", created=0, owned_by="astraflow") for name in self._names()
+        )
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self._roles or self._dialogue.hosted)
+
+    def start(self, answer: Coroutine[Any, Any, _ResultT]) -> asyncio.Task[_ResultT]:
+        """Begins to answer a request (`chat`, `respond` or `message`), in a task that `close` cancels."""
+        task = asyncio.create_task(answer)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def close(self) -> None:
+        """Cancels the requests that still run."""
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def respond(self, request: ResponsesRequest, *, session: str = "") -> Response:
+        """Answers a request of the Responses API, as `chat` answers a chat.
+
+        Raises: as `chat`; RefusedError if the response that it continues is not one of this episode.
+        """
+        before = request.previous_response_id
+        earlier = self._answered.get(before, ()) if before else ()
+        if before and not earlier:
+            raise bad_request(
+                f"previous_response_id {as_label(before)!r} is not a response of this episode",
+                "previous_response_not_found",
+            )
+        messages = (*earlier, *input_messages(request))
+        completed = await self.chat(chat_of(request, messages), session=session)
+        response = response_of(request, completed)
+        self._answered[response.id] = (*messages, _sent_back(completed.choices[0]))
+        return response
+
+    async def chat(self, request: ChatRequest, *, session: str = "") -> Completed:
+        """Answers a chat request, and records its completions.
+
+        `session`: what the client calls the conversation; another one never continues from it.
+
+        Raises: RefusedError if the request asks for what no policy can do; RolloutError if the engine fails.
+        """
+        asked = self._asked(request, session)
+        hosted = asked.hosted
+        prompted = await self._prompted(asked)
+        known = prompted.chat
+        # For `n` completions, a recorded conversation answers `n` times, and the recorder forks it.
+        chats = [known or self._opened(asked) for _ in range(request.n or 1)]
+        await self._check_room(hosted, chats[0], prompted.said)
+        answers = await _all([chat.answer(prompted.said, asked.sampling) for chat in chats])
+        choices: list[Choice] = []
+        for place, (chat, answer) in enumerate(zip(chats, answers, strict=True)):
+            choice = self._choice(asked, answer, place)
+            choices.append(choice)
+            messages = (*request.messages, _sent_back(choice))
+            keys = tuple(self._key_of(message) for message in messages)
+            heard = Heard(asked.role, session, chat)
+            self._points.append(_Point(hosted, keys, answer.said, heard, chat))
+        self.problem = ""
+        self.num_completions += len(answers)
+        num_sampled = sum(answer.completion.num_tokens for answer in answers)
+        return Completed(
+            id=f"chatcmpl-{self.id}-{asked.number}",
+            object="chat.completion",
+            created=int(time.time()),
+            model=request.model,
+            choices=tuple(choices),
+            usage=Usage(
+                prompt_tokens=len(prompted.said.token_ids),
+                completion_tokens=num_sampled,
+                total_tokens=len(prompted.said.token_ids) + num_sampled,
+            ),
+        )
+
+    def _key_of(self, message: ChatMessage) -> object:
+        key = message.key
+        return self._keys.setdefault(key, key)
+
+    async def message(self, request: MessagesRequest, *, session: str = "") -> MessageAnswer:
+        """Answers a request in Anthropic's format.
+
+        Raises: RefusedError and RolloutError as `chat`.
+        """
+        if request.max_tokens is None:
+            raise bad_request("max_tokens is missing; name the largest number of tokens of the reply")
+        return message_of(request, await self.chat(anthropic_messages.chat_of(request), session=session))
+
+    async def num_prompt_tokens(self, request: ChatRequest, *, session: str = "") -> int:
+        """Number of tokens of the prompt that a request would be answered for; nothing is sampled.
+
+        Raises: RefusedError as `chat`.
+        """
+        return len((await self._prompted(self._asked(request, session))).said.token_ids)
+
+    async def _prompted(self, asked: _Asked) -> _Prompted:
+        """The prompt of a request: it goes on from the exact tokens of a recorded history, if it can."""
+        messages = asked.request.messages
+        start = self._start(asked, messages)
+        num_known = len(start.keys) if start else 0
+        said = start.said if start else Said()
+        new = messages_of(messages[num_known:], messages[:num_known])
+        if any(message.images for message in new) and not asked.hosted.sees_images:
+            raise bad_request(
+                f"model {asked.request.model!r} reads text only, and a message has an image; ask a policy "
+                "whose model sees",
+                "unsupported_value",
+            )
+        new = asked.hint.added_to(new, said.messages)
+        shown = await prompt_of(asked.hosted, said, new)
+        start = start or self._start_by_tokens(asked, shown) or self._start_of_edited(asked)
+        return _Prompted(shown, start.chat if start else None)
+
+    # --- who answers, and how ---
+
+    def _opened(self, asked: "_Asked") -> RecordedConversation:
+        return self._dialogue.open(asked.hosted, (), asked.role, asked.session)
+
+    def _asked(self, request: ChatRequest, session: str) -> "_Asked":
+        """Checks a request, and finds the policy that it names and how that samples."""
+        request.check()
+        role = request.model if self._roles else ""
+        policy = self._roles.get(role, "") if self._roles else request.model
+        hosted = self._dialogue.hosted.get(policy)
+        if hosted is None:
+            kind, listed = ("role", "roles") if self._roles else ("policy", "policies")
+            raise RefusedError(
+                f"model {request.model!r} is not a {kind} of this run ({listed}: {', '.join(self._names())})",
+                code="model_not_found",
+                status=404,
+            )
+        self._num_requests += 1
+        return _Asked(
+            self._num_requests,
+            request,
+            with_tools(hosted, tool_specs(request)),
+            role,
+            session,
+            self._sampling(hosted, request),
+            hint_of(request),
+        )
+
+    def _sampling(self, hosted: HostedPolicy, request: ChatRequest) -> Sampling:
+        """The episode's sampling, with the caller's limit of tokens and stop texts.
+
+        A trained policy keeps the recipe's distribution: with another one, the recorded logprobs would not be
+        those that it is trained with. A frozen policy takes the caller's temperature, `top_p` and `top_k`.
+
+        Raises: RefusedError if the caller asks for what the policy doesn't follow, and the recipe says
+        `agent_overrides: refuse`.
+        """
+        info = hosted.info
+        asked = _other_sampling(request, info.sampling)
+        followed = {} if info.is_trained else asked
+        unsupported = [*request.changed_logits, *(asked.keys() - followed.keys())]
+        if _has_other_template_args(request, info):
+            unsupported.append("chat_template_kwargs")
+        if unsupported and info.agent_overrides == "refuse":
+            raise _refused_sampling(info, request, unsupported[0])
+        self._num_overrides += bool(unsupported)
+        sampling = msgspec.structs.replace(self._dialogue.sampling(hosted), **followed)
+        limit = min(sampling.max_tokens, request.limit or sampling.max_tokens)
+        return msgspec.structs.replace(sampling, max_tokens=limit, stop=(*sampling.stop, *request.stops))
+
+    async def _check_room(self, hosted: HostedPolicy, chat: RecordedConversation, prompt: Said) -> None:
+        """Checks that a prompt leaves room for a completion.
+
+        If it does not, and the episode has completions already, the conversation is recorded as one that
+        ended because the context was full.
+
+        Raises: RefusedError if there is no room.
+        """
+        size = hosted.max_context
+        num_tokens = len(prompt.token_ids)
+        if num_tokens < size:
+            return
+        if self._dialogue.recorder.num_completions:
+            self.is_full = True
+            # It records an empty completion, since there is no room.
+            await chat.answer(msgspec.structs.replace(prompt, messages=chat.messages))
+        raise bad_request(
+            f"the prompt has {num_tokens} tokens, which leaves no room in the context of policy "
+            f"{hosted.info.name} ({size} tokens); shorten it, or raise rollout.engine.max_context",
+            "context_length_exceeded",
+        )
+
+    # --- where a request continues ---
+
+    def _start(self, asked: "_Asked", messages: tuple[ChatMessage, ...]) -> _Point | None:
+        """The longest recorded history that the messages begin with; None if there is none."""
+        keys = tuple(message.key for message in messages)
+        known = [
+            p
+            for p in self._points
+            if p.hosted == asked.hosted and p.is_of(asked) and p.keys == keys[: len(p.keys)]
+        ]
+        return max(known, key=lambda point: len(point.keys), default=None)
+
+    def _start_by_tokens(self, asked: "_Asked", prompt: Said) -> _Point | None:
+        """The longest recorded history with whose exact tokens and images the prompt begins; None if there is
+        none."""
+        known = [
+            p
+            for p in self._points
+            if p.hosted.info == asked.hosted.info
+            and p.is_of(asked)
+            and _begins_with(prompt.token_ids, p.said.token_ids)
+            and _begins_with(prompt.media, p.said.media)
+        ]
+        return max(known, key=lambda point: len(point.said.token_ids), default=None)
+
+    def _start_of_edited(self, asked: _Asked) -> _Point | None:
+        """The longest recorded history whose last reply a request replaces by another; None if there is
+        none."""
+        messages = asked.request.messages
+        keys = tuple(message.key for message in messages)
+        known = [
+            point
+            for point in self._points
+            if point.hosted.info == asked.hosted.info
+            and point.is_of(asked)
+            and len(point.keys) <= len(keys)
+            and messages[len(point.keys) - 1].role == "assistant"
+            and point.keys[:-1] == keys[: len(point.keys) - 1]
+        ]
+        return max(known, key=lambda point: len(point.keys), default=None)
+
+    # --- what the client sees ---
+
+    def _choice(self, asked: "_Asked", answer: Answer, place: int) -> Choice:
+        """A completion as the client gets it: without its stop text, and with its tool calls taken out."""
+        request = asked.request
+        completion = answer.completion
+        generation = answer.generation
+        stop = next((stop for stop in asked.sampling.stop if completion.text.endswith(stop)), "")
+        text = completion.text.removesuffix(stop)
+        self.last_text = text
+        calls = self._calls(completion.reply) if request.tools and request.tool_choice != "none" else ()
+        if asked.hint.lines:
+            self._num_hinted += 1
+            self._num_unmet += not asked.hint.is_met_by(calls, completion.reply)
+        reply = Reply(
+            role="assistant",
+            content=_content(completion, text, asked.hint, has_calls=bool(calls)),
+            tool_calls=called(calls, f"call_{asked.number}_{place}"),
+        )
+        logprobs = None
+        if request.logprobs:
+            tokens = [asked.hosted.renderer.parse((token,)).content for token in generation.token_ids]
+            logprobs = logprobs_of(tokens, generation.logprobs)
+        finish_reason = "tool_calls" if calls else "stop"
+        if completion.is_truncated:
+            finish_reason = "length"
+        return Choice(
+            index=place,
+            finish_reason=finish_reason,
+            logprobs=logprobs,
+            message=reply,
+            stop_reason=stop if stop in request.stops else None,
+        )
+
+    def _calls(self, text: str) -> tuple[ToolCall, ...]:
+        """The calls in a text; none if one of them cannot be read, so that the text is shown as it is."""
+        calls = tuple(self._parser(text))
+        return () if any(call.problem for call in calls) else calls
+
+
+def _other_sampling(request: ChatRequest, own: Sampling) -> dict[str, float]:
+    """Sampling parameters of a request that differ from the recipe's, by name."""
+    asked: dict[str, tuple[float | None, float]] = {
+        "temperature": (request.temperature, own.temperature),
+        "top_p": (request.top_p, own.top_p),
+        "top_k": (None if request.top_k is None else max(0, request.top_k), own.top_k),
+    }
+    return {
+        name: value
+        for name, (value, recipes) in asked.items()
+        if value is not None and abs(value - recipes) > _SAMPLING_TOLERANCE
+    }
+
+
+def _has_other_template_args(request: ChatRequest, info: PolicyInfo) -> bool:
+    """Whether a request wants arguments of the chat template that are not the recipe's."""
+    own = json.loads(info.template_args)
+    return any(
+        name not in own or own[name] != value for name, value in (request.chat_template_kwargs or {}).items()
+    )
+
+
+def _refused_sampling(info: PolicyInfo, request: ChatRequest, name: str) -> RefusedError:
+    ignore = f"set policies.{info.name}.sampling.agent_overrides: ignore in the recipe to sample without it"
+    if name == "chat_template_kwargs":
+        return bad_request(
+            f"chat_template_kwargs = {json.dumps(request.chat_template_kwargs)}, but the prompts of policy "
+            f"{info.name} are rendered with {info.template_args}; leave it out of the agent's settings, set "
+            f"policies.{info.name}.template_args in the recipe, or {ignore}",
+            "unsupported_value",
+        )
+    if name in request.changed_logits:
+        return bad_request(
+            f"{name} would change what policy {info.name} samples, and its logprobs would not be those that "
+            f"it is trained with; leave it out of the agent's settings, or {ignore}",
+            "unsupported_parameter",
+        )
+    settings = f", set policies.{info.name}.sampling.temperature" if name == "temperature" else ""
+    return bad_request(
+        f"{name} = {getattr(request, name):g}, but policy {info.name} is trained with "
+        f"{getattr(info.sampling, name):g}; leave it out of the agent's settings{settings}, or {ignore}",
+        "unsupported_value",
+    )
+
+
+def _content(completion: Completion, text: str, hint: Hint, *, has_calls: bool) -> str | None:
+    """What a client reads in addition to the calls; `text` lacks the stop text that ended the completion."""
+    if has_calls:
+        return completion.text_before_calls or None  # without a tag, the text is the call
+    # A client parses the JSON that it asked for, so it is not shown the reasoning.
+    return completion.reply if hint.json_kind and completion.reply else text
+
+
+def _sent_back(choice: Choice) -> ChatMessage:
+    """A reply as the client will send it back."""
+    assert choice.message is not None
+    return msgspec.convert(msgspec.to_builtins(choice.message), ChatMessage)
+
+
+def _begins_with(prompt: tuple[object, ...], known: tuple[object, ...]) -> bool:
+    """Whether a prompt begins with known tokens, or its images with known ones."""
+    # The last known token is compared first: histories are long, and most of them differ there.
+    if not known:
+        return True
+    return len(known) <= len(prompt) and prompt[len(known) - 1] == known[-1] and prompt[: len(known)] == known
+
+
+async def _all(parts: list[Coroutine[Any, Any, _ResultT]]) -> list[_ResultT]:
+    """Runs all parts at once and returns their results in order; the first error cancels the other parts."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

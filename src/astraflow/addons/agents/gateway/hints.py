@@ -1,0 +1,124 @@
+"""What a request asks of a reply's form: `tool_choice` and `response_format`, told to the policy in words.
+
+Nothing forces a policy to reply in a form. A forced token was not sampled from the policy's own distribution,
+so its logprob is not the one that the trainer computes. A policy is therefore asked for the form, by a line
+behind the newest message, and may reply otherwise. Such a reply is passed on as it is, and counted.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from astraflow.addons.agents.gateway.chat_wire import ChatRequest, bad_request
+from astraflow.types import Message
+from astraflow.workflows.calls import ToolCall
+
+__all__ = ["Hint", "hint_of"]
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """The form that a request asks for.
+
+    Example: `Hint(lines=("Reply with a call of the tool add.",), tool_names=frozenset({"add"}))`.
+    """
+
+    lines: tuple[str, ...] = ()
+    """What the policy is told; none if any reply will do."""
+    tool_names: frozenset[str] = frozenset()
+    """The reply must call one of these tools, if there are any."""
+    json_kind: str = ""
+    """`json_schema`: the reply must be JSON; `json_object`: a JSON object; empty: any text. A call of a tool
+    will do too."""
+
+    def added_to(self, new: Sequence[Message], said: Sequence[Message]) -> tuple[Message, ...]:
+        """`new` with the lines behind its last message, except for lines that `said` shows already."""
+        lines = [line for line in self.lines if not _is_shown(line, said)]
+        if not lines:
+            return tuple(new)
+        text = "\n".join(lines)
+        if not new or new[-1].role == "assistant":
+            return (*new, Message(role="user", content=text))
+        last = msgspec.structs.replace(new[-1], content=f"{new[-1].content}\n\n{text}")
+        return (*new[:-1], last)
+
+    def is_met_by(self, calls: Collection[ToolCall], text: str) -> bool:
+        """Whether a reply has the form. JSON is not compared with its schema; clients do that."""
+        if self.tool_names:
+            return any(call.name in self.tool_names for call in calls)
+        return not self.json_kind or bool(calls) or _is_json(text, self.json_kind)
+
+
+def hint_of(request: ChatRequest) -> Hint:
+    """The form that a request asks for.
+
+    Raises: RefusedError if it asks for a tool that it does not bring, or for an unknown form.
+    """
+    tool_line, tool_names = _tool_hint(request)
+    format_line, json_kind = _format_hint(request)
+    lines = tuple(line for line in (tool_line, format_line) if line)
+    return Hint(lines, tool_names, json_kind)
+
+
+def _tool_hint(request: ChatRequest) -> tuple[str, frozenset[str]]:
+    """The line for `tool_choice`, and the tools of which one must be called."""
+    choice = request.tool_choice
+    if choice is None or choice == "auto" or choice == "none":
+        return "", frozenset()
+    names = frozenset(tool.function.name for tool in request.tools or ())
+    if choice == "required":
+        if not names:
+            raise bad_request("tool_choice = required, but the request has no tools")
+        return "Reply with a call of one of the tools.", names
+    name = _named_tool(choice)
+    if name not in names:
+        raise bad_request(
+            f"tool_choice names the tool {name!r}, but the request has "
+            f"{', '.join(sorted(names)) or 'no tools'}"
+        )
+    return f"Reply with a call of the tool {name}.", frozenset({name})
+
+
+def _named_tool(choice: str | dict[str, object]) -> str:
+    """The tool that a `tool_choice` names. Raises: RefusedError if it names none."""
+    match choice:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+        case _:
+            raise bad_request(
+                'tool_choice must be auto, none, required or {"type": "function", "function": {"name": ...}}',
+                "unsupported_value",
+            )
+
+
+def _format_hint(request: ChatRequest) -> tuple[str, str]:
+    """The line for `response_format`, and the kind of JSON that it asks for."""
+    asked = request.response_format
+    if asked is None or asked.type == "text":
+        return "", ""
+    if asked.type == "json_object":
+        line = "one JSON object, and with nothing else."
+    elif asked.type == "json_schema" and asked.json_schema is not None:
+        schema = json.dumps(asked.json_schema.schema or {}, ensure_ascii=False)
+        line = f"JSON that fits this JSON schema, and with nothing else: {schema}"
+    else:
+        raise bad_request(
+            f"response_format: {asked.type!r} is not a form; expected text, json_object, or json_schema with "
+            "a json_schema",
+            "unsupported_value",
+        )
+    has_tools = bool(request.tools) and request.tool_choice != "none"
+    reply = "Unless you call a tool, reply" if has_tools else "Reply"
+    return f"{reply} with {line}", asked.type
+
+
+def _is_shown(line: str, messages: Sequence[Message]) -> bool:
+    return any(message.role != "assistant" and line in message.content for message in messages)
+
+
+def _is_json(text: str, kind: str) -> bool:
+    try:
+        loaded: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return kind == "json_schema" or isinstance(loaded, dict)

@@ -1,0 +1,1 @@
+"""Hosts: environments in a Python of their own, in which episodes run."""

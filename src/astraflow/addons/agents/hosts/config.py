@@ -1,0 +1,74 @@
+"""What a recipe says about a host: which Python runs it, and what it serves."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from astraflow.config import Config
+from astraflow.errors import ConfigError
+from astraflow.user_input.mistakes import hint
+from astraflow.user_input.text_forms import Variable
+
+__all__ = ["ADAPTERS", "HostConfig"]
+
+ADAPTERS = {"verifiers": "astraflow.addons.agents.hosts.inside.verifiers_host:VerifiersHost"}
+"""What a host can serve without code of the user's own. The module is imported in the host's Python."""
+
+_MODULE_AND_ATTR = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+class HostConfig(Config):
+    """A process in a Python of its own, in which an environment lives."""
+
+    python: str = Field(min_length=1)
+    """The interpreter of the environment: its path, the folder of a virtual environment such as
+    `.venv-verifiers`, or a name on the PATH."""
+    serve: str
+    """What is served there: `verifiers`, or a class of your own as `module:attr`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of what is served."""
+    keeps_env: tuple[Variable, ...] = ()
+    """Further environment variables of the service that the host gets, e.g. the key of a search tool."""
+    open_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds after which a host that is not ready fails the rollout service."""
+    timeout_s: float = Field(default=240.0, gt=0)
+    """Seconds after which an episode fails. A host that does not let go of it then is started again."""
+    max_restarts: int = Field(default=5, ge=0)
+    """Starts in a row, without an episode that ended in between, after which a lost host is given up."""
+
+    @field_validator("serve")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value not in ADAPTERS and not _MODULE_AND_ATTR.fullmatch(value):
+            raise ValueError(f'{value!r} is not of the form "module:attr"{hint(value, list(ADAPTERS))}')
+        return value
+
+    @field_validator("keeps_env")
+    @classmethod
+    def _keeps_no_secret_of_the_run(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if own := [name for name in names if name.startswith("ASTRAFLOW_")]:
+            raise ValueError(f"{own[0]} belongs to the service and is given to no program; leave it out")
+        return names
+
+    @property
+    def target(self) -> str:
+        """`module:attr` of what is served, in the host's Python."""
+        return ADAPTERS.get(self.serve, self.serve)
+
+    def interpreter(self) -> str:
+        """The path of the interpreter. Links are not followed: a virtual environment is known by its own.
+
+        Raises: ConfigError if there is none.
+        """
+        named = shutil.which(self.python) if "/" not in self.python and not Path(self.python).is_dir() else ""
+        given = Path(named or self.python).expanduser().absolute()
+        path = given / "bin" / "python" if given.is_dir() else given
+        if not path.is_file():
+            raise ConfigError(
+                f"python = {self.python!r}: there is no {path}; make the environment of the host first, for "
+                "example with `python3 -m venv .venv-verifiers` and its pip, and name its Python here"
+            )
+        return str(path)

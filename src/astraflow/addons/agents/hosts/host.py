@@ -1,0 +1,163 @@
+"""A host that is kept alive: it is started when it is needed, and started again when it is lost.
+
+An episode of a lost host fails and is never rewarded. A host that does not let go of an episode whose time is
+over hangs; it is killed, and its other episodes are tried again.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from astraflow.addons.agents.hosts.config import HostConfig
+from astraflow.addons.agents.hosts.inside.channel import Frame
+from astraflow.addons.agents.hosts.messages import Ended, Opened, Refusal, RunRequest
+from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
+from astraflow.errors import ConfigError, RolloutError
+
+__all__ = ["Host", "HostedEpisodeError"]
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S = 5.0
+"""A host that is asked to give up an episode, and does not say so within this time, hangs."""
+_LONGEST_PAUSE_S = 16.0
+"""Before another start; each pause is twice the one before."""
+
+
+class HostedEpisodeError(RolloutError):
+    """What is served failed an episode; the message begins with the class of its error."""
+
+
+class Host:
+    """Runs episodes in a host, many at a time.
+
+    Example: `host = Host(config)`, `opened = await host.open()`, `await host.run(request)`, and at the end
+    `await host.close()`.
+    """
+
+    def __init__(self, config: HostConfig, *, patience_s: float = _PATIENCE_S) -> None:
+        """`patience_s`: how long a host may take to give up an episode."""
+        self._config = config
+        self._patience_s = patience_s
+        self._process: HostProcess | None = None
+        self._opened: Opened | None = None
+        self._starting = asyncio.Lock()
+        self._num_lost = 0
+        """Since an episode last ended."""
+        self.num_restarts = 0
+        self._why_lost = ""
+        self._giving_up: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> Opened:
+        """Starts it unless it runs. Raises: ConfigError if it cannot be started; HostLostError."""
+        await self._ready()
+        assert self._opened is not None
+        return self._opened
+
+    async def close(self) -> None:
+        """Ends it with everything that it started."""
+        await asyncio.gather(*self._giving_up)
+        if self._process is not None:
+            await self._process.close()
+            self._process = None
+
+    async def run(self, request: RunRequest) -> Ended:
+        """Runs an episode.
+
+        Raises: HostedEpisodeError if it fails or takes too long; HostLostError if the host is lost meanwhile.
+        """
+        process = await self._ready()
+        number = process.new_number()
+        timeout = asyncio.timeout(self._config.timeout_s)
+        try:
+            async with timeout:
+                answer = await process.ask("run", msgspec.json.encode(request), number)
+        except TimeoutError as err:
+            self._give_up(process, number)
+            raise HostedEpisodeError(
+                f"task {request.task}: the host took longer than workflow.timeout_s = "
+                f"{self._config.timeout_s:g}"
+            ) from err
+        except asyncio.CancelledError:
+            self._give_up(process, number)
+            raise
+        self._num_lost = 0
+        return _ended(answer, request.task)
+
+    # --- its life ---
+
+    async def _ready(self) -> HostProcess:
+        """The process, which is started if there is none that answers."""
+        async with self._starting:
+            if self._process is not None and self._process.lost:
+                await self._bury(self._process)
+            if self._process is None:
+                await self._start()
+            assert self._process is not None
+            return self._process
+
+    async def _start(self) -> None:
+        if self._num_lost > self._config.max_restarts:
+            raise HostLostError(
+                f"the host of {self._config.serve!r} was lost {self._num_lost} times in a row and is given "
+                f"up (workflow.max_restarts = {self._config.max_restarts}); {self._why_lost}",
+                is_retryable=False,
+            )
+        if self._num_lost > 1:
+            await asyncio.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (self._num_lost - 2)))
+        try:
+            self._process, self._opened = await HostProcess.start(self._config)
+        except ConfigError as err:
+            if self._opened is None:
+                raise
+            # It could be started before, so the recipe is right, and another try may succeed.
+            self._note_loss(str(err))
+            raise HostLostError(str(err)) from err
+        _log.info("the host of %r serves %s", self._config.serve, self._opened.library)
+
+    async def _bury(self, process: HostProcess) -> None:
+        self._process = None
+        self._note_loss(process.lost)
+        await process.kill()
+        self.num_restarts += 1
+
+    def _note_loss(self, why: str) -> None:
+        self._num_lost += 1
+        self._why_lost = why
+        _log.warning(
+            "the host of %r was lost (%d in a row, given up after %d): %s",
+            self._config.serve,
+            self._num_lost,
+            self._config.max_restarts,
+            why,
+        )
+
+    def _give_up(self, process: HostProcess, number: int) -> None:
+        """Tells the host to give up an episode, without waiting for it."""
+        task = asyncio.create_task(self._given_up(process, number))
+        self._giving_up.add(task)
+        task.add_done_callback(self._giving_up.discard)
+
+    async def _given_up(self, process: HostProcess, number: int) -> None:
+        if not await process.cancel(number, self._patience_s):
+            process.lose(
+                f"the host was lost: it did not give up an episode within {self._patience_s:g} s of its "
+                f"deadline, so it hangs{process.last_words()}"
+            )
+
+
+def _ended(answer: Frame, task: str) -> Ended:
+    """Raises: HostedEpisodeError if it is a failure, or no result within the bounds."""
+    try:
+        if answer.kind == "failed":
+            refusal = msgspec.json.decode(answer.body, type=Refusal)
+            raise HostedEpisodeError(
+                f"{refusal.error_class}: {refusal.message}", is_retryable=refusal.is_retryable
+            )
+        return msgspec.json.decode(answer.body, type=Ended)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise HostedEpisodeError(
+            f"task {task}: what the host answered is no result: {err}; it begins with {answer.body[:80]!r}",
+            is_retryable=False,
+        ) from err

@@ -1,0 +1,58 @@
+"""The protocol between a rollout service and a host: frames over a pair of Unix sockets.
+
+A frame is that of the sandbox (`sandbox.inside.frames`) with one byte string, the body, which is JSON. Its
+head says what it is (`kind`) and which request it belongs to (`number`). Both sides use this module, and a
+host has nothing but the standard library.
+
+| kind | from | body | answer |
+|---|---|---|---|
+| `open` | service | `protocol`, `serve`, `args`, `paths`, `lists` | `opened`, or `failed` |
+| `tasks` | service | `split`, `skip`, `limit` | `page`, or `failed` |
+| `run` | service | the task and its endpoint | `ended`, or `failed` |
+| `cancel` | service | `{}`; it has the number of a `run` | that of the `run`, or `failed` if that was over |
+| `close` | service | `{}` | none: the host ends |
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from astraflow.addons.sandbox.inside import frames
+
+__all__ = ["MAX_BODY_BYTES", "PROTOCOL", "Frame", "next_frame", "packed"]
+
+PROTOCOL = 1
+"""Changes with every change that the other side must know of."""
+MAX_BODY_BYTES = 16 << 20
+"""A page of tasks, each with its data."""
+
+
+class Frame(NamedTuple):
+    """A message."""
+
+    kind: str
+    number: int
+    body: bytes
+
+
+def packed(frame: Frame) -> bytes:
+    """A frame as bytes."""
+    return frames.encoded({"kind": frame.kind, "number": frame.number}, [frame.body])
+
+
+async def next_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """The next frame; None if the other end has closed the socket.
+
+    Raises: ValueError if something else was received.
+    """
+    try:
+        length = frames.decoded_length(await reader.readexactly(frames.LENGTH_BYTES))
+        head, sizes = frames.decoded_head(await reader.readexactly(length), MAX_BODY_BYTES)
+        kind = head["kind"]
+        number = head["number"]
+        if not (isinstance(kind, str) and isinstance(number, int) and len(sizes) == 1):
+            raise ValueError(f"a frame has the head {head!r:.200}")
+        return Frame(kind, number, await reader.readexactly(sizes[0]))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    except (KeyError, TypeError, RecursionError) as err:
+        raise ValueError(f"a frame has no head that can be read: {type(err).__name__}: {err}") from err

@@ -1,0 +1,204 @@
+"""The program of a host: it makes what is served, and answers a rollout service until that is gone.
+
+It runs in another Python, so it imports the standard library, what is served, and modules of AstraFlow that
+import no more than that:
+
+    python -c "...; main(SOCKET)"
+
+| task | consumes | produces | waits for | woken by |
+|---|---|---|---|---|
+| main | frames | a task per `run` | a frame | the service |
+| run | its episode | one answer | what is served | what is served, `cancel` |
+
+What is served is a class. Its methods may be `async`; a `run` that is not runs in a thread.
+
+    class Environment:
+        roles = ("agent",)                     # may be left out
+        version = "1.0"                        # may be left out
+        def __init__(self, **args): ...        # the recipe's `args`
+        async def open(self): ...              # may be left out; not called to list tasks
+        def tasks(self, split): ...            # yields {"id": ..., "prompt": ..., "data": any JSON}
+        async def run(self, data, episode): ...  # returns {"parts": [...], "score": ..., "metrics": {...}}
+        async def close(self): ...             # may be left out
+"""
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+from astraflow.addons.agents.hosts.inside.channel import MAX_BODY_BYTES, PROTOCOL, Frame, next_frame, packed
+
+__all__ = ["HostedEpisode", "main"]
+
+_MAX_THREADS = 512
+"""Episodes of a class whose `run` is not `async` that run at a time."""
+_PAGE_BYTES = MAX_BODY_BYTES // 4
+"""A page of tasks ends with the task that reaches this many bytes."""
+_MAX_MESSAGE = 2_000
+"""Characters of an error message that travel; the log has all of it."""
+
+
+@dataclass(frozen=True)
+class HostedEpisode:
+    """What an episode gets besides its task."""
+
+    base_url: str
+    """Of an OpenAI-compatible endpoint, which records what is sampled. It ends with the episode."""
+    api_key: str
+    models: Mapping[str, str]
+    """Role -> the model to ask for."""
+    deadline_s: float
+    """Seconds after which the episode is given up."""
+
+
+def main(fd: int) -> None:
+    """Serves the socket `fd` until its other end is closed. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends this process
+    try:
+        asyncio.run(_Host().serve(fd))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # threads of episodes that were given up may never end
+
+
+class _Host:
+    def __init__(self) -> None:
+        self._served: Any = None
+        self._runs: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, fd: int) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_MAX_THREADS))
+        connection = socket.socket(fileno=fd)
+        os.set_inheritable(fd, False)  # a program that is served must not hold the socket open
+        reader, self._writer = await asyncio.open_connection(sock=connection)
+        while (frame := await next_frame(reader)) is not None:
+            if frame.kind == "close":
+                break
+            if frame.kind == "cancel":
+                await self._cancel(frame)
+            elif frame.kind == "run":
+                self._runs[frame.number] = asyncio.create_task(self._answer(frame, self._run))
+            else:
+                await self._answer(frame, self._opened if frame.kind == "open" else self._page)
+        for run in list(self._runs.values()):
+            run.cancel()
+        await asyncio.gather(*self._runs.values(), return_exceptions=True)
+        if hasattr(self._served, "close"):
+            await _called(self._served.close)
+
+    async def _cancel(self, frame: Frame) -> None:
+        """Gives up a run, which is then answered as failed. One that has been answered is answered again."""
+        run = self._runs.get(frame.number)
+        if run is None:
+            await self._send(_failed(frame, TimeoutError("it was over")))
+        else:
+            run.cancel()
+
+    async def _send(self, frame: Frame) -> None:
+        self._writer.write(packed(frame))
+        with contextlib.suppress(ConnectionError):  # the service is gone, which ends the loop above
+            await self._writer.drain()
+
+    async def _answer(self, frame: Frame, handle: Any) -> None:
+        """Answers a request by what `handle` returns, or by why it failed."""
+        try:
+            kind, body = await handle(json.loads(frame.body))
+            answer = Frame(kind, frame.number, _encoded(body))
+        except asyncio.CancelledError:
+            answer = _failed(frame, TimeoutError("it was given up"))
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - of what is served; the service is told
+            traceback.print_exc()
+            answer = _failed(frame, err)
+        finally:
+            self._runs.pop(frame.number, None)
+        await self._send(answer)
+
+    async def _opened(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        if asked["protocol"] != PROTOCOL:
+            raise RuntimeError(f"protocol {asked['protocol']} is asked for, and this host speaks {PROTOCOL}")
+        sys.path += [path for path in asked["paths"] if path not in sys.path]
+        module, _, attr = asked["serve"].partition(":")
+        self._served = getattr(importlib.import_module(module), attr)(**asked["args"])
+        if not asked["lists"] and hasattr(self._served, "open"):
+            await _called(self._served.open)
+        version = getattr(self._served, "version", "")
+        return "opened", {
+            "protocol": PROTOCOL,
+            "library": f"{getattr(self._served, 'library', attr)} {version}".strip(),
+            "roles": list(getattr(self._served, "roles", ("agent",))),
+        }
+
+    async def _page(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The next tasks, as many as fit into a page, `limit` at most; the first page begins at `skip`."""
+        if not hasattr(self, "_tasks"):
+            self._tasks: Iterator[Any] = itertools.islice(
+                iter(self._served.tasks(asked["split"])), asked["skip"], None
+            )
+        page: list[Any] = []
+        num_bytes = 0
+        while len(page) < asked["limit"] and num_bytes < _PAGE_BYTES:
+            task = next(self._tasks, None)
+            if task is None:
+                return "page", {"tasks": page, "is_last": True}
+            page.append(task)
+            num_bytes += len(_encoded(task))
+        return "page", {"tasks": page, "is_last": False}
+
+    async def _run(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        episode = HostedEpisode(asked["base_url"], asked["api_key"], asked["models"], asked["deadline_s"])
+        if self._served is None:
+            raise RuntimeError("a run was asked for before `open`")
+        ended = await _called(self._served.run, asked["data"], episode)
+        if not isinstance(ended, Mapping):
+            raise TypeError(
+                f"`run` returned {type(ended).__name__}; expected a mapping with `parts`, `score`"
+            )
+        return "ended", {**cast("Mapping[str, Any]", ended)}
+
+
+async def _called(method: Any, *arguments: Any) -> Any:
+    """What a method returns, which is called in a thread unless it is `async`."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*arguments)
+    work = asyncio.get_running_loop().run_in_executor(None, method, *arguments)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])  # a thread cannot be ended; the service kills a host that does not answer
+        raise
+
+
+def _encoded(body: Any) -> bytes:
+    """JSON. Raises: ValueError if there is none for it (NaN, an object), or it is too long."""
+    try:
+        data = json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as err:
+        raise ValueError(f"what was returned is no JSON: {err}") from err
+    if len(data) > MAX_BODY_BYTES:
+        raise ValueError(f"what was returned has {len(data)} bytes as JSON; at most {MAX_BODY_BYTES} may")
+    return data
+
+
+def _failed(frame: Frame, err: BaseException) -> Frame:
+    """An error may name its class, and say whether another try may help; by itself, one may if it is of
+    files, the network or a deadline."""
+    name = str(getattr(err, "error_class", type(err).__name__))
+    failure = {
+        "error_class": "".join(char for char in name if char.isprintable())[:200],
+        "message": str(err)[:_MAX_MESSAGE],
+        "is_retryable": bool(getattr(err, "is_retryable", isinstance(err, OSError))),
+    }
+    return Frame("failed", frame.number, _encoded(failure))

@@ -1,0 +1,163 @@
+"""Task sets, harnesses and environments of `verifiers` (its v1 API), as a host serves them.
+
+    workflow:
+      name: hosted
+      python: .venv-verifiers
+      serve: verifiers
+      args:
+        taskset: {id: my_taskset}
+        agent: {harness: {id: astraflow_chat}, runtime: {type: subprocess}}
+
+`args` are those of the library's `env` section. A role for which they name neither a model nor a client is
+played by a policy; it asks for a model of its own name. Every run of an agent is a part of the episode, told
+apart by the id of its trace, which the library sends with each request in `X-Session-ID`.
+
+An episode that is not `ok` fails. What the library does not train (`trainable`) is left out of training.
+
+Source: verifiers/v1/serve/server.py of https://github.com/PrimeIntellect-ai/verifiers, 0.4.0.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from typing import Any
+
+from astraflow.addons.agents.hosts.inside.main import HostedEpisode
+from astraflow.addons.agents.hosts.inside.relay import Relay
+from astraflow.addons.agents.hosts.inside.verifiers_chat import chat_harness
+
+__all__ = ["EpisodeFailedError", "VerifiersHost"]
+
+_CHAT_HARNESS = "astraflow_chat"
+"""Id of a harness that this package adds: a conversation without tools, held in the host's own process."""
+_KEY_VARIABLE = "ASTRAFLOW_API_KEY"
+"""The library takes a key by the name of a variable, and hides those with API_KEY from programs."""
+_OLDEST = (0, 4)
+_MAX_METRICS = 48
+"""Metrics of an episode that travel; the protocol has room for a few more."""
+_ID_CHARS = 12
+"""Of a task's key, which is a hash of its content. The position makes it unique."""
+
+
+class EpisodeFailedError(Exception):
+    """An episode that is not `ok`. Bugs of the environment's own code are not tried again."""
+
+    def __init__(self, error: Any) -> None:
+        """`error`: the last error that the library recorded; None if it recorded none."""
+        message = "the episode is not ok, and no error was recorded" if error is None else str(error.message)
+        super().__init__(message)
+        self.error_class = "EpisodeNotOk" if error is None else str(error.type)
+        self.is_retryable = self.error_class not in {"TaskError", "EnvError", "ToolsetError"}
+
+
+class VerifiersHost:
+    """One environment of the library. Example: `VerifiersHost(taskset={"id": "gsm8k"}, agent={...})`."""
+
+    library = "verifiers"
+
+    def __init__(self, **env: Any) -> None:
+        """`env`: the library's `env` section.
+
+        Raises: whatever the library raises for a section that it cannot use.
+        """
+        self.version = version("verifiers")
+        if tuple(int(part) for part in self.version.split(".")[:2]) < _OLDEST:
+            raise RuntimeError(f"verifiers {self.version} is too old; 0.4 or newer is needed (its v1 API)")
+        self._vf: Any = importlib.import_module("verifiers.v1")
+        sys.modules.setdefault(_CHAT_HARNESS, chat_harness(_CHAT_HARNESS))
+        config = self._vf.resolve_env_config(env)
+        seats = _seats(config)
+        self.roles = [name for name, seat in seats.items() if seat.model is None and seat.client is None]
+        if not self.roles:
+            raise ValueError("every role names a model or a client of its own, so no policy would play")
+        own = {name: seats[name].model_copy(update={"model": name}) for name in self.roles}
+        self._env: Any = self._vf.load_environment(config.model_copy(update=own))
+        self._task_type: Any = type(self._env.taskset).task_type()
+        self._serving = AsyncExitStack()
+        self._relay = Relay()
+
+    async def open(self) -> None:
+        """Starts what the episodes share: tool servers, and what the environment starts itself."""
+        await self._relay.start()
+        self._serving.push_async_callback(self._relay.close)
+        os.environ[_KEY_VARIABLE] = self._relay.key
+        client = self._vf.EvalClientConfig(base_url=self._relay.url, api_key_var=_KEY_VARIABLE)
+        self._context: Any = self._vf.ModelContext(model="", client=client)
+        await self._serving.enter_async_context(self._env.serving())
+
+    async def close(self) -> None:
+        """Ends what `open` started."""
+        await self._serving.aclose()
+
+    def tasks(self, split: str) -> Iterator[Mapping[str, Any]]:
+        """All tasks of the task set, in its order. Raises: ValueError for a split; it has none."""
+        if split:
+            raise ValueError(
+                f"split = {split!r}: a task set has no splits; choose its tasks by `args.taskset`, or by "
+                "`skip` and `limit`"
+            )
+        data_type = self._task_type.data_type()
+        if excluded := [name for name, field in data_type.model_fields.items() if field.exclude]:
+            raise ValueError(f"{data_type.__name__} leaves {excluded} out of its data, so no task can travel")
+        for task in self._env.taskset:
+            yield {
+                "id": f"{task.data.idx}-{task.key[:_ID_CHARS]}",
+                "prompt": task.data.prompt_text,
+                "data": task.data.model_dump(mode="json"),
+            }
+
+    async def run(self, data: Mapping[str, Any], episode: HostedEpisode) -> Mapping[str, Any]:
+        """Runs an episode. Raises: EpisodeFailedError if it is not `ok`."""
+        task = self._task_type(
+            self._task_type.data_type().model_validate(data), self._env.config.taskset.task
+        )
+        (slot,) = self._env.slots(task)
+        with self._relay.sessions(episode) as sessions:
+
+            def watch(trace: Any) -> None:
+                sessions.add(trace.id)
+
+            ended = await self._env.run_slot(slot, self._context, on_trace=watch)
+        if not ended.ok:
+            raise EpisodeFailedError(_last_error(ended))
+        traces = [trace for trace in ended.traces if trace.agent.name in self.roles]
+        trained = [trace.reward for trace in traces if trace.agent.trainable]
+        return {
+            "parts": [
+                {
+                    "role": trace.agent.name,
+                    "session": trace.id,
+                    "reward": trace.reward,
+                    "is_trained": trace.agent.trainable,
+                }
+                for trace in traces
+            ],
+            "score": sum(trained) / len(trained) if trained else 0.0,
+            "metrics": _metrics(traces, names_role=len(self.roles) > 1),
+        }
+
+
+def _seats(config: Any) -> dict[str, Any]:
+    agents = importlib.import_module("verifiers.v1.configs.agent")
+    return agents.agent_config_fields(config)
+
+
+def _last_error(ended: Any) -> Any:
+    failed = [trace.last_error for trace in ended.traces if not trace.ok and trace.last_error is not None]
+    return ended.last_error or (failed[-1] if failed else None)
+
+
+def _metrics(traces: Sequence[Any], *, names_role: bool) -> dict[str, float]:
+    """The mean of each reward and metric over the runs of a role."""
+    found: dict[str, list[float]] = {}
+    for trace in traces:
+        where = f"{trace.agent.name}/" if names_role else ""
+        rewards = {f"reward/{name}": each.score for name, each in trace.rewards.items() if each is not None}
+        metrics = {name: value for name, value in trace.metrics.items() if value is not None}
+        for name, value in {**rewards, **metrics}.items():
+            found.setdefault(f"{where}{name}", []).append(float(value))
+    means = {name: sum(values) / len(values) for name, values in found.items()}
+    return dict(list(means.items())[:_MAX_METRICS])

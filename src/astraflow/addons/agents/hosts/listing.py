@@ -1,0 +1,81 @@
+"""The tasks of a host, as a source of tasks needs them: all at once, by a host that lives as long as that
+takes."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from astraflow.addons.agents.hosts.config import HostConfig
+from astraflow.addons.agents.hosts.messages import HostedTask, Refusal, TaskPage
+from astraflow.addons.agents.hosts.process import HostLostError, HostProcess
+from astraflow.errors import ConfigError, DataError
+
+__all__ = ["hosted_tasks"]
+
+_PAGE = 1024
+"""Tasks that are asked for at a time."""
+_MAX_DATA_BYTES = 4 * 1024 * 1024
+"""A task's data travels as JSON text with the task."""
+
+
+def hosted_tasks(config: HostConfig, *, split: str, skip: int, limit: int) -> Sequence[HostedTask]:
+    """The tasks of a split, `limit` of them behind the first `skip`. Blocks.
+
+    Raises: ConfigError if the host cannot be started; DataError if it cannot list its tasks.
+    """
+    # In a thread of its own, since the caller may have an event loop that runs.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _listed(config, split, skip, limit)).result()
+
+
+async def _listed(config: HostConfig, split: str, skip: int, limit: int) -> list[HostedTask]:
+    process, _ = await HostProcess.start(config, lists=True)
+    found: list[HostedTask] = []
+    try:
+        while len(found) < limit:
+            asked = {"split": split, "skip": skip, "limit": min(_PAGE, limit - len(found))}
+            async with asyncio.timeout(config.open_timeout_s):
+                answer = await process.ask("tasks", json.dumps(asked).encode())
+            page = _page(answer.kind, answer.body)
+            found += page.tasks
+            if page.is_last or not page.tasks:
+                break
+    except TimeoutError as err:
+        raise DataError(
+            f"the host of {config.serve!r} did not list its tasks within open_timeout_s = "
+            f"{config.open_timeout_s:g}"
+        ) from err
+    except HostLostError as err:
+        raise DataError(f"the host of {config.serve!r} did not list its tasks: {err}") from err
+    finally:
+        await process.close()
+    _check(found, config)
+    return found
+
+
+def _page(kind: str, body: bytes) -> TaskPage:
+    try:
+        if kind == "failed":
+            refusal = msgspec.json.decode(body, type=Refusal)
+            raise DataError(f"the host cannot list its tasks: {refusal.error_class}: {refusal.message}")
+        return msgspec.json.decode(body, type=TaskPage)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        raise DataError(f"the host answered what is no list of tasks: {err}") from err
+
+
+def _check(tasks: Sequence[HostedTask], config: HostConfig) -> None:
+    if not tasks:
+        raise ConfigError(f"the host of {config.serve!r} has no task here; check `skip`, `limit`, `split`")
+    ids = sorted(task.id for task in tasks)
+    if repeated := next((one for one, other in itertools.pairwise(ids) if one == other), ""):
+        raise DataError(f"the host of {config.serve!r} has two tasks with the id {repeated!r}")
+    for task in tasks:
+        if len(bytes(task.data)) > _MAX_DATA_BYTES:
+            raise DataError(
+                f"task {task.id!r} of the host has more than {_MAX_DATA_BYTES} bytes of data; let the data "
+                "name the rest, and load it in the host"
+            )

@@ -1,0 +1,129 @@
+"""Runs an agent program in a process of its own.
+
+The program gets `OPENAI_BASE_URL` and `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY`, the
+model's name in `ASTRAFLOW_MODEL`, and the task as JSON on its standard input and in the file
+`ASTRAFLOW_TASK_FILE`. It may write an `AgentReport` as JSON to the file `ASTRAFLOW_RESULT_FILE`, or POST it
+to `ASTRAFLOW_RESULT_URL`. If it does neither, the text that it printed is its final text.
+
+`run.box` says what the program can reach: either the sandbox alone (`sandboxed_program.py`), or this machine
+without the run's secrets (`kept_program.py`).
+"""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from astraflow.addons.agents.agent import AgentTask
+from astraflow.addons.agents.kept_program import KeptPrograms
+from astraflow.addons.agents.program_start import ProgramEnded, ProgramPlace, ProgramStart
+from astraflow.addons.agents.sandboxed_program import SandboxedPrograms
+from astraflow.addons.sandbox.passed_variables import passed_variables
+from astraflow.errors import ConfigError, RolloutError
+from astraflow.workflows.config import ProgramConfig
+from astraflow.workflows.conversation import AgentReport, Endpoint
+
+__all__ = ["ProgramRuns"]
+
+_MAX_TEXT = 65_536
+"""Number of characters, from the end of the output, that are the final text."""
+_MAX_TAIL = 1_000
+"""Number of characters, from the end of the output, that a failure shows."""
+
+
+class ProgramRuns:
+    """Runs the programs of a workflow, one per episode.
+
+    Example: `runs = ProgramRuns(config, private=(run_dir,))`, then `await runs(task, endpoint, "actor")`.
+    """
+
+    def __init__(self, config: ProgramConfig, *, private: tuple[Path, ...] = ()) -> None:
+        """`private`: files and folders that no program may see."""
+        self._config = config
+        self._place: ProgramPlace = (
+            SandboxedPrograms(config, private=private)
+            if config.box == "sandbox"
+            else KeptPrograms(config, private=private)
+        )
+
+    async def is_boxed(self) -> bool:
+        """Whether programs run in a box.
+
+        Raises: ConfigError if the recipe requires a box and this machine cannot make one.
+        """
+        return await self._place.is_boxed()
+
+    async def __call__(self, task: AgentTask, endpoint: Endpoint, model: str) -> AgentReport:
+        """Runs the program to its end.
+
+        Raises: ConfigError if it cannot be started; RolloutError if it fails.
+        """
+        program = self._config.command[0]
+        ended = await self._place.run(
+            ProgramStart(
+                task=msgspec.json.encode(task),
+                env=_environment(self._config.keeps_env, endpoint, model),
+                gateway=urlsplit(endpoint.base_url).port or 0,
+            )
+        )
+        if ended.start_problem:
+            raise ConfigError(f"the agent program {program!r} cannot be started: {ended.start_problem}")
+        if ended.box_problem:
+            raise RolloutError(f"the agent program {program!r} got no box: {ended.box_problem}")
+        if ended.is_late:
+            raise RolloutError(
+                _failure(program, f"took longer than {self._config.timeout_s:g} s", ended, endpoint)
+            )
+        if ended.is_full:
+            what = f"printed more than {self._config.sandbox.output_mb} MiB"
+            raise RolloutError(_failure(program, what, ended, endpoint))
+        if ended.code != 0 and endpoint.is_full:
+            # Agents often fail when a prompt is too long. Their last completion is scored nonetheless.
+            return AgentReport()
+        if ended.code != 0:
+            raise RolloutError(_failure(program, f"ended with {ended.code}", ended, endpoint))
+        text = ended.stdout[-_MAX_TEXT:].strip()
+        return _left(ended.result) or endpoint.report or AgentReport(text=text or None)
+
+
+def _environment(kept: tuple[str, ...], endpoint: Endpoint, model: str) -> dict[str, str]:
+    """A program's variables: those it needs of the service's, those that the recipe names, the episode's."""
+    return {
+        **passed_variables(kept),
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+        **_of_anthropic(kept, endpoint),
+        "ASTRAFLOW_MODEL": model,
+        "ASTRAFLOW_RESULT_URL": endpoint.result_url,
+    }
+
+
+def _of_anthropic(kept: tuple[str, ...], endpoint: Endpoint) -> dict[str, str]:
+    """The variables of Anthropic's clients; none if the recipe keeps the user's own."""
+    if any(name.startswith("ANTHROPIC_") for name in kept):
+        return {}
+    return {"ANTHROPIC_BASE_URL": endpoint.anthropic_url, "ANTHROPIC_API_KEY": endpoint.api_key}
+
+
+def _left(result: bytes | None) -> AgentReport | None:
+    """The report in a program's result file; None if the program left no such file.
+
+    Raises: RolloutError if the file does not hold a report.
+    """
+    if result is None:
+        return None
+    try:
+        return msgspec.json.decode(result, type=AgentReport)
+    except msgspec.DecodeError as err:
+        raise RolloutError(
+            f"the agent's result file cannot be read: {err}; expected JSON such as "
+            '{"reward": 1.0} or {"text": "42"}',
+            is_retryable=False,
+        ) from err
+
+
+def _failure(program: str, what: str, ended: ProgramEnded, endpoint: Endpoint) -> str:
+    """The message of a failure, with the last refusal and the end of the output, which may say the cause."""
+    refused = f"; its last request was refused: {endpoint.problem}" if endpoint.problem else ""
+    output = ended.stderr[-_MAX_TAIL:].strip() or ended.stdout[-_MAX_TAIL:].strip()
+    return f"the agent program {program!r} {what}{refused}; it said last: {output or '(nothing)'}"

@@ -1,0 +1,241 @@
+"""Writes a bundle: all that a machine without a network needs to run a recipe.
+
+    wheels/            what is installed here, as wheels (`packed_wheels`)
+    requirements.txt   their versions
+    models/ data/      the models of the policies, and the files and folders that the recipe reads
+    modules            own modules of the recipe, at their places below the bundle
+    recipe.yaml        the resolved recipe; its paths begin at the bundle's folder
+    checksums.txt      of all other files, as `sha256sum -c` reads them
+    install            a shell script: compares the checksums, makes an environment, installs into it
+
+The other machine needs the same platform and version of Python, which `install` checks.
+"""
+
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from importlib.metadata import Distribution, packages_distributions
+from pathlib import Path
+from typing import Any
+
+from astraflow.addons.bundle.bundle_files import (
+    CHECKSUMS,
+    copy_files,
+    files_of,
+    whole_or_nothing,
+    write_checksums,
+)
+from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheel
+from astraflow.config import Config, dump_yaml, parse_config
+from astraflow.errors import ConfigError, DataError
+from astraflow.models.hub import model_path
+from astraflow.recipe.model_checks import models_of
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_plan import uses
+from astraflow.user_input.hub_names import is_hub_name, split_revision
+from astraflow.user_input.own_sources import own_files
+from astraflow.user_input.user_files import is_there
+
+__all__ = ["write_bundle"]
+
+_JsonMap = dict[str, Any]
+_PATH_KEYS = frozenset({"path", "folder"})
+"""Keys of sources and of components that name a file or a folder to read."""
+_READ_SECTIONS = ("tasks", "eval", "workflow")
+"""Sections of a recipe that read files, besides the models of its policies."""
+
+_INSTALL = """#!/bin/sh
+# Installs this bundle without a network: sh install [FOLDER OF THE NEW ENVIRONMENT]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+python=${{PYTHON:-python3}}
+environment=${{1:-$here/.venv}}
+"$python" - "$here" <<'CHECK'
+import hashlib, pathlib, sys, sysconfig
+here = pathlib.Path(sys.argv[1])
+this = ("%d.%d" % sys.version_info[:2], sysconfig.get_platform())
+if this != ({version!r}, {platform!r}):
+    sys.exit("error: the bundle is for Python {version} on {platform}, this is Python %s on %s; set "
+             "PYTHON to another one, or make the bundle on a machine like this" % this)
+for line in (here / {checksums!r}).read_text(encoding="utf-8").split("\\n")[:-1]:
+    digest, name = line.split("  ", 1)
+    file = here / name
+    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        sys.exit("error: %s is missing or damaged; copy the bundle again" % file)
+CHECK
+"$python" -m venv "$environment"
+"$environment/bin/python" -m pip --isolated --disable-pip-version-check install --quiet --no-index \\
+    --no-deps --find-links "$here/wheels" -r "$here/requirements.txt"
+echo "installed; next: cd $here && $environment/bin/astraflow run recipe.yaml"
+"""
+
+
+def write_bundle(
+    recipe: Recipe, out: Path, *, extras: Sequence[str] = (), tell: Callable[[str], None] = print
+) -> None:
+    """Writes the bundle of a recipe into a new or empty folder. `extras`: of astraflow, besides `quickstart`.
+
+    The folder appears when all is in it. Whatever fails before leaves nothing behind.
+
+    Raises: DataError or ConfigError if something that the recipe reads is not here or cannot be bundled, or
+    if a distribution cannot be packed.
+    """
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise DataError(f"{out} exists and is not an empty folder; choose another one")
+    mapping: _JsonMap = json.loads(recipe.model_dump_json())
+    copies = _models(recipe, mapping)
+    for section in _READ_SECTIONS:
+        _read_by(mapping[section], section, copies)
+    copies |= _own_modules(recipe)
+    files = {place: files_of(source) for place, source in copies.items()}
+    for source in copies.values():
+        if out.resolve().is_relative_to(source.resolve()):
+            raise DataError(f"{out} is in {source}, which the bundle holds; choose a folder elsewhere")
+    distributions = needed_distributions(_requirements(recipe, extras))
+    with whole_or_nothing(out) as building:
+        for place, found in files.items():
+            tell(f"copying {copies[place]}")
+            copy_files(found, building / place)
+        _pack(distributions, building, tell)
+        text = dump_yaml(parse_config(mapping, Recipe, where="the bundle's recipe"))
+        (building / "recipe.yaml").write_text(text, encoding="utf-8")
+        _write_install(building / "install")
+        num_bytes = write_checksums(building)
+    tell(f"{out}: {num_bytes / 1e6:.0f} MB; copy it, then there: sh {out.name}/install")
+
+
+def _pack(distributions: Sequence[Distribution], to: Path, tell: Callable[[str], None]) -> None:
+    """Writes wheels, and their versions."""
+    wheels = to / "wheels"
+    wheels.mkdir()
+    tell(f"packing {len(distributions)} installed packages")
+    for dist in distributions:
+        pack_wheel(dist, wheels)
+    versions = [f"{dist.name}=={dist.version}\n" for dist in distributions]
+    (to / "requirements.txt").write_text("".join(versions))
+
+
+def _write_install(path: Path) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    platform = sysconfig.get_platform()
+    path.write_text(_INSTALL.format(version=version, platform=platform, checksums=CHECKSUMS))
+    path.chmod(0o755)
+
+
+def _requirements(recipe: Recipe, extras: Sequence[str]) -> list[str]:
+    """What the recipe needs of packages: astraflow, and those that its components come from."""
+    owners = packages_distributions()
+    modules = {type(part).__module__ for part in _parts(recipe)} | {
+        use.use.partition(":")[0] for use in uses(recipe)
+    }
+    tops = {module.partition(".")[0] for module in modules}
+    names = {owner for top in tops for owner in owners.get(top, ())} - {"astraflow"}
+    return [f"astraflow[{','.join(dict.fromkeys(('quickstart', *extras)))}]", "pip", *sorted(names)]
+
+
+def _parts(config: Config) -> list[Config]:
+    """A config and all configs in it."""
+    found = [config]
+    for key in type(config).model_fields:
+        value: Any = getattr(config, key)
+        inside: Sequence[Any] = [*value.values()] if isinstance(value, dict) else [value]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - any mapping of a recipe
+        inside = [each for part in inside for each in (part if isinstance(part, tuple) else (part,))]  # pyright: ignore[reportUnknownVariableType] - any list of a recipe
+        found += [part for each in inside if isinstance(each, Config) for part in _parts(each)]
+    return found
+
+
+def _models(recipe: Recipe, mapping: _JsonMap) -> dict[str, Path]:
+    """Place in the bundle -> folder of a model; the mapping's policies get the places. Raises: DataError."""
+    copies: dict[str, Path] = {}
+    for name, policy in recipe.policies.items():
+        for where, model in models_of(name, policy).items():
+            folder = model_path(model)
+            if not (folder / "config.json").is_file():
+                raise DataError(
+                    f"{where} = {model!r} is not a model here (there is no config.json); build it "
+                    "(`astraflow model init`) or download it first"
+                )
+            *sections, key = where.removeprefix(f"policies.{name}.").split(".")
+            section = mapping["policies"][name]
+            for part in sections:
+                section = section[part]
+            section[key] = f"./{_placed(copies, 'models', folder, name=_model_name(model))}"
+    return copies
+
+
+def _model_name(model: str) -> str:
+    """The last name of a model: of its folder, or on the hub."""
+    return Path(split_revision(model)[0]).name if is_hub_name(model) else Path(model).expanduser().name
+
+
+def _placed(copies: dict[str, Path], folder: str, source: Path, *, name: str = "") -> str:
+    """A place in the bundle for a file or folder; the same one if it has a place already.
+
+    `name`: what it is called there; empty: as here.
+    """
+    source = source.resolve()
+    name = name or source.name
+    for place, known in copies.items():
+        if known == source:
+            return place
+    place = f"{folder}/{name}"
+    number = 1
+    while place in copies:
+        number += 1
+        place = f"{folder}/{number}-{name}"
+    copies[place] = source
+    return place
+
+
+def _read_by(node: Any, where: str, copies: dict[str, Path]) -> None:
+    """Gives places to the files and folders that a section names, and writes the places into it.
+
+    Raises: DataError if one is not here.
+    """
+    if isinstance(node, list):
+        for idx, each in enumerate(node):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - any list of a recipe
+            _read_by(each, f"{where}.{idx}", copies)
+    if not isinstance(node, dict):
+        return
+    section: _JsonMap = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
+    if section.get("name") == "prepared":
+        section["folder"] = section["folder"] or f"data/{section['dataset']}"
+    for key, value in section.items():
+        if isinstance(value, str) and value and key in _PATH_KEYS:
+            if not is_there(Path(value)):
+                raise DataError(
+                    f"{where}.{key} = {value!r} is not here, so it cannot go into the bundle; prepare or "
+                    "download it first (`astraflow data prepare`, or save a data set of the hub to a "
+                    "folder), and name that"
+                )
+            section[key] = f"./{_placed(copies, 'data', Path(value))}"
+        else:
+            _read_by(value, f"{where}.{key}", copies)
+
+
+def _own_modules(recipe: Recipe) -> dict[str, Path]:
+    """Place in the bundle -> file of a module that the user wrote. Raises: ConfigError."""
+    found: dict[str, Path] = {}
+    for use in uses(recipe):
+        module = use.use.partition(":")[0]
+        files = own_files(module)
+        if not files:
+            raise ConfigError(
+                f"{use.use}: the module is not installed here as a file, so it cannot be bundled"
+            )
+        for file in files:
+            if "site-packages" not in file.parts and "dist-packages" not in file.parts:
+                found[_place_of_module(file)] = file
+    return found
+
+
+def _place_of_module(file: Path) -> str:
+    """Its path below the folder that Python finds it in."""
+    folders = [
+        Path(folder).resolve()
+        for folder in sys.path
+        if folder and file.is_relative_to(Path(folder).resolve())
+    ]
+    nearest = max(folders, key=lambda folder: len(folder.parts), default=file.parent)
+    return file.relative_to(nearest).as_posix()

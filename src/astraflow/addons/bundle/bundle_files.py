@@ -1,0 +1,129 @@
+"""The files of a folder as a bundle takes them: regular files alone, each checked before anything is copied.
+
+A link to a file of the same folder is copied as that file. So is one of a model in the hub's cache, where all
+files of a snapshot are links to `blobs`. Other links could carry any file of this machine into the bundle.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from astraflow.errors import DataError
+from astraflow.user_input.user_files import check_regular, shown_path
+
+__all__ = ["CHECKSUMS", "copy_files", "files_of", "whole_or_nothing", "write_checksums"]
+
+CHECKSUMS = "checksums.txt"
+_BLOCK_BYTES = 1 << 20
+
+
+def files_of(source: Path) -> dict[str, Path]:
+    """Path below the source -> the file to read; of a file, its own with an empty path.
+
+    Raises: DataError for what cannot be in a bundle, with the remedy.
+    """
+    _check_name(source)
+    if not source.is_dir():
+        _check_file(source)
+        return {"": source}
+    if not source.name:
+        raise DataError(f"{source} is the root of the file system; name the folder that the recipe reads")
+    return dict(_files_below(source))
+
+
+def copy_files(files: Mapping[str, Path], to: Path) -> None:
+    """Copies what `files_of` found. Raises: OSError."""
+    for place, file in files.items():
+        target = to / place if place else to
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _files_below(source: Path) -> Iterator[tuple[str, Path]]:
+    is_open = [source]
+    allowed = [source.resolve(), *_blobs_of(source)]
+    while is_open:
+        folder = is_open.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as err:
+            raise DataError(f"{shown_path(folder)} cannot be read: {err.strerror}") from err
+        for entry in entries:
+            path = Path(entry.path)
+            _check_name(path)
+            if entry.is_dir(follow_symlinks=False):
+                is_open.append(path)
+                continue
+            if entry.is_symlink():
+                _check_link(path, allowed)
+            _check_file(path)
+            yield path.relative_to(source).as_posix(), path
+
+
+def _blobs_of(source: Path) -> list[Path]:
+    """Where the files of a model lie that is a snapshot in the cache of the Hugging Face hub."""
+    return [source.parent.parent / "blobs"] if source.parent.name == "snapshots" else []
+
+
+def _check_name(path: Path) -> None:
+    """Checks that the list of checksums can hold a name."""
+    if not path.name.isprintable() or "\\" in path.name:
+        raise DataError(
+            f"{path.name!r} in {shown_path(path.parent)} has a name that a list of checksums cannot hold; "
+            "rename it to one without line ends, hidden characters and `\\`"
+        )
+
+
+def _check_link(path: Path, allowed: list[Path]) -> None:
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as err:  # RuntimeError: a loop of links, before Python 3.13
+        raise DataError(f"{shown_path(path)} is a link that leads nowhere; remove it") from err
+    if target.is_dir() or not any(target.is_relative_to(folder) for folder in allowed):
+        raise DataError(
+            f"{shown_path(path)} is a link to {shown_path(target)}, which a bundle does not follow: it "
+            "copies links to files of the same folder only; put the file itself in its place, or remove it"
+        )
+
+
+def _check_file(path: Path) -> None:
+    check_regular(path, "for the bundle:")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{shown_path(path)} cannot be read: permission denied")
+
+
+@contextmanager
+def whole_or_nothing(out: Path) -> Generator[Path]:
+    """A folder to fill, which becomes `out` at the end of the block. If the block raises, nothing is left.
+
+    `out` is missing or an empty folder.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}-", dir=out.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        building.rename(out)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def write_checksums(folder: Path) -> int:
+    """Writes the checksums of all files in a folder. Returns: bytes of all files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{_digest(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    return sum(path.stat().st_size for path in files)
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            found.update(block)
+    return found.hexdigest()

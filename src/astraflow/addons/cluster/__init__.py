@@ -1,0 +1,1 @@
+"""Launchers for SSH, Slurm, Ray and Kubernetes, and pools of services that grow and shrink."""

@@ -1,0 +1,122 @@
+"""What a recipe names that the pods of a cluster must find: models, data, interpreters, files and modules."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from astraflow.errors import ConfigError
+from astraflow.recipe.model_checks import models_of
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_plan import named_uses
+from astraflow.run.preflight import listed
+from astraflow.tasks.config import HubSourceConfig
+from astraflow.user_input.hub_names import is_hub_name
+from astraflow.user_input.own_sources import module_file
+from astraflow.user_input.user_files import is_there
+
+__all__ = ["pod_needs"]
+
+_PATH_KEYS = frozenset({"path", "folder", "python"})
+"""Keys that name a file, a folder or an interpreter."""
+_READ_SECTIONS = ("tasks", "eval", "workflow", "rollout")
+_NOT_IN_PODS = ("launcher", "trackers", "view")
+"""Sections whose components run where the run is started."""
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+def pod_needs(recipe: Recipe) -> list[str]:
+    """The places that pods must have, in the image or on the claim at /models, with the keys that name them.
+
+    Raises: ConfigError with all that is on this machine alone, and what to do about it.
+    """
+    wrong: list[str] = []
+    needs: list[str] = []
+    for where, value in _places(recipe):
+        if value in _hub_data(recipe):
+            needs.append(f"{where}: the network, to download {value}")
+        elif Path(value).is_absolute():
+            needs.append(f"{where}: {value}")
+        else:
+            wrong.append(_mistake(where, value))
+    wrong += _own_modules(recipe)
+    if len(wrong) == 1:
+        raise ConfigError(wrong[0])
+    if wrong:
+        raise ConfigError(listed(wrong, "the recipe for the cluster"))
+    return needs
+
+
+def _mistake(where: str, value: str) -> str:
+    if is_hub_name(value):
+        return (
+            f"{where} = {value!r} is a name on the hub, and pods download no models; put the folder in the "
+            "image or below /models (cluster.k8s.models_claim), and name it"
+        )
+    return (
+        f"{where} = {value!r} is a place on this machine; pods need an absolute one, in the image or below "
+        "/models (cluster.k8s.models_claim)"
+    )
+
+
+def _hub_data(recipe: Recipe) -> set[str]:
+    """The data sets that are on the hub."""
+    sources = [*recipe.tasks.sources.values(), *(config.source for config in recipe.eval.sets.values())]
+    return {source.path for source in sources if isinstance(source, HubSourceConfig) and not source.is_local}
+
+
+def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Key and value of everything that names a place."""
+    for name, policy in recipe.policies.items():
+        yield from models_of(name, policy).items()
+        if (offline := policy.train.auxiliary.offline) is not None:
+            yield f"policies.{name}.train.auxiliary.offline.folder", offline.folder
+    mapping: Mapping[str, Any] = json.loads(recipe.model_dump_json())
+    for section in _READ_SECTIONS:
+        yield from _named_in(mapping[section], section)
+
+
+def _named_in(node: Any, where: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, list):
+        items: list[Any] = node  # pyright: ignore[reportUnknownVariableType] - any list of a recipe
+        for idx, item in enumerate(items):
+            yield from _named_in(item, f"{where}.{idx}")
+            if where.endswith(".command") and _is_file_here(item):
+                yield f"{where}.{idx}", item
+    if not isinstance(node, dict):
+        return
+    section: dict[str, Any] = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
+    if section.get("name") == "prepared" and not section["folder"]:
+        yield f"{where}.folder", f"data/{section['dataset']}"
+    attach: Any = section.get("attach") or {"url": ""}
+    is_attached = attach["url"] != ""
+    for key, value in section.items():
+        if not (isinstance(value, str) and value and key in _PATH_KEYS):
+            yield from _named_in(value, f"{where}.{key}")
+        elif key != "python" or ("/" in value and not is_attached):  # a name on the PATH may be everywhere
+            yield f"{where}.{key}", value
+
+
+def _is_file_here(item: object) -> bool:
+    """Whether an argument of an agent's command is a file that is found from the current folder."""
+    return isinstance(item, str) and not Path(item).is_absolute() and is_there(Path(item))
+
+
+def _own_modules(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with components: their module is a file here, and not in a package that is installed."""
+    owners = packages_distributions()
+    for where, use in named_uses(recipe):
+        module = use.use.partition(":")[0]
+        top = module.partition(".")[0]
+        is_known = top in owners or top in sys.stdlib_module_names or top.startswith("astraflow")
+        if where.startswith(_NOT_IN_PODS) or is_known:
+            continue
+        file = module_file(module)
+        if file is None or not _INSTALLED & set(file.parts):
+            found = f"is {file} on this machine" if file is not None else "is not installed here"
+            yield (
+                f"{where}.use = {use.use!r}: the module {module} {found}, and pods find only what the image "
+                "has installed; make a package of it (pyproject.toml), and install it here and in the image"
+            )

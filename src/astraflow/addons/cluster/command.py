@@ -1,0 +1,78 @@
+"""`astraflow cluster`: runs on clusters that start processes themselves."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from astraflow.cli.own_modules import module_path
+from astraflow.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from astraflow.recipe.recipe import Recipe as LoadedRecipe
+
+__all__ = ["cluster", "render"]
+
+cluster = typer.Typer(help="Write what a cluster needs to run a recipe.", no_args_is_help=True)
+
+
+@cluster.callback()
+def _group() -> None:
+    """Keeps `render` a command of its own while it is the only one."""
+
+
+@cluster.command("render")
+def render(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="Recipe file (YAML), or a name from `astraflow recipes list`.", metavar="RECIPE"),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to the recipe, e.g. cluster.k8s.image=...", metavar="[a.b=value]..."),
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the manifests.")],
+) -> None:
+    """Write a run as manifests for Kubernetes. Nothing is sent to a cluster.
+
+    Tokens are made once: a folder that has them keeps them, so that rendering again changes no secret.
+    """
+    import yaml
+
+    from astraflow.addons.cluster.cluster_needs import pod_needs
+    from astraflow.addons.cluster.kubernetes import SECRET_FILE, manifests, new_tokens, recipe_in_cluster
+    from astraflow.recipe.gallery import recipe_file
+    from astraflow.recipe.recipe import load_recipe
+    from astraflow.recipe.run_folder import write_atomic
+
+    file, _ = recipe_file(recipe)
+    module_path(file)
+    loaded = recipe_in_cluster(_derived(load_recipe(file, overrides or [])))
+    files = manifests(loaded, new_tokens())
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; name a folder")
+    for name, objects in files.items():
+        path = out / name
+        if name == SECRET_FILE and path.exists():
+            continue
+        text = yaml.safe_dump_all(objects, sort_keys=False)
+        write_atomic(path, text.encode(), mode=0o600 if name == SECRET_FILE else 0o644)
+    print("Pods need these places, in the image or on the claim that is mounted at /models:")
+    for need in pod_needs(loaded):
+        print(f"  {need}")
+    print(f"{len(files)} files in {out}; next: kubectl apply -f {out}")
+    print(f"{out / SECRET_FILE} holds tokens: keep it out of version control")
+
+
+def _derived(recipe: "LoadedRecipe") -> "LoadedRecipe":
+    """The recipe with numbers in place of `auto`, from the data if that is here."""
+    from astraflow.recipe.derived import derived, left_open
+    from astraflow.recipe.sources import OpenSources
+
+    try:
+        return derived(recipe)
+    except (ConfigError, DataError):
+        found = derived(recipe, OpenSources({}, {}))
+        print(f"the data is not here, so these keys have usual values: {', '.join(left_open(recipe))}")
+        return found

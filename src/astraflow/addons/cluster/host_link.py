@@ -1,0 +1,111 @@
+"""The launcher's end of the link to a host: a command, such as `ssh`, with the host's stdin and stdout."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from astraflow.addons.cluster.host_frames import MARK, FromHost, Hello, ToHost, encode_frame, read_frame
+from astraflow.errors import WireError
+
+__all__ = ["HostLink", "LinkLostError"]
+
+_MAX_ERROR_BYTES = 4096
+"""The end of what the command writes to stderr, which says why a link was lost."""
+_EXIT_GRACE_S = 2.0
+"""Time for the command to end by itself once its stdout is closed."""
+_DECODER = msgspec.msgpack.Decoder(FromHost)
+
+
+class LinkLostError(Exception):
+    """The link has ended; the text says why. `code` is the exit code of its command, None if it still ran."""
+
+    def __init__(self, text: str, code: int | None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class HostLink:
+    """A link that is open until `close`. The command has a session of its own, so that a Ctrl-C passes it by.
+
+    Example: `link = await HostLink.open(["ssh", "gpu-1", "python3 -P -m ..."])`.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._errors = b""
+        self._drain = asyncio.create_task(self._keep_errors())
+
+    @classmethod
+    async def open(cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> "HostLink":
+        """Starts the command, with this process's environment or another one. Raises: OSError if there is
+        no such program."""
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=env
+        )
+        return cls(process)
+
+    async def hello(self) -> Hello:
+        """Waits for the host's first message. Raises: LinkLostError."""
+        try:
+            await self._stdout.readuntil(MARK)  # at most 64 KiB, the limit of the stream
+        except (EOFError, asyncio.LimitOverrunError) as err:
+            raise await self._lost() from err
+        message = await self.receive()
+        if not isinstance(message, Hello):
+            raise LinkLostError(f"it sent {type(message).__name__} before Hello", None)
+        return message
+
+    async def receive(self) -> FromHost:
+        """The next message. Raises: LinkLostError."""
+        try:
+            return await read_frame(self._stdout, _DECODER)
+        except WireError as err:
+            raise LinkLostError(str(err), None) from err
+        except EOFError as err:
+            raise await self._lost() from err
+
+    def tell(self, message: ToHost) -> None:
+        """Sends a message, unless the link has ended; then `receive` says so."""
+        if not self._stdin.is_closing():
+            self._stdin.write(encode_frame(message))
+
+    def close_stdin(self) -> None:
+        """Says that no more messages will come; the host ends its process."""
+        self._stdin.close()
+
+    def close(self) -> None:
+        """Ends the command, if it still runs. The host notices. The signal lets `srun` leave the queue."""
+        self._drain.cancel()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    async def ended(self) -> None:
+        """Waits for a moment until the command has ended by itself, then ends it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_GRACE_S):
+                await self._process.wait()
+        self.close()
+        await self._process.wait()
+
+    async def _lost(self) -> LinkLostError:
+        """Why the link has ended, in the words of its command."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_GRACE_S):
+                await self._process.wait()
+                await self._drain
+        lines = self._errors.decode(errors="replace").strip().splitlines()
+        code = self._process.returncode
+        return LinkLostError(lines[-1] if lines else f"it ended with code {code}", code)
+
+    async def _keep_errors(self) -> None:
+        assert self._process.stderr is not None
+        while part := await self._process.stderr.read(_MAX_ERROR_BYTES):
+            self._errors = (self._errors + part)[-_MAX_ERROR_BYTES:]

@@ -1,0 +1,194 @@
+"""The program of a host: ssh or a scheduler starts it elsewhere, where it holds one process of a run.
+
+    listen: takes the launcher's messages, and returns when the launcher is gone or silent
+    tell:   sends how the process is and what it writes, until it has ended
+
+Whichever returns first ends the other one, then the process, then this program. SIGTERM, by which a scheduler
+or the system takes the machine away, is passed to the process: it drains, and its end counts as no crash.
+Its stdin and stdout belong to the launcher, so everything that is printed here goes to stderr.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import psutil
+
+import astraflow
+from astraflow.addons.cluster.host_frames import (
+    MARK,
+    FromHost,
+    Hello,
+    Refused,
+    Signal,
+    SilentFor,
+    Start,
+    Started,
+    ToHost,
+    Told,
+    WatchSilence,
+    encode_frame,
+    read_frame,
+)
+from astraflow.addons.cluster.process_host import ProcessHost
+from astraflow.errors import ConfigError, Error
+
+__all__ = ["hello", "serve"]
+
+_log = logging.getLogger(__name__)
+
+_LAUNCHER_SILENT_S = 30.0
+"""A launcher says every few seconds that it lives; the link to one that is silent for so long is lost."""
+_END_GRACE_S = 5.0
+"""Time for a process to drain after its launcher is gone."""
+_MAX_TEXT = 2_000
+"""Characters of an error that the launcher is told."""
+_DECODER = msgspec.msgpack.Decoder(ToHost)
+
+
+class _Link:
+    """The host's end: messages in and out."""
+
+    def __init__(self, incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    async def receive(self) -> ToHost:
+        async with asyncio.timeout(_LAUNCHER_SILENT_S):
+            return await read_frame(self._incoming, _DECODER)
+
+    async def send(self, message: FromHost) -> None:
+        self._outgoing.write(encode_frame(message))
+        await self._outgoing.drain()
+
+
+def hello() -> Hello:
+    """What this machine has."""
+    return Hello(
+        # Slurm's nodes may have other names than their machines.
+        hostname=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        version=astraflow.__version__,
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        gpus=len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]),
+        memory_bytes=float(psutil.virtual_memory().total),
+        free_disk_bytes=float(shutil.disk_usage(tempfile.gettempdir()).free),
+        now_s=time.time(),
+        caller=(os.environ.get("SSH_CONNECTION", "").split() or [""])[0],
+    )
+
+
+async def serve(incoming: asyncio.StreamReader, outgoing: asyncio.StreamWriter) -> None:
+    """Holds one process, from the launcher's `Start` to the end of the process or of the launcher."""
+    link = _Link(incoming, outgoing)
+    outgoing.write(MARK)
+    host = ProcessHost()
+    # A launcher that is gone gets no answer: there is nobody to read it.
+    with contextlib.suppress(EOFError, ConnectionError, TimeoutError):
+        try:
+            await link.send(hello())
+            message = await link.receive()
+            if isinstance(message, Start):
+                await _hold(host, link, message)
+        finally:
+            await host.clean()
+
+
+async def _hold(host: ProcessHost, link: _Link, start: Start) -> None:
+    files = {Path(path): content for path, content in start.files.items()}
+    try:
+        pid = await host.start(start.spec, files, start.version)
+    except (Error, OSError) as err:
+        await link.send(Refused(text=str(err)[:_MAX_TEXT], is_final=isinstance(err, ConfigError)))
+        return
+    evicted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, _evict, host, evicted)
+    try:
+        await link.send(Started(pid=pid))
+        told = asyncio.create_task(_tell(host, link, evicted))
+        heard = asyncio.create_task(_listen(host, link))
+        await asyncio.wait({told, heard}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (told, heard):
+            task.cancel()
+        for result in await asyncio.gather(told, heard, return_exceptions=True):
+            if isinstance(result, Exception):
+                _log.warning("the launcher is gone: %r", result)
+    finally:
+        await host.end(_END_GRACE_S)
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _evict(host: ProcessHost, evicted: asyncio.Event) -> None:
+    evicted.set()
+    host.terminate_now()
+
+
+async def _tell(host: ProcessHost, link: _Link, evicted: asyncio.Event) -> None:
+    offset = 0
+    code = None
+    while code is None:
+        news = await host.news(offset)
+        offset += len(news.log)
+        code = news.code
+        told = Told(
+            log=news.log,
+            silent_s=news.life.silent_s,
+            works=news.life.works,
+            condition=news.life.condition,
+            code=code,
+            is_evicted=evicted.is_set(),
+        )
+        await link.send(told)
+
+
+async def _listen(host: ProcessHost, link: _Link) -> None:
+    async with asyncio.TaskGroup() as group:
+        while True:
+            message = await link.receive()
+            match message:
+                case Signal(verb="terminate"):
+                    host.terminate_now()
+                case Signal():
+                    await host.kill()
+                case WatchSilence(longest_s=longest_s):
+                    group.create_task(_tell_silence(host, link, longest_s))
+                case _:
+                    pass
+
+
+async def _tell_silence(host: ProcessHost, link: _Link, longest_s: float) -> None:
+    await link.send(SilentFor(text=await host.silence(longest_s)))
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler that does nothing."""
+
+
+async def _main() -> None:
+    loop = asyncio.get_running_loop()
+    # What libraries print must not come between two frames.
+    out_fd = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    incoming = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(incoming), sys.stdin.buffer)
+    pipe = os.fdopen(out_fd, "wb", buffering=0)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
+    await serve(incoming, asyncio.StreamWriter(transport, protocol, None, loop))
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGHUP):
+        # The launcher decides, or its absence. A handler, unlike SIG_IGN, is not inherited by programs.
+        signal.signal(number, _ignore)
+    asyncio.run(_main())

@@ -1,0 +1,457 @@
+"""Writes a run as manifests for Kubernetes: one object per process, and what they share.
+
+    StatefulSet NAME-dataflow          the dataflow, with its journal on a volume
+    Job         NAME-trainer-POLICY    a trainer, its publisher beside it: versions pass through files
+    Deployment  NAME-publisher-POLICY  the publisher of a frozen policy
+    Deployment  NAME-rollout           the rollout services, and an autoscaler if the pool sizes itself
+
+All pods get the same recipe from a ConfigMap, and tokens from a Secret. Nothing here talks to a cluster. What
+the cluster then does is its own: it restarts, moves, drains and scales, which a run takes as it comes.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from astraflow.addons.cluster.cluster_needs import pod_needs
+from astraflow.config import dump_yaml
+from astraflow.errors import ConfigError
+from astraflow.processes.program import TOKEN_VARIABLE, num_threads
+from astraflow.recipe.access import ROLES, network_modules
+from astraflow.recipe.cluster_config import ClusterConfig, LocalLauncherConfig, NeedsConfig
+from astraflow.recipe.recipe import Recipe
+
+__all__ = ["SECRET_FILE", "manifests", "new_tokens", "recipe_in_cluster"]
+
+SECRET_FILE = "10-secret.yaml"
+"""The file with the tokens."""
+
+_Manifest = dict[str, Any]
+"""An object of Kubernetes' API, whose shape its schemas say."""
+
+_RUN_DIR = "/run-folder"
+_DATAFLOW_PORT = 8400
+_FIRST_WEIGHTS_PORT = 8500
+_USER = 10001
+"""No image has a user of this number by chance."""
+_NUM_RESTARTS = 20
+"""Of a trainer that crashes; one whose node goes away is not counted."""
+_DRAIN_S = 30
+"""A rollout service that is asked to stop drains in 5 s; a dataflow writes its snapshot."""
+_DNS_PORT = 53
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
+_MAX_NAME = 40
+"""Kubernetes allows 63 characters, of which suffixes take some."""
+
+
+def new_tokens() -> dict[str, str]:
+    """A token per role, made anew."""
+    return {role: secrets.token_urlsafe(24) for role in ROLES}
+
+
+def recipe_in_cluster(recipe: Recipe) -> Recipe:
+    """The recipe with the addresses that it has in the cluster.
+
+    Raises: ConfigError for what cannot work there, with the remedy.
+    """
+    pod_needs(recipe)
+    names = [_name(policy) for policy in recipe.policies]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"two policies have the name {repeated[0]!r} in Kubernetes, which knows no _ and at most "
+            f"{_MAX_NAME} characters of it; rename one"
+        )
+    refused = {
+        "rollout.gpus": bool(recipe.rollout.gpus),
+        "weights.peers": recipe.weights.peers,
+        "dataflow.tls": recipe.dataflow.tls.is_on,
+    }
+    if wrong := [key for key, is_set in refused.items() if is_set]:
+        raise ConfigError(
+            f"{wrong[0]} names something of one machine and cannot be rendered for Kubernetes; leave it out "
+            "(GPUs: cluster.rollout.gpus; encryption: the network of the cluster)"
+        )
+    _check_labels(recipe.cluster)
+    if not recipe.cluster.k8s.image:
+        raise ConfigError(
+            "cluster.k8s.image is empty; name an image with astraflow, e.g. built by the Containerfile"
+        )
+    dataflow = {"host": "0.0.0.0", "port": _DATAFLOW_PORT}
+    weights = {"host": "0.0.0.0", "port": _FIRST_WEIGHTS_PORT, "advertise": f"{_name(recipe.name)}-weights"}
+    return recipe.model_copy(
+        update={
+            "dataflow": recipe.dataflow.model_copy(update=dataflow),
+            "weights": recipe.weights.model_copy(update=weights),
+            "launcher": LocalLauncherConfig(),
+        }
+    )
+
+
+def _check_labels(cluster: ClusterConfig) -> None:
+    """Raises: ConfigError for a selector of Ray's that is not the value of a label in Kubernetes."""
+    parts = {"rollout": cluster.rollout, "trainer": cluster.trainer, "dataflow": cluster.dataflow}
+    for part, needs in parts.items():
+        for key, value in needs.labels.items():
+            if not _LABEL_VALUE.fullmatch(value):
+                raise ConfigError(
+                    f"cluster.{part}.labels.{key} = {value!r}; Kubernetes takes up to 63 letters, digits, "
+                    "and `.`, `_` and `-` between them"
+                )
+
+
+def manifests(recipe: Recipe, tokens: Mapping[str, str]) -> dict[str, list[_Manifest]]:
+    """File name -> the objects in it, in the order in which they are to be applied.
+
+    `recipe` is one that `recipe_in_cluster` returned; `tokens` maps roles to tokens.
+    """
+    run = _Run(recipe)
+    secret = run.object("v1", "Secret", "tokens") | {"type": "Opaque", "stringData": dict(tokens)}
+    files = {
+        SECRET_FILE: [secret],
+        "20-recipe.yaml": [
+            run.object("v1", "ConfigMap", "recipe") | {"data": {"recipe.yaml": dump_yaml(recipe)}}
+        ],
+        "30-network.yaml": run.network(),
+        "40-dataflow.yaml": [run.dataflow()],
+        "50-trainers.yaml": run.trainers(),
+        "60-rollouts.yaml": [run.rollouts(), *run.autoscaler()],
+    }
+    if frozen := run.frozen_publishers():
+        files["55-publishers.yaml"] = frozen
+    return dict(sorted(files.items()))
+
+
+class _Run:
+    """Makes the objects of one run."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._cluster: ClusterConfig = recipe.cluster
+        self._prefix = _name(recipe.name)
+        self._url = f"http://{self._prefix}-dataflow:{_DATAFLOW_PORT}"
+        self._ports = {policy: _FIRST_WEIGHTS_PORT + idx for idx, policy in enumerate(recipe.published)}
+
+    def object(self, version: str, kind: str, suffix: str, *, part: str = "") -> _Manifest:
+        """The head of an object."""
+        metadata = {
+            "name": f"{self._prefix}-{suffix}",
+            "namespace": self._cluster.k8s.namespace,
+            "labels": self._labels(part),
+        }
+        return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+    def network(self) -> list[_Manifest]:
+        """Addresses of the services, and who may call whom."""
+        dataflow_ports = [{"name": "http", "port": _DATAFLOW_PORT, "targetPort": "http"}]
+        # A pod that has no port of that name is no endpoint of it, so one address leads to all publishers.
+        weights_ports = [
+            {"name": _port_name(port), "port": port, "targetPort": _port_name(port)}
+            for port in self._ports.values()
+        ]
+        return [
+            self._service("dataflow", dataflow_ports, {"astraflow.part": "dataflow"}),
+            self._service("weights", weights_ports, {"astraflow.weights": "served"}),
+            *self._policies(),
+        ]
+
+    def dataflow(self) -> _Manifest:
+        """The dataflow. Its volume outlives the pod, so that another node continues the run."""
+        container = self._container(
+            "dataflow", ["serve", _RUN_DIR, "--port", str(_DATAFLOW_PORT)], self._cluster.dataflow
+        ) | _served("http", _DATAFLOW_PORT)
+        container["volumeMounts"] = self._mounts("run", with_tokens=True)
+        spec = {
+            "replicas": 1,
+            "serviceName": f"{self._prefix}-dataflow",
+            "selector": {"matchLabels": self._labels("dataflow")},
+            "template": self._template(
+                "dataflow", [container], self._cluster.dataflow, volumes=["recipe", "tokens"]
+            ),
+            "volumeClaimTemplates": [{"metadata": {"name": "run"}, "spec": self._claim()}],
+        }
+        return self.object("apps/v1", "StatefulSet", "dataflow", part="dataflow") | {"spec": spec}
+
+    def trainers(self) -> list[_Manifest]:
+        """Per trained policy, a job and its volume."""
+        return [made for policy in self._recipe.trained for made in self._trainer(policy)]
+
+    def frozen_publishers(self) -> list[_Manifest]:
+        """Per frozen policy, a publisher, which publishes the same version after every restart."""
+        return [self._frozen(policy) for policy in self._ports if policy not in self._recipe.trained]
+
+    def rollouts(self) -> _Manifest:
+        """The rollout services. They listen nowhere, so nothing probes them: leases show their life."""
+        allowed = [part for module in network_modules(self._recipe) for part in ("--allow", module)]
+        needs = self._cluster.rollout
+        container = self._container(
+            "rollout", ["join", self._url, "--name", "$(POD_NAME)", "--cache", "/tmp/cache", *allowed], needs
+        )
+        container["env"] = [
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            self._token("worker"),
+            *_environment(num_threads(self._recipe.rollout.engine)),
+        ]
+        container["volumeMounts"] = [_mount("tmp", "/tmp"), *self._models_mount()]
+        spec: _Manifest = {
+            "selector": {"matchLabels": self._labels("rollout")},
+            "template": self._template("rollout", [container], needs, volumes=[]),
+        }
+        if not self._cluster.most_services:  # otherwise the autoscaler owns the number
+            spec["replicas"] = self._recipe.rollout.services
+        return self.object("apps/v1", "Deployment", "rollout", part="rollout") | {"spec": spec}
+
+    def autoscaler(self) -> list[_Manifest]:
+        """Keeps as many rollout services as the run could keep busy; nothing if the pool is fixed."""
+        if not self._cluster.most_services:
+            return []
+        least = self._cluster.least_services
+        most = self._cluster.most_services
+        if self._cluster.pool.kinds:
+            raise ConfigError(
+                "cluster.pool.kinds are for launchers: here all rollout services are of one Deployment, so "
+                "leave them out"
+            )
+        selector = {"matchLabels": {"service": f"{self._prefix}-dataflow"}}
+        metric = {
+            "metric": {"name": "astraflow_wanted_services", "selector": selector},
+            "target": {"type": "AverageValue", "averageValue": "1"},
+        }
+        spec = {
+            "scaleTargetRef": {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "name": f"{self._prefix}-rollout",
+            },
+            "minReplicas": least,
+            "maxReplicas": most,
+            "metrics": [{"type": "External", "external": metric}],
+            # The advice looks back over five minutes, so that a smaller pool has to prove itself as long.
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
+        }
+        made = self.object("autoscaling/v2", "HorizontalPodAutoscaler", "rollout", part="rollout")
+        return [made | {"spec": spec}]
+
+    # --- parts of several objects ---
+
+    def _trainer(self, policy: str) -> list[_Manifest]:
+        suffix = f"trainer-{_name(policy)}"
+        config = self._recipe.policies[policy].train
+        links = ["--url", self._url, "--publisher", f"http://127.0.0.1:{self._ports[policy]}"]
+        trainer = self._container(
+            "trainer", ["train", _RUN_DIR, "--policy", policy, *links], self._cluster.trainer
+        )
+        trainer["env"] = [self._token("trainer"), *_environment(num_threads(config.backend))]
+        trainer["volumeMounts"] = [*self._mounts("run"), _mount("shared-memory", "/dev/shm")]
+        template = self._template("trainer", [trainer], self._cluster.trainer, volumes=["recipe", "tokens"])
+        template["metadata"]["labels"] |= {"astraflow.weights": "served", "astraflow.policy": _name(policy)}
+        # A sidecar: it starts before the trainer, is restarted by itself, and does not keep the job alive.
+        template["spec"]["initContainers"] = [self._publisher(policy) | {"restartPolicy": "Always"}]
+        claim = {"name": "run", "persistentVolumeClaim": {"claimName": f"{self._prefix}-{suffix}"}}
+        memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+        template["spec"]["volumes"] += [claim, memory]
+        template["spec"]["restartPolicy"] = "Never"
+        is_evicted = [{"type": "DisruptionTarget", "status": "True"}]
+        spec = {
+            "backoffLimit": _NUM_RESTARTS,
+            "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": is_evicted}]},
+            "template": template,
+        }
+        volume = self.object("v1", "PersistentVolumeClaim", suffix, part="trainer") | {"spec": self._claim()}
+        return [volume, self.object("batch/v1", "Job", suffix, part="trainer") | {"spec": spec}]
+
+    def _publisher(self, policy: str, *links: str) -> _Manifest:
+        port = self._ports[policy]
+        arguments = ["publish", _RUN_DIR, "--policy", policy, "--port", str(port), *links]
+        container = self._container("publisher", arguments, self._cluster.dataflow) | _served(
+            _port_name(port), port
+        )
+        container["volumeMounts"] = self._mounts("run", with_tokens=True)
+        return container
+
+    def _frozen(self, policy: str) -> _Manifest:
+        suffix = f"publisher-{_name(policy)}"
+        container = self._publisher(policy, "--url", self._url)
+        container["env"] = [self._token("trainer"), *container["env"]]
+        template = self._template(
+            "publisher", [container], self._cluster.dataflow, volumes=["recipe", "tokens"]
+        )
+        own = {"astraflow.policy": _name(policy)}
+        template["metadata"]["labels"] |= {"astraflow.weights": "served"} | own
+        template["spec"]["volumes"].append({"name": "run", "emptyDir": {}})
+        selector = {"matchLabels": self._labels("publisher") | own}
+        spec = {"replicas": 1, "selector": selector, "strategy": {"type": "Recreate"}, "template": template}
+        return self.object("apps/v1", "Deployment", suffix, part="publisher") | {"spec": spec}
+
+    def _policies(self) -> list[_Manifest]:
+        """Pods of other runs reach nothing. Rollout services run what models write, and call the run only."""
+        own = {"podSelector": {"matchLabels": self._labels()}}
+        monitoring = {
+            "namespaceSelector": {
+                "matchLabels": {"kubernetes.io/metadata.name": self._cluster.k8s.monitoring_namespace}
+            }
+        }
+        weights = [{"protocol": "TCP", "port": port} for port in self._ports.values()]
+        http = [{"protocol": "TCP", "port": _DATAFLOW_PORT}]
+        dns = [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]
+        return [
+            self._policy(
+                "dataflow",
+                {"astraflow.part": "dataflow"},
+                ingress=[{"from": [own, monitoring], "ports": http}],
+            ),
+            self._policy(
+                "weights", {"astraflow.weights": "served"}, ingress=[{"from": [own], "ports": weights}]
+            ),
+            self._policy(
+                "rollout",
+                {"astraflow.part": "rollout"},
+                ingress=[],
+                egress=[{"to": [own], "ports": [*http, *weights]}, {"ports": dns}],
+            ),
+        ]
+
+    def _policy(
+        self,
+        suffix: str,
+        selector: Mapping[str, str],
+        *,
+        ingress: list[_Manifest],
+        egress: list[_Manifest] | None = None,
+    ) -> _Manifest:
+        spec: _Manifest = {
+            "podSelector": {"matchLabels": self._labels() | dict(selector)},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        }
+        if egress is not None:
+            spec |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
+        return self.object("networking.k8s.io/v1", "NetworkPolicy", suffix) | {"spec": spec}
+
+    def _service(self, suffix: str, ports: Sequence[_Manifest], selector: Mapping[str, str]) -> _Manifest:
+        spec = {"ports": list(ports), "selector": self._labels() | dict(selector)}
+        return self.object("v1", "Service", suffix) | {"spec": spec}
+
+    def _container(self, name: str, arguments: Sequence[str], needs: NeedsConfig) -> _Manifest:
+        """A container that may write to its volumes only, and has no rights of its own."""
+        return {
+            "name": name,
+            "image": self._cluster.k8s.image,
+            "command": ["astraflow", *arguments],
+            "env": _environment(1),
+            "resources": _resources(needs),
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            },
+        }
+
+    def _template(
+        self, part: str, containers: list[_Manifest], needs: NeedsConfig, *, volumes: Sequence[str]
+    ) -> _Manifest:
+        """A pod. `volumes` names those of the run that it mounts; each has one for temporary files."""
+        known = {
+            "recipe": {"name": "recipe", "configMap": {"name": f"{self._prefix}-recipe"}},
+            "tokens": {
+                "name": "tokens",
+                "secret": {"secretName": f"{self._prefix}-tokens", "defaultMode": 0o440},
+            },
+        }
+        made: list[_Manifest] = [{"name": "tmp", "emptyDir": {}}, *(known[name] for name in volumes)]
+        if claim := self._cluster.k8s.models_claim:
+            made.append({"name": "models", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+        spec: _Manifest = {
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "fsGroup": _USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "terminationGracePeriodSeconds": _DRAIN_S,
+            "containers": containers,
+            "volumes": made,
+        }
+        if needs.labels:
+            spec["nodeSelector"] = dict(needs.labels)
+        return {"metadata": {"labels": self._labels(part)}, "spec": spec}
+
+    def _mounts(self, volume: str, *, with_tokens: bool = False) -> list[_Manifest]:
+        mounts = [
+            _mount(volume, _RUN_DIR),
+            _mount("recipe", f"{_RUN_DIR}/recipe.yaml") | {"subPath": "recipe.yaml", "readOnly": True},
+            _mount("tmp", "/tmp"),
+            *self._models_mount(),
+        ]
+        if with_tokens:
+            mounts.append(_mount("tokens", f"{_RUN_DIR}/secrets") | {"readOnly": True})
+        return mounts
+
+    def _models_mount(self) -> list[_Manifest]:
+        return [_mount("models", "/models") | {"readOnly": True}] if self._cluster.k8s.models_claim else []
+
+    def _claim(self) -> _Manifest:
+        config = self._cluster.k8s
+        spec: _Manifest = {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": f"{round(config.storage_gb * 1000)}M"}},
+        }
+        return spec | ({"storageClassName": config.storage_class} if config.storage_class else {})
+
+    def _token(self, role: str) -> _Manifest:
+        source = {"secretKeyRef": {"name": f"{self._prefix}-tokens", "key": role}}
+        return {"name": TOKEN_VARIABLE, "valueFrom": source}
+
+    def _labels(self, part: str = "") -> dict[str, str]:
+        labels = {"app.kubernetes.io/name": "astraflow", "app.kubernetes.io/instance": self._prefix}
+        return labels | ({"astraflow.part": part} if part else {})
+
+
+def _name(text: str) -> str:
+    """A name of the recipe, which begins with a letter or digit, as a name in Kubernetes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:_MAX_NAME].strip("-")
+
+
+def _port_name(port: int) -> str:
+    return f"weights-{port}"
+
+
+def _mount(volume: str, path: str) -> _Manifest:
+    return {"name": volume, "mountPath": path}
+
+
+def _environment(threads: int) -> list[_Manifest]:
+    """What every container gets; its home is the only place that it may write to."""
+    values = {
+        "HOME": "/tmp",
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _resources(needs: NeedsConfig) -> _Manifest:
+    """CPUs are a share, which idle nodes exceed; memory and GPUs are limits."""
+    requests: dict[str, str] = {"cpu": f"{round(needs.cpus * 1000)}m"}
+    limits: dict[str, str] = {}
+    if needs.memory_gb:
+        requests["memory"] = limits["memory"] = f"{round(needs.memory_gb * 1000)}M"
+    if needs.gpus % 1:
+        raise ConfigError(f"cluster: {needs.gpus:g} GPUs; Kubernetes gives whole ones only")
+    if needs.gpus:
+        limits["nvidia.com/gpu"] = f"{needs.gpus:g}"
+    return {"requests": requests} | ({"limits": limits} if limits else {})
+
+
+def _served(name: str, port: int) -> _Manifest:
+    """The port of a container, and how its node asks whether it is well. The health needs no token."""
+    ask = {"httpGet": {"path": "/v1/health", "port": name}, "timeoutSeconds": 5}
+    return {
+        "ports": [{"name": name, "containerPort": port}],
+        # A long journal is read again before the first answer.
+        "startupProbe": ask | {"periodSeconds": 2, "failureThreshold": 300},
+        "livenessProbe": ask | {"periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": ask | {"periodSeconds": 5},
+    }

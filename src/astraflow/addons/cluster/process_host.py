@@ -1,0 +1,143 @@
+"""What runs on another machine than the launcher: a host that holds one process of a run.
+
+The process is started by the local launcher, in the host. So it ends when the host does, for whatever reason:
+the launcher has ended it, the launcher is gone, or the machine is. Ray makes an actor of `ProcessHost` and
+calls its methods; elsewhere, `host_main` calls them.
+"""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import astraflow
+from astraflow.errors import ConfigError, ServiceError
+from astraflow.processes.local_launcher import LocalLauncher
+from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec, ShowsLife
+from astraflow.service.process import MODULE_PATH_VARIABLE
+
+__all__ = ["News", "ProcessHost", "relocated"]
+
+_NEWS_EVERY_S = 1.0
+"""Time between two answers to the launcher, which shows how the process is twice per second."""
+_MAX_LOG_BYTES = 256 * 1024
+"""Output in one answer; a process that writes more is read in several."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """How a process is, and what it has written."""
+
+    log: bytes
+    """Its output from the asked offset on."""
+    life: ProcessLife
+    code: int | None = None
+    """Its exit code, once it has ended and all of its output was told."""
+
+
+class ProcessHost:
+    """Holds one process. Its methods are called by the launcher, from another machine.
+
+    Example: `host = ProcessHost(); pid = await host.start(spec, {}, astraflow.__version__)`.
+    """
+
+    def __init__(self) -> None:
+        self._launcher = LocalLauncher()
+        self._handle: ProcessHandle | None = None
+        self._ended: asyncio.Task[int] | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="astraflow-"))
+        self._log_path = self._folder
+
+    async def start(self, spec: ProcessSpec, files: Mapping[Path, bytes], version: str) -> int:
+        """Starts the process with the contents of the files that it reads; returns its id.
+
+        Raises: ConfigError if this machine has another AstraFlow than the launcher, of that version.
+        """
+        if version != astraflow.__version__:
+            raise ConfigError(
+                f"this machine has astraflow {astraflow.__version__}, and the launcher has {version}; "
+                "install the same version on all machines"
+            )
+        here = relocated(spec, files, self._folder)
+        self._log_path = here.log_path
+        self._handle = await self._launcher.start(here)
+        self._ended = asyncio.create_task(self._handle.wait())
+        return self._handle.pid
+
+    async def news(self, offset: int) -> News:
+        """Waits for a moment, or for the end of the process, and tells what has happened."""
+        handle, ended = self._started()
+        await asyncio.wait({ended}, timeout=_NEWS_EVERY_S)
+        is_over = ended.done()  # before the output is read: then none can follow
+        with self._log_path.open("rb") as file:
+            file.seek(offset)
+            log = file.read(_MAX_LOG_BYTES)
+        if is_over:
+            return News(log, ProcessLife(), None if log else ended.result())
+        return News(log, handle.life() if isinstance(handle, ShowsLife) else ProcessLife())
+
+    async def silence(self, longest_s: float) -> str:
+        """As `ProcessHandle.silence`."""
+        handle, _ = self._started()
+        return await handle.silence(longest_s)
+
+    async def terminate(self) -> None:
+        """Asks the process to stop."""
+        self.terminate_now()
+
+    def terminate_now(self) -> None:
+        """The same, for a caller in this process."""
+        self._started()[0].terminate()
+
+    async def kill(self) -> None:
+        """Ends the process."""
+        self._started()[0].kill()
+
+    async def end(self, grace_s: float) -> None:
+        """Asks the process to stop, and kills it if it still runs after `grace_s`."""
+        handle, ended = self._started()
+        handle.terminate()
+        await asyncio.wait({ended}, timeout=grace_s)
+        handle.kill()
+        await ended
+
+    async def clean(self) -> None:
+        """Removes what is on this machine's disk. The last call, after the process has ended."""
+        self._launcher.close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _started(self) -> tuple[ProcessHandle, "asyncio.Task[int]"]:
+        if self._handle is None or self._ended is None:
+            raise ServiceError("this host holds no process yet; call start first")
+        return self._handle, self._ended
+
+
+def relocated(spec: ProcessSpec, files: Mapping[Path, bytes], folder: Path) -> ProcessSpec:
+    """A process as it is started on this machine, which has none of the launcher's files.
+
+    Below `folder`, the files that it reads are written and its scratch folders made; arguments and variables
+    that name them name the new places. It runs by this machine's Python. Modules of the user's own are looked
+    for in the current folder.
+    """
+    places: dict[str, str] = {}
+    for idx, (path, content) in enumerate(files.items()):
+        place = folder / f"reads-{idx}" / path.name
+        place.parent.mkdir()
+        place.write_bytes(content)
+        places[str(path)] = str(place)
+    for idx, path in enumerate(spec.scratch):
+        place = folder / f"scratch-{idx}"
+        place.mkdir()
+        places[str(path)] = str(place)
+    env = {name: places.get(value, value) for name, value in spec.env.items()}
+    return replace(
+        spec,
+        argv=(sys.executable, *(places.get(argument, argument) for argument in spec.argv[1:])),
+        env={**env, MODULE_PATH_VARIABLE: str(Path.cwd())},
+        log_path=folder / "log" / spec.log_path.name,
+        scratch=tuple(Path(places[str(path)]) for path in spec.scratch),
+        reads=tuple(Path(places[str(path)]) for path in files),
+    )

@@ -1,0 +1,189 @@
+"""Starts the rollout services of a run on the nodes of a Ray cluster, and its other processes here.
+
+    start -> an actor waits for room on a node -> it starts the process -> the handle follows it
+    follow: asks the actor for news in a loop -> output into the log here, signs of life, exit code; ends with
+            the process, the actor or the node
+
+Only a process that is near nobody, listens nowhere and must find nothing again runs on another node: it gets
+what it reads from its actor, and everything else over HTTP. This machine must be a node of the cluster,
+because the others call it at its address there.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import astraflow
+from astraflow.addons.cluster.process_host import ProcessHost
+from astraflow.addons.cluster.ray_process import NodeOf, RayProcess
+from astraflow.addons.cluster.room import Room, contents_of, is_movable, missing_room, naming_wait
+from astraflow.errors import ConfigError, Error, ServiceError
+from astraflow.processes.local_launcher import LocalLauncher
+from astraflow.protocols import Needs, ProcessHandle, ProcessSpec
+from astraflow.recipe.cluster_config import RayLauncherConfig
+from astraflow.user_input.extras import install_command
+
+__all__ = ["RayLauncher", "room_of"]
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S = 5.0
+_REMEDY = "add a node, or set launcher.autoscales=true if the cluster adds nodes itself"
+_MAX_LOST_STARTS = 5
+
+
+class _StartLostError(Exception):
+    """The node, or the actor, went away while the process was being started."""
+
+
+class RayLauncher:
+    """Implements `Launcher` and `SpansMachines`. Connects to the cluster when it is made, and blocks
+    for that.
+
+    Example: `RayLauncher(RayLauncherConfig(address="10.0.0.5:6379"))`.
+    """
+
+    def __init__(self, config: RayLauncherConfig) -> None:
+        """Raises: ConfigError if Ray is not installed, or there is no cluster."""
+        if "://" in config.address:
+            raise ConfigError(
+                f"launcher.address = {config.address!r} is for Ray clients, but the launcher must run on a "
+                "node of the cluster: start it there, or with `ray job submit`, and give HOST:PORT or auto"
+            )
+        try:
+            # Any: the library is not part of the environment that checks types.
+            self._ray: Any = importlib.import_module("ray")
+        except ModuleNotFoundError as err:
+            raise ConfigError(f"the launcher ray needs Ray: {install_command('ray')}") from err
+        self._config = config
+        self._is_owner = not self._ray.is_initialized()
+        if self._is_owner:
+            _connect(self._ray, config.address)
+        self._host = str(self._ray.util.get_node_ip_address())
+        self._local = LocalLauncher()
+        self._fitting: set[str] = set()
+        """Names of the processes for which some node has had room."""
+
+    @property
+    def host(self) -> str:
+        """This node's address in the cluster."""
+        return self._host
+
+    async def start(self, spec: ProcessSpec) -> ProcessHandle:
+        """Starts a process, if need be once a node has room.
+
+        Raises: ConfigError if no node can have room for it; ServiceError if Ray cannot start it.
+        """
+        if not is_movable(spec):
+            return await self._local.start(spec)
+        if spec.name not in self._fitting and not self._config.autoscales:
+            rooms = [room_of(node) for node in self._ray.nodes() if node["Alive"]]
+            if missing := missing_room(spec.needs, rooms, cluster="the Ray cluster", remedy=_REMEDY):
+                raise ConfigError(f"{spec.name}: {missing}")
+            self._fitting.add(spec.name)
+        files = await asyncio.to_thread(contents_of, spec)
+        for _ in range(_MAX_LOST_STARTS):
+            with contextlib.suppress(_StartLostError):
+                return await self._place(spec, files)
+        raise ServiceError(
+            f"Ray cannot start {spec.name}: {_MAX_LOST_STARTS} nodes in a row were lost meanwhile; see "
+            "`ray status`"
+        )
+
+    async def _place(self, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
+        """Starts a process in a new actor, of which nothing is left if that fails."""
+        actor = self._actor(spec.needs)
+        try:
+            return await self._started(actor, spec, files)
+        except BaseException:
+            self._ray.kill(actor)
+            raise
+
+    def close(self) -> None:
+        """Leaves the cluster, which ends every actor that is left."""
+        self._local.close()
+        if self._is_owner:
+            self._ray.shutdown()
+
+    def _actor(self, needs: Needs) -> Any:
+        options: dict[str, Any] = {"num_cpus": needs.cpus, "num_gpus": needs.gpus}
+        if needs.memory_bytes:
+            options["memory"] = needs.memory_bytes
+        if needs.labels:
+            options["label_selector"] = dict(needs.labels)
+        if self._config.runtime_env:
+            options["runtime_env"] = self._config.runtime_env
+        return self._ray.remote(ProcessHost).options(scheduling_strategy="SPREAD", **options).remote()
+
+    async def _started(self, actor: Any, spec: ProcessSpec, files: Mapping[Path, bytes]) -> ProcessHandle:
+        errors = self._ray.exceptions
+        node = NodeOf(self._ray)
+        try:
+            with naming_wait(spec):
+                await node.ask(actor)
+            pid = await actor.start.remote(spec, files, astraflow.__version__)
+        except errors.RayTaskError as err:
+            if isinstance(err.cause, Error):
+                raise err.cause from err
+            raise ServiceError(f"Ray cannot start {spec.name}: {_last_line(err)}") from err
+        except errors.RayError as err:
+            if isinstance(err, errors.RayActorError) and not err.actor_init_failed:
+                _log.warning("%s has to look for another node: %s", spec.name, err)
+                raise _StartLostError from err
+            raise ServiceError(
+                f"Ray cannot start {spec.name}: {err}; is astraflow[ray] {astraflow.__version__} installed "
+                "on all nodes?"
+            ) from err
+        _log.info("%s runs on node %s (process %d there)", spec.name, node.address, pid)
+        return RayProcess(self._ray, actor, node, pid=pid, log_path=spec.log_path)
+
+
+def room_of(node: Mapping[str, Any]) -> Room:
+    """What a node has, of which `ray.nodes()` says this."""
+    resources = cast("Mapping[str, float]", node["Resources"])
+    return Room(resources.get("CPU", 0.0), resources.get("GPU", 0.0), resources.get("memory", 0.0))
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connects to the cluster. Raises: ConfigError."""
+    remedy = "start one with `ray start --head`, and the launcher on one of its nodes"
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    # Ray itself would try for minutes.
+    if problem := _silence_of(named):
+        raise ConfigError(f"launcher.address = {named!r}: cannot join the Ray cluster: {problem}; {remedy}")
+    # Ray replaces the handler of SIGTERM by one that exits at once, without an end of the run.
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as err:
+        raise ConfigError(
+            f"launcher.address = {address!r}: cannot join the Ray cluster: {_last_line(err)}; {remedy}"
+        ) from err
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _silence_of(address: str) -> str:
+    """Why nobody answers at `HOST:PORT`; empty if somebody does, or it is no such address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return ""
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as err:
+        return str(err)
+    return ""
+
+
+def _last_line(err: BaseException) -> str:
+    lines = str(err).strip().splitlines()
+    return lines[-1] if lines else type(err).__name__

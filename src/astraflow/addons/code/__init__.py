@@ -1,0 +1,1 @@
+"""Programs as answers: the reward `code_tests` and the workflow `code_and_test`."""

@@ -1,0 +1,1 @@
+"""Known data sets: prepared once, then read from a folder."""

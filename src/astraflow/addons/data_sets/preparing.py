@@ -1,0 +1,232 @@
+"""Prepares a data set once: gets its published files, converts their rows, writes JSONL and a manifest.
+
+    files of the hub, or of a folder -> raw rows -> converter -> FOLDER/SPLIT.jsonl, FOLDER/manifest.json
+
+The folder appears as a whole or not at all. Downloads are those of `huggingface_hub`: they go to its cache,
+are resumed there, and honour its variables, such as HF_ENDPOINT and HF_TOKEN.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from astraflow.addons.data_sets.catalogue import DataSet, Split
+from astraflow.addons.data_sets.converted import LeftOut, PreparedRow
+from astraflow.addons.data_sets.manifest import (
+    CONVERSION,
+    MANIFEST,
+    DataManifest,
+    PreparedSplit,
+    Published,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from astraflow.addons.data_sets.raw_files import raw_rows
+from astraflow.errors import ConfigError, DataError, UnavailableError
+from astraflow.tasks.config import RowsConfig
+from astraflow.tasks.rows import task_from_row
+from astraflow.types import Task
+
+__all__ = ["prepare"]
+
+Progress = Callable[[str], None]
+
+
+def prepare(
+    data_set: DataSet,
+    folder: Path,
+    *,
+    given: Path | None = None,
+    endpoint: str = "",
+    verifies: bool = False,
+    progress: Progress,
+) -> DataManifest:
+    """Prepares a data set in a folder, unless it is there already; returns its manifest.
+
+    `given`: a folder with the published files under their own names; nothing is downloaded then.
+    `endpoint`: URL of the hub; empty: the usual one. `verifies`: also compares files with their checksums.
+    `progress` gets a line per file.
+
+    Raises: DataError if the folder holds something else, a published file is missing or is not what the
+    converter knows, or a checksum differs; UnavailableError if a file cannot be downloaded.
+    """
+    if (folder / MANIFEST).is_file() and (found := _up_to_date(data_set, folder)) is not None:
+        progress(f"{data_set.name}: {folder} is up to date")
+        return verify(data_set, folder) if verifies else found
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_free and not (folder / MANIFEST).is_file():
+        raise DataError(f"{folder} exists and holds no prepared data set; choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        fresh = Path(scratch) / "new"
+        fresh.mkdir()
+        splits = {
+            name: _prepare_split(split, fresh / f"{name}.jsonl", _Origin(given, endpoint), progress)
+            for name, split in data_set.splits.items()
+        }
+        manifest = DataManifest(
+            dataset=data_set.name, conversion=CONVERSION, holds=data_set.holds, splits=splits
+        )
+        write_manifest(manifest, fresh)
+        if folder.exists():
+            folder.rename(Path(scratch) / "old")
+        fresh.rename(folder)
+    return verify(data_set, folder) if verifies else manifest
+
+
+def _up_to_date(data_set: DataSet, folder: Path) -> DataManifest | None:
+    """The manifest of a folder that is prepared already; None if another version prepared it.
+
+    Raises: DataError if the folder holds another data set.
+    """
+    try:
+        return read_manifest(data_set, folder)
+    except DataError:
+        about = json.loads((folder / MANIFEST).read_bytes())
+        if about.get("dataset") == data_set.name:
+            return None
+        raise
+
+
+# --- published files ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where published files are taken from."""
+
+    given: Path | None
+    endpoint: str
+
+    def files(self, split: Split, progress: Progress) -> Iterator[tuple[str, str, Path]]:
+        """Each published file: its commit, its name, and its path here. Raises: as `prepare`."""
+        commit = "local" if self.given is not None else self._commit(split)
+        for name in split.files:
+            progress(f"{split.repository}: {name}")
+            yield commit, name, self._path(split, name, commit)
+
+    def _path(self, split: Split, name: str, commit: str) -> Path:
+        if self.given is None:
+            return Path(self._calling(split, "hf_hub_download", filename=name, revision=commit))
+        path = self.given / name
+        if not path.is_file():
+            raise DataError(
+                f"{path} does not exist; `hf download {split.repository} --repo-type dataset --local-dir "
+                f"{self.given}` gets it"
+            )
+        return path
+
+    def _commit(self, split: Split) -> str:
+        info = self._calling(split, "dataset_info", revision=split.revision)
+        return str(info.sha)
+
+    def _calling(self, split: Split, method: str, **arguments: Any) -> Any:
+        """Calls a method of the hub's client. Raises: UnavailableError with the reason and a way out."""
+        try:
+            import huggingface_hub
+        except ImportError as err:
+            raise ConfigError("downloads need a package: pip install astraflow[tasks]") from err
+        hub = cast("Any", huggingface_hub).HfApi(endpoint=self.endpoint or None)
+        repository = {"repo_id": split.repository}
+        if method == "hf_hub_download":
+            repository["repo_type"] = "dataset"
+        try:
+            return getattr(hub, method)(**repository, **arguments)
+        except (OSError, ValueError) as err:  # those of the hub and of its HTTP library derive from OSError
+            reason = (str(err).strip() or type(err).__name__).splitlines()[0]
+            raise UnavailableError(
+                f"{split.repository} cannot be downloaded from {hub.endpoint}: {reason}; on a machine that "
+                f"reaches it, run `hf download {split.repository} --repo-type dataset --local-dir FOLDER`, "
+                "and name the folder here by --from FOLDER"
+            ) from err
+
+
+# --- conversion -----------------------------------------------------------------------------------
+
+
+def _prepare_split(split: Split, out: Path, origin: _Origin, progress: Progress) -> PreparedSplit:
+    published: list[Published] = []
+    left_out: Counter[str] = Counter()
+    digest = hashlib.sha256()
+    num_rows = 0
+    with out.open("wb") as file:
+        for commit, name, path in origin.files(split, progress):
+            published.append(_published(split, commit, name, path))
+            for row in _numbered(_converted(path, split, left_out), split, num_rows, left_out):
+                line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+                digest.update(line)
+                file.write(line)
+                num_rows += 1
+        num_bytes = file.tell()
+    if not num_rows:
+        raise DataError(
+            f"{split.repository}: no row of {', '.join(split.files)} can be used: {dict(left_out)}"
+        )
+    return PreparedSplit(
+        file=out.name,
+        num_rows=num_rows,
+        num_bytes=num_bytes,
+        sha256=digest.hexdigest(),
+        left_out=dict(left_out),
+        published=tuple(published),
+    )
+
+
+def _numbered(
+    rows: Iterator[PreparedRow], split: Split, first: int, left_out: Counter[str]
+) -> Iterator[PreparedRow]:
+    """The rows with ids. A row without one gets its number, counted from `first`.
+
+    If the data set repeats the rows of a file, only the first one of each id is kept.
+    """
+    seen: set[str] = set()
+    for number, row in enumerate(rows, start=first):
+        row.setdefault("id", str(number))
+        if split.is_repeated:
+            if row["id"] in seen:
+                left_out["it repeats an earlier one"] += 1
+                continue
+            seen.add(row["id"])
+        yield row
+
+
+def _converted(path: Path, split: Split, left_out: Counter[str]) -> Iterator[PreparedRow]:
+    """The prepared rows of a file; those that cannot be used are counted."""
+    for where, raw in raw_rows(path):
+        try:
+            row = split.convert(raw)
+        except (DataError, ValueError, KeyError, TypeError, AttributeError) as err:
+            # The file is not what the converter was written for; what is missing tells how.
+            raise DataError(f"{where}: {err}") from err
+        if isinstance(row, LeftOut):
+            left_out[row.reason] += 1
+        elif reason := _refusal(row):
+            left_out[reason] += 1
+        else:
+            yield row
+
+
+def _refusal(row: PreparedRow) -> str:
+    """Why a row cannot be read as a task or document; empty if it can."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # JSON may hold halves of surrogate pairs
+        return "it holds text that is not valid Unicode"
+    if "prompt" in row:
+        try:
+            task_from_row(row, RowsConfig(), task=Task(id="", source="", prompt=""), where="")
+        except DataError:
+            return "its prompt or answer is missing, or is not a text"
+    return ""
+
+
+def _published(split: Split, commit: str, name: str, path: Path) -> Published:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Published(repository=split.repository, revision=commit, file=name, sha256=sha256)

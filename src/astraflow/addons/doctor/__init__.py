@@ -1,0 +1,1 @@
+"""`astraflow doctor`: is this machine, and this recipe, fit for a run?"""

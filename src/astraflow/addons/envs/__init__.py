@@ -1,0 +1,1 @@
+"""Environments that other systems define: Harbor, OpenEnv, AgentBench, the adapter protocol."""

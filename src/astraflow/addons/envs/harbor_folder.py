@@ -1,0 +1,377 @@
+"""Reads task folders of Harbor, and says which of them our sandbox can play.
+
+    instruction.md          what the agent is told
+    task.toml               limits and settings, schema 1.x
+    environment/            a Dockerfile, and files that it copies
+    solution/solve.sh       a reference solution; optional
+    tests/test.sh           writes /logs/verifier/reward.txt or reward.json
+
+A box shows this machine's own programs, so an image can be no more than a plain base with files in it. What a
+box cannot give is refused by its name; only what says nothing about an episode is ignored.
+
+Source: https://harborframework.com/docs/tasks.
+"""
+
+import os
+import re
+import shlex
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from astraflow.addons.sandbox.shell import BoxFile, checked_path
+from astraflow.errors import ConfigError
+
+__all__ = ["HarborImage", "HarborTask", "harbor_image", "harbor_task", "read_folder"]
+
+_MAX_FILES = 2_000
+_MAX_BYTES = 16 << 20
+"""All files of a folder together."""
+_PLAIN = ("bash", "buildpack-deps", "busybox", "debian", "python", "ubuntu")
+"""Images that hold what this machine has too."""
+_COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+_DEFAULT_FOLDER = "/app"
+"""The agent's folder if the image names none; the root folder, as in Docker, is read-only here."""
+_REMEDY = (
+    "the sandbox has this machine's programs, no network, one user and no services; play such a task in a "
+    "container, by Harbor's task sets of verifiers (docs/environments.md)"
+)
+_Mode = Literal["public", "no-network", "allowlist"]
+
+
+class _About(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+    description: str = ""
+    authors: Any = None
+    keywords: Any = None
+
+
+class _Agent(msgspec.Struct, forbid_unknown_fields=True):
+    timeout_sec: float | None = None
+    user: Any = None
+    network_mode: _Mode | None = None
+    allowed_hosts: list[str] = []
+
+
+class _Verifier(msgspec.Struct, forbid_unknown_fields=True):
+    timeout_sec: float = 600.0
+    env: dict[str, str] = {}
+    user: Any = None
+    environment_mode: str = "shared"
+    network_mode: _Mode | None = None
+    allowed_hosts: list[str] = []
+
+
+class _Environment(msgspec.Struct, forbid_unknown_fields=True):
+    docker_image: str | None = None
+    build_timeout_sec: Any = None
+    cpus: float = 1
+    memory_mb: int = 2048
+    storage_mb: int = 10240
+    gpus: int = 0
+    gpu_types: Any = None
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    network_mode: _Mode | None = None
+    allow_internet: bool = True
+    allowed_hosts: list[str] = []
+    mcp_servers: list[Any] = []
+    healthcheck: Any = None
+    skills_dir: Any = None
+
+
+class _Solution(msgspec.Struct, forbid_unknown_fields=True):
+    env: dict[str, str] = {}
+
+
+class _Config(msgspec.Struct, forbid_unknown_fields=True):
+    schema_version: str = "1.0"
+    version: str = ""
+    task: _About = msgspec.field(default_factory=_About)
+    metadata: Any = None
+    source: Any = None
+    artifacts: Any = None
+    agent: _Agent = msgspec.field(default_factory=_Agent)
+    verifier: _Verifier = msgspec.field(default_factory=_Verifier)
+    environment: _Environment = msgspec.field(default_factory=_Environment)
+    solution: _Solution = msgspec.field(default_factory=_Solution)
+    steps: list[Any] = []
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A task folder, as the sandbox plays it. Files are named by their absolute paths in the box."""
+
+    name: str
+    instruction: str
+    folder: str
+    """In which commands are run."""
+    files: Mapping[str, BoxFile]
+    """What the image copies."""
+    tests: Mapping[str, BoxFile]
+    solution: Mapping[str, BoxFile]
+    """Empty without a reference solution."""
+    agent_s: float
+    """All commands of the agent together; 0: without a limit."""
+    verifier_s: float
+    memory_mb: int
+    storage_mb: int
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    verifier_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    solution_env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def read_folder(folder: Path) -> dict[str, BoxFile]:
+    """All files of a folder by their relative paths.
+
+    Raises: ConfigError for links, for what is no file, and if there is too much.
+    """
+    found: dict[str, BoxFile] = {}
+    total = 0
+    for path in _walked(folder):
+        name = path.relative_to(folder).as_posix()
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            raise ConfigError(f"{path} is a link to {os.readlink(path)!r}; a task folder holds files alone")
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is no regular file")
+        total += status.st_size
+        if len(found) == _MAX_FILES or total > _MAX_BYTES:
+            raise ConfigError(
+                f"{folder} has more than {_MAX_FILES:,} files or {_MAX_BYTES >> 20} MiB, which is more than "
+                "the sandbox puts into a box"
+            )
+        found[name] = BoxFile(path.read_bytes(), bool(status.st_mode & stat.S_IXUSR))
+    return found
+
+
+def _walked(folder: Path) -> Iterator[Path]:
+    """What is in a folder and below it, without following links; in the order of the names."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _walked(path)
+        else:
+            yield path
+
+
+def harbor_task(files: Mapping[str, BoxFile], where: str, *, without_network: bool = False) -> HarborTask:
+    """The task of a folder. `where`: the folder's name in errors. `without_network`: take tasks that may use
+    the network, which is Harbor's default, and play them without it.
+
+    Raises: ConfigError if the folder is no task, or needs what the sandbox cannot give.
+    """
+    config = _config(_text(files, "task.toml", where), where)
+    _check_config(config, where, without_network=without_network)
+    for needed in ("instruction.md", "tests/test.sh"):
+        if needed not in files:
+            raise ConfigError(f"{where} has no {needed}; is it a task folder of Harbor?")
+    context = {
+        name.removeprefix("environment/"): file
+        for name, file in files.items()
+        if name.startswith("environment/")
+    }
+    environment = config.environment
+    image = harbor_image(context, where, docker_image=environment.docker_image, workdir=environment.workdir)
+    return HarborTask(
+        name=config.task.name or where,
+        instruction=_text(files, "instruction.md", where),
+        folder=image.folder,
+        files=image.files,
+        tests=_below(files, "tests"),
+        solution=_below(files, "solution"),
+        agent_s=_seconds(config.agent.timeout_sec or 0.0, "agent", where),
+        verifier_s=_seconds(config.verifier.timeout_sec, "verifier", where),
+        memory_mb=environment.memory_mb,
+        storage_mb=environment.storage_mb,
+        env={**image.env, **environment.env},
+        verifier_env=config.verifier.env,
+        solution_env=config.solution.env,
+    )
+
+
+def _below(files: Mapping[str, BoxFile], folder: str) -> dict[str, BoxFile]:
+    return {f"/{name}": file for name, file in files.items() if name.startswith(f"{folder}/")}
+
+
+def _text(files: Mapping[str, BoxFile], name: str, where: str) -> str:
+    if name not in files:
+        raise ConfigError(f"{where} has no {name}; is it a task folder of Harbor?")
+    try:
+        return files[name].content.decode()
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{where}/{name} is no UTF-8: {err}") from err
+
+
+def _refuse(where: str, what: str) -> NoReturn:
+    raise ConfigError(f"{where}: {what} cannot be had here: {_REMEDY}")
+
+
+# --- task.toml ------------------------------------------------------------------------------------
+
+
+def _config(text: str, where: str) -> _Config:
+    try:
+        return msgspec.convert(tomllib.loads(text), _Config)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as err:
+        raise ConfigError(f"{where}/task.toml: {err}") from err
+
+
+def _check_config(config: _Config, where: str, *, without_network: bool) -> None:
+    """Refuses what the sandbox cannot give."""
+    version = config.version or config.schema_version
+    if not version.startswith("1."):
+        raise ConfigError(f"{where}/task.toml: schema_version = {version!r}; 1.x is read here")
+    environment = config.environment
+    needed = {
+        "[[steps]]": bool(config.steps),
+        "agent.user": config.agent.user is not None,
+        "verifier.user": config.verifier.user is not None,
+        f"verifier.environment_mode = {config.verifier.environment_mode!r}": (
+            config.verifier.environment_mode != "shared"
+        ),
+        "environment.gpus": environment.gpus > 0,
+        "environment.mcp_servers": bool(environment.mcp_servers),
+        "environment.healthcheck": environment.healthcheck is not None,
+        "environment.skills_dir": environment.skills_dir is not None,
+    }
+    for what, is_needed in needed.items():
+        if is_needed:
+            _refuse(where, what)
+    if environment.memory_mb < 1 or environment.storage_mb < 1:
+        raise ConfigError(f"{where}/task.toml: memory_mb and storage_mb must be more than 0")
+    _check_network(config, where, without_network=without_network)
+    for section in (environment, config.verifier, config.solution):
+        for name, value in section.env.items():
+            if "$" in value:
+                _refuse(where, f"the variable {name} = {value!r} of this machine")
+
+
+def _check_network(config: _Config, where: str, *, without_network: bool) -> None:
+    environment = config.environment
+    base = environment.network_mode or ("public" if environment.allow_internet else "no-network")
+    modes = {
+        "environment": base,
+        "agent": config.agent.network_mode or base,
+        "verifier": config.verifier.network_mode or base,
+    }
+    for section in (environment, config.agent, config.verifier):
+        if section.allowed_hosts:
+            modes["allowed_hosts"] = "allowlist"
+    for name, mode in modes.items():
+        if mode == "allowlist" or (mode == "public" and not without_network):
+            hint = "; if the task needs none, pass without_network: true" if mode == "public" else ""
+            _refuse(where, f"the network ({name}: {mode}{hint})")
+
+
+def _seconds(value: float, section: str, where: str) -> float:
+    if not 0 <= value <= 3_000:
+        raise ConfigError(
+            f"{where}/task.toml: {section}.timeout_sec = {value}; at most 3,000 s are given here"
+        )
+    return value
+
+
+# --- the image ------------------------------------------------------------------------------------
+
+
+@dataclass
+class HarborImage:
+    """What a Dockerfile makes of a plain base. Files are named by their absolute paths in the box."""
+
+    folder: str = ""
+    """In which commands are run."""
+    files: dict[str, BoxFile] = field(default_factory=dict[str, BoxFile])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def harbor_image(
+    context: Mapping[str, BoxFile], where: str, *, docker_image: str | None, workdir: str | None
+) -> HarborImage:
+    """The image of an environment.
+
+    `context`: the files of the folder `environment`, by their relative paths. `docker_image`, `workdir`: the
+    settings of these names. An image without a Dockerfile gets these files in its folder, as in Harbor.
+
+    Raises: ConfigError if the sandbox cannot give it.
+    """
+    for name in _COMPOSE:
+        if name in context:
+            _refuse(where, f"environment/{name}")
+    image = HarborImage()
+    if docker_image is not None:
+        _check_base(docker_image, where)
+    elif "Dockerfile" not in context:
+        raise ConfigError(f"{where} has neither environment/Dockerfile nor environment.docker_image")
+    if "Dockerfile" in context:
+        for line in _instructions(_text(context, "Dockerfile", f"{where}/environment")):
+            _take(image, line, context, where)
+    image.folder = _checked_path(workdir or image.folder or _DEFAULT_FOLDER, where)
+    if "Dockerfile" not in context:
+        image.files |= {f"{image.folder}/{name}": file for name, file in context.items()}
+    return image
+
+
+def _check_base(name: str, where: str) -> None:
+    if re.split("[:@]", name.removeprefix("docker.io/").removeprefix("library/"))[0] not in _PLAIN:
+        _refuse(where, f"the image {name!r}, which is none of {', '.join(_PLAIN)},")
+
+
+def _instructions(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+    return [line.strip() for line in joined.splitlines() if line.strip()]
+
+
+def _take(image: HarborImage, line: str, context: Mapping[str, BoxFile], where: str) -> None:
+    """Follows one instruction of a Dockerfile. Raises: ConfigError for one that needs a container."""
+    name, _, rest = line.partition(" ")
+    try:
+        words = shlex.split(rest)
+    except ValueError as err:
+        raise ConfigError(f"{where}/environment/Dockerfile: {line!r}: {err}") from err
+    match name.upper():
+        case "FROM" if len(words) == 1:
+            _check_base(words[0], where)
+        case "WORKDIR" if len(words) == 1:
+            image.folder = str(PurePosixPath(image.folder or "/") / words[0])
+        case "ENV" if words and all("=" in word and "$" not in word for word in words):
+            image.env |= dict(word.split("=", 1) for word in words)
+        case "COPY" if len(words) > 1 and not any(re.search(r"[*?\[$]|^--", word) for word in words):
+            _copy(image, words, context, where)
+        case _:
+            _refuse(where, f"{line[:80]!r} in environment/Dockerfile")
+
+
+def _copy(image: HarborImage, words: list[str], context: Mapping[str, BoxFile], where: str) -> None:
+    *sources, target = words
+    place = PurePosixPath(image.folder or "/") / target
+    is_folder = target.endswith("/") or target in {".", ".."} or len(sources) > 1
+    for source in sources:
+        path = PurePosixPath(source.lstrip("/") or ".")
+        if ".." in path.parts:
+            raise ConfigError(f"{where}/environment/Dockerfile: {source!r} leads out of the folder")
+        if str(path) in context:
+            found = {str(place / path.name if is_folder else place): context[str(path)]}
+        else:
+            prefix = "" if str(path) == "." else f"{path}/"
+            found = {
+                str(place / name.removeprefix(prefix)): file
+                for name, file in context.items()
+                if name.startswith(prefix) and name != "Dockerfile"
+            }
+        if not found:
+            raise ConfigError(f"{where}/environment/Dockerfile: there is no {source!r} to copy")
+        image.files |= {_checked_path(each, where): file for each, file in found.items()}
+
+
+def _checked_path(path: str, where: str) -> str:
+    """A path at which commands can write. Raises: ConfigError."""
+    try:
+        return checked_path(path)
+    except ConfigError as err:
+        raise ConfigError(f"{where}: {err}") from err

@@ -1,0 +1,213 @@
+"""Tasks that a server of OpenEnv plays: each connection to it is an episode, and each seed a task.
+
+    tasks:
+      environments:
+        echo:
+          use: "astraflow.addons.envs.openenv:OpenEnv"
+          args: {url: "ws://127.0.0.1:8000/ws", tasks: 500, action: message, shows: echoed_message}
+      sources: {games: {name: environment}}
+    workflow: {name: environment, max_turns: 20}
+
+Nothing of the library is imported: the server speaks JSON over a websocket. Whatever goes wrong at the server
+fails the episode and is never a reward of 0: an answer that is none, a reward that is no number, an end
+without any reward, an error. A reply that is no action is told to the policy, where its replies are actions
+themselves (`action` empty).
+
+Source: the websocket protocol of OpenEnv 0.10 (https://github.com/meta-pytorch/OpenEnv).
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import aiohttp
+import msgspec
+from msgspec import Meta
+
+from astraflow.addons.envs.task_servers import MAX_QUOTED, ServerFullError, TaskServer, is_reward
+from astraflow.errors import RolloutError
+from astraflow.protocols import Observation
+from astraflow.types import Task
+
+__all__ = ["OpenEnv"]
+
+_MAX_BYTES = 8 * 1024 * 1024
+"""Of a message of the server."""
+_FULL = "CAPACITY_REACHED"
+_NO_ACTION = frozenset({"INVALID_JSON", "VALIDATION_ERROR"})
+"""Errors that say that a reply is no action."""
+
+
+class _Message(msgspec.Struct):
+    type: Annotated[str, Meta(max_length=64)]
+    data: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+
+class _ServerError(RolloutError):
+    """The server answered with an error."""
+
+    def __init__(self, where: str, code: str, message: str) -> None:
+        super().__init__(f"{where}: the server answered {code}: {message}")
+        self.code = code
+        self.message = message
+
+
+@dataclass
+class _Session:
+    """An episode at the server."""
+
+    socket: aiohttp.ClientWebSocketResponse
+    seed: int
+    has_reward: bool = False
+    """Whether the server has said any reward yet."""
+
+
+class OpenEnv(TaskServer):
+    """Seeds 0 to `tasks - 1`, in the splits `train` and `heldout`.
+
+    Example: `OpenEnv(url="ws://127.0.0.1:8000/ws", tasks=100, action="message")`.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        tasks: int,
+        action: str = "",
+        shows: str = "",
+        heldout_frac: float = 0.2,
+        wait_s: float = 45.0,
+        call_s: float = 30.0,
+    ) -> None:
+        """`url`: of the server's websocket. `tasks`: number of seeds. `action`: the field of an action that
+        holds the reply; empty: the reply is the action as a JSON object. `shows`: the field of an observation
+        that the policy is shown; empty: all of it as JSON. `heldout_frac`: share of the seeds held out.
+        `wait_s`: longest wait while the server is full. `call_s`: longest wait for one answer. Both together
+        must be less than `call_timeout_s` of the environment.
+
+        Raises: ConfigError.
+        """
+        super().__init__(
+            url,
+            schemes=("ws://", "wss://"),
+            num_tasks=tasks,
+            heldout_frac=heldout_frac,
+            wait_s=wait_s,
+            call_s=call_s,
+        )
+        self._action = action
+        self._shows = shows
+
+    # --- episodes -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        self._http = aiohttp.ClientSession()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def reset(self, task: Task, seed: int) -> tuple[_Session, Observation]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return await self._once_free(lambda: self._begun(int(task.spec)))
+
+    async def step(self, state: _Session, reply: str) -> Observation:  # pyright: ignore[reportIncompatibleMethodOverride]
+        action: Any = {self._action: reply}
+        if not self._action:
+            try:
+                action = json.loads(reply)
+            except (ValueError, RecursionError) as err:
+                return Observation(f"This is no action: {err}")
+            if not isinstance(action, dict):
+                return Observation("This is no action: expected a JSON object")
+        try:
+            shown = await self._asked(state, {"type": "step", "data": action})
+        except _ServerError as err:
+            if self._action or err.code not in _NO_ACTION:
+                raise
+            return Observation(f"This is no action: {err.message}")
+        if shown.is_done and not state.has_reward:
+            raise RolloutError(f"{self._where(state.seed)}: the episode ended without any reward")
+        return shown
+
+    async def end(self, state: _Session) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        await state.socket.close()
+
+    async def _begun(self, seed: int) -> tuple[_Session, Observation]:
+        try:
+            async with asyncio.timeout(self._call_s):
+                socket = await self._http.ws_connect(self._url, max_msg_size=_MAX_BYTES)
+        except TimeoutError as err:
+            raise RolloutError(f"{self._url} did not answer within {self._call_s:.0f} s") from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise RolloutError(
+                f"{self._url} is no websocket of an OpenEnv server: {type(err).__name__}: {err}"
+            ) from err
+        session = _Session(socket, seed)
+        try:
+            shown = await self._asked(session, {"type": "reset", "data": {"seed": seed}})
+        except _ServerError as err:
+            await socket.close()
+            if err.code == _FULL:
+                raise ServerFullError(str(err)) from err
+            raise
+        except BaseException:
+            await socket.close()
+            raise
+        session.has_reward = False  # one before the first action says nothing of the policy
+        return session, Observation(shown.messages, is_done=shown.is_done)
+
+    # --- the wire -----------------------------------------------------------------------------------
+
+    def _where(self, seed: int) -> str:
+        return f"{self._url}: seed {seed}"
+
+    async def _asked(self, session: _Session, request: dict[str, Any]) -> Observation:
+        """What the server shows. Raises: RolloutError if it does not answer, or with something else."""
+        where = self._where(session.seed)
+        try:
+            async with asyncio.timeout(self._call_s):
+                await session.socket.send_json(request)
+                answer = await session.socket.receive()
+        except TimeoutError as err:
+            raise RolloutError(f"{where}: it did not answer within {self._call_s:.0f} s") from err
+        except (aiohttp.ClientError, OSError, ValueError) as err:
+            raise RolloutError(f"{where}: it did not answer: {type(err).__name__}: {err}") from err
+        if answer.type is not aiohttp.WSMsgType.TEXT:
+            raise RolloutError(
+                f"{where}: it closed the connection ({answer.type.name}: {answer.extra or ''})"
+            )
+        return self._observed(session, str(answer.data))
+
+    def _observed(self, session: _Session, text: str) -> Observation:
+        where = self._where(session.seed)
+        try:
+            message = msgspec.json.decode(text, type=_Message)
+        except (msgspec.DecodeError, RecursionError) as err:
+            raise RolloutError(
+                f"{where}: it answered what OpenEnv does not: {err}: {text[:MAX_QUOTED]!r}"
+            ) from err
+        data = message.data
+        if message.type == "error":
+            raise _ServerError(where, str(data.get("code"))[:64], str(data.get("message"))[:MAX_QUOTED])
+        if message.type != "observation" or not isinstance(data.get("done"), bool):
+            raise RolloutError(f"{where}: it answered no observation: {text[:MAX_QUOTED]!r}")
+        reward = data.get("reward")
+        if reward is not None and not is_reward(reward):
+            raise RolloutError(f"{where}: its reward is no number: {str(reward)[:MAX_QUOTED]!r}")
+        session.has_reward |= reward is not None
+        return Observation(
+            self._shown(data.get("observation"), where), reward=float(reward or 0), is_done=data["done"]
+        )
+
+    def _shown(self, observation: object, where: str) -> str:
+        if not self._shows:
+            return json.dumps(observation, ensure_ascii=False)
+        fields = cast("dict[str, object]", observation) if isinstance(observation, dict) else {}
+        if self._shows not in fields:
+            raise RolloutError(
+                f"{where}: its observation has no {self._shows!r} (it has: {', '.join(fields) or 'none'}); "
+                "check `shows`",
+                is_retryable=False,
+            )
+        value = fields[self._shows]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,157 @@
+"""What environments share whose episodes a server plays: numbered tasks in two splits, waiting for a place,
+and JSON over HTTP.
+
+Whatever goes wrong at the server fails the episode and is never a reward of 0.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from astraflow.errors import ConfigError, RolloutError
+from astraflow.protocols import InteractiveEnvironment
+from astraflow.types import Task
+from astraflow.types.bounds import MAX_REWARD
+from astraflow.user_input.splits import is_heldout
+
+__all__ = ["MAX_QUOTED", "HttpTaskServer", "ServerFullError", "TaskServer", "is_reward"]
+
+MAX_QUOTED = 200
+"""Characters of a bad answer that an error quotes."""
+_MAX_BYTES = 8 * 1024 * 1024
+"""Of an answer; some repeat all that was said."""
+_MAX_TASKS = 1_000_000
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 2.0
+"""Between two tries to begin an episode while the server is full; each wait is twice the one before."""
+
+_T = TypeVar("_T")
+
+
+class ServerFullError(RolloutError):
+    """The server has no place for another episode now. The same request may succeed later."""
+
+
+class TaskServer(InteractiveEnvironment):
+    """Tasks 0 to `num_tasks - 1` of a server, in the splits `train` and `heldout`.
+
+    A subclass plays the episodes. It begins one by `await self._once_free(begin)`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schemes: Sequence[str],
+        num_tasks: int,
+        heldout_frac: float,
+        wait_s: float,
+        call_s: float,
+    ) -> None:
+        """`schemes`: how `url` may begin, such as `https://`. `heldout_frac`: share of the tasks held out.
+        `wait_s`: longest wait while the server is full. `call_s`: longest wait for one answer.
+
+        Raises: ConfigError.
+        """
+        if not url.startswith(tuple(schemes)):
+            raise ConfigError(f"url = {url!r} does not begin with {' or '.join(schemes)}")
+        if not 1 <= num_tasks <= _MAX_TASKS:
+            raise ConfigError(f"{num_tasks} tasks: expected a number from 1 to {_MAX_TASKS:,}")
+        if not 0 < heldout_frac < 1:
+            raise ConfigError(f"heldout_frac = {heldout_frac} is not between 0 and 1, so a split is empty")
+        if wait_s < 0 or call_s <= 0:
+            raise ConfigError(f"wait_s = {wait_s}, call_s = {call_s}: at least 0 and more than 0 are needed")
+        self._url = url.rstrip("/")
+        self._num_tasks = num_tasks
+        self._heldout_frac = heldout_frac
+        self._wait_s = wait_s
+        self._call_s = call_s
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        if split not in {"train", "heldout"}:
+            raise ConfigError(f"split = {split!r} is not one of: train, heldout")
+        prompts = {number: self._prompt(number) for number in range(self._num_tasks)}
+        return [
+            Task(id=str(number), source=split, prompt=prompt, spec=str(number))
+            for number, prompt in prompts.items()
+            if is_heldout(prompt, frac=self._heldout_frac) is (split == "heldout")
+        ]
+
+    def _prompt(self, number: int) -> str:
+        """What names a task to people; it also decides the task's split."""
+        return f"{self._url} {number}"
+
+    async def _once_free(self, begin: Callable[[], Awaitable[_T]]) -> _T:
+        """What `begin` returns, which is tried again while it raises ServerFullError, up to `wait_s`.
+
+        Raises: what `begin` raises.
+        """
+        deadline_s = time.monotonic() + self._wait_s
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await begin()
+            except ServerFullError as err:
+                if time.monotonic() + wait_s > deadline_s:
+                    raise ServerFullError(f"{err} (waited for {self._wait_s:.0f} s)") from err
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+class HttpTaskServer(TaskServer):
+    """A server that is asked by HTTP and answers in JSON. `speaks` names its protocol in errors."""
+
+    speaks = ""
+
+    async def open(self) -> None:
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._call_s))
+        try:
+            await self._check_server()
+        except RolloutError as err:
+            await self._http.close()
+            raise ConfigError(str(err)) from err
+        except BaseException:
+            await self._http.close()
+            raise
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _check_server(self) -> None:
+        """Asks the server whether it has the tasks. Raises: ConfigError or RolloutError if it has not."""
+        raise NotImplementedError
+
+    async def _asked(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        """Status and body of an answer. Raises: RolloutError if there is none, or one that is too large."""
+        url = f"{self._url}/{path}"
+        raw = bytearray()
+        try:
+            async with self._http.request(method, url, json=body) as answer:
+                async for chunk in answer.content.iter_any():
+                    raw += chunk
+                    if len(raw) > _MAX_BYTES:
+                        raise RolloutError(f"{url} answered more than {_MAX_BYTES:,} bytes")
+                return answer.status, bytes(raw)
+        except TimeoutError as err:
+            raise RolloutError(f"{url} did not answer within {self._call_s:.0f} s") from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise RolloutError(f"{url} did not answer: {type(err).__name__}: {err}") from err
+
+    def _decoded(self, raw: bytes, kind: type[_T]) -> _T:
+        """An answer as what it has to be. Raises: RolloutError if it is something else."""
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+            raise RolloutError(
+                f"{self._url} answered what {self.speaks} does not: {err}: {raw[:MAX_QUOTED]!r}; is it the "
+                "address of such a server, with its `/api`?"
+            ) from err
+
+
+def is_reward(value: Any) -> bool:
+    """Whether a value is a number that can be a reward."""
+    return isinstance(value, int | float) and abs(value) <= MAX_REWARD  # NaN is no less than anything

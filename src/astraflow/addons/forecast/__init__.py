@@ -1,0 +1,1 @@
+"""`astraflow plan`: forecasts throughput, staleness and cost of a pool of rollout services."""

@@ -1,0 +1,116 @@
+"""`astraflow plan`: what pools of rollout services would come to, without running them."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from astraflow.cli.options import finite
+from astraflow.cli.own_modules import module_path
+from astraflow.cli.runs import Overrides, Recipe
+from astraflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from astraflow.addons.forecast.forecast_inputs import EpisodeShape, ForecastInputs
+    from astraflow.recipe.recipe import Recipe as LoadedRecipe
+
+__all__ = ["plan"]
+
+
+_Pools = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pool",
+        help="A number of rollout services, or KIND=NUMBER,... with kinds of cluster.pool.kinds. Repeat it "
+        "to compare pools. Default: the recipe's number, half of it and twice as many.",
+    ),
+]
+_From = Annotated[
+    Path | None,
+    typer.Option("--from", help="Run folder whose journal gives lengths and speeds.", metavar="RUN_DIR"),
+]
+_Given = Annotated[
+    Path | None,
+    typer.Option("--given", help="YAML file with lengths and speeds, in place of a run.", metavar="FILE"),
+]
+_Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A change of what was measured or given, e.g. service.tokens_per_s=90.",
+        metavar="a.b=value",
+    ),
+]
+
+
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    *,
+    pool: _Pools = None,
+    run_dir: _From = None,
+    given: _Given = None,
+    changes: _Changes = None,
+    trainer_cost: Annotated[
+        float, typer.Option("--trainer-cost", help="Cost of a trainer per hour.", min=0, callback=finite)
+    ] = 1.0,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Steps of each policy in a forecast.", min=2, max=1000)
+    ] = 30,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+) -> None:
+    """Tell what a pool of rollout services would come to. Nothing is started.
+
+    Prints trained tokens and steps, staleness, waits of both sides, cost and the bottleneck of each pool, by
+    the dataflow's own rules under virtual time. Lengths and speeds come from the journal of a run, which may
+    be short but should have a dozen steps, or from a file.
+
+    Examples: `astraflow plan math/tiny --from runs/math --pool 2 --pool 4`, `astraflow plan my.yaml --given
+    speeds.yaml --pool spot=6,on_demand=2`.
+    """
+    from astraflow.addons.forecast.forecast import forecast, parsed_pool
+    from astraflow.addons.forecast.forecast_table import show_forecasts
+    from astraflow.recipe.gallery import recipe_file
+    from astraflow.recipe.recipe import load_recipe
+
+    file, _ = recipe_file(recipe)
+    module_path(file)
+    loaded = load_recipe(file, overrides or ())
+    inputs, shapes = _inputs(loaded, run_dir, given, changes or [])
+    num = max(1, loaded.rollout.services)
+    pools = pool or [str(number) for number in sorted({max(1, num // 2), num, 2 * num})]
+    parsed = [parsed_pool(text, loaded.cluster) for text in pools]
+    found = [
+        forecast(loaded, inputs, shapes, each, steps=steps, trainer_cost=trainer_cost) for each in parsed
+    ]
+    sys.stdout.write(show_forecasts(inputs, found, as_json=as_json))
+
+
+def _inputs(
+    recipe: "LoadedRecipe", run_dir: Path | None, given: Path | None, changes: list[str]
+) -> "tuple[ForecastInputs, tuple[EpisodeShape, ...]]":
+    """Lengths and speeds, measured or given, with the changes."""
+    from astraflow.addons.forecast.forecast_inputs import ForecastInputs, drawn_shapes, measured
+    from astraflow.config import load_mapping, overridden, parse_config
+    from astraflow.recipe.run_folder import RunFolder
+
+    if run_dir is not None and given is not None:
+        raise ConfigError("--from measures what --given gives; name one of them")
+    if run_dir is not None:
+        folder = RunFolder(run_dir)
+        rollout = folder.load_recipe().rollout
+        num_slots = getattr(rollout.engine, "num_slots", rollout.max_episodes)
+        inputs, shapes = measured(folder.journal, list(recipe.trained), num_slots)
+        if lengths := [change for change in changes if change.startswith("lengths.")]:
+            raise ConfigError(f"--set {lengths[0]}: the episodes are those of {run_dir}; leave out --from")
+        return overridden(inputs, changes, where="--set"), shapes
+    if given is None and not changes:
+        raise ConfigError(
+            "how long episodes are, and how fast the parts are, must be known: name a run with --from "
+            "RUN_DIR, or give them with --given FILE or --set service.tokens_per_s=80"
+        )
+    mapping = load_mapping(given) if given is not None else {}
+    inputs = overridden(parse_config(mapping, ForecastInputs, where=str(given)), changes, where="--set")
+    most = {name: policy.sampling.max_tokens for name, policy in recipe.trained.items()}
+    return inputs, drawn_shapes(inputs.lengths, most, seed=recipe.seed)

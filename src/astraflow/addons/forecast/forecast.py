@@ -1,0 +1,517 @@
+"""What a pool of rollout services would come to: throughput, staleness, waits and cost, without running it.
+
+The dataflow's core decides as in a run (draws, tickets, leases, samplers, staleness, batches, versions); time
+is virtual, services are emulated devices, and trainers and publications take the seconds that they were given
+(see `forecast_inputs`). `plan` is something else: what a recipe means for the core.
+
+Left out are evaluation, curators, failures, and services that start, come and go. A share of the complete
+groups is filtered at random, as many as were measured. All machines have as much room as their services need:
+two services on the same two cores are slower than the forecast of two services.
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from astraflow.addons.forecast.emulated_device import PacedDevice, PacedJob
+from astraflow.addons.forecast.forecast_inputs import EpisodeShape, ForecastInputs, TrainerSpeed
+from astraflow.algorithms.credit import GroupRelativeCredit
+from astraflow.algorithms.filters import ZeroVarianceFilter
+from astraflow.dataflow.config import TableConfig
+from astraflow.dataflow.core.commands import (
+    AddWorker,
+    AttachTrainer,
+    BatchView,
+    Command,
+    CommitStep,
+    EpisodeFacts,
+    IssueLeases,
+    LeaseView,
+    PayloadRef,
+    PublishVersion,
+    RecordResult,
+    TakeBatch,
+    TrajectoryMeta,
+)
+from astraflow.dataflow.core.core import Core
+from astraflow.dataflow.core.plan import EvalPlan, PolicyPlan, RunPlan
+from astraflow.errors import ConfigError
+from astraflow.recipe.cluster_config import ClusterConfig
+from astraflow.recipe.recipe import Recipe
+from astraflow.types import Item, Manifest, ServedVersions
+from astraflow.user_input.mistakes import shown
+
+__all__ = ["Forecast", "ForecastPool", "PolicyForecast", "forecast", "parsed_pool"]
+
+_SMALL_WAIT_FRAC = 0.05
+"""Smaller waits are the ordinary variation between steps, as in the dataflow's advice."""
+_NEVER = 10**6
+"""Steps, tasks and attempts: more than any forecast takes."""
+
+_MOST_SERVICES = 10_000
+"""As many as a recipe may have; a forecast of them takes minutes."""
+_MAX_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastPool:
+    """A pool. Example: `ForecastPool("4", speeds=(1.0,) * 4, cost=4.0)`."""
+
+    text: str
+    """As it was named: `4`, or `spot=6,on_demand=2`."""
+    speeds: tuple[float, ...]
+    """Speed of each service."""
+    cost: float
+    """Cost of all services per hour."""
+
+
+def parsed_pool(text: str, cluster: ClusterConfig) -> ForecastPool:
+    """A pool in words: a number of services, or `KIND=NUMBER,...` with kinds of `cluster.pool.kinds`.
+
+    Raises: ConfigError.
+    """
+    kinds = cluster.pool.kinds
+    speeds: list[float] = []
+    cost = 0.0
+    for part in text.split(","):
+        name, has_kind, number = part.strip().rpartition("=")
+        is_number = number.strip().isdecimal() and len(number) <= _MAX_DIGITS
+        if not is_number or not 0 < int(number) <= _MOST_SERVICES - len(speeds) or (has_kind and not name):
+            raise ConfigError(
+                f"pool {shown(text)}: {shown(part.strip())} is not a number of services, or makes more than "
+                f"{_MOST_SERVICES:,} of them; write `4`, or `KIND=NUMBER` with kinds of cluster.pool.kinds, "
+                "e.g. `spot=6,on_demand=2`"
+            )
+        if has_kind and name not in kinds:
+            known = ", ".join(kinds) or "none"
+            raise ConfigError(
+                f"pool {shown(text)}: {shown(name)} is not in cluster.pool.kinds (there: {known})"
+            )
+        speeds += [kinds[name].speed if has_kind else 1.0] * int(number)
+        cost += int(number) * (kinds[name].cost if has_kind else 1.0)
+    return ForecastPool(text, tuple(speeds), cost)
+
+
+class PolicyForecast(Item, frozen=True, kw_only=True):
+    """One trained policy."""
+
+    name: str
+    steps_per_s: float
+    tokens_per_s: float
+    """Trained tokens."""
+    staleness_mean: float
+    staleness_max: int
+    trainer_wait_frac: float
+    """Share of the trainer's time in which it has no batch."""
+
+
+class Forecast(Item, frozen=True, kw_only=True):
+    """A pool."""
+
+    pool: str
+    services: int
+    tokens_per_s: float
+    """Trained tokens of all policies."""
+    rollout_wait_frac: float
+    """Share of the services' places for episodes that are empty, because no group may begin."""
+    cost_per_hour: float
+    """In the unit of the kinds' costs; a service without a kind costs 1."""
+    cost_per_million: float
+    """Cost of a million trained tokens."""
+    bottleneck: str
+    """What would have to be faster, in words."""
+    policies: tuple[PolicyForecast, ...]
+
+
+def forecast(
+    recipe: Recipe,
+    inputs: ForecastInputs,
+    shapes: Sequence[EpisodeShape],
+    pool: ForecastPool,
+    *,
+    steps: int = 30,
+    trainer_cost: float = 1.0,
+) -> Forecast:
+    """What the pool comes to, over `steps` steps of each policy after those in which the run settles.
+
+    Raises: ConfigError if `inputs` name another policy, or the run could not go on.
+    """
+    if unknown := inputs.trainers.keys() - recipe.trained.keys():
+        raise ConfigError(
+            f"trainers.{min(unknown)}: the recipe trains no such policy (it trains: "
+            f"{', '.join(recipe.trained)})"
+        )
+    run = _Run(recipe, inputs, shapes, pool)
+    run.go_on(max(p.table.max_staleness for p in recipe.trained.values()) + 2)
+    run.begin_to_measure()
+    run.go_on(steps)
+    return _told(run, pool, trainer_cost)
+
+
+def _told(run: "_Run", pool: ForecastPool, trainer_cost: float) -> Forecast:
+    passed_s = run.measured_s
+    policies = tuple(
+        PolicyForecast(
+            name=trainer.policy,
+            steps_per_s=trainer.num_steps / passed_s,
+            tokens_per_s=trainer.num_tokens / passed_s,
+            staleness_mean=trainer.staleness_sum / max(1, trainer.num_taken),
+            staleness_max=trainer.staleness_max,
+            trainer_wait_frac=min(1.0, trainer.waited_s / passed_s),
+        )
+        for trainer in run.trainers
+    )
+    tokens_per_s = sum(policy.tokens_per_s for policy in policies)
+    cost = pool.cost + trainer_cost * len(policies)
+    empty = run.empty_s / (passed_s * run.num_places)
+    return Forecast(
+        pool=pool.text,
+        services=len(pool.speeds),
+        tokens_per_s=tokens_per_s,
+        rollout_wait_frac=empty,
+        cost_per_hour=cost,
+        cost_per_million=cost / 3600 / max(tokens_per_s, 1e-9) * 1e6,
+        bottleneck=_bottleneck(policies, empty, len(pool.speeds)),
+        policies=policies,
+    )
+
+
+def _bottleneck(policies: Sequence[PolicyForecast], empty: float, num_services: int) -> str:
+    longest = max(policies, key=lambda policy: policy.trainer_wait_frac)
+    busiest = min(policies, key=lambda policy: policy.trainer_wait_frac)
+    waited = longest.trainer_wait_frac
+    if waited >= _SMALL_WAIT_FRAC and empty >= _SMALL_WAIT_FRAC:
+        return "the staleness bound: both sides wait in turns; a larger max_staleness lets them overlap"
+    if waited >= _SMALL_WAIT_FRAC:
+        wanted = math.ceil(num_services / max(1 - waited, 1e-3))
+        return f"rollout services: about {wanted} would keep the trainer of {longest.name} busy"
+    if empty >= _SMALL_WAIT_FRAC:
+        enough = max(1, math.ceil(num_services * (1 - empty)))
+        return f"the trainer of {busiest.name}: about {enough} rollout services would do"
+    return "none: both sides are busy"
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Service:
+    """A rollout service."""
+
+    id: str
+    device: PacedDevice
+    num_places: int
+    served: dict[str, int]
+    """Policy -> version."""
+    num_running: int = 0
+
+    @property
+    def room(self) -> int:
+        return self.num_places - self.num_running
+
+
+@dataclass(eq=False)
+class _Episode:
+    """One that runs."""
+
+    lease: LeaseView
+    service: _Service
+    shape: EpisodeShape
+    began_s: float
+    num_done: int = 0
+    """Completions."""
+    versions: dict[str, int] = field(default_factory=dict[str, int])
+    """Policy -> version at its first completion."""
+
+
+@dataclass(eq=False)
+class _Trainer:
+    """A trainer: it trains a batch while the version before is published."""
+
+    policy: str
+    speed: TrainerSpeed
+    epoch: int = 0
+    step: int = 0
+    """Steps that have their batch."""
+    num_committed: int = 0
+    free_since_s: float | None = 0.0
+    """None while it trains."""
+    is_publishing: bool = False
+    trained: bool = False
+    """It has trained a step, whose weights wait for the publication before."""
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_taken: int = 0
+    waited_s: float = 0.0
+    staleness_sum: float = 0.0
+    staleness_max: int = 0
+
+
+class _Run:
+    """Example: `run.go_on(5)`; `run.begin_to_measure()`; `run.go_on(30)`."""
+
+    def __init__(
+        self, recipe: Recipe, inputs: ForecastInputs, shapes: Sequence[EpisodeShape], pool: ForecastPool
+    ) -> None:
+        self._shapes = shapes
+        self._speed = inputs.service
+        self._seed = recipe.seed
+        self._now_s = 0.0
+        self._began_s = 0.0
+        self._events: list[tuple[float, int, partial[None]]] = []
+        self._order = itertools.count()
+        self._woken: set[str] = set()
+        """Topics of the core: who may find something new."""
+        self._ended: deque[_Episode] = deque()
+        """Episodes whose completion has just ended."""
+        self._turn = 0
+        self._tokens: dict[str, dict[tuple[int, int], int]] = defaultdict(dict)
+        """Policy -> (group, episode) -> tokens, until they are trained."""
+        self.empty_s = 0.0
+        """Seconds for which places were empty, over all places."""
+        trainers = {name: inputs.trainers.get(name, TrainerSpeed()) for name in recipe.trained}
+        self._filtered = {name: speed.filtered_frac for name, speed in trainers.items()}
+        self._core = Core(_plan(recipe, self._filtered))
+        self._services = [self._joined(recipe, idx, speed) for idx, speed in enumerate(pool.speeds)]
+        self.num_places = sum(service.num_places for service in self._services)
+        self.trainers = [_Trainer(name, speed) for name, speed in trainers.items()]
+        for trainer in self.trainers:
+            attach = AttachTrainer(policy=trainer.policy, trainer_id=trainer.policy, durable_step=0)
+            trainer.epoch = self._apply(attach).epoch
+            self._publish(trainer, 0)
+        self._lease()
+
+    @property
+    def measured_s(self) -> float:
+        """Since `begin_to_measure`."""
+        return self._now_s - self._began_s
+
+    def begin_to_measure(self) -> None:
+        """All figures count from now on."""
+        self._began_s = self._now_s
+        self.empty_s = 0.0
+        for trainer in self.trainers:
+            trainer.num_steps = trainer.num_tokens = trainer.num_taken = trainer.staleness_max = 0
+            trainer.waited_s = trainer.staleness_sum = 0.0
+            if trainer.free_since_s is not None:
+                trainer.free_since_s = self._now_s
+
+    def go_on(self, steps: int) -> None:
+        """Until every policy has committed so many more steps. Raises: ConfigError if nothing goes on."""
+        goal = min(trainer.num_committed for trainer in self.trainers) + steps
+        while min(trainer.num_committed for trainer in self.trainers) < goal:
+            due_s = min(service.device.due_s for service in self._services)
+            if self._events:
+                due_s = min(due_s, self._events[0][0])
+            if math.isinf(due_s) or self._core.state != "running":
+                why = self._core.reason or "; ".join(wait.whom for wait in self._core.waits(self._now_s))
+                raise ConfigError(f"the forecast cannot go on after {self._now_s:.0f} virtual s: {why}")
+            self._pass_to(due_s)
+            while self._events and self._events[0][0] <= self._now_s:
+                heapq.heappop(self._events)[-1]()
+            for trainer in self.trainers:
+                if f"batch/{trainer.policy}" in self._woken:
+                    self._take(trainer)
+            if "leases" in self._woken:
+                self._lease()
+            self._woken.clear()
+
+    def _pass_to(self, due_s: float) -> None:
+        passed_s = max(0.0, due_s - self._now_s)
+        self.empty_s += passed_s * sum(service.room for service in self._services)
+        self._now_s += passed_s
+        for service in self._services:
+            for job in service.device.advance(self._now_s):
+                job.ended()
+        while self._ended:
+            episode = self._ended.popleft()
+            self._after(self._speed.turn_s, partial(self._answered, episode))
+
+    def _apply(self, command: Command) -> Any:
+        decision = self._core.apply(command, self._now_s)
+        self._woken.update(decision.wakes)
+        return decision.answer
+
+    def _after(self, seconds: float, call: "partial[None]") -> None:
+        heapq.heappush(self._events, (self._now_s + seconds, next(self._order), call))
+
+    # --- episodes ---
+
+    def _joined(self, recipe: Recipe, idx: int, speed: float) -> _Service:
+        places = recipe.rollout.max_episodes
+        device = PacedDevice(
+            num_slots=getattr(
+                recipe.rollout.engine, "num_slots", places
+            ),  # engines of one's own may have none
+            tokens_per_s=self._speed.tokens_per_s * speed,
+            max_tokens_per_s=self._speed.max_tokens_per_s * speed,
+        )
+        hosts = tuple(recipe.trained)
+        self._apply(AddWorker(worker_id=f"{idx}", name=f"{idx}", hosts=hosts))
+        return _Service(f"{idx}", device, places, served=dict.fromkeys(hosts, 0))
+
+    def _lease(self) -> None:
+        """Hands out what may run. The services ask in turn, as their requests arrive."""
+        for _ in range(len(self._services)):
+            service = self._services[self._turn]
+            self._turn = (self._turn + 1) % len(self._services)
+            if service.room <= 0:
+                continue
+            served = tuple(
+                ServedVersions(policy=name, versions=(version,)) for name, version in service.served.items()
+            )
+            request = IssueLeases(worker_id=service.id, num_free=service.room, served=served)
+            for lease in self._apply(request):
+                self._begin(service, lease)
+
+    def _begin(self, service: _Service, lease: LeaseView) -> None:
+        shape = self._shapes[random.Random(lease.seed).randrange(len(self._shapes))]
+        episode = _Episode(lease, service, shape, self._now_s)
+        service.num_running += 1
+        self._after(self._speed.idle_s, partial(self._generate, episode))
+
+    def _generate(self, episode: _Episode) -> None:
+        call = episode.shape[episode.num_done]
+        episode.versions.setdefault(call.policy, episode.service.served[call.policy])
+        job = PacedJob(
+            owner="all", num_tokens=call.num_tokens, prefill=0.0, ended=partial(self._ended.append, episode)
+        )
+        episode.service.device.submit(job)
+
+    def _answered(self, episode: _Episode) -> None:
+        episode.num_done += 1
+        if episode.num_done < len(episode.shape):
+            self._generate(episode)
+            return
+        lease = episode.lease
+        episode.service.num_running -= 1
+        self._woken.add("leases")
+        metas = tuple(self._meta(episode, name) for name in episode.versions)
+        for meta in metas:
+            self._tokens[meta.policy][lease.group_id, lease.episode_idx] = meta.num_tokens
+        facts = EpisodeFacts(
+            trajectories=metas,
+            score=metas[0].reward,
+            metrics=(),
+            duration_s=self._now_s - episode.began_s,
+        )
+        self._apply(RecordResult(lease_id=lease.id, worker_id=episode.service.id, outcome=facts))
+
+    def _meta(self, episode: _Episode, policy: str) -> TrajectoryMeta:
+        """What the core knows of a policy's part. If the group is to be filtered, all rewards are equal."""
+        num_tokens = sum(call.num_tokens for call in episode.shape if call.policy == policy)
+        coin = random.Random(f"{self._seed}/{episode.lease.group_id}/{policy}").random()
+        is_filtered = coin < self._filtered[policy]
+        reward = 0.0 if is_filtered else float(episode.lease.episode_idx % 2)
+        return TrajectoryMeta(
+            policy=policy,
+            role=policy,
+            reward=reward,
+            num_tokens=num_tokens,
+            num_trained_tokens=num_tokens,
+            oldest_version=episode.versions[policy],
+            newest_version=episode.service.served[policy],
+            finish_reason="stop",
+            turn_spans=((0, num_tokens),),
+            turn_rewards=(reward,),
+            num_trained_by_turn=(num_tokens,),
+            payload=PayloadRef(segment=0, offset=0, length=0),
+        )
+
+    # --- training ---
+
+    def _take(self, trainer: _Trainer) -> None:
+        if trainer.free_since_s is None:
+            return
+        command = TakeBatch(policy=trainer.policy, epoch=trainer.epoch, step=trainer.step)
+        view: BatchView | None = self._apply(command)
+        if view is None:
+            return
+        trainer.step += 1
+        trainer.waited_s += self._now_s - trainer.free_since_s
+        trainer.free_since_s = None
+        trainer.num_taken += 1
+        trainer.staleness_sum += view.staleness_mean
+        trainer.staleness_max = max(trainer.staleness_max, view.staleness_max)
+        known = self._tokens[trainer.policy]
+        keys = {(sample.group_id, sample.episode_idx) for sample in view.samples}
+        num_tokens = sum(known.get(key, 0) for key in keys)
+        step_s = trainer.speed.step_s + trainer.speed.million_tokens_s * num_tokens / 1e6
+        self._after(step_s, partial(self._trained, trainer, num_tokens))
+
+    def _trained(self, trainer: _Trainer, num_tokens: int) -> None:
+        trainer.num_tokens += num_tokens
+        trainer.num_steps += 1
+        trainer.trained = True
+        self._hand_over(trainer)
+
+    def _hand_over(self, trainer: _Trainer) -> None:
+        """The weights go to the publication, once the one before is done; then the next batch is taken."""
+        if not trainer.trained or trainer.is_publishing:
+            return
+        trainer.trained = False
+        trainer.is_publishing = True
+        trainer.free_since_s = self._now_s
+        self._woken.add(f"batch/{trainer.policy}")
+        self._after(trainer.speed.publish_s, partial(self._published, trainer))
+
+    def _published(self, trainer: _Trainer) -> None:
+        step = trainer.num_committed
+        self._publish(trainer, step + 1)
+        self._apply(
+            CommitStep(policy=trainer.policy, epoch=trainer.epoch, step=step, version=step + 1, metrics=())
+        )
+        trainer.num_committed += 1
+        trainer.is_publishing = False
+        self._after(self._speed.load_s, partial(self._loaded, trainer.policy, step + 1))
+        self._woken |= {"leases", f"batch/{trainer.policy}"}
+        self._hand_over(trainer)
+
+    def _publish(self, trainer: _Trainer, version: int) -> None:
+        manifest = Manifest(
+            policy=trainer.policy,
+            version=version,
+            kind="full",
+            tensors=(),
+            chunks=(),
+            digest="0",
+            num_bytes=0,
+        )
+        self._apply(
+            PublishVersion(policy=trainer.policy, epoch=trainer.epoch, step=version, manifest=manifest)
+        )
+
+    def _loaded(self, policy: str, version: int) -> None:
+        for service in self._services:
+            service.served[policy] = version
+        self._woken.add("leases")
+
+
+def _plan(recipe: Recipe, filtered: Mapping[str, float]) -> RunPlan:
+    """The recipe's tables without what looks at contents: a share of the groups is filtered instead."""
+
+    def table(name: str, given: TableConfig) -> TableConfig:
+        # A group of one episode has no variance: there, nothing can be told from the rewards.
+        filters = (ZeroVarianceFilter(),) if filtered[name] and given.group_size > 1 else ()
+        changes = {"filters": filters, "shaping": (), "credit": GroupRelativeCredit(), "normalize": "none"}
+        return given.model_copy(update=changes)
+
+    return RunPlan(
+        seed=recipe.seed,
+        group_size=recipe.group_size,
+        policies={
+            name: PolicyPlan(table=table(name, policy.table), num_steps=_NEVER)
+            for name, policy in recipe.trained.items()
+        },
+        sources={"tasks": _NEVER},
+        curators=(),
+        eval=EvalPlan(sets={}, every=1, deadline_s=300.0),
+        max_attempts=1,
+        admission=recipe.dataflow.admission,
+    )

@@ -1,0 +1,248 @@
+"""What a forecast of a pool is made from: lengths of episodes and speeds of the parts, given or measured.
+
+From a run's journal, and how:
+
+    lengths      the tokens of each turn of its newest episodes, as they are
+    service      from the durations of these episodes: time per token, more of it for each request that ran
+                 beside, and time per turn that no token explains (environment, prompts); see `service_fit`
+    trainers     least squares over the steps: time whatever a batch holds, and time per token; medians for
+                 the publication; the share of complete groups that filters dropped
+
+What one run does not tell apart, such as both parts of the time of a step whose batches are all alike, goes
+into one of them: a forecast for a similar load stays the same.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+from pydantic import Field
+
+from astraflow.addons.forecast.service_fit import EpisodeTime, fit_service, least_squares
+from astraflow.config import Config
+from astraflow.dataflow.core.commands import (
+    EpisodeFacts,
+    Event,
+    FateDecided,
+    LeaseIssued,
+    RecordResult,
+    ResultDropped,
+)
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.records import decode_commands, decode_events
+from astraflow.errors import DataError
+from astraflow.types import StepRecord
+
+__all__ = [
+    "Call",
+    "EpisodeShape",
+    "ForecastInputs",
+    "LengthsGiven",
+    "ServiceSpeed",
+    "TrainerSpeed",
+    "drawn_shapes",
+    "measured",
+]
+
+_MOST_EPISODES = 20_000
+"""Newest episodes of a journal that are looked at."""
+_LEAST_EPISODES = 16
+_LEAST_STEPS = 3
+
+
+class LengthsGiven(Config):
+    """Episodes, where no run was measured."""
+
+    turns: int = Field(default=1, ge=1, le=1000)
+    """Completions of each trained policy per episode."""
+    mean_tokens: float = Field(default=500.0, ge=1, le=2**24)
+    """Mean length of a completion in tokens, before `sampling.max_tokens` cuts it; lengths are log-normal."""
+    sigma: float = Field(default=0.8, ge=0, le=5)
+    """Standard deviation of log(length); 0 makes all equally long."""
+
+
+class ServiceSpeed(Config):
+    """One rollout service of speed 1."""
+
+    tokens_per_s: float = Field(default=80.0, gt=0, le=1e9)
+    """Tokens per second of a request that runs alone."""
+    max_tokens_per_s: float = Field(default=0.0, ge=0, le=1e12)
+    """Bound on the tokens per second of all requests together: with n requests, each gets 1 / (1 /
+    tokens_per_s + n / max_tokens_per_s). 0: no bound."""
+    turn_s: float = Field(default=0.0, ge=0)
+    """Seconds per completion that no token explains: the environment's reply, the prompt, the request."""
+    idle_s: float = Field(default=0.0, ge=0)
+    """Seconds for which an episode's place stands empty around it: its lease and its result travel."""
+    load_s: float = Field(default=0.0, ge=0)
+    """Seconds from a version's publication until a service serves it."""
+
+
+class TrainerSpeed(Config):
+    """One trainer."""
+
+    step_s: float = Field(default=10.0, ge=0)
+    """Seconds per step, whatever its batch holds."""
+    million_tokens_s: float = Field(default=0.0, ge=0)
+    """Additional seconds per million sampled tokens of the batch."""
+    publish_s: float = Field(default=0.0, ge=0)
+    """Seconds of a publication; the next step is trained meanwhile."""
+    filtered_frac: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the complete groups that filters drop."""
+
+
+class ForecastInputs(Config):
+    """Lengths and speeds. A YAML file holds them, or a run's journal gives them."""
+
+    lengths: LengthsGiven = LengthsGiven()
+    """Used only where no run was measured."""
+    service: ServiceSpeed = ServiceSpeed()
+    """A rollout service; kinds of services multiply its speed."""
+    trainers: dict[str, TrainerSpeed] = Field(default_factory=dict)
+    """Trained policy -> its trainer; one that is missing has the defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A completion of an episode."""
+
+    policy: str
+    num_tokens: int
+
+
+EpisodeShape = tuple[Call, ...]
+"""Completions of an episode, one after the other. Example: `(Call("solver", 812), Call("verifier", 40))`."""
+
+
+def drawn_shapes(
+    lengths: LengthsGiven, most_tokens: Mapping[str, int], *, seed: int = 0
+) -> tuple[EpisodeShape, ...]:
+    """Episodes with lengths as given. `most_tokens`: policy -> where a completion is cut."""
+    rng = random.Random(seed)
+    middle = log(lengths.mean_tokens) - lengths.sigma**2 / 2
+
+    def call(policy: str, most: int) -> Call:
+        return Call(policy, max(1, min(most, round(rng.lognormvariate(middle, lengths.sigma)))))
+
+    return tuple(
+        tuple(call(policy, most) for _ in range(lengths.turns) for policy, most in most_tokens.items())
+        for _ in range(4096)
+    )
+
+
+# --- measured -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a journal says of its episodes."""
+
+    shapes: list[EpisodeShape] = field(default_factory=list[EpisodeShape])
+    times: list[EpisodeTime] = field(default_factory=list[EpisodeTime])
+    idle_s: list[float] = field(default_factory=list[float])
+    fates: dict[str, dict[str, int]] = field(
+        default_factory=lambda: defaultdict[str, dict[str, int]](lambda: defaultdict[str, int](int))
+    )
+    """Policy -> fate -> groups."""
+    issued: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
+    """Lease that is out -> since when, and where."""
+
+
+def measured(
+    journal: Path, policies: Sequence[str], num_slots: int
+) -> tuple[ForecastInputs, tuple[EpisodeShape, ...]]:
+    """Speeds, and the episodes, of a run. `num_slots`: requests that run at once on a service of this run.
+
+    Raises: JournalError if the journal cannot be read; DataError if the run was too short.
+    """
+    with JournalReader(journal) as reader:
+        run = _episodes(reader, frozenset(policies))
+        steps = reader.steps()
+        loads: dict[str, list[float]] = defaultdict(list)
+        for row in reader.telemetry():
+            if row.span.kind == "load":
+                loads[row.source].append(row.span.end_s - row.span.start_s)
+    if len(run.shapes) < _LEAST_EPISODES:
+        raise DataError(
+            f"{journal} has {len(run.shapes)} whole episodes with their leases; a forecast needs at least "
+            f"{_LEAST_EPISODES}: let the run go on, or give lengths and speeds with --given"
+        )
+    later = [seconds for spans in loads.values() for seconds in spans[1:]]
+    fixed_s, row_s, turn_s = fit_service(run.times, num_slots)
+    service = ServiceSpeed(
+        tokens_per_s=1 / max(fixed_s, 1e-9),
+        max_tokens_per_s=1 / row_s if row_s > 0 else 0.0,
+        turn_s=turn_s,
+        idle_s=fmean(run.idle_s),
+        load_s=median(later) if later else 0.0,
+    )
+    trainers = {name: _trainer_speed(name, steps, run.fates[name]) for name in policies}
+    return ForecastInputs(service=service, trainers=trainers), tuple(run.shapes)
+
+
+def _episodes(reader: JournalReader, policies: frozenset[str]) -> _Run:
+    run = _Run()
+    for record in reader.records():
+        for command, events in zip(decode_commands(record), decode_events(record), strict=True):
+            _note_events(run, events, record.at_s)
+            is_dropped = any(isinstance(event, ResultDropped) for event in events)
+            if isinstance(command, RecordResult) and not is_dropped:
+                _note_result(run, command, record.at_s, policies)
+    for column in (run.shapes, run.times, run.idle_s):
+        del column[:-_MOST_EPISODES]
+    return run
+
+
+def _note_events(run: _Run, events: Sequence[Event], at_s: float) -> None:
+    for event in events:
+        if isinstance(event, LeaseIssued):
+            run.issued[event.lease_id] = (at_s, event.worker_id)
+        elif isinstance(event, FateDecided):
+            run.fates[event.policy][event.fate] += 1
+
+
+def _note_result(run: _Run, result: RecordResult, at_s: float, policies: frozenset[str]) -> None:
+    since_s, service = run.issued.pop(result.lease_id, (0.0, ""))
+    facts = result.outcome
+    if not isinstance(facts, EpisodeFacts):
+        return
+    shape = tuple(
+        Call(trajectory.policy, num_tokens)
+        for trajectory in facts.trajectories
+        if trajectory.policy in policies
+        for num_tokens in trajectory.num_trained_by_turn
+        if num_tokens
+    )
+    if not service or not shape or result.lease_id.startswith("e"):
+        return
+    run.shapes.append(shape)
+    num_tokens = sum(call.num_tokens for call in shape)
+    run.times.append(EpisodeTime(service, at_s, facts.duration_s, num_tokens, len(shape)))
+    run.idle_s.append(max(0.0, at_s - since_s - facts.duration_s))
+
+
+def _trainer_speed(name: str, steps: Sequence[StepRecord], fates: Mapping[str, int]) -> TrainerSpeed:
+    """The first step is left out: it loads and compiles."""
+    own = [{item.name: item.value for item in step.metrics} for step in steps if step.policy == name]
+    tokens = [float(step.num_trained_tokens) for step in steps if step.policy == name]
+    own = own[1:]
+    tokens = tokens[1:]
+    if len(own) < _LEAST_STEPS:
+        raise DataError(
+            f"policy {name!r} committed {len(own) + 1} steps in the measured run; a forecast needs at least "
+            f"{_LEAST_STEPS + 1}: let the run go on, or give its speed with --given"
+        )
+    spent_s = np.array([step.get("train_s", 0.0) + step.get("export_s", 0.0) for step in own])
+    columns = np.stack([np.ones(len(own)), np.array(tokens) / 1e6], axis=1)
+    step_s, million_tokens_s = least_squares(columns, spent_s)
+    complete = sum(fates.get(fate, 0) for fate in ("trained", "filtered", "stale", "evicted"))
+    return TrainerSpeed(
+        step_s=step_s,
+        million_tokens_s=million_tokens_s,
+        publish_s=median(step.get("publish_s", 0.0) for step in own),
+        filtered_frac=min(0.99, fates.get("filtered", 0) / complete) if complete else 0.0,
+    )

@@ -1,0 +1,510 @@
+"""The engine whose model runs in a server of its own: vLLM or SGLang.
+
+Each of the two weight slots is a `PolicyServer`: one server, and the version of the weights that it serves.
+The live one starts with the engine. The pinned one is started when evaluation first needs it, and stays.
+
+Requests to a server go through a door. It is closed while the server starts, is paused, or takes new weights;
+requests then wait in this process. Only `PolicyServer.update` changes the version. Requests for exactly one
+version hold it: an update waits until they have ended. If a server dies, its running requests fail and may be
+tried again.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.addons.inference_servers.server_api import Gauges, Part, ServerApi, ServerHttp
+from astraflow.addons.inference_servers.server_life import Served, ServerLife
+from astraflow.addons.inference_servers.weights_folder import WeightsFolder
+from astraflow.errors import (
+    ConfigError,
+    DataError,
+    Error,
+    RefusedError,
+    RolloutError,
+    ServiceError,
+    UnavailableError,
+    WeightsError,
+)
+from astraflow.protocols import Capacity, SlotName
+from astraflow.rollout.config import ServerEngineConfig
+from astraflow.rollout.engines.requests import check_sampling, check_tokens, stop_ids_below
+from astraflow.rollout.engines.spans import BusyClock
+from astraflow.types import BusySpan, GenerateRequest, Generation
+from astraflow.types.host_tensors import WeightSnapshot
+
+__all__ = ["PolicyServer", "ServerEngine"]
+
+_log = logging.getLogger(__name__)
+
+_HEADS = ("lm_head.weight", "embed_out.weight")
+"""Names of an output head that is a tensor of its own."""
+
+
+class ServerEngine:
+    """Implements `Engine` for one policy. Construction starts the server and needs a running event loop.
+
+    The owner calls `close` last.
+    Example::
+
+        engine = ServerEngine(VllmApi(), VllmEngineConfig(), snapshot)
+        await engine.load(snapshot, slot="live")  # returns once the server serves
+        generation = await engine.generate(GenerateRequest(token_ids=(5, 6), sampling=Sampling()))
+
+    Raises: DataError if the model folder has no vocabulary size.
+    """
+
+    def __init__(self, api: ServerApi, config: ServerEngineConfig, snapshot: WeightSnapshot) -> None:
+        self._api = api
+        self._config = config
+        self._policy = snapshot.policy
+        self._vocab_size = _vocab_size(snapshot)
+        self._clock = BusyClock("generate")
+        self._num_busy = 0
+        """Number of requests that run, in either slot; the clock runs while there are any."""
+        self._slots: dict[SlotName, PolicyServer] = {
+            "live": PolicyServer(api, config, snapshot, url=config.attach.url)
+        }
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """A completion: its tokens, their logprobs, and the version that made each token.
+
+        Raises: RolloutError; not retryable if the request itself is at fault.
+        """
+        if request.media and self._api.blindness:
+            raise RolloutError(
+                f"the engine of {self._policy!r}: {self._api.name} is not sent images: "
+                f"{self._api.blindness}; generate with rollout.engine.name torch or vllm "
+                "(docs/models.md#images)",
+                is_retryable=False,
+            )
+        sampling = request.sampling
+        num_prompt = len(request.token_ids)
+        check_sampling(sampling)
+        self._check_tokens(request.token_ids, num_prompt + 1)
+        slot = self._slot_for(request.version)
+        self._num_busy += 1
+        self._clock.start(time.time())
+        try:
+            max_tokens = min(sampling.max_tokens, self._config.context - num_prompt)
+            return await slot.generate(request, max_tokens=max_tokens)
+        finally:
+            self._num_busy -= 1
+            if not self._num_busy:
+                self._clock.stop(time.time())
+
+    async def score(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1 under the newest version.
+
+        The server generates one more token, so T must be less than `max_context`.
+        Raises: RolloutError.
+        """
+        self._check_tokens(token_ids, len(token_ids) + 1)
+        if len(token_ids) < 2:
+            return np.zeros(0, np.float32)
+        return await self._slots["live"].score(tuple(token_ids))
+
+    async def load(self, snapshot: WeightSnapshot, *, slot: str) -> None:
+        """Installs a version in slot `live` or `pinned`.
+
+        Running requests for the newest version continue with it in the live slot. Waits until the server has
+        started, and until requests for exactly the slot's present version have ended.
+        Raises: WeightsError if the version cannot be installed, and then the old one keeps serving;
+        ConfigError or ServiceError if there will be no server.
+        """
+        if slot not in ("live", "pinned"):
+            raise WeightsError(f'slot {slot!r} does not exist; expected "live" or "pinned"')
+        if snapshot.policy != self._policy:
+            raise WeightsError(
+                f"version {snapshot.version} of policy {snapshot.policy!r} was given to the engine of "
+                f"{self._policy!r}"
+            )
+        name: SlotName = "live" if slot == "live" else "pinned"
+        if name not in self._slots:
+            self._slots[name] = self._second_server(snapshot)
+        await self._slots[name].update(snapshot)
+
+    async def pause(self) -> None:
+        """Stops generation; requests stay."""
+        for slot in self._slots.values():
+            await slot.pause()
+
+    async def resume(self) -> None:
+        """Resumes generation."""
+        for slot in self._slots.values():
+            await slot.resume()
+
+    def capacity(self) -> Capacity:
+        """The figures that the servers reported last; they are asked every second.
+
+        Raises: the failure of a server that is gone for good, e.g. ServiceError.
+        """
+        for slot in self._slots.values():
+            # A RolloutError is the failure of a slot that was closed on purpose.
+            if slot.failure is not None and not isinstance(slot.failure, RolloutError):
+                raise slot.failure
+        gauges = [slot.gauges for slot in self._slots.values()]
+        return Capacity(
+            num_slots=self._config.num_slots,
+            num_running=sum(gauge.num_running for gauge in gauges),
+            num_waiting=sum(gauge.num_waiting for gauge in gauges),
+            max_context=self._config.context,
+            generated_tokens=sum(gauge.generated_tokens for gauge in gauges),
+        )
+
+    def take_spans(self) -> tuple[BusySpan, ...]:
+        """Wall-clock intervals in which requests ran, since the last call."""
+        return self._clock.take(time.time())
+
+    async def close(self) -> None:
+        """Ends the servers; requests that still run fail with a retryable RolloutError."""
+        for slot in self._slots.values():
+            await slot.close()
+
+    def _second_server(self, snapshot: WeightSnapshot) -> "PolicyServer":
+        attach = self._config.attach
+        if attach.url and not attach.pinned_url:
+            raise ConfigError(
+                "evaluation needs a second server: name it in rollout.engine.attach.pinned_url, or leave "
+                "eval.sets out and evaluate with `astraflow eval`"
+            )
+        return PolicyServer(self._api, self._config, snapshot, url=attach.pinned_url)
+
+    def _slot_for(self, version: int) -> "PolicyServer":
+        """The slot that serves a request for a version; -1 asks for the newest.
+
+        Raises: RolloutError if no slot has the version, or if those that have it are about to change.
+        """
+        if version < 0:
+            return self._slots["live"]
+        slots = [slot for slot in self._slots.values() if slot.version == version and not slot.is_changing]
+        if slots:
+            # The pinned slot is the last one. It is preferred, since a holder there does not hold up the next
+            # live version, unless it is still starting.
+            return next((slot for slot in reversed(slots) if slot.is_ready), slots[-1])
+        served = ", ".join(f"{name}: {slot.version}" for name, slot in self._slots.items())
+        raise RolloutError(
+            f"version {version} of {self._policy!r} is in no slot ({served}); load it into the pinned slot "
+            "first"
+        )
+
+    def _check_tokens(self, token_ids: Sequence[int], num_needed: int) -> None:
+        check_tokens(
+            token_ids,
+            num_needed=num_needed,
+            max_context=self._config.context,
+            vocab_size=self._vocab_size,
+        )
+
+
+class PolicyServer:
+    """A server for one policy, and the version that it serves. Construction needs a running event loop.
+
+    `url` is the address of a server that runs already; empty starts one. `version` is the snapshot's at once,
+    and requests wait until the server has started. The owner calls `close` last.
+    """
+
+    def __init__(
+        self, api: ServerApi, config: ServerEngineConfig, snapshot: WeightSnapshot, *, url: str
+    ) -> None:
+        self.version = snapshot.version
+        self.is_changing = False
+        """True while an update waits for the version's holders or is being made."""
+        self._api = api
+        parent = config.attach.weights_dir if url else ""
+        self._folder = WeightsFolder(f"{api.name}-{snapshot.policy}", snapshot, parent=parent)
+        self._is_tied = _is_tied(snapshot)
+        self._id = secrets.token_hex(4)
+        """Prefix of the labels of weights that this slot loaded; tells them from weights of others."""
+        self._served = Served()
+        self._life = ServerLife(
+            api,
+            config,
+            self._served,
+            name=f"the {api.name} server of {snapshot.policy!r}",
+            url=url,
+            folder=self._folder.path,
+            changed=self._set_door,
+        )
+        self._door = asyncio.Event()
+        """Set while requests may be sent, and for good after the server has failed."""
+        self._unheld = asyncio.Event()
+        """Set while no request holds the version."""
+        self._unheld.set()
+        self._is_swapping = False
+        """True while the weights are being replaced; the door is then closed."""
+        self._stop_ids: tuple[int, ...] = ()
+        self._num_holders = 0
+        self._num_held_back = 0
+        """Number of requests that wait at the door."""
+        self._task = asyncio.get_running_loop().create_task(self._run(snapshot), name=self._life.name)
+
+    @property
+    def failure(self) -> Error | None:
+        """Why there will be no server any more; None while there may be one."""
+        return self._life.failure
+
+    @property
+    def is_ready(self) -> bool:
+        """True while requests need not wait at the door."""
+        return self._door.is_set()
+
+    @property
+    def gauges(self) -> Gauges:
+        """The server's own figures; requests that wait at the door count as waiting."""
+        now = self._life.gauges
+        return Gauges(now.num_running, now.num_waiting + self._num_held_back, now.generated_tokens)
+
+    async def generate(self, request: GenerateRequest, *, max_tokens: int) -> Generation:
+        """A completion. A server that aborts requests for an update gets the rest as another request.
+
+        Raises: RolloutError.
+        """
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        with self._holding(request):
+            while True:
+                part = await self._part(request, tuple(tokens), max_tokens - len(tokens))
+                tokens += part.token_ids
+                logprobs += part.logprobs
+                versions += self._versions(part)
+                if part.end != "abort" or len(tokens) >= max_tokens:
+                    break
+        self._life.note_work()
+        return Generation(
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            versions=tuple(versions),
+            finish_reason="stop" if part.end == "stop" else "length",
+        )
+
+    async def score(self, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+        """Logprobs [T - 1] of tokens 1..T-1 at temperature 1.
+
+        Raises: RolloutError.
+        """
+        http = await self._enter()
+        try:
+            return await self._api.score(http, token_ids)
+        except (UnavailableError, RefusedError) as err:
+            raise await self._life.explained(err) from err
+
+    async def update(self, snapshot: WeightSnapshot) -> None:
+        """Serves another version; running requests continue with it.
+
+        Raises: WeightsError if the version cannot be installed, and then the old one keeps serving;
+        ConfigError if the server cannot take new weights at all.
+        """
+        async with self._served.lock:
+            http = await self._life.serving()
+            if snapshot.version == self.version:
+                return
+            if why := await self._why_frozen(http):
+                raise ConfigError(f"{self._life.name}: {why}")
+            model = await asyncio.to_thread(self._folder.write, snapshot)
+            self.is_changing = True
+            try:
+                await self._unheld.wait()
+                # Asked again: the server may have been started anew during the wait.
+                http = await self._life.serving()
+                await self._swap(http, model, snapshot.version)
+            finally:
+                self.is_changing = False
+
+    async def pause(self) -> None:
+        """Stops generation, now and after a restart of the server."""
+        async with self._served.lock:
+            self._served.is_paused = True
+            self._set_door()
+            await self._api.pause(await self._life.serving())
+
+    async def resume(self) -> None:
+        """Resumes generation."""
+        async with self._served.lock:
+            await self._api.resume(await self._life.serving())
+            self._served.is_paused = False
+            self._set_door()
+
+    async def close(self) -> None:
+        """Ends a server that was started here; one at `url` goes on with what it serves."""
+        self._life.fail(RolloutError(f"{self._life.name} was closed"))
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._life.end()
+        await asyncio.to_thread(self._folder.remove)
+
+    async def _run(self, first: WeightSnapshot) -> None:
+        """Writes the first version, then keeps a server alive that serves what `_served` says."""
+        try:
+            self._stop_ids = await asyncio.to_thread(_stop_ids, first)
+            self._served.model = await asyncio.to_thread(self._folder.write, first)
+        except (WeightsError, DataError) as err:
+            self._life.fail(err)
+            return
+        except Exception as err:  # noqa: BLE001 - nobody awaits this task, so those who wait are told here
+            self._life.fail(ServiceError(f"{self._life.name} failed: {type(err).__name__}: {err}"))
+            return
+        self._served.label = self._label(self.version)
+        del first  # this task runs for long, and the receiver waits for the snapshot's memory
+        await self._life.run()
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    async def _part(self, request: GenerateRequest, tokens: tuple[int, ...], max_tokens: int) -> Part:
+        """The result of one request. A part whose version is in doubt is thrown away and generated again.
+
+        Raises: RolloutError.
+        """
+        while True:
+            http = await self._enter()
+            label = self._label(self.version)
+            try:
+                part = await self._api.generate(
+                    http,
+                    request.token_ids + tokens,
+                    request.sampling,
+                    max_tokens=max_tokens,
+                    media=request.media,
+                    stop_ids=self._stop_ids,
+                )
+            except (UnavailableError, RefusedError) as err:
+                raise await self._life.explained(err) from err
+            # A label that is not exact is the one at the time of the answer. If it is still that of the time
+            # of the request, no update came in between, and all tokens are of that version.
+            if self._api.is_label_exact or all(span.label == label for span in part.labels):
+                return part
+
+    async def _enter(self) -> ServerHttp:
+        """Waits at the door, and returns the way to the server once requests may be sent.
+
+        Raises: RolloutError.
+        """
+        self._num_held_back += 1
+        try:
+            await self._life.within_start(self._door, "take requests")
+            return self._life.http
+        except RolloutError:
+            raise
+        except Error as err:
+            raise RolloutError(str(err)) from err
+        finally:
+            self._num_held_back -= 1
+
+    @contextlib.contextmanager
+    def _holding(self, request: GenerateRequest) -> Generator[None]:
+        """Holds the version while a request for exactly this version runs; other requests hold nothing."""
+        is_holder = request.version >= 0
+        self._num_holders += is_holder
+        if is_holder:
+            self._unheld.clear()
+        try:
+            yield
+        finally:
+            self._num_holders -= is_holder
+            if not self._num_holders:
+                self._unheld.set()
+
+    def _versions(self, part: Part) -> list[int]:
+        """The version of each token of a part.
+
+        Raises: RolloutError if a token's version is not known.
+        """
+        versions: list[int] = []
+        for span in part.labels:
+            owner, _, version = span.label.rpartition("-")
+            if owner != self._id or span.start != len(versions):
+                raise RolloutError(
+                    f"{self._life.name} generated with weights {span.label!r}, which this engine did not "
+                    "load; does something else update this server?"
+                )
+            versions += [int(version)] * (span.end - span.start)
+        if not len(versions) == len(part.token_ids) == len(part.logprobs):
+            raise RolloutError(
+                f"{self._life.name}: {len(versions)} versions and {len(part.logprobs)} logprobs for "
+                f"{len(part.token_ids)} tokens"
+            )
+        return versions
+
+    def _set_door(self) -> None:
+        """Opens or closes the door. After a failure it opens for good, so that whoever waits learns of it."""
+        is_open = self._life.ready.is_set() and not self._served.is_paused and not self._is_swapping
+        if is_open or self._life.failure is not None:
+            self._door.set()
+        else:
+            self._door.clear()
+
+    # --- weights ------------------------------------------------------------------------------------
+
+    def _label(self, version: int) -> str:
+        return f"{self._id}-{version}"
+
+    async def _why_frozen(self, http: ServerHttp) -> str:
+        try:
+            return await self._api.why_frozen(http, is_tied=self._is_tied)
+        except (UnavailableError, RefusedError) as err:
+            raise WeightsError(f"{self._life.name}: {err}") from err
+
+    async def _swap(self, http: ServerHttp, model: Path, version: int) -> None:
+        """Pauses the server, replaces its weights and resumes it.
+
+        After any failure, a cancellation included, nobody knows what the server has. So it is started again
+        with what `_served` says.
+        Raises: WeightsError.
+        """
+        self._is_swapping = True
+        self._set_door()
+        started_s = time.monotonic()
+        is_done = False
+        try:
+            await self._api.pause(http)
+            await self._api.update(http, model, self._label(version))
+            self.version = version
+            self._served.model = model
+            self._served.label = self._label(version)
+            if not self._served.is_paused:
+                await self._api.resume(http)
+            is_done = True
+        except (UnavailableError, RefusedError) as err:
+            raise WeightsError(
+                f"{self._life.name} did not take version {version} and starts again with "
+                f"{self.version}: {err}"
+            ) from err
+        finally:
+            if not is_done:
+                self._life.distrust()
+            self._is_swapping = False
+            self._set_door()
+        _log.info("%s took version %d in %.3f s", self._life.name, version, time.monotonic() - started_s)
+        await asyncio.to_thread(self._folder.keep_only, model)
+
+
+def _vocab_size(snapshot: WeightSnapshot) -> int:
+    path = snapshot.model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise DataError(f"{path} names no vocab_size: {type(err).__name__}: {err}") from err
+
+
+def _stop_ids(snapshot: WeightSnapshot) -> tuple[int, ...]:
+    """What ends a completion. Blocks while the tokenizer is loaded. Raises: DataError."""
+    return tuple(sorted(stop_ids_below(_vocab_size(snapshot), snapshot.model_dir)))
+
+
+def _is_tied(snapshot: WeightSnapshot) -> bool:
+    """Whether the model's output head is its embedding. The config says so, or else the tensors' names do."""
+    config = json.loads((snapshot.model_dir / "config.json").read_text(encoding="utf-8"))
+    for section in (config, config.get("text_config", {})):
+        if "tie_word_embeddings" in section:
+            return bool(section["tie_word_embeddings"])
+    return not any(tensor.name.endswith(_HEADS) for tensor in snapshot.tensors)

@@ -1,0 +1,282 @@
+"""The calls of `ServerApi` in vLLM's language: token ids in and out, and new weights from a folder.
+
+Generation needs `--enable-scale-out` (`/inference/v1/generate`); everything else needs
+`VLLM_SERVER_DEV_MODE=1`. A pause with `mode=keep` freezes the running requests and drops their KV cache,
+which vLLM computes again under the new weights. Each completion says which of its tokens were made by which
+weights. An image is first shown to the server's own renderer; what that makes of it is sent with our tokens,
+at our places. With `--logprobs-mode processed_logprobs`, a completion's logprobs are at the sampling
+temperature; prompt logprobs are at temperature 1.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from astraflow.addons.inference_servers.server_api import (
+    Address,
+    Command,
+    Gauges,
+    LabelSpan,
+    Part,
+    ServerHttp,
+)
+from astraflow.errors import ConfigError, RefusedError, UnavailableError
+from astraflow.models.images import IMAGE
+from astraflow.rollout.config import ServerEngineConfig
+from astraflow.types import Media, Sampling
+
+__all__ = ["VllmApi"]
+
+_GENERATE = "/inference/v1/generate"
+_RENDER = "/v1/chat/completions/render"
+_SEED_BITS = 63
+"""vLLM takes a seed as a signed 64-bit number."""
+_GAUGE = re.compile(r"^vllm:(num_requests_running|num_requests_waiting|generation_tokens_total)\{.*\} (\S+)$")
+# `/server_info` gives the configuration as Python text, which writes a device in one of several forms.
+_ON_CPU = re.compile(r"device_config=(device\(type='cpu'|cpu\b)|device_config=.{0,60}\bcpu\b")
+
+
+class VllmApi:
+    """Implements `ServerApi` for vLLM 0.32."""
+
+    name = "vllm"
+    is_label_exact = True
+    has_socket = True
+    blindness = ""
+
+    def command(
+        self, config: ServerEngineConfig, *, python: str, model: Path, address: Address, label: str
+    ) -> Command:
+        """Starts the module behind `vllm serve`: it exists even where the distribution has another name.
+
+        `label` is not used: vLLM is told it once it serves, by `set_label`.
+        """
+        options = {
+            "--model": str(model),
+            "--served-model-name": "policy",
+            "--uds": address.socket,
+            "--logprobs-mode": "processed_logprobs",
+            "--dtype": config.dtype,
+            "--max-num-seqs": str(config.num_slots),
+            "--max-model-len": str(config.context),
+        }
+        argv = (
+            python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            *(word for option in options.items() for word in option),
+            "--enable-scale-out",
+            "--disable-uvicorn-access-log",
+            *config.args,  # last, so that a recipe's own options win
+        )
+        env = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": str(config.num_threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with the trainer
+            **config.env,
+        }
+        return Command(argv, env)
+
+    async def check(self, http: ServerHttp) -> None:
+        """Raises: ConfigError if the server lacks an interface that this engine needs."""
+        await http.get("/health")
+        needs = {
+            "/weight_info": "VLLM_SERVER_DEV_MODE=1 in its environment",
+            _GENERATE: "--enable-scale-out, and a model whose config.json names its architectures, "
+            'e.g. ["Qwen3ForCausalLM"]',
+        }
+        for path, remedy in needs.items():
+            try:
+                await http.get(path)
+            except RefusedError as err:
+                # Any other status means that the path exists: generation, for one, takes only POST.
+                if err.status == 404:
+                    raise ConfigError(
+                        f"{http.url} has no {path}; start vLLM (0.32 or newer) with {remedy}"
+                    ) from err
+
+    async def generate(
+        self,
+        http: ServerHttp,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        media: Media,
+        stop_ids: Sequence[int],
+    ) -> Part:
+        """Sends one request, after one for each image."""
+        params: dict[str, object] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": max_tokens,
+            "seed": sampling.seed % (1 << _SEED_BITS),
+            "logprobs": 0,  # the sampled token's own, and none of the likeliest others
+            "detokenize": bool(sampling.stop),  # text is needed only to find stop texts in it
+            "skip_special_tokens": False,
+            "stop_token_ids": list(stop_ids),
+        }
+        if sampling.stop:
+            params |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        body: dict[str, object] = {"token_ids": list(token_ids), "sampling_params": params}
+        if media:
+            shown = await asyncio.gather(*[_rendered(http, each.uri) for each in media])
+            body["features"] = _features(token_ids, media, shown)
+        reply = await http.post(_GENERATE, body)
+        try:
+            return _part(msgspec.convert(reply["choices"][0], _Choice))
+        except (KeyError, IndexError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
+
+    async def score(self, http: ServerHttp, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Prompt logprobs. vLLM must generate at least one token, which is thrown away."""
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        reply = await http.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": params})
+        try:
+            rows = reply["prompt_logprobs"][1:]
+            values = [row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)]
+        except (KeyError, TypeError, ValueError) as err:
+            raise UnavailableError(f"{http.url}{_GENERATE}: unexpected answer: {str(reply)[:300]}") from err
+        return np.asarray(values, np.float32)
+
+    async def pause(self, http: ServerHttp) -> None:
+        """Freezes the running requests and drops their KV cache."""
+        await http.post("/pause?mode=keep&clear_cache=true")
+
+    async def resume(self, http: ServerHttp) -> None:
+        """Resumes generation."""
+        await http.post("/resume")
+
+    async def update(self, http: ServerHttp, model: Path, label: str) -> None:
+        """Makes every worker read the folder, then names the new weights."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
+        await http.post("/collective_rpc", body)
+        await self.set_label(http, label)
+
+    async def set_label(self, http: ServerHttp, label: str) -> None:
+        """Tells the server the name of the weights that it has."""
+        await http.post("/update_weight_version", {"new_version": label})
+
+    async def label(self, http: ServerHttp) -> str:
+        """The name of the weights that the server has."""
+        return str(json.loads(await http.get("/weight_info", timeout_s=30.0)).get("weight_version"))
+
+    async def why_frozen(self, http: ServerHttp, *, is_tied: bool) -> str:
+        """Refuses tied models on CPUs: there vLLM keeps a packed copy of the head, which no reload renews."""
+        if not is_tied or not _ON_CPU.search(await http.get("/server_info")):
+            return ""
+        return (
+            "vLLM on a CPU keeps the old output head when a model with tie_word_embeddings=true gets new "
+            "weights; untie them in the model's config.json (with lm_head.weight in its safetensors), "
+            "serve it on a GPU, or use the torch engine"
+        )
+
+    async def gauges(self, http: ServerHttp) -> Gauges:
+        """The server's figures, from its Prometheus page; figures of several processes are added up."""
+        values: dict[str, int] = {}
+        for line in (await http.get("/metrics", timeout_s=30.0)).splitlines():
+            if match := _GAUGE.match(line):
+                values[match[1]] = values.get(match[1], 0) + int(float(match[2]))
+        return Gauges(
+            num_running=values.get("num_requests_running", 0),
+            num_waiting=values.get("num_requests_waiting", 0),
+            generated_tokens=values.get("generation_tokens_total", 0),
+        )
+
+
+class _Place(msgspec.Struct):
+    """The tokens of an image in a prompt; some models put others among them, which `is_embed` tells apart."""
+
+    length: int
+    is_embed: tuple[bool, ...] | None = None
+
+
+class _Rendered(msgspec.Struct):
+    """What the server's renderer makes of the images of a prompt."""
+
+    mm_hashes: dict[str, tuple[str, ...]]
+    mm_placeholders: dict[str, tuple[_Place, ...]]
+    kwargs_data: dict[str, tuple[str, ...]]
+
+
+async def _rendered(http: ServerHttp, uri: str) -> _Rendered:
+    """What the server makes of one image, in a prompt of its own."""
+    content = [{"type": "image_url", "image_url": {"url": uri}}]
+    body = {"model": "policy", "messages": [{"role": "user", "content": content}]}
+    reply = await http.post(_RENDER, body)
+    try:
+        return msgspec.convert(reply["features"], _Rendered)
+    except (KeyError, TypeError, ValueError) as err:
+        raise UnavailableError(f"{http.url}{_RENDER}: unexpected answer: {str(reply)[:300]}") from err
+
+
+def _features(token_ids: Sequence[int], media: Media, shown: Sequence[_Rendered]) -> dict[str, object]:
+    """The images as a request for completion has them, each at its place among our tokens.
+
+    Raises: RefusedError if the server would have another number of tokens for one.
+    """
+    places: list[dict[str, int]] = []
+    for each, rendered in zip(media, shown, strict=True):
+        (place,) = rendered.mm_placeholders[IMAGE]
+        end = each.start + place.length
+        piece = token_ids[each.start]
+        follows = token_ids[end : end + 1] == (piece,) and not any(other.start == end for other in media)
+        if place.is_embed is not None or set(token_ids[each.start : end]) != {piece} or follows:
+            raise RefusedError(
+                f"vLLM makes {place.length} tokens of the image at token {each.start}, and we make another "
+                "number; does its model folder have another preprocessor_config.json?"
+            )
+        places.append({"offset": each.start, "length": place.length})
+    return {
+        "mm_hashes": {IMAGE: [one for each in shown for one in each.mm_hashes[IMAGE]]},
+        "mm_placeholders": {IMAGE: places},
+        "kwargs_data": {IMAGE: [one for each in shown for one in each.kwargs_data[IMAGE]]},
+    }
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Token(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: tuple[_Token, ...] | None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: tuple[int, ...]
+    logprobs: _Logprobs
+    weight_versions: tuple[_Span, ...] | None
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+def _part(choice: _Choice) -> Part:
+    """The answer in this engine's terms.
+
+    Raises: ValueError if the logprobs are not those of the tokens.
+    """
+    rows = choice.logprobs.content or ()
+    spans = choice.weight_versions or ()
+    if tuple(row.token_id for row in rows) != choice.token_ids:
+        raise ValueError(f"{len(rows)} logprobs for {len(choice.token_ids)} tokens")
+    return Part(
+        token_ids=choice.token_ids,
+        logprobs=tuple(row.logprob for row in rows),
+        labels=tuple(LabelSpan(span.version, span.start, span.end) for span in spans),
+        end=choice.finish_reason,
+    )

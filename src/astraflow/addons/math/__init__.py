@@ -1,0 +1,1 @@
+"""The reward `math_verify`: compares answers as mathematics."""

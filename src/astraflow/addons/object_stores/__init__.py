@@ -1,0 +1,1 @@
+"""Versions of weights in object stores such as S3."""

@@ -1,0 +1,1 @@
+"""Tasks of the `reasoning-gym` library, and their scorers."""

@@ -1,0 +1,71 @@
+"""Scores answers to tasks of reasoning-gym in a sandbox: for data sets whose scorers run an answer as Python.
+
+The answer reaches nothing of this machine. But it runs in the process of its scorer, so an answer that was
+made to cheat can print a score itself.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from astraflow.addons.reasoning_gym.gym import check_entry
+from astraflow.addons.sandbox.config import SandboxConfig
+from astraflow.addons.sandbox.pool import Sandbox
+from astraflow.addons.sandbox.verdict import Limits
+from astraflow.errors import RolloutError, SandboxError
+from astraflow.protocols import Score
+from astraflow.types import Task
+
+__all__ = ["BoxedGym"]
+
+_LIBRARY = "reasoning_gym.factory"
+_LIMITS = Limits(cpu_s=5.0, wall_s=45.0, memory_bytes=2 << 30)
+"""The library and its imports have some 500 MB of addresses. The scoring process ends calls after 60 s."""
+_SCORER = """
+import json, os, sys
+from reasoning_gym.factory import DATASETS
+asked = json.load(sys.stdin)
+spec = asked["spec"]
+made, config = DATASETS[spec["dataset"]]
+dataset = made(config(**spec["args"], seed=spec["seed"], size=spec["size"]))
+entry = dataset[spec["idx"]]
+print(json.dumps(str(entry["question"])), flush=True)
+answers = os.dup(1)
+os.dup2(2, 1)
+score = float(dataset.score_answer(asked["answer"], entry))
+os.write(answers, json.dumps(score).encode())
+"""
+
+
+class BoxedGym:
+    """Scores answers. Example: `await boxed.score(task, "3 * 4 - 5", spec)`; at the end, close `sandbox`."""
+
+    def __init__(self) -> None:
+        self.sandbox = Sandbox(SandboxConfig(packages=True), preloaded=(_LIBRARY,))
+
+    async def score(self, task: Task, text: str, spec: Mapping[str, Any]) -> Score:
+        """The score of an answer, and whether the answer broke its scorer, took too long, or needed too much:
+        then it is 0, because the answer runs as a program.
+
+        Raises: DataError if this machine generates another task; LateScoreError if the machine was too busy;
+        RolloutError if the library fails, or if the machine had no memory.
+        """
+        try:
+            verdict = await self.sandbox.run(
+                _SCORER, stdin=json.dumps({"spec": dict(spec), "answer": text}), limits=_LIMITS
+            )
+        except SandboxError as err:
+            raise RolloutError(f"task {task.id} could not be scored: {err}") from err
+        question, _, score = verdict.stdout.partition("\n")
+        verdict.raise_fault(f"task {task.id}: its scorer")
+        if not question:
+            raise RolloutError(
+                f"task {task.id}: reasoning-gym made no entry in its box: {verdict.reason}: "
+                f"{verdict.stderr[-500:]}"
+            )
+        check_entry(task, json.loads(question))
+        try:
+            value = float(json.loads(score)) if verdict.has_passed else None
+        except (TypeError, ValueError):
+            value = None  # the answer printed something else itself
+        return Score(value or 0.0, {"broken": float(value is None)})

@@ -1,0 +1,297 @@
+"""One box: the processes around a zygote that runs one program at a time.
+
+Programs of a model share boxes, one after the other. An agent program has a box of its own, which shows more
+of the machine and has one open port (`Openings`).
+
+    this process --(socket)--> zygote --(fork)--> program
+         |                        |
+         +--> keeper (bwrap) -----+   ends the box when it ends
+
+A box that is closed, or whose owner dies, is gone with all that runs in it: closing the socket ends the
+zygote, and the end of the zygote, which is the first process of its namespace, ends all others.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Self
+
+import msgspec
+
+import astraflow
+from astraflow.addons.sandbox.command import MAX_RESULT_BYTES, Command, CommandEnded, CommandLimits
+from astraflow.addons.sandbox.inside import frames
+from astraflow.addons.sandbox.inside.command import EXIT_UNSTARTABLE, REPORT_HEAD
+from astraflow.addons.sandbox.inside.enter import Plan, boot_code
+from astraflow.addons.sandbox.inside.program import BOX_FOLDER, FOLDER, STDIN_PATHS
+from astraflow.addons.sandbox.interpreter import Interpreter
+from astraflow.addons.sandbox.openings import NO_OPENINGS, Openings
+from astraflow.addons.sandbox.passage import passage
+from astraflow.addons.sandbox.verdict import Ended, Kind, Limits, Program, Verdict, verdict_of
+from astraflow.errors import SandboxError
+
+__all__ = ["Box"]
+
+_STARTING_S = 60.0
+"""A box starts within a tenth of a second; one with large libraries, on a busy machine, within many."""
+_GRACE_S = 5.0
+"""A zygote ends a program that is late; one that does not answer this much later is itself ended."""
+_ENDING_S = 5.0
+"""A zygote ends at once; one that does not is killed with its keeper."""
+_SHOWN_BYTES = 1_000
+"""What a failure shows of a box's last words."""
+_INSIDE = "astraflow/addons/sandbox/inside"
+
+
+class Box:
+    """A running box.
+
+    Example: `box = await Box.start("/usr/bin/bwrap", interpreter, ())`, `await box.run(program)`, and at the
+    end `await box.close()`.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        words: IO[bytes],
+    ) -> None:
+        """`words`: what the processes of the box, but no program, print."""
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._words = words
+        self._port: socket.socket | None = None
+        """The listening socket of the box's one open port, if it has one."""
+        self._gateway = 0
+        """The port of this machine to which it leads."""
+
+    @classmethod
+    async def start(
+        cls,
+        bwrap: str,
+        interpreter: Interpreter,
+        preloaded: Sequence[str],
+        openings: Openings = NO_OPENINGS,
+    ) -> Self:
+        """Starts a box, by bubblewrap unless `bwrap` is empty. Raises: SandboxError."""
+        ours, theirs = socket.socketpair()
+        from_box, channel = socket.socketpair()
+        words = tempfile.TemporaryFile()  # noqa: SIM115 - the box owns it
+        plan = _plan(bwrap, interpreter, preloaded, openings, (theirs.fileno(), channel.fileno()))
+        try:
+            process = await _started(plan, words)
+        except BaseException:
+            ours.close()
+            from_box.close()
+            words.close()
+            raise
+        finally:
+            theirs.close()
+            channel.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        box = cls(process, reader, writer, words)
+        try:
+            with from_box:
+                async with asyncio.timeout(_STARTING_S):
+                    await box._received(0)
+                if openings.gateway:
+                    box._port = _received_port(from_box)
+                    box._gateway = openings.gateway
+        except TimeoutError:
+            await box.close()
+            raise SandboxError(f"a box did not start within {_STARTING_S:g} s") from None
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def run(self, program: Program) -> Verdict:
+        """Runs a program to its end. After an exception, cancellation included, the box must be closed.
+
+        Raises: SandboxError if the box broke.
+        """
+        if program.refusal:
+            return Verdict(Kind.REFUSED, "", "", cpu_s=0.0, peak_bytes=0, reason=program.refusal)
+        limits = program.limits
+        ended, (stdout, stderr, _) = await self._answer(
+            {"is_command": False, "limits": dataclasses.asdict(limits), "files": list(program.files)},
+            [program.source, program.stdin, *program.files.values()],
+            limits,
+        )
+        if ended.problem:
+            raise SandboxError(f"a program could not be started in its box: {ended.problem}")
+        return verdict_of(ended, limits, stdout, stderr)
+
+    async def execute(self, command: Command) -> CommandEnded:
+        """Runs an agent program to its end, in a box with openings. Afterwards, the box must be closed.
+
+        Raises: SandboxError if the box broke.
+        """
+        assert self._port is not None
+        limits = command.limits
+        spec = {
+            "program": command.program,
+            "argv": command.argv,
+            "env": dict(command.env),
+            "folder": command.folder,
+            "kept": command.kept,
+            "result": command.result,
+        }
+        async with passage(self._port, self._gateway):
+            ended, (stdout, stderr, report) = await self._answer(
+                {"is_command": True, "limits": dataclasses.asdict(limits), "files": list(command.files)},
+                [json.dumps(spec).encode(), command.stdin, *command.files.values()],
+                limits,
+            )
+        is_startable = not ended.problem or ended.code == EXIT_UNSTARTABLE
+        if not is_startable:
+            raise SandboxError(f"an agent program could not be started in its box: {ended.problem}")
+        # Without a report, the program did not end by itself: it was late, or the machine had no more memory.
+        code, has_result = REPORT_HEAD.unpack_from(report) if report else (ended.code, False)
+        return CommandEnded(
+            code,
+            stdout.decode(errors="replace"),
+            stderr.decode(errors="replace"),
+            bytes(report[REPORT_HEAD.size :]) if has_result else None,
+            is_late=ended.is_late,
+            is_full=ended.is_full,
+            unstartable=ended.problem,
+        )
+
+    async def _answer(
+        self, head: Mapping[str, Any], parts: Sequence[bytes], limits: Limits | CommandLimits
+    ) -> tuple[Ended, list[bytes]]:
+        """Has the zygote run a program. Returns how it ended, its two outputs, and its keeper's report."""
+        longest_s = limits.wall_s + _GRACE_S
+        try:
+            async with asyncio.timeout(longest_s):
+                self._writer.write(frames.encoded(dict(head), parts))
+                await self._writer.drain()
+                reply, outputs = await self._received(2 * limits.output_bytes + MAX_RESULT_BYTES)
+        except TimeoutError:
+            raise SandboxError(f"a box did not answer within {longest_s:g} s") from None
+        except ConnectionError:
+            raise SandboxError(f"a box has ended: {self._last_words()}") from None
+        try:
+            return msgspec.convert(reply, Ended), outputs
+        except msgspec.ValidationError as err:
+            raise SandboxError(f"a box does not answer as it should: {err}") from err
+
+    async def close(self) -> None:
+        """Ends the box with all that runs in it, and waits until nothing of it is left, even if the caller is
+        cancelled meanwhile."""
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await closing
+            raise
+
+    async def _close(self) -> None:
+        if self._port is not None:
+            self._port.close()
+        # The zygote ends when the socket closes, and its keeper once the kernel has ended all below it. A
+        # keeper that is killed would leave that to be done after its own end.
+        self._writer.transport.abort()
+        try:
+            async with asyncio.timeout(_ENDING_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        self._words.close()
+
+    async def _received(self, max_bytes: int) -> tuple[dict[str, Any], list[bytes]]:
+        try:
+            length = frames.decoded_length(await self._reader.readexactly(frames.LENGTH_BYTES))
+            head, sizes = frames.decoded_head(await self._reader.readexactly(length), max_bytes)
+            parts = [await self._reader.readexactly(size) for size in sizes]
+        except (asyncio.IncompleteReadError, OSError):
+            raise SandboxError(f"a box has ended: {self._last_words()}") from None
+        except (ValueError, KeyError) as err:
+            raise SandboxError(f"a box does not answer as it should: {err}") from err
+        del head["sizes"]
+        return head, parts
+
+    def _last_words(self) -> str:
+        self._words.seek(0)
+        return self._words.read().decode(errors="replace").strip()[-_SHOWN_BYTES:] or "it said nothing"
+
+
+def _received_port(from_box: socket.socket) -> socket.socket:
+    """The listening socket of the open port, which the zygote sent before it said that it is ready."""
+    from_box.setblocking(False)
+    try:
+        _, fds, _, _ = socket.recv_fds(from_box, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        return socket.socket(fileno=fds[0])
+    except (OSError, IndexError) as err:
+        raise SandboxError("a box did not open its port") from err
+
+
+def _plan(
+    bwrap: str,
+    interpreter: Interpreter,
+    preloaded: Sequence[str],
+    openings: Openings,
+    fds: tuple[int, int],
+) -> Plan:
+    """`fds`: the box's ends of the socket to this process, and of that by which its open port comes."""
+    inside = Path(astraflow.__file__).parent / "addons" / "sandbox" / "inside"
+    # What is in a folder that the box shows anyway would be mounted into a read-only folder.
+    own = [
+        (source, _place(place, openings))
+        for source, place in interpreter.visible
+        if not openings.shows(place)
+    ]
+    if openings == NO_OPENINGS:
+        own += [("/dev/null", place) for place in STDIN_PATHS]
+    return Plan(
+        bwrap=bwrap,
+        python=_place(interpreter.executable, openings),
+        visible=[list(pair) for pair in (*own, (str(inside), f"{BOX_FOLDER}/{_INSIDE}"), *openings.visible)],
+        covered=[_place(path, openings) for path in interpreter.covered if not openings.shows(path)],
+        preloaded=list(preloaded),
+        paths=[_place(path, openings) for path in interpreter.paths],
+        control=fds[0],
+        gateway=openings.gateway,
+        channel=fds[1],
+        folders=list(openings.folders),
+    )
+
+
+def _place(path: str, openings: Openings) -> str:
+    """Where a box shows a file of the interpreter. Programs of a model have their own /tmp, which covers what
+    lies below the machine's, so that is shown elsewhere. What an agent program needs is kept in its /tmp."""
+    is_hidden = Path(path).is_relative_to(FOLDER) and not openings.gateway
+    return f"{BOX_FOLDER}{path}" if is_hidden else path
+
+
+async def _started(plan: Plan, words: IO[bytes]) -> asyncio.subprocess.Process:
+    package = str(Path(astraflow.__file__).parent.parent)
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        boot_code(package, "astraflow.addons.sandbox.inside.enter", ""),
+        json.dumps(dataclasses.asdict(plan)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=words,
+        stderr=words,
+        pass_fds=(plan.control, plan.channel),
+        env={},
+        cwd="/",
+        start_new_session=True,
+    )

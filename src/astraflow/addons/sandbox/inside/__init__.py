@@ -1,0 +1,1 @@
+"""What runs in a box, and makes one: scripts that need the standard library alone."""

@@ -1,0 +1,159 @@
+"""Builds the filter of system calls, as classic BPF: see seccomp(2) and `syscalls.py`.
+
+The filter looks at the number of a call and at the low 32 bits of one argument. The kernel itself looks at no
+more of the arguments that are compared here.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Iterable, Mapping
+
+from astraflow.addons.sandbox.inside.syscalls import AGENTS, ALLOWED, JUDGED, PROCESSES, REFUSED, Numbers
+
+__all__ = ["agent_filter", "filter_of", "is_known_machine"]
+
+_MACHINES = ("x86_64", "aarch64")
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Instructions of classic BPF, and where `struct seccomp_data` has its fields.
+_LOAD_WORD = 0x20
+_JUMP_EQUAL = 0x15
+_JUMP_ANY_BIT = 0x45
+_RETURN = 0x06
+_OFFSET_NUMBER = 0
+_OFFSET_ARCH = 4
+_OFFSET_ARGUMENTS = 16
+
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_ERRNO = 0x00050000
+
+_CLONE_THREAD = 0x00010000
+_CLONE_NAMESPACES = 0x7E020000
+"""All `CLONE_NEW...` flags of clone(2)."""
+_AF_UNIX = 1
+_AF_INET = 2
+_AF_INET6 = 10
+_PROTOCOLS = (0, 6, 17)
+"""That of the socket's kind, TCP, UDP."""
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS and TIOCGWINSZ, by which Python asks whether a file is a terminal; FIONREAD, FIONBIO, FIONCLEX,
+FIOCLEX."""
+_PRCTLS = (3, 15, 16, 0x53564D41)
+"""PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME; PR_SET_VMA, by which glibc names memory."""
+_AGENT_PRCTLS = (1, 2, 23, 36, 37, 38, 39)
+"""PR_SET_PDEATHSIG, PR_GET_PDEATHSIG, PR_CAPBSET_READ, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER,
+PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS."""
+
+
+def is_known_machine() -> bool:
+    """Whether the numbers of this machine's system calls are known."""
+    return os.uname().machine in _MACHINES
+
+
+def filter_of(*, may_start_processes: bool) -> bytes:
+    """The filter for programs of a model on this machine: what nothing needs that solves a task ends them."""
+    pairs = [*_answer_if(_AF_UNIX, _ALLOW), _instruction(_RETURN, _KILL)]
+    judged = {
+        "clone": (0, _clone_rules(may_start_processes=may_start_processes, otherwise=_KILL)),
+        "socketpair": (0, pairs),
+        "ioctl": (1, _only(_IOCTLS, errno.ENOTTY)),
+        "prctl": (0, _only(_PRCTLS, errno.EINVAL)),
+    }
+    if may_start_processes:
+        return _filter(ALLOWED | PROCESSES, REFUSED, _KILL, judged)
+    return _filter(ALLOWED, REFUSED | PROCESSES, _KILL, judged)
+
+
+def agent_filter() -> bytes:
+    """The filter for agent programs on this machine.
+
+    They are programs of any kind, which try what a machine can do: a call that is refused fails, and ends
+    nothing. They have TCP and UDP, and no Unix sockets but pairs.
+    """
+    allowed = ALLOWED | PROCESSES | AGENTS
+    refused = {name: numbers for name, numbers in REFUSED.items() if name not in (*AGENTS, "socket")}
+    judged = {
+        "clone": (0, _clone_rules(may_start_processes=True, otherwise=_ERRNO | errno.EPERM)),
+        "socket": (0, _socket_rules()),
+        "socketpair": (0, _only((_AF_UNIX,), errno.EAFNOSUPPORT)),
+        "ioctl": (1, _only(_IOCTLS, errno.ENOTTY)),
+        "prctl": (0, _only((*_PRCTLS, *_AGENT_PRCTLS), errno.EINVAL)),
+    }
+    return _filter(allowed, refused, _ERRNO | errno.EPERM, judged)
+
+
+def _filter(
+    allowed: Mapping[str, Numbers],
+    refused: Mapping[str, Numbers],
+    refusal: int,
+    judged: Mapping[str, tuple[int, list[bytes]]],
+) -> bytes:
+    """A filter. `refusal`: the answer to calls that are refused. `judged`: call -> an argument's place and
+    the rules over it."""
+    machine = os.uname().machine
+    column = _MACHINES.index(machine)
+
+    def numbers(calls: Mapping[str, Numbers]) -> list[int]:
+        found = [number[column] for number in calls.values()]
+        return [number for number in found if number is not None]
+
+    code = [
+        _instruction(_LOAD_WORD, _OFFSET_ARCH),
+        _instruction(_JUMP_EQUAL, _AUDIT_ARCH[machine], if_true=1),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD_WORD, _OFFSET_NUMBER),
+    ]
+    for number in numbers(allowed):
+        code += _answer_if(number, _ALLOW)
+    for number in numbers(refused):
+        code += _answer_if(number, refusal)
+    for name, (idx, rules) in judged.items():
+        (number,) = numbers({name: (JUDGED | REFUSED)[name]})
+        code += _with_argument(number, idx, rules)
+    # `clone3` is among the others: glibc then calls `clone`, whose flags a filter can see.
+    code.append(_instruction(_RETURN, _ERRNO | errno.ENOSYS))
+    return b"".join(code)
+
+
+def _clone_rules(*, may_start_processes: bool, otherwise: int) -> list[bytes]:
+    rules = [
+        _instruction(_JUMP_ANY_BIT, _CLONE_NAMESPACES, if_false=1),
+        _instruction(_RETURN, otherwise),
+    ]
+    if not may_start_processes:
+        rules += [_instruction(_JUMP_ANY_BIT, _CLONE_THREAD, if_true=1), _instruction(_RETURN, otherwise)]
+    return [*rules, _instruction(_RETURN, _ALLOW)]
+
+
+def _socket_rules() -> list[bytes]:
+    """IPv4 and IPv6 with the usual protocols: the kernel would load a module for another one."""
+    return [
+        _instruction(_JUMP_EQUAL, _AF_INET, if_true=2),
+        _instruction(_JUMP_EQUAL, _AF_INET6, if_true=1),
+        _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
+        _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * 2),
+        *_only(_PROTOCOLS, errno.EPROTONOSUPPORT),
+    ]
+
+
+def _only(values: Iterable[int], otherwise: int) -> list[bytes]:
+    """Allows some values; any other fails with the error `otherwise`."""
+    rules = [instruction for value in values for instruction in _answer_if(value, _ALLOW)]
+    return [*rules, _instruction(_RETURN, _ERRNO | otherwise)]
+
+
+def _with_argument(number: int, idx: int, rules: list[bytes]) -> list[bytes]:
+    """For one call: rules over the low half of argument `idx`. They have to end with an answer."""
+    load = _instruction(_LOAD_WORD, _OFFSET_ARGUMENTS + 8 * idx)
+    return [_instruction(_JUMP_EQUAL, number, if_false=1 + len(rules)), load, *rules]
+
+
+def _answer_if(value: int, answer: int) -> list[bytes]:
+    return [_instruction(_JUMP_EQUAL, value, if_false=1), _instruction(_RETURN, answer)]
+
+
+def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+    """One instruction; the jumps are numbers of instructions to skip."""
+    return struct.pack("=HBBI", code, if_true, if_false, value)

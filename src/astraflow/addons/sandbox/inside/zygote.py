@@ -1,0 +1,278 @@
+"""The first process of a box: for each program that the service sends, it forks a process, and watches it.
+
+    service --(socket)--> zygote --(fork)--> program, or the keeper of an agent program
+                             ^---- pipes ------'
+
+The zygote runs nothing of a program. No program can look into it or signal it: it is in a process namespace
+above theirs. When it ends, the kernel ends everything in the box; it ends when the service closes the socket.
+"""
+
+import atexit
+import builtins
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from astraflow.addons.sandbox.inside import command, frames, kernel, program, seccomp
+
+__all__ = ["main"]
+
+_PRELOADED = (
+    "bisect",
+    "collections",
+    "copy",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "heapq",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "traceback",
+    "typing",
+)
+"""Modules that many programs import. Each program gets them with the fork, instead of reading them again."""
+_SCRATCH = f"size={64 << 20},nr_inodes=1024,mode=700"
+"""The folder that libraries may write to while they are imported."""
+_CHUNK = 65_536
+_MAX_REQUEST_BYTES = 1 << 30
+_LONGEST_POLL_S = 3600.0
+"""The kernel takes no more than 24 days."""
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+_LOOPBACK = "127.0.0.1"
+_PROBE_S = 0.05
+"""CPU time that shows how busy the machine is: several turns of the processor."""
+_BACKLOG = 128
+"""Connections to the gateway that wait for the service to accept them."""
+_Order = program.Order | command.CommandOrder
+
+
+def main(control_fd: int, preloaded: Sequence[str], gateway: int, channel: int) -> None:
+    """Serves programs until the service closes the socket.
+
+    `gateway`: the only port that is open in the box, whose socket goes to the service by `channel`; 0: none.
+    """
+    kernel.allow_looking_in(is_allowed=False)
+    with socket.socket(fileno=channel) as to_service:
+        if gateway:
+            _open_gateway(gateway, to_service)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _import((*_PRELOADED, *preloaded), needs_scratch=bool(preloaded))
+    _add_exit()
+    gc.collect()
+    gc.disable()  # a collection would copy pages that zygote and program share; the program enables it again
+    gc.freeze()
+    with socket.socket(fileno=control_fd) as control:
+        control.sendall(frames.encoded({"ready": True}, []))
+        while (request := frames.received(control, _MAX_REQUEST_BYTES)) is not None:
+            head, (source, stdin, *contents) = request
+            files = dict(zip(head["files"], contents, strict=True))
+            order = _order(head, source, files)
+            reply, outputs = _verdict(order, stdin, control)
+            control.sendall(frames.encoded(reply, outputs))
+    os._exit(0)
+
+
+def _open_gateway(port: int, to_service: socket.socket) -> None:
+    """Opens the only port of the box's network, and hands its socket to the service, which is outside."""
+    with socket.create_server((_LOOPBACK, port), backlog=_BACKLOG) as listener:
+        socket.send_fds(to_service, [b"."], [listener.fileno()])
+
+
+def _order(head: dict[str, Any], source: bytes, files: dict[str, bytes]) -> _Order:
+    """What the service asks for: a program of a model, or an agent program whose description is `source`."""
+    limits = head["limits"]
+    if head["is_command"]:
+        return command.CommandOrder(json.loads(source), files, limits, seccomp.agent_filter())
+    if limits["runs_commands"]:
+        return program.Order(source, files, limits, seccomp.agent_filter())
+    may_start_processes = limits["num_processes"] > 1
+    return program.Order(source, files, limits, _filter_of(may_start_processes))
+
+
+@cache
+def _filter_of(may_start_processes: bool) -> bytes:
+    return seccomp.filter_of(may_start_processes=may_start_processes)
+
+
+def _import(names: Sequence[str], *, needs_scratch: bool) -> None:
+    """Imports modules. Libraries may want a folder to write to meanwhile; it is gone before any program."""
+    before = dict(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"  # threads that a library starts at its import do not survive a fork
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    if needs_scratch:
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount("tmpfs", program.FOLDER, kind="tmpfs", flags=flags, options=_SCRATCH)
+    for name in names:
+        importlib.import_module(name)
+    if needs_scratch:
+        kernel.umount(program.FOLDER, kernel.MNT_DETACH)
+        # What libraries want to do at the end is none of a program's.
+        atexit._clear()  # pyright: ignore[reportPrivateUsage] - nothing public forgets all callbacks
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _add_exit() -> None:
+    """`exit` and `quit`, which scripts have from the module `site`; a box does not load it."""
+    quitter = importlib.import_module("_sitebuiltins").Quitter
+    for name in ("exit", "quit"):
+        setattr(builtins, name, quitter(name, "Ctrl-D"))
+
+
+def _verdict(order: _Order, stdin: bytes, control: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
+    """Runs a program: what became of it, its two outputs, and the report of an agent program's keeper."""
+    started_s = time.monotonic()
+    pid, watched = _forked(order, stdin)
+    try:
+        is_late = watched.wait(started_s + order.limits["wall_s"], control)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        slowdown = _slowdown() if is_late else 1.0
+    finally:
+        watched.close()
+    _, status, usage = os.wait4(pid, 0)
+    reply = {
+        "problem": watched.problem.decode(errors="replace"),
+        "code": os.waitstatus_to_exitcode(status),
+        "is_late": is_late,
+        "slowdown": slowdown,
+        "is_full": watched.is_full,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "wall_s": time.monotonic() - started_s,
+        "peak_bytes": usage.ru_maxrss * 1024,
+    }
+    return reply, [bytes(watched.stdout), bytes(watched.stderr), bytes(watched.report)]
+
+
+def _slowdown() -> float:
+    """How many times longer than its CPU time a computation takes now: about 1 on an idle machine."""
+    wall_s = time.monotonic()
+    cpu_s = time.process_time()
+    while (used_s := time.process_time() - cpu_s) < _PROBE_S:
+        pass
+    return (time.monotonic() - wall_s) / used_s
+
+
+def _forked(order: _Order, stdin: bytes) -> "tuple[int, _Watched]":
+    """Forks the process of a program, as the first one of a process namespace."""
+    given = _read_only_file(stdin)
+    stdout, stdout_write = os.pipe()
+    stderr, stderr_write = os.pipe()
+    started, started_write = os.pipe()
+    report, report_write = os.pipe()
+    me = os.pidfd_open(os.getpid())
+    kernel.unshare(kernel.CLONE_NEWPID)
+    pid = os.fork()
+    if pid == 0:
+        streams = (given, stdout_write, stderr_write)
+        if isinstance(order, command.CommandOrder):
+            command.become(order, streams=streams, started=started_write, report=report_write)
+        program.become(order, streams=streams, started=started_write)
+    kernel.setns(me, kernel.CLONE_NEWPID)  # the next fork is of this namespace again, and can be unshared
+    for fd in (given, stdout_write, stderr_write, started_write, report_write, me):
+        os.close(fd)
+    pipes = (stdout, stderr, started, report)
+    return pid, _Watched(os.pidfd_open(pid), *pipes, max_bytes=order.limits["output_bytes"])
+
+
+def _read_only_file(content: bytes) -> int:
+    """A file in memory that nobody can change, from its beginning."""
+    fd = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+@dataclass(slots=True)
+class _Watched:
+    """The other ends of a program's outputs, and what came out of them so far."""
+
+    ended_fd: int
+    stdout_fd: int
+    stderr_fd: int
+    started_fd: int
+    report_fd: int
+    max_bytes: int
+    """Of each output."""
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    problem: bytearray = field(default_factory=bytearray)
+    """Why the program could not be started."""
+    report: bytearray = field(default_factory=bytearray)
+    """What the keeper of an agent program says at its end."""
+    is_full: bool = False
+    """An output was larger than allowed."""
+
+    def wait(self, until_s: float, control: socket.socket) -> bool:
+        """Reads the outputs until the program ends, is late, or prints too much. Returns whether it is late.
+
+        Ends the box if the service closes the socket.
+        """
+        poll = select.poll()
+        poll.register(self.ended_fd, select.POLLIN)
+        poll.register(control, select.POLLRDHUP)
+        sinks = {
+            self.stdout_fd: self.stdout,
+            self.stderr_fd: self.stderr,
+            self.started_fd: self.problem,
+            self.report_fd: self.report,
+        }
+        for fd in sinks:
+            poll.register(fd, select.POLLIN)
+        while not self.is_full:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return True
+            found = {fd for fd, _ in poll.poll(min(left_s, _LONGEST_POLL_S) * 1000 + 1)}
+            if control.fileno() in found:
+                os._exit(0)
+            for fd in found & sinks.keys():
+                if not self._read(fd, sinks[fd]):
+                    poll.unregister(fd)
+            if self.ended_fd in found:
+                self._read_rest(sinks)
+                return False
+        return False
+
+    def _read(self, fd: int, sink: bytearray) -> bool:
+        """Reads what is there. Returns False at the end, and if there is too much."""
+        chunk = os.read(fd, _CHUNK)
+        room = self.max_bytes - len(sink)
+        sink += chunk[:room]
+        self.is_full |= len(chunk) > room
+        return bool(chunk) and not self.is_full
+
+    def _read_rest(self, sinks: dict[int, bytearray]) -> None:
+        """Reads what is left in the pipes. They have no writer any more."""
+        for fd, sink in sinks.items():
+            while self._read(fd, sink):
+                pass
+
+    def close(self) -> None:
+        for fd in (self.ended_fd, self.stdout_fd, self.stderr_fd, self.started_fd, self.report_fd):
+            os.close(fd)

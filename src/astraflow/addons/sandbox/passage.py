@@ -1,0 +1,94 @@
+"""The way out of a box: what is sent to its one open port goes on to a port of this machine.
+
+    program --(the box's loopback)--> passage --(the machine's loopback)--> gateway
+
+The listening socket belongs to the network of the box, so nothing but the box's processes can connect to it.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from astraflow.service.readable import until_readable
+
+__all__ = ["passage"]
+
+_LOOPBACK = "127.0.0.1"
+_MAX_CONNECTIONS = 128
+"""Connections at the same time; further ones wait."""
+_CHUNK = 65_536
+
+
+@asynccontextmanager
+async def passage(listener: socket.socket, port: int) -> AsyncGenerator[None]:
+    """Passes connections on while the block runs. Afterwards, none is left; the listener stays open."""
+    listener.setblocking(False)
+    serving = asyncio.create_task(_serve(listener, port))
+    try:
+        yield
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
+    if not serving.cancelled():
+        serving.result()
+
+
+async def _serve(listener: socket.socket, port: int) -> None:
+    free = asyncio.Semaphore(_MAX_CONNECTIONS)
+    async with asyncio.TaskGroup() as connections:
+        while True:
+            await free.acquire()
+            inside = await _accepted(listener)
+            passing = connections.create_task(_pass_on(inside, port))
+            passing.add_done_callback(partial(_ended, inside, free))
+
+
+async def _accepted(listener: socket.socket) -> socket.socket:
+    """The next connection. If the caller is cancelled just as one comes, `loop.sock_accept` leaves that open,
+    and nobody knows of it."""
+    while True:
+        await until_readable(listener.fileno())
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # the caller is gone again
+            return listener.accept()[0]
+
+
+def _ended(inside: socket.socket, free: asyncio.Semaphore, _: asyncio.Task[None]) -> None:
+    inside.close()  # a task that is cancelled before it begins has not even done that
+    free.release()
+
+
+async def _pass_on(inside: socket.socket, port: int) -> None:
+    """Joins a connection of the box with one to the port until both are over."""
+    from_box, to_box = await asyncio.open_connection(sock=inside)
+    async with _closing(to_box):
+        try:
+            from_port, to_port = await asyncio.open_connection(_LOOPBACK, port)
+        except OSError:
+            return
+        async with _closing(to_port):
+            await asyncio.gather(_copy(from_box, to_port), _copy(from_port, to_box))
+
+
+@asynccontextmanager
+async def _closing(connection: asyncio.StreamWriter) -> AsyncGenerator[None]:
+    """Closes a connection after what was written is sent; at once if the block is cancelled or fails."""
+    try:
+        yield
+        connection.close()
+        with contextlib.suppress(OSError):
+            await connection.wait_closed()
+    finally:
+        connection.transport.abort()
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    """Copies until the source ends or the sink is gone, and tells the sink that this direction is over."""
+    with contextlib.suppress(OSError):
+        while chunk := await source.read(_CHUNK):
+            sink.write(chunk)
+            await sink.drain()
+    with contextlib.suppress(OSError):
+        sink.write_eof()

@@ -1,0 +1,238 @@
+"""What a program in a box may use, and what became of it."""
+
+import math
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+
+from astraflow.addons.sandbox.inside.program import EXIT_MEMORY, EXIT_OUTPUT
+from astraflow.errors import ConfigError, LateScoreError, RolloutError
+
+__all__ = ["MAX_STDIN_BYTES", "Ended", "Kind", "Limits", "Program", "Verdict", "verdict_of"]
+
+MAX_STDIN_BYTES = 64 << 20
+"""Standard input of one program."""
+_MAX_SOURCE_BYTES = 1 << 20
+"""A completion of 100,000 tokens has about half a megabyte."""
+_MAX_FILES = 64
+_MAX_NAME = 256
+_LARGEST = {
+    "cpu_s": 3600.0,
+    "wall_s": 3600.0,
+    "memory_bytes": 64 << 30,
+    "disk_bytes": 4 << 30,
+    "output_bytes": 64 << 20,
+    "num_processes": 256,
+}
+_BUSY = 1.5
+"""From this slowdown on, others had a part of the processor."""
+_COMPUTING_FRAC = 0.5
+"""A program that is late on a busy machine computed if it used this share of what the machine gave it."""
+_NO_MEMORY = "the machine had no more memory"
+_SMALLEST_MEMORY = 64 << 20
+"""An interpreter alone has about 40 MB of addresses."""
+
+
+class Kind(StrEnum):
+    """How a program ended."""
+
+    PASSED = "passed"
+    """It ended by itself, with exit code 0. Whether what it printed is right is for others to judge."""
+    FAILED = "failed"
+    """It raised, or exited with another code."""
+    TIMEOUT = "timeout"
+    """It was ended because it used all of its time."""
+    MEMORY = "memory"
+    """It got no more memory."""
+    OUTPUT = "output"
+    """It printed more than it may, or wrote more files than it may."""
+    CRASH = "crash"
+    """A signal ended it, such as SIGSEGV."""
+    REFUSED = "refused"
+    """It was not run, or was ended when it asked the kernel for something that no solution of a task needs:
+    the network, other processes, other programs, mounts, keys, tracing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use.
+
+    Example: `Limits(cpu_s=2, memory_bytes=256 << 20)`.
+    """
+
+    cpu_s: float = 4.0
+    """CPU seconds of a process; the kernel counts whole ones, so it ends a process up to a second later."""
+    wall_s: float = 10.0
+    """Seconds from its start to its end."""
+    memory_bytes: int = 512 << 20
+    """Addresses that a process may use. What it has in memory is less."""
+    disk_bytes: int = 16 << 20
+    """All of its files together."""
+    output_bytes: int = 1 << 20
+    """Each of its two outputs."""
+    num_processes: int = 1
+    """Processes at a time. With more than one, each has its own limit of CPU time and memory."""
+    runs_commands: bool = False
+    """Whether it runs commands of a shell: it may start programs, its own files included, and what the kernel
+    is not to do for it fails instead of ending it."""
+
+    def __post_init__(self) -> None:
+        for name, largest in _LARGEST.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 0 < value <= largest):
+                raise ConfigError(f"limits.{name} = {value}; expected more than 0, at most {largest}")
+        if self.memory_bytes < _SMALLEST_MEMORY:
+            raise ConfigError(
+                f"limits.memory_bytes = {self.memory_bytes}; an interpreter needs {_SMALLEST_MEMORY} bytes"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program, checked, as a box takes it."""
+
+    source: bytes
+    files: dict[str, bytes]
+    stdin: bytes
+    limits: Limits
+    refusal: str = ""
+    """Why it is not run; empty if it is. Only its text decides, because only that is a model's."""
+
+    @classmethod
+    def of(cls, source: str, files: dict[str, str | bytes], stdin: str | bytes, limits: Limits) -> "Program":
+        """Raises: ConfigError if files or input cannot be given. They are the caller's, not a model's."""
+        data = source.encode(errors="surrogatepass")
+        refusal = ""
+        if len(data) > _MAX_SOURCE_BYTES:
+            refusal = f"the program has {len(data)} bytes; at most {_MAX_SOURCE_BYTES} are run"
+        given = {name: _bytes(content) for name, content in files.items()}
+        _check_files(given, limits)
+        read = _bytes(stdin)
+        if len(read) > MAX_STDIN_BYTES:
+            raise ConfigError(f"stdin has {len(read)} bytes; a program gets at most {MAX_STDIN_BYTES}")
+        return cls(data, given, read, limits, refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a program.
+
+    Example: `Verdict(Kind.PASSED, stdout="5\\n", stderr="", cpu_s=0.01, peak_bytes=14_000_000)`.
+    """
+
+    kind: Kind
+    stdout: str
+    """What it printed, as UTF-8 with replacements, up to the limit."""
+    stderr: str
+    cpu_s: float
+    peak_bytes: int
+    """Largest resident memory of its first process; an interpreter alone has about 14 MB."""
+    reason: str = ""
+    """How it ended, in words for people: `exit code 1`, `SIGSEGV`, `10 s are over`."""
+    fault: str = ""
+    """What the machine lacked; the verdict then says nothing about the program, which another try may tell.
+    Empty if the machine had what the limits allow."""
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether it ended by itself and well."""
+        return self.kind is Kind.PASSED
+
+    def raise_fault(self, what: str) -> None:
+        """Raises: LateScoreError if the machine was too busy for `what`; RolloutError if it had no memory."""
+        if self.fault and self.kind is Kind.TIMEOUT:
+            raise LateScoreError(f"{what} was not run to its end: {self.fault}")
+        if self.fault:
+            raise RolloutError(f"{what} was not run to its end: {self.fault}")
+
+    @property
+    def is_hostile(self) -> bool:
+        """Whether its box is not used again: the program did what no solution of a task does."""
+        return self.kind in {Kind.REFUSED, Kind.CRASH}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended, as the zygote of its box saw it."""
+
+    code: int
+    """Exit code, or minus the signal that ended it."""
+    is_late: bool
+    is_full: bool
+    """An output was larger than allowed."""
+    cpu_s: float
+    wall_s: float
+    peak_bytes: int
+    problem: str = ""
+    """Why it could not be started; empty if it was."""
+    slowdown: float = 1.0
+    """Of a program that is late: how many times longer than its CPU time a computation took after its end."""
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode(errors="surrogatepass") if isinstance(content, str) else content
+
+
+def _check_files(files: dict[str, bytes], limits: Limits) -> None:
+    if len(files) > _MAX_FILES:
+        raise ConfigError(f"{len(files)} files for one program; at most {_MAX_FILES} are allowed")
+    for name in files:
+        path = PurePosixPath(name)
+        is_inside = name and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+        if not is_inside or len(name) > _MAX_NAME or str(path) in {".", "main.py"}:
+            raise ConfigError(
+                f"a program's file has the name {name[:_MAX_NAME]!r}; expected a relative path without `..` "
+                "that is not the program's own, main.py"
+            )
+    total = sum(len(content) for content in files.values())
+    if total > limits.disk_bytes:
+        raise ConfigError(
+            f"the files of a program have {total} bytes; limits.disk_bytes = {limits.disk_bytes}"
+        )
+
+
+def verdict_of(ended: Ended, limits: Limits, stdout: bytes, stderr: bytes) -> Verdict:
+    """The verdict on a program that has ended."""
+    kind, reason = _judged(ended, limits)
+    return Verdict(
+        kind,
+        stdout.decode(errors="replace"),
+        stderr.decode(errors="replace"),
+        cpu_s=ended.cpu_s,
+        peak_bytes=ended.peak_bytes,
+        reason=reason,
+        fault=_fault(ended, limits, reason),
+    )
+
+
+def _fault(ended: Ended, limits: Limits, reason: str) -> str:
+    """What the machine lacked. A program that waited, instead of computing, is late by its own fault."""
+    if ended.is_late and not ended.is_full and ended.slowdown >= _BUSY:
+        if _COMPUTING_FRAC * ended.wall_s <= ended.cpu_s * ended.slowdown and ended.cpu_s <= limits.cpu_s:
+            return f"the machine was busy: {ended.cpu_s:.2f} s of CPU time in {limits.wall_s:g} s"
+        return ""
+    return reason if reason == _NO_MEMORY else ""
+
+
+def _judged(ended: Ended, limits: Limits) -> tuple[Kind, str]:
+    if ended.is_full:
+        return Kind.OUTPUT, f"an output has more than {limits.output_bytes} bytes"
+    if ended.is_late:
+        return Kind.TIMEOUT, f"{limits.wall_s:g} s are over"
+    if ended.cpu_s > limits.cpu_s:
+        return Kind.TIMEOUT, f"it used {ended.cpu_s:.2f} s of CPU time, {limits.cpu_s:g} s are allowed"
+    if ended.code in _KINDS_BY_CODE:
+        return _KINDS_BY_CODE[ended.code]
+    if ended.code < 0:
+        return Kind.CRASH, signal.Signals(-ended.code).name
+    return (Kind.FAILED, f"exit code {ended.code}") if ended.code else (Kind.PASSED, "exit code 0")
+
+
+_KINDS_BY_CODE = {
+    EXIT_MEMORY: (Kind.MEMORY, "MemoryError"),
+    EXIT_OUTPUT: (Kind.OUTPUT, "its folder is full"),
+    -signal.SIGSYS: (Kind.REFUSED, "it asked the kernel for what boxes refuse"),
+    # Nothing in the box can send this signal to it. What is left is the kernel, out of memory.
+    -signal.SIGKILL: (Kind.MEMORY, _NO_MEMORY),
+}

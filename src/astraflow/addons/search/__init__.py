@@ -1,0 +1,1 @@
+"""Search: the workflow `search`, its indexes, and the rewards for short answers."""

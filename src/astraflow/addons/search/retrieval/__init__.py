@@ -1,0 +1,1 @@
+"""Search indexes: built once, then searched by workflows."""

@@ -1,0 +1,1 @@
+"""The verbs of the Tinker API, for training loops of your own."""

@@ -1,0 +1,211 @@
+"""Trains a tiny model on demonstrations by supervised learning, to a partial skill.
+
+This file owns nothing but the loop. The model is trained in place, in float32 on the CPU, on each
+demonstration once, in the given order. Repeated on one machine with as many threads, it gives the same
+weights.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.functional import cross_entropy
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+    Qwen3VLForConditionalGeneration,
+)
+
+from astraflow.addons.tiny_models.demonstrations import Demonstration
+from astraflow.addons.tiny_models.spec import WarmStartConfig
+from astraflow.errors import ConfigError, DataError
+from astraflow.models.images import ImageRules, placed
+from astraflow.models.tokenizer import IMAGE_TOKEN, shown_tools
+from astraflow.models.vision import Sight
+from astraflow.types import Media, Message
+
+__all__ = ["Progress", "TinyModel", "warm_start"]
+
+Progress = Callable[[str], None]
+"""Takes one line of progress."""
+TinyModel = Qwen3ForCausalLM | Qwen3MoeForCausalLM | Qwen3VLForConditionalGeneration
+"""A model that a spec describes."""
+
+_IGNORED = -100
+"""Target of a position that is not learned (torch's own default)."""
+_REPORTS = 10
+"""Lines of progress that a warm start reports."""
+_MAX_GRAD_NORM = 1.0
+"""Larger gradients are scaled down to this norm."""
+
+
+def warm_start(
+    model: TinyModel,
+    tokenizer: PreTrainedTokenizerFast,
+    demonstrations: Sequence[Demonstration],
+    *,
+    config: WarmStartConfig,
+    progress: Progress,
+    images: ImageRules | None = None,
+) -> None:
+    """Trains the model to give each of the assistant's messages with its end token; nothing else is learned.
+
+    `images`: how the model sees images, if it does.
+
+    Raises: ConfigError if a demonstration needs characters that the tokenizer lacks, or shows no message of
+    the assistant.
+    """
+    if config.steps == 0:
+        return
+    encoded = _encode(tokenizer, demonstrations, images)
+    sight = None if images is None else Sight(model, images)
+    optimizers = _optimizers(model, config.lr)
+    model.train()
+    for step in range(config.steps):
+        start = step * config.batch_size
+        batch = encoded[start : start + config.batch_size]
+        ids, targets = _padded(batch, pad_id=cast("int", tokenizer.pad_token_id))
+        loss = _loss(model, ids, targets, sight, [media for _, _, media in batch])
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
+        for optimizer in optimizers:
+            _set_lr(optimizer, config.lr * _schedule(step, config.steps))
+            optimizer.step()
+        if (step + 1) % math.ceil(config.steps / _REPORTS) == 0:
+            progress(f"warm start: step {step + 1} of {config.steps}, loss {loss.item():.3f}")
+    model.eval()
+
+
+_Row = tuple[list[int], list[int], Media]
+"""Token ids of a conversation; its targets: the same ids where they are learned, else `_IGNORED`; its
+images."""
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Demonstration], images: ImageRules | None
+) -> list[_Row]:
+    """Each conversation as the chat template renders it. The assistant's words and end tokens are learned.
+
+    Raises: ConfigError if a demonstration shows no words of the assistant, or the tokenizer lacks a
+    character.
+    """
+    opening = cast("int", tokenizer.convert_tokens_to_ids("<assistant>"))
+    end = cast("int", tokenizer.eos_token_id)
+    # All texts go to the tokenizer at once, which takes a tenth of the time.
+    texts = [text for shown in demonstrations for text in _texts(shown, images)]
+    encode = cast("Callable[[list[str]], Any]", tokenizer)
+    encoded = iter(cast("list[list[int]]", encode(texts)["input_ids"]) if texts else [])
+    rows: list[_Row] = []
+    for shown in demonstrations:
+        ids = list(next(encoded))
+        targets = [_IGNORED] * len(ids)
+        for message in shown.conversation:
+            words = next(encoded)
+            is_learned = message.role == "assistant"
+            ids += [opening, *words, end] if is_learned else words
+            targets += [_IGNORED, *words, end] if is_learned else [_IGNORED] * len(words)
+        _check(shown, ids, targets, unknown=cast("int", tokenizer.unk_token_id))
+        uris = [each.uri for message in shown.conversation for each in message.images]
+        rows.append((ids, targets, () if images is None else placed(images, ids, uris)))
+    return rows
+
+
+def _texts(shown: Demonstration, images: ImageRules | None) -> list[str]:
+    """The text that shows the tools, which may be empty, and those of the messages."""
+    return [shown_tools(shown.tools), *(_text(message, images) for message in shown.conversation)]
+
+
+def _text(message: Message, images: ImageRules | None) -> str:
+    """A message's content with each image as many tokens as stand for it.
+
+    Raises: ConfigError if the model reads text alone.
+    """
+    if not message.images:
+        return message.content
+    if images is None:
+        raise ConfigError(
+            f"the demonstration {message.content!r} has an image, and architecture.vision_layers is 0"
+        )
+    text = message.content
+    for each in reversed(message.images):
+        text = text[: each.start] + IMAGE_TOKEN * images.num_tokens(each.uri) + text[each.start :]
+    return text
+
+
+def _check(shown: Demonstration, ids: Sequence[int], targets: Sequence[int], *, unknown: int) -> None:
+    turns = " -> ".join(repr(message.content) for message in shown.conversation)
+    if unknown in ids:
+        raise ConfigError(f"tokenizer.characters lack a character of the demonstration {turns}")
+    if all(target == _IGNORED for target in targets):
+        raise ConfigError(f"the demonstration {turns} has no message of the role `assistant` to learn")
+
+
+def _padded(rows: list[_Row], *, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Token ids and targets [B, T], padded on the right, where a causal model needs no mask."""
+    longest = max(len(ids) for ids, _, _ in rows)
+    padded_ids = torch.full((len(rows), longest), pad_id)
+    padded_targets = torch.full((len(rows), longest), _IGNORED)
+    for row, (ids, targets, _) in enumerate(rows):
+        padded_ids[row, : len(ids)] = torch.tensor(ids)
+        padded_targets[row, : len(targets)] = torch.tensor(targets)
+    return padded_ids, padded_targets
+
+
+def _loss(
+    model: TinyModel, ids: Tensor, targets: Tensor, sight: Sight | None, media: Sequence[Media]
+) -> Tensor:
+    # The output at a token predicts the next one.
+    logits = _logits(model, ids, sight, media)[:, :-1]
+    return cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=_IGNORED)
+
+
+def _logits(model: Any, ids: Tensor, sight: Sight | None, media: Sequence[Media]) -> Tensor:
+    if sight is None or not any(media):
+        return model(input_ids=ids, use_cache=False).logits
+    seen = sight.seen(media, num_tokens=ids.shape[1])
+    with sight.showing(seen):
+        return model(input_ids=ids, position_ids=seen.positions, use_cache=False, **seen.inputs).logits
+
+
+def _optimizers(model: TinyModel, lr: float) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the layers' matrices, AdamW for the rest.
+
+    Muon (orthogonalised momentum) needs about a third of AdamW's steps here, but it is for matrices only.
+    Embedding and output head stay with AdamW too, as Muon's authors advise, and so do experts, which are one
+    tensor for each layer.
+    Raises: DataError if torch is too old to have Muon.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise DataError(
+            f"the warm start needs torch.optim.Muon, which torch has since 2.9; this is {torch.__version__}. "
+            "Everything else runs with torch >= 2.8: build the model where torch is newer and copy its folder"
+        )
+    if isinstance(model, Qwen3VLForConditionalGeneration):
+        parts = cast("Any", model.model)
+        layers: list[Module] = [parts.language_model.layers, parts.visual.blocks]
+    else:
+        layers = [model.model.layers]
+    matrices = [p for part in layers for p in part.parameters() if p.ndim == 2]
+    are_matrices = {id(p) for p in matrices}  # tensors compare by element, so they are told apart by identity
+    others = [p for p in model.parameters() if id(p) not in are_matrices]
+    return (
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.99), weight_decay=0.0),
+    )
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Share of the peak learning rate: it rises over the first twentieth, then falls linearly to 0."""
+    num_rising = max(1, steps // 20)
+    return min((step + 1) / num_rising, (steps - step) / (steps - num_rising + 1))
+
+
+def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

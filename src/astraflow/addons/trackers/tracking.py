@@ -1,0 +1,262 @@
+"""The processes of a run's trackers. The run starts and wakes them; it waits for them only at its end.
+
+    launching process:  metrics.jsonl --> a byte down a pipe (never blocks)
+    tracker process:    byte --> reads metrics.jsonl from its position --> tracker --> keeps the position
+
+A process that fails, or takes no row for minutes, is ended and started again, with growing pauses, as long as
+the run goes on. At the end it has a deadline. Rows that a tracker has not taken by then are counted and said;
+they stay in `metrics.jsonl`, and a resumed run hands them over. Only the process that launches a run writes
+to its trackers, so there is one writer whatever launcher starts the services.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from astraflow.addons.trackers.config import tracker_key
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.report.row_feed import num_waiting, read_position
+from astraflow.service.process import MODULE_PATH_VARIABLE
+
+__all__ = ["FINISHED_S", "INTERRUPTED_S", "Trackers"]
+
+FINISHED_S = 20.0
+"""Time that trackers have to take the last rows of a run that is over."""
+INTERRUPTED_S = 3.0
+"""The same for a run that was interrupted: it ends within 5 s, and hands over the rest when it is resumed."""
+
+_LOOK_EVERY_S = 5.0
+_LONGEST_SILENCE_S = 120.0
+"""A tracker that takes no row for this long, while some wait, is ended and started again."""
+_LONGEST_START_S = 120.0
+"""The same before its first row: it imports a library and connects, which takes long on a busy machine."""
+_FIRST_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 300.0
+
+
+class Trackers:
+    """All trackers of a run: `start`, then `wake` after each row of `metrics.jsonl`, then `close`."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        note: Callable[[str], None],
+        *,
+        module_path: Sequence[str] = (),
+        python: str = sys.executable,
+        longest_silence_s: float = _LONGEST_SILENCE_S,
+    ) -> None:
+        """`note` gets one line for a person, from other threads. `python` runs the processes."""
+        self._keepers = [
+            _Keeper(tracker_key(config), folder, note, module_path, (python, longest_silence_s))
+            for config in recipe.trackers
+        ]
+
+    def start(self) -> None:
+        """Starts the processes; returns at once."""
+        for keeper in self._keepers:
+            keeper.start()
+
+    def wake(self) -> None:
+        """There are new rows. Never blocks."""
+        for keeper in self._keepers:
+            keeper.wake()
+
+    def close(self, deadline_s: float) -> None:
+        """No more rows will come. Returns once the trackers have taken them, or after `deadline_s`."""
+        end_s = time.monotonic() + deadline_s
+        for keeper in self._keepers:
+            keeper.finish()
+        for keeper in self._keepers:
+            keeper.join(end_s - time.monotonic(), deadline_s)
+        self._keepers = []
+
+    def kill(self) -> None:
+        """Ends the processes at once."""
+        for keeper in self._keepers:
+            keeper.kill()
+
+
+class _Keeper:
+    """Keeps the process of one tracker alive, from a thread of its own."""
+
+    def __init__(
+        self,
+        key: str,
+        folder: RunFolder,
+        note: Callable[[str], None],
+        module_path: Sequence[str],
+        process: tuple[str, float],
+    ) -> None:
+        self._key = key
+        self._folder = folder
+        self._own = folder.trackers / key
+        self._log_path = folder.logs / f"tracker-{key}.log"
+        self._note = note
+        self._module_path = module_path
+        self._python, self._longest_silence_s = process
+        self._lock = threading.Lock()
+        """Held to use or change the two fields below."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._bell: int | None = None
+        """The write end of the process's pipe."""
+        self._finishing = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"tracker-{key}", daemon=True)
+        self._last_said = ""
+        self._last_end = ""
+        """How the process ended, if it failed while it was to take the last rows."""
+        self._position = 0
+        self._moved_s = 0.0
+        """When the tracker was last seen to take rows, or had taken all."""
+        self._has_moved = False
+        """Whether this start of the process has taken rows."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        with self._lock, contextlib.suppress(OSError):  # full: it has been woken; broken: it has ended
+            if self._bell is not None:
+                os.write(self._bell, b".")
+
+    def finish(self) -> None:
+        """Lets the process take the rest and end."""
+        self._finishing.set()
+        self._close_bell()
+
+    def join(self, patience_s: float, deadline_s: float) -> None:
+        """Waits for the end of the process, ends it after `patience_s`, and says what it did not take."""
+        if self._thread.ident is None:
+            return  # the run failed before it started its trackers
+        self._thread.join(max(0.0, patience_s))
+        if was_slow := self._thread.is_alive():
+            self.kill()
+            self._thread.join(2.0)
+        if num := num_waiting(self._folder.metrics, self._own):
+            why = f" within {deadline_s:.0f} s" if was_slow else self._last_end
+            self._note(
+                f"tracker {self._key} did not take {num} rows{why}; they are in {self._folder.metrics}, and "
+                f"are handed over if the run is resumed (log: {self._log_path})"
+            )
+        elif was_slow:
+            self._note(f"tracker {self._key} took all rows, but did not close within {deadline_s:.0f} s")
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                _kill_session(self._process)
+
+    # --- in the thread ---
+
+    def _keep(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            code = self._run_once()
+            if self._finishing.is_set():
+                self._last_end = f"; it ended with code {code}: {self._last_line()}" if code else ""
+                return
+            self._say(f"ended with code {code}: {self._last_line()}")
+            if self._finishing.wait(pause_s):
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _run_once(self) -> int | str:
+        """Runs the process until it ends; its exit code, or why there is none."""
+        try:
+            process = self._started()
+        except OSError as err:
+            return f"none ({err})"
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(min(_LOOK_EVERY_S, self._longest_silence_s / 4))
+                self._look(process)
+        finally:
+            self._close_bell()
+            _kill_session(process)
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        try:
+            with self._log_path.open("ab", buffering=0) as log, self._lock:
+                log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} tracker {self._key} starts\n".encode())
+                self._process = subprocess.Popen(
+                    [
+                        self._python,
+                        "-m",
+                        "astraflow.addons.trackers.tracker_process",
+                        str(self._folder.path),
+                        self._key,
+                    ],
+                    stdin=read_fd,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, MODULE_PATH_VARIABLE: os.pathsep.join(self._module_path)},
+                    start_new_session=True,
+                )
+                self._bell = write_fd
+        except OSError:
+            os.close(write_fd)
+            raise
+        finally:
+            os.close(read_fd)
+        self._position = read_position(self._own)
+        self._moved_s = time.monotonic()
+        self._has_moved = False
+        if self._finishing.is_set():
+            self._close_bell()
+        return self._process
+
+    def _look(self, process: "subprocess.Popen[bytes]") -> None:
+        """Ends a process that hangs. There is nothing to wait on: code of others writes to a place of
+        others."""
+        position = read_position(self._own)
+        now_s = time.monotonic()
+        if position != self._position:
+            self._has_moved = True
+        if position != self._position or position >= self._folder.metrics.stat().st_size:
+            self._position = position
+            self._moved_s = now_s
+        longest_s = (
+            self._longest_silence_s if self._has_moved else max(self._longest_silence_s, _LONGEST_START_S)
+        )
+        if now_s - self._moved_s > longest_s:
+            self._say(f"has taken no row for {longest_s:.0f} s, and is started again")
+            _kill_session(process)
+
+    def _close_bell(self) -> None:
+        with self._lock:
+            if self._bell is not None:
+                os.close(self._bell)
+                self._bell = None
+
+    def _say(self, what: str) -> None:
+        """Notes what goes wrong, once for each reason in a row."""
+        if what != self._last_said:
+            self._last_said = what
+            self._note(
+                f"tracker {self._key} {what}; the run goes on, and its rows wait in metrics.jsonl "
+                f"(log: {self._log_path})"
+            )
+
+    def _last_line(self) -> str:
+        try:
+            lines = self._log_path.read_bytes()[-4000:].decode("utf-8", "replace").splitlines()
+        except OSError:
+            return "there is no log"
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:300]
+
+
+def _kill_session(process: "subprocess.Popen[bytes]") -> None:
+    """Kills a process and the helpers that it started, which are in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

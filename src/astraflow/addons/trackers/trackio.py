@@ -1,0 +1,44 @@
+"""Trackio: a local dashboard with the interface of Weights & Biases."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from astraflow.addons.trackers.config import TrackioConfig
+from astraflow.addons.trackers.tracked_run import TrackedRun
+from astraflow.metrics import MetricRow
+
+__all__ = ["TrackioTracker"]
+
+
+class TrackioTracker:
+    """Implements `Tracker`. Trackio knows a run by its name, so the name ends with an id that stays."""
+
+    def __init__(self, config: TrackioConfig, run: TrackedRun) -> None:
+        # Any: the library is not part of the environment that checks types.
+        self._trackio: Any = importlib.import_module("trackio")
+        self._trackio.init(
+            project=config.project or run.project,
+            name=f"{run.name}-{run.id}",
+            group=config.group or None,
+            space_id=config.space or None,
+            config=dict(run.recipe),
+            resume="allow",
+            embed=False,
+        )
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Logs each row at its policy's step."""
+        for row in map(MetricRow.from_flat, rows):
+            self._trackio.log(dict(row.named), step=row.step)
+
+    def write_episodes(self, row: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> None:
+        """Logs a table."""
+        columns = list(episodes[0])
+        data = [[each[name] for name in columns] for each in episodes]
+        table = self._trackio.Table(columns=columns, data=data)
+        self._trackio.log({f"{row['policy']}/eval/{row['eval_set']}/episodes": table}, step=row["step"])
+
+    def close(self) -> None:
+        """Ends the run, which writes what is left."""
+        self._trackio.finish()

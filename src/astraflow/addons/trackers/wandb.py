@@ -1,0 +1,57 @@
+"""Weights & Biases: one run, whose charts have the steps of their policy as x axis."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from astraflow.addons.trackers.config import WandbConfig
+from astraflow.addons.trackers.tracked_run import TrackedRun
+from astraflow.metrics import MetricRow
+
+__all__ = ["WandbTracker"]
+
+
+class WandbTracker:
+    """Implements `Tracker`.
+
+    W&B's own step only ever grows, while several policies and their evaluations each have their own: so each
+    policy's step is a metric, and the x axis of the others.
+    """
+
+    def __init__(self, config: WandbConfig, run: TrackedRun) -> None:
+        # Any: the library is not part of the environment that checks types.
+        wandb: Any = importlib.import_module("wandb")
+        self._table = wandb.Table
+        self._run = wandb.init(
+            project=config.project or run.project,
+            entity=config.entity or None,
+            group=config.group or None,
+            tags=config.tags,
+            mode=config.mode,
+            id=run.id,
+            name=run.name,
+            resume="allow",
+            dir=str(run.folder),
+            config=dict(run.recipe),
+            # This process prints nothing worth keeping, and its working copy is not the run's.
+            settings=wandb.Settings(console="off", disable_git=True, disable_code=True),
+        )
+        for policy in run.recipe["policies"]:
+            self._run.define_metric(f"{policy}/step")
+            self._run.define_metric(f"{policy}/*", step_metric=f"{policy}/step")
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Logs each row as one history entry."""
+        for row in map(MetricRow.from_flat, rows):
+            self._run.log({f"{row.policy}/step": row.step, **row.named})
+
+    def write_episodes(self, row: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> None:
+        """Logs a table."""
+        columns = list(episodes[0])
+        table = self._table(columns=columns, data=[[each[name] for name in columns] for each in episodes])
+        policy = row["policy"]
+        self._run.log({f"{policy}/step": row["step"], f"{policy}/eval/{row['eval_set']}/episodes": table})
+
+    def close(self) -> None:
+        """Ends the run, which uploads what is left."""
+        self._run.finish()

@@ -1,0 +1,1 @@
+"""`astraflow view`: an index of runs, live or not, with a page and commands."""

@@ -1,0 +1,356 @@
+"""The viewer's HTTP interface: the page, and what it asks for. It reads run folders and changes nothing.
+
+    GET /                                    the page; the fragment says what it shows
+    GET /assets/NAME                         its scripts and styles, from the package
+    GET /api/runs                            the runs that are shown
+    GET /api/runs/RUN                        status, services, notes, and how far the index is
+    GET /api/runs/RUN/metrics?after=ID       rows of metrics.jsonl
+    GET /api/runs/RUN/episodes?FILTERS       a part of a search
+    GET /api/runs/RUN/episodes/ID            one episode in full
+    GET /api/runs/RUN/groups/KIND/NUMBER     a group, each episode in full
+    GET /api/runs/RUN/versions               published versions
+    GET /api/runs/RUN/timeline?from&to       spans and events
+    GET /api/runs/RUN/slots?worker&from&to   what each slot of a service did
+    GET /api/runs/RUN/loads                  how long services took to load versions
+    GET /api/runs/RUN/trace                  the same for Perfetto
+    GET /api/runs/RUN/recipe                 the resolved recipe, flat
+    GET /api/runs/RUN/export?form&FILTERS    JSONL or Parquet
+
+An index is filled while somebody looks: each question first takes what is new, for a bounded time. Everything
+that blocks runs in threads.
+"""
+
+import asyncio
+import contextlib
+import functools
+import io
+import itertools
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from astraflow.addons.view import timeline
+from astraflow.addons.view.episode import EpisodeView, episode_view
+from astraflow.addons.view.export import check_parquet, exported, json_line, write_parquet
+from astraflow.addons.view.filters import EpisodeFilter, filter_of
+from astraflow.addons.view.recipe_lines import recipe_lines
+from astraflow.addons.view.runs import ShownRun, ShownRuns
+from astraflow.addons.view.search import choices, group_rows, search
+from astraflow.addons.view.slots import slot_lanes
+from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
+from astraflow.errors import ConfigError, Error
+from astraflow.report.status import run_status
+from astraflow.types import ErrorReply
+
+__all__ = ["make_app"]
+
+_FILL_S = 0.5
+"""Time that one question spends on filling the index; the page shows how far it is."""
+_PAUSE_S = 0.1
+"""Between two looks at an index that is being filled."""
+_MAX_LIMIT = 200
+_MAX_GROUP = 64
+"""Episodes of a group that are shown side by side."""
+_MAX_EXPORT = 100_000
+_MAX_METRIC_ROWS = 4000
+_T = TypeVar("_T")
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(runs: ShownRuns) -> Starlette:
+    """The ASGI app over some runs."""
+    views = _Views(runs)
+    routes = [
+        *(Route(path, _file(*found)) for path, found in page_files().items()),
+        Route("/api/runs", _guarded(views.list_runs)),
+        Route("/api/runs/{run}", _guarded(views.overview)),
+        Route("/api/runs/{run}/metrics", _guarded(views.metrics)),
+        Route("/api/runs/{run}/episodes", _guarded(views.episodes)),
+        Route("/api/runs/{run}/episodes/{id:int}", _guarded(views.episode)),
+        Route("/api/runs/{run}/groups/{kind}/{group:int}", _guarded(views.group)),
+        Route("/api/runs/{run}/versions", _guarded(views.versions)),
+        Route("/api/runs/{run}/timeline", _guarded(views.timeline)),
+        Route("/api/runs/{run}/slots", _guarded(views.slots)),
+        Route("/api/runs/{run}/loads", _guarded(views.loads)),
+        Route("/api/runs/{run}/trace", _guarded(views.trace)),
+        Route("/api/runs/{run}/recipe", _guarded(views.recipe)),
+        Route("/api/runs/{run}/export", _guarded(views.export)),
+    ]
+    return Starlette(routes=routes)
+
+
+def _file(media_type: str, content: bytes) -> _Handler:
+    async def serve(request: Request) -> Response:
+        del request
+        return Response(content, media_type=media_type, headers=PAGE_HEADERS)
+
+    return serve
+
+
+def _guarded(handler: _Handler) -> _Handler:
+    """Turns what is wrong with a question, or with a run, into an answer that says it."""
+
+    @functools.wraps(handler)
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ConfigError as err:
+            return _json(ErrorReply(code="wrong_question", message=str(err)[:1000]), status=400)
+        except (Error, sqlite3.Error, OSError) as err:
+            return _json(ErrorReply(code="unreadable", message=str(err)[:1000]), status=500)
+        except OverflowError:  # a number that SQLite cannot hold, so no row has it
+            return _json(ErrorReply(code="not_found", message="there is no such number here"), status=404)
+        except HTTPException as err:
+            return _json(ErrorReply(code="not_found", message=err.detail), status=err.status_code)
+
+    return answer
+
+
+def _json(value: object, *, status: int = 200) -> Response:
+    # NaN and infinity become null: JSON has neither.
+    return Response(msgspec.json.encode(value), status, PAGE_HEADERS, "application/json")
+
+
+class _Views:
+    """The handlers."""
+
+    def __init__(self, runs: ShownRuns) -> None:
+        self._runs = runs
+
+    def _run(self, request: Request) -> ShownRun:
+        run = self._runs.get(str(request.path_params["run"]))
+        if run is None:
+            raise HTTPException(404, "there is no such run here; / lists those that are shown")
+        return run
+
+    async def _read(self, request: Request, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
+        """Asks the index of the request's run, after it took what is new."""
+        return await asyncio.to_thread(_ask, self._run(request), question)
+
+    # --- runs ---
+
+    async def list_runs(self, request: Request) -> Response:
+        del request
+        shown = await asyncio.to_thread(self._runs.all)
+        return _json([_summary_of(run) for run in shown])
+
+    async def overview(self, request: Request) -> Response:
+        run = self._run(request)
+
+        def question(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
+            return {
+                "notes": _notes(database, run),
+                "is_complete": _meta(database, "is_complete") == "1",
+                "num_episodes": database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0,
+                "choices": choices(database),
+                "happenings": timeline.newest_happenings(database),
+            }
+
+        index, status = await asyncio.gather(asyncio.to_thread(_ask, run, question), _status(run))
+        return _json({"name": run.name, "path": str(run.folder.path), "status": status, **index})
+
+    async def recipe(self, request: Request) -> Response:
+        return _json(await asyncio.to_thread(recipe_lines, self._run(request).folder))
+
+    async def metrics(self, request: Request) -> Response:
+        after = _number(request, "after", 0)
+
+        def question(database: sqlite3.Connection, run: ShownRun) -> list[dict[str, Any]]:
+            del run
+            (num,) = database.execute("SELECT count(*) FROM metrics WHERE id > ?", (after,)).fetchone()
+            # Of a very long run, every nth step: a screen has no room for more.
+            every = max(1, -(-num // _MAX_METRIC_ROWS))
+            query = (
+                "SELECT id, columns FROM metrics WHERE id > ? AND (kind = 'eval' OR step % ? = 0) "
+                "ORDER BY id LIMIT ?"
+            )
+            rows = database.execute(query, (after, every, 2 * _MAX_METRIC_ROWS))
+            return [{"id": row[0], **msgspec.json.decode(row[1])} for row in rows]
+
+        return _json(await self._read(request, question))
+
+    # --- episodes ---
+
+    async def episodes(self, request: Request) -> Response:
+        wanted = _filter(request)
+        before = _number(request, "before", 0) or None
+        limit = min(_number(request, "limit", 50), _MAX_LIMIT)
+        return _json(await self._read(request, lambda db, _: search(db, wanted, before=before, limit=limit)))
+
+    async def episode(self, request: Request) -> Response:
+        episode_id = int(request.path_params["id"])
+        view = await self._read(request, lambda db, run: _episode(db, run, episode_id))
+        if view is None:
+            raise HTTPException(404, f"there is no episode {episode_id}")
+        return _json(view)
+
+    async def group(self, request: Request) -> Response:
+        kind = "eval" if request.path_params["kind"] == "eval" else "train"
+        number = int(request.path_params["group"])
+
+        def question(database: sqlite3.Connection, run: ShownRun) -> dict[str, Any]:
+            rows = group_rows(database, kind, number)
+            views = [_episode(database, run, row["id"]) for row in rows[:_MAX_GROUP]]
+            return {"episodes": [view for view in views if view], "num_episodes": len(rows)}
+
+        return _json(await self._read(request, question))
+
+    async def export(self, request: Request) -> Response:
+        wanted = _filter(request)
+        limit = min(_number(request, "limit", _MAX_EXPORT), _MAX_EXPORT)
+        run = self._run(request)
+        await asyncio.to_thread(_fill, run)
+        form = request.query_params.get("form", "jsonl")
+        if form not in {"jsonl", "parquet"}:
+            raise ConfigError(f"form = {form!r} is none of jsonl, parquet")
+        headers = {**PAGE_HEADERS, "content-disposition": f'attachment; filename="{run.name}.{form}"'}
+        if form == "parquet":
+            check_parquet()
+            data = await asyncio.to_thread(_parquet, run, wanted, limit)
+            return Response(data, headers=headers, media_type="application/vnd.apache.parquet")
+        lines = _lines(run, wanted, limit)
+        # What fails at once is an answer that says why; a stream that has begun could only break off.
+        first = await asyncio.to_thread(next, lines, b"")
+        return StreamingResponse(itertools.chain([first], lines), 200, headers, "application/jsonl")
+
+    # --- weights and time ---
+
+    async def versions(self, request: Request) -> Response:
+        def question(database: sqlite3.Connection, run: ShownRun) -> list[dict[str, Any]]:
+            del run
+            newest = "SELECT * FROM versions ORDER BY at_s DESC LIMIT 2000"
+            query = f"SELECT * FROM ({newest}) ORDER BY policy, version"
+            return [dict(row) for row in database.execute(query)]
+
+        return _json(await self._read(request, question))
+
+    async def timeline(self, request: Request) -> Response:
+        begin_s = _decimal(request, "from")
+        end_s = _decimal(request, "to")
+        return _json(await self._read(request, lambda db, _: timeline.between(db, begin_s, end_s)))
+
+    async def slots(self, request: Request) -> Response:
+        worker = request.query_params.get("worker", "")
+        begin_s = _decimal(request, "from")
+        end_s = _decimal(request, "to")
+        if begin_s is None or end_s is None:
+            raise ConfigError("slots are asked for between two moments: from and to, in Unix seconds")
+        return _json(await self._read(request, lambda db, _: slot_lanes(db, worker, begin_s, end_s)))
+
+    async def loads(self, request: Request) -> Response:
+        return _json(await self._read(request, lambda db, _: timeline.loads(db)))
+
+    async def trace(self, request: Request) -> Response:
+        data = await self._read(request, lambda db, _: timeline.perfetto(db))
+        name = f'attachment; filename="{self._run(request).name}.trace.json"'
+        return Response(
+            data, headers={**PAGE_HEADERS, "content-disposition": name}, media_type="application/json"
+        )
+
+
+def _ask(run: ShownRun, question: Callable[[sqlite3.Connection, ShownRun], _T]) -> _T:
+    """In a thread. One question at a time fills the index; the others read what is there."""
+    if run.lock.acquire(blocking=not run.index.is_begun):
+        try:
+            if run.remote is not None:
+                run.remote.pull()
+            run.index.refresh(longest_s=_FILL_S)
+        finally:
+            run.lock.release()
+    with contextlib.closing(run.index.reader()) as database:
+        return question(database, run)
+
+
+def _fill(run: ShownRun) -> None:
+    """In a thread. Returns when the index holds everything, as a file of all episodes needs it."""
+    while not _ask(run, lambda database, _: _meta(database, "is_complete") == "1"):
+        time.sleep(_PAUSE_S)
+
+
+def _notes(database: sqlite3.Connection, run: ShownRun) -> list[str]:
+    if run.remote is not None:
+        told = (
+            f"this run is at {run.remote.url}; its episodes, versions and time line are in its folder there"
+        )
+        return [told, run.remote.problem] if run.remote.problem else [told]
+    return [row[0] for row in database.execute("SELECT text FROM notes")]
+
+
+def _episode(database: sqlite3.Connection, run: ShownRun, episode_id: int) -> EpisodeView | None:
+    return episode_view(database, run.folder, run.texts, episode_id)
+
+
+async def _status(run: ShownRun) -> Any:
+    """What is known of a run now, as `astraflow status --json` prints it; an error in words if nothing is."""
+    try:
+        if run.remote is not None:
+            status = await run_status(run.remote.url, run.remote.token_file, ca_file=run.remote.ca_file)
+        else:
+            status = await run_status(str(run.folder.path), None)
+    except (Error, OSError) as err:
+        return {"problem": str(err)}
+    # The page asks for steps and evaluations by themselves.
+    return msgspec.structs.replace(status, steps=(), evals=())
+
+
+def _summary_of(run: ShownRun) -> dict[str, object]:
+    try:
+        record = run.folder.load_record()
+    except (Error, OSError):
+        return {"name": run.name, "path": str(run.folder.path), "state": "unknown", "recipe": "", "at_s": 0.0}
+    return {
+        "name": run.name,
+        "path": str(run.folder.path),
+        "state": record.state,
+        "recipe": record.name,
+        "at_s": record.at_s,
+    }
+
+
+def _meta(database: sqlite3.Connection, key: str) -> str:
+    row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return str(row[0]) if row else ""
+
+
+def _filter(request: Request) -> EpisodeFilter:
+    """Raises: ConfigError."""
+    own = {"before", "limit", "form"}
+    return filter_of({name: value for name, value in request.query_params.items() if name not in own})
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    """A whole number of the query, at least 0. Raises: ConfigError."""
+    text = request.query_params.get(name, str(default))
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise ConfigError(f"{name} = {text[:100]!r} is no whole number")
+    return int(text)
+
+
+def _decimal(request: Request, name: str) -> float | None:
+    """A number of the query; None if it is not given. Raises: ConfigError."""
+    text = request.query_params.get(name, "")
+    try:
+        return float(text) if text else None
+    except ValueError as err:
+        raise ConfigError(f"{name} = {text[:100]!r} is no number") from err
+
+
+def _lines(run: ShownRun, wanted: EpisodeFilter, limit: int) -> Iterator[bytes]:
+    with contextlib.closing(run.index.reader()) as database:
+        for row in exported(database, run.folder, wanted, limit=limit):
+            yield json_line(row)
+
+
+def _parquet(run: ShownRun, wanted: EpisodeFilter, limit: int) -> bytes:
+    file = io.BytesIO()
+    with contextlib.closing(run.index.reader()) as database:
+        write_parquet(exported(database, run.folder, wanted, limit=limit), file)
+    return file.getvalue()

@@ -1,0 +1,199 @@
+"""Commands that show what is in run folders: `view`, `top`, `episodes`, `report`, `traces`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from astraflow.cli.options import MOST, finite
+
+__all__ = ["episodes", "report", "top", "traces", "view"]
+
+_RunDir = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")]
+
+
+def _filter(text: str) -> Any:
+    return typer.Option(help=text, show_default=False, rich_help_panel="Filters")
+
+
+def episodes(  # size: one parameter per filter
+    run_dir: _RunDir,
+    *,
+    kind: Annotated[str, _filter("train or eval.")] = "",
+    policy: Annotated[str, _filter("Policy that acted.")] = "",
+    role: Annotated[str, _filter("Role in which it acted.")] = "",
+    task: Annotated[str, _filter("Id of the task, or its beginning and a `*`.")] = "",
+    group: Annotated[str, _filter("Number of the group, or of the evaluation round.")] = "",
+    text: Annotated[str, _filter("Words in kept messages, or in the message of a failure.")] = "",
+    reward: Annotated[str, _filter("A number or a range: 1, 0..0.5, 0.5.. or ..0.")] = "",
+    advantage: Annotated[str, _filter("A number or a range.")] = "",
+    tokens: Annotated[str, _filter("Length in tokens: a number or a range.")] = "",
+    version: Annotated[str, _filter("Version that sampled tokens: a number or a range.")] = "",
+    step: Annotated[str, _filter("Step that trained on it: a number or a range.")] = "",
+    worker: Annotated[str, _filter("Rollout service, by name or id.")] = "",
+    finish: Annotated[str, _filter("stop, length or abort.")] = "",
+    error: Annotated[str, _filter("Class of the failure; `any` or `none`.")] = "",
+    fate: Annotated[str, _filter("Fate of the group: trained, filtered, stale, ..., or live.")] = "",
+    limit: Annotated[int, typer.Option(help="Most episodes; the newest come first.", min=1, max=MOST)] = 20,
+    form: Annotated[str, typer.Option("--format", help="table, jsonl or parquet.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
+    show: Annotated[
+        int,
+        typer.Option("--id", help="Print this one in full: a number of the first column.", min=0, max=MOST),
+    ] = 0,
+) -> None:
+    """List the episodes of a run that pass all filters, or print one in full.
+
+    Works on a live run, a finished one and a copied one. A line is one trajectory of an episode, an
+    evaluation, or an attempt that failed. The first call on a large run takes longer: it makes an index in
+    RUN_DIR/view.
+
+    Examples: `astraflow episodes runs/quickstart --reward 0 --fate trained`,
+    `astraflow episodes runs/quickstart --kind eval --format parquet --out evals.parquet`.
+    """
+    from astraflow.addons.view.commands import Output, show_episode, show_episodes
+
+    if show:
+        show_episode(run_dir, show)
+        return
+    filters = {
+        "kind": kind,
+        "policy": policy,
+        "role": role,
+        "task": task,
+        "group": group,
+        "text": text,
+        "reward": reward,
+        "advantage": advantage,
+        "tokens": tokens,
+        "version": version,
+        "step": step,
+        "worker": worker,
+        "finish": finish,
+        "error": error,
+        "fate": fate,
+    }
+    show_episodes(run_dir, filters, Output(form, out, limit))
+
+
+def view(  # size: one parameter per option, each with its help
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Run folders, folders of them, or URLs of dataflows. Default: runs.",
+            metavar="[RUN_DIR|URL]...",
+        ),
+    ] = None,
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port; 0: 7433 or, if that is taken, a free one.", min=0, max=65_535)
+    ] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="File with the token that others must show. Default: a new one."),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file with a certificate: serve https.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with its key.")] = None,
+    run_token_file: Annotated[
+        Path | None, typer.Option(help="File with the viewer's token of the dataflows that URLs name.")
+    ] = None,
+    run_ca: Annotated[
+        Path | None, typer.Option(help="PEM file that the certificates of these dataflows are checked with.")
+    ] = None,
+) -> None:
+    """Show runs in a browser: curves, services, every episode down to the token, weights, a time line.
+
+    It only reads the run folders, so it can be started and stopped at any time: for live runs, finished ones
+    and copies. Of a run that is named by the URL of its dataflow it shows what that tells: services, alarms,
+    curves and recipe. Beyond loopback it needs the token that it prints.
+
+    Examples: `astraflow view`, `astraflow view runs/a runs/b`,
+    `astraflow view runs --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem`,
+    `astraflow view https://far:8000 --run-token-file viewer`.
+    """
+    from astraflow.addons.view.commands import show_page
+    from astraflow.addons.view.remote import RemoteRun
+    from astraflow.addons.view.server import DEFAULT_PORT, Viewing
+    from astraflow.errors import ConfigError
+
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together")
+    viewing = Viewing(
+        host=host,
+        port=port or DEFAULT_PORT,
+        token=token_file.read_text(encoding="utf-8").strip() if token_file else "",
+        tls=(str(tls_cert), str(tls_key)) if tls_cert and tls_key else None,
+    )
+    named = runs or ["runs"]
+    urls = [name for name in named if name.startswith(("http://", "https://"))]
+    remotes = [RemoteRun(url, token_file=run_token_file, ca_file=str(run_ca or "")) for url in urls]
+    roots = [Path(name) for name in named if name not in urls]
+    show_page(roots, viewing, remotes=remotes, is_port_named=port > 0)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN_DIR...")],
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML file about one run or several: curves, how they ended, their differences, episodes.
+
+    The file needs nothing else, so it can be sent and kept.
+
+    Example: `astraflow report runs/a runs/b --out comparison.html`.
+    """
+    from astraflow.addons.view.commands import write_report
+
+    write_report(runs, out)
+
+
+def top(
+    where: Annotated[str, typer.Argument(help="Run folder, or URL of a dataflow.", metavar="RUN_DIR|URL")],
+    *,
+    every_s: Annotated[
+        float,
+        typer.Option("--every", help="Seconds between two looks.", min=0.2, max=86_400, callback=finite),
+    ] = 1.0,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token. Default: the run folder's own.")
+    ] = None,
+) -> None:
+    """Show a run on the whole terminal: state and newest episodes. `q` quits, `space` pauses.
+
+    Example: `astraflow top runs/quickstart`.
+    """
+    from astraflow.errors import ConfigError
+
+    try:
+        from astraflow.addons.view.top import Top
+    except ImportError as err:
+        raise ConfigError('`astraflow top` needs a package: pip install "astraflow[top]"') from err
+    Top(where, token_file, every_s=every_s).run()
+
+
+def traces(
+    run_dir: _RunDir,
+    *,
+    endpoint: Annotated[
+        str, typer.Option(help="Base URL of a collector that takes OTLP over HTTP.")
+    ] = "http://127.0.0.1:4318",
+    every: Annotated[int, typer.Option(help="Trace one group in so many.", min=1, max=MOST)] = 1,
+    follow: Annotated[
+        bool, typer.Option(help="Go on until the run has ended; else send what there is.")
+    ] = True,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE, sent with each request, such as an API key; repeatable."),
+    ] = None,
+) -> None:
+    """Send a run's episodes as OpenTelemetry traces, and its metrics, to a collector.
+
+    One trace per episode: its attempts on rollout services, its time in the table, and the step of the
+    trainer. Made from the journal of a live run, a finished one or a copy; sending a run twice sends the same
+    spans. Needs `astraflow[otel]`.
+
+    Example: `astraflow traces runs/quickstart --endpoint http://localhost:4318`.
+    """
+    from astraflow.addons.view.commands import send_traces
+
+    send_traces(run_dir, endpoint, every=every, until_end=follow, headers=header or [])

@@ -1,0 +1,219 @@
+"""One episode in full: tokens with their logprobs, advantages, versions and turns, messages and metrics.
+
+Everything is read from the run folder when somebody asks. What is gone (compaction drops payloads), or
+damaged, is left out, and `problems` says so.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from astraflow import wire
+from astraflow.addons.view.advantages import Advantages, Spans
+from astraflow.addons.view.groups import facts_in, results_in
+from astraflow.addons.view.schema import EVAL, TRAIN
+from astraflow.addons.view.search import EpisodeDict, row_of
+from astraflow.addons.view.tables_copy import messages_of
+from astraflow.addons.view.token_text import TokenText
+from astraflow.dataflow.core.commands import EpisodeFacts, PayloadRef
+from astraflow.dataflow.journal.log_tail import entry_at
+from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.errors import Error, JournalError
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.types import Failure, Item, Trajectory
+
+__all__ = ["EpisodeView", "MessageView", "Tokens", "TurnView", "episode_view"]
+
+MAX_TOKENS = 20_000
+"""Tokens that are shown of one trajectory."""
+_MAX_MESSAGE = 200_000
+"""Characters that are shown of one message."""
+_MAX_STREAMS = 8
+
+
+class TurnView(Item, frozen=True, kw_only=True):
+    """One completion."""
+
+    start: int
+    end: int
+    reward: float
+
+
+class Tokens(Item, frozen=True, kw_only=True):
+    """Columns of one entry per token, and what holds for spans of them."""
+
+    pieces: list[str]
+    ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    """Of the policy that sampled them, in nats; 0 where the mask is 0."""
+    advantages: list[float]
+    """Empty if they are unknown."""
+    versions: list[int]
+    """The version that sampled each; -1 where the mask is 0."""
+    streams: dict[str, list[float]]
+    turns: tuple[TurnView, ...] = ()
+    temperature: float = 1.0
+    is_fork: bool = False
+    num_left_out: int = 0
+    """Tokens beyond those that are shown."""
+
+
+class MessageView(Item, frozen=True, kw_only=True):
+    """A message as people read it."""
+
+    role: str
+    name: str
+    content: str
+
+
+class EpisodeView(Item, frozen=True, kw_only=True):
+    """Answer to a look at one episode."""
+
+    row: EpisodeDict
+    tokens: Tokens | None = None
+    messages: tuple[MessageView, ...] = ()
+    metrics: dict[str, float]
+    failure: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def episode_view(
+    database: sqlite3.Connection, folder: RunFolder, texts: TokenText, episode_id: int
+) -> EpisodeView | None:
+    """One row of the index with all that the run folder has of it; None if there is no such row."""
+    row = row_of(database, episode_id)
+    if row is None:
+        return None
+    query = "SELECT segment, offset, length, log_segment, log_offset, sample FROM episodes WHERE id = ?"
+    segment, offset, length, log_segment, log_offset, sample = database.execute(
+        query, (episode_id,)
+    ).fetchone()
+    problems: list[str] = []
+    metrics, failure = _told(folder, (log_segment, log_offset), row)
+    tokens = None
+    if length is not None:
+        try:
+            trajectory = _payload(folder, PayloadRef(segment, offset, length))
+            tokens = _tokens(trajectory, texts, _spans(database, folder, row))
+        except Error as err:
+            problems.append(f"the tokens cannot be read: {err}")
+    messages: tuple[MessageView, ...] = ()
+    if sample is not None:
+        try:
+            messages = tuple(
+                MessageView(role=m.role, name=m.name, content=_clean(m.content))
+                for m in messages_of(folder.journal, sample)
+            )
+        except JournalError as err:
+            problems.append(f"the messages cannot be read: {err}")
+    return EpisodeView(
+        row=row,
+        tokens=tokens,
+        messages=messages,
+        metrics=metrics,
+        failure=_clean(failure),
+        problems=tuple(problems),
+    )
+
+
+def _told(folder: RunFolder, place: tuple[int, int], row: EpisodeDict) -> tuple[dict[str, float], str]:
+    """(metrics, message of the failure) that the result brought, as far as the log still has it."""
+    kind = EVAL if row["kind"] == "eval" else TRAIN
+    own = (kind, row["group"], row["episode"], row["attempt"])
+    for lease, outcome in results_in(entry_at(folder.journal / "segments", place)):
+        if tuple(lease) == own:
+            if isinstance(outcome, Failure):
+                return {}, outcome.message
+            return {item.name: item.value for item in outcome.metrics}, ""
+    return {}, ""
+
+
+def _payload(folder: RunFolder, ref: PayloadRef) -> Trajectory:
+    """Raises: JournalError, WireError."""
+    segments = SegmentReader(folder.journal / "segments")
+    try:
+        return wire.decode(segments.read(ref), Trajectory)
+    except OSError as err:
+        if isinstance(err, Error):
+            raise
+        raise JournalError(f"segment {ref.segment} is gone: {err.strerror}") from err
+    finally:
+        segments.close()
+
+
+def _tokens(trajectory: Trajectory, texts: TokenText, spans: Sequence[tuple[int, int, float]]) -> Tokens:
+    ids = wire.array(trajectory.token_ids, "int32")
+    num = min(len(ids), MAX_TOKENS)
+    versions = np.full(len(ids), -1)
+    for span in trajectory.versions:
+        versions[span.start : span.start + span.length] = span.version
+    advantages = np.zeros(len(ids) if spans else 0)
+    for start, end, value in spans:
+        advantages[start:end] = value
+    shown: list[int] = ids[:num].tolist()
+    return Tokens(
+        pieces=[_clean(piece) for piece in texts.pieces(trajectory.policy, shown)],
+        ids=shown,
+        mask=wire.array(trajectory.mask, "uint8")[:num].tolist(),
+        logprobs=wire.array(trajectory.behavior_logprobs, "float32")[:num].tolist(),
+        advantages=advantages[:num].tolist(),
+        versions=versions[:num].tolist(),
+        streams={
+            stream.name: wire.array(stream.data, stream.dtype)[:num].tolist()
+            for stream in [stream for stream in trajectory.streams if stream.width == 1][:_MAX_STREAMS]
+        },
+        turns=tuple(TurnView(start=t.start, end=t.end, reward=t.reward) for t in trajectory.turns),
+        temperature=trajectory.temperature,
+        is_fork=trajectory.is_fork,
+        num_left_out=len(ids) - num,
+    )
+
+
+def _spans(
+    database: sqlite3.Connection, folder: RunFolder, row: EpisodeDict
+) -> Sequence[tuple[int, int, float]]:
+    """The advantages of the trajectory, computed from its whole group; none if they are unknown."""
+    if row["advantage"] is None:
+        return ()
+    query = "SELECT DISTINCT log_segment, log_offset FROM episodes WHERE group_id = ? AND kind = ?"
+    places = tuple((each[0], each[1]) for each in database.execute(query, (row["group"], TRAIN)))
+    try:
+        advantages = _advantages(folder.recipe, folder.recipe.stat().st_mtime_ns).get(row["policy"])
+    except (Error, OSError):
+        return ()
+    if advantages is None:
+        return ()
+    spans = _group_spans(folder.journal / "segments", advantages, row["group"], places)
+    # Without the log's entry, which compaction drops, the index still has the mean.
+    return spans.get((row["episode"], row["part"]), ((0, row["tokens"], row["advantage"]),))
+
+
+@lru_cache(64)
+def _group_spans(
+    segments: Path, advantages: Advantages, group_id: int, places: tuple[tuple[int, int], ...]
+) -> dict[tuple[int, int], Spans]:
+    """The advantages of a group whose episodes are in these entries of the log; read once for all."""
+    facts: dict[int, EpisodeFacts] = {}
+    for place in places:
+        facts |= facts_in(entry_at(segments, place), group_id)
+    return advantages.of(group_id, facts)
+
+
+@lru_cache(32)
+def _advantages(recipe: Path, mtime_ns: int) -> dict[str, Advantages]:
+    """Policy -> its advantages, by the recipe of a run folder, which is read once. Raises: Error, OSError."""
+    del mtime_ns  # part of the key: a recipe may change when its run is resumed
+    policies = RunFolder(recipe.parent).load_recipe().trained
+    return {name: Advantages(name, policy.table) for name, policy in policies.items()}
+
+
+def _clean(text: str) -> str:
+    """Text that JSON can hold: halves of surrogate pairs are replaced; cut if it is very long."""
+    cut = text[:_MAX_MESSAGE]
+    if len(text) > _MAX_MESSAGE:
+        cut += f"\n... {len(text) - _MAX_MESSAGE} more characters"
+    return cut.encode("utf-8", "replace").decode()

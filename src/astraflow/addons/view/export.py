@@ -1,0 +1,135 @@
+"""Episodes as JSONL and Parquet: the rows of the index, with the text of each episode."""
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from astraflow import wire
+from astraflow.addons.view.filters import EpisodeFilter
+from astraflow.addons.view.search import EpisodeDict, all_found
+from astraflow.addons.view.tables_copy import messages_of
+from astraflow.addons.view.token_text import TokenText
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.errors import ConfigError, Error
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.types import Trajectory
+
+__all__ = ["check_parquet", "exported", "json_line", "write_parquet"]
+
+_ROW_GROUP = 1000
+_COLUMNS = {
+    "id": "int64",
+    "kind": "string",
+    "group": "int64",
+    "episode": "int64",
+    "attempt": "int64",
+    "part": "int64",
+    "at_s": "float64",
+    "duration_s": "float64",
+    "task": "string",
+    "policy": "string",
+    "role": "string",
+    "worker": "string",
+    "reward": "float64",
+    "score": "float64",
+    "advantage": "float64",
+    "tokens": "int64",
+    "trained_tokens": "int64",
+    "turns": "int64",
+    "oldest_version": "int64",
+    "newest_version": "int64",
+    "finish": "string",
+    "error": "string",
+    "fate": "string",
+    "step": "int64",
+    "staleness": "int64",
+    "text": "string",
+    "messages": "string",
+}
+"""Column -> its type in Parquet."""
+
+
+def exported(
+    database: sqlite3.Connection, folder: RunFolder, wanted: EpisodeFilter, *, limit: int
+) -> Iterator[EpisodeDict]:
+    """Up to `limit` episodes, newest first, each with `text` and `messages`. Raises: sqlite3.Error.
+
+    `text` is that of its tokens, or of its messages if there are no tokens; `messages` is JSON text of those
+    that were kept. What is gone is empty.
+    """
+    texts = TokenText(folder)
+    segments = SegmentReader(folder.journal / "segments")
+    try:
+        for row in all_found(database, wanted, limit=limit):
+            query = "SELECT segment, offset, length, sample FROM episodes WHERE id = ?"
+            *place, sample = database.execute(query, (row["id"],)).fetchone()
+            text = ""
+            messages = ""
+            with contextlib.suppress(Error, OSError):
+                if place[2] is not None:
+                    trajectory = wire.decode(segments.read(PayloadRef(*place)), Trajectory)
+                    ids = wire.array(trajectory.token_ids, "int32").tolist()
+                    text = texts.text(trajectory.policy, ids)
+            with contextlib.suppress(Error):
+                if sample is not None:
+                    kept = messages_of(folder.journal, sample)
+                    messages = json.dumps(
+                        [{"role": m.role, "name": m.name, "content": m.content} for m in kept]
+                    )
+                    text = text or "\n".join(message.content for message in kept)
+            yield {**row, "text": text, "messages": messages}
+    finally:
+        segments.close()
+
+
+def json_line(row: EpisodeDict) -> bytes:
+    """One line of JSONL; what is no Unicode is escaped."""
+    return json.dumps(row).encode("ascii") + b"\n"
+
+
+def check_parquet() -> None:
+    """Raises: ConfigError if Parquet cannot be written here."""
+    _pyarrow()
+
+
+def _pyarrow() -> Any:
+    """The library, which an extra brings. Raises: ConfigError."""
+    try:
+        import_module("pyarrow.parquet")
+        return import_module("pyarrow")
+    except ImportError as err:
+        raise ConfigError('Parquet needs a package: pip install "astraflow[parquet]"') from err
+
+
+def write_parquet(rows: Iterable[EpisodeDict], out: Path | BinaryIO) -> int:
+    """Writes rows to a file; returns how many. Raises: ConfigError without pyarrow; OSError."""
+    arrow = _pyarrow()
+    schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in _COLUMNS.items()])
+    num = 0
+    with arrow.parquet.ParquetWriter(out, schema, compression="zstd") as writer:
+        for part in _parts(rows):
+            writer.write_table(arrow.Table.from_pylist(part, schema=schema))
+            num += len(part)
+    return num
+
+
+def _parts(rows: Iterable[EpisodeDict]) -> Iterator[list[EpisodeDict]]:
+    """The rows in pieces of `_ROW_GROUP`, as Parquet can hold them."""
+    part: list[EpisodeDict] = []
+    for row in rows:
+        part.append({name: _clean(value) for name, value in row.items()})
+        if len(part) == _ROW_GROUP:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _clean(value: object) -> object:
+    """Text without halves of surrogate pairs, which Parquet cannot hold."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

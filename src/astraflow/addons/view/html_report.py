@@ -1,0 +1,185 @@
+"""A report on runs as one HTML file: what they were, their curves, and episodes from before and after.
+
+The file has no script and asks for nothing, so it can be kept, sent and opened anywhere.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from astraflow.addons.view.recipe_lines import recipe_lines
+from astraflow.addons.view.svg_chart import Line, svg_chart
+from astraflow.addons.view.tables_copy import messages_of
+from astraflow.errors import Error, JournalError
+from astraflow.recipe.run_folder import RunFolder
+
+__all__ = ["ReportedRun", "html_report"]
+
+_CHARTS = (
+    "reward_mean",
+    "loss",
+    "entropy",
+    "grad_norm",
+    "clip_frac",
+    "behavior_gap",
+    "staleness_mean",
+    "num_discarded_groups",
+    "episode/sampled_tokens",
+    "episode/truncated_frac",
+    "train_s",
+    "batch_wait_s",
+)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""No script, and nothing from elsewhere."""
+_NUM_SAMPLES = 3
+_MAX_TEXT = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """A run, and its index."""
+
+    name: str
+    folder: RunFolder
+    database: sqlite3.Connection
+
+
+def html_report(runs: Sequence[ReportedRun]) -> str:
+    """The report. What cannot be read of a run is said in it. Raises: sqlite3.Error."""
+    rows = {run.name: _metric_rows(run.database) for run in runs}
+    title = escape(", ".join(run.name for run in runs))
+    style = (
+        resources.files("astraflow.addons.view").joinpath("assets", "report.css").read_text(encoding="utf-8")
+    )
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>",
+        _facts(runs),
+        '<h2>Curves</h2><div class="charts">',
+        svg_chart("held-out score (bars: 2 standard errors)", _eval_lines(rows)),
+        *(svg_chart(name, _step_lines(rows, name)) for name in _CHARTS),
+        "</div>",
+    ]
+    if len(runs) > 1:
+        parts.append(_differences(runs))
+    parts += [_samples(run) for run in runs]
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _metric_rows(database: sqlite3.Connection) -> list[dict[str, Any]]:
+    return [
+        msgspec.json.decode(row[0]) for row in database.execute("SELECT columns FROM metrics ORDER BY id")
+    ]
+
+
+def _step_lines(runs: Mapping[str, list[dict[str, Any]]], name: str) -> list[Line]:
+    lines: list[Line] = []
+    for run, rows in runs.items():
+        steps = [row for row in rows if row["kind"] == "step" and isinstance(row.get(name), int | float)]
+        for policy in dict.fromkeys(row["policy"] for row in steps):
+            points = [(row["step"], row[name]) for row in steps if row["policy"] == policy]
+            lines.append(Line(_label(runs, run, policy), points))
+    return lines
+
+
+def _eval_lines(runs: Mapping[str, list[dict[str, Any]]]) -> list[Line]:
+    lines: list[Line] = []
+    for run, rows in runs.items():
+        evals = [row for row in rows if row["kind"] == "eval" and row.get("score_mean") is not None]
+        for policy, name in dict.fromkeys((row["policy"], row["eval_set"]) for row in evals):
+            own = [row for row in evals if (row["policy"], row["eval_set"]) == (policy, name)]
+            points = [(row["step"], row["score_mean"]) for row in own]
+            errors = [2 * row["score_stderr"] for row in own]
+            lines.append(Line(_label(runs, run, f"{policy} on {name}"), points, errors))
+    return lines
+
+
+def _label(runs: Mapping[str, object], run: str, name: str) -> str:
+    return f"{run}: {name}" if len(runs) > 1 else name
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    head = "".join(f"<th>{escape(str(cell))}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _facts(runs: Sequence[ReportedRun]) -> str:
+    """One row per run: its state, and what its index counts."""
+    rows: list[list[object]] = []
+    for run in runs:
+        try:
+            record = run.folder.load_record()
+            told = [record.state, record.reason, f"{record.wall_s:,.0f}"]
+        except (Error, OSError) as err:
+            told = ["unknown", str(err), ""]
+        num = run.database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0
+        notes = "; ".join(row[0] for row in run.database.execute("SELECT text FROM notes"))
+        rows.append([run.name, *told, f"{num:,}", notes])
+    return _table(("run", "state", "why", "seconds", "episodes", "notes"), rows)
+
+
+def _differences(runs: Sequence[ReportedRun]) -> str:
+    recipes: list[dict[str, str]] = []
+    for run in runs:
+        try:
+            recipes.append(recipe_lines(run.folder))
+        except (Error, OSError):
+            recipes.append({})
+    keys = sorted({key for recipe in recipes for key in recipe})
+    rows = [[key, *(recipe.get(key, "\u2013") for recipe in recipes)] for key in keys]
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    names = [run.name for run in runs]
+    return "<h2>Where their recipes differ</h2>" + (
+        _table(("key", *names), differing) if differing else "<p>nowhere</p>"
+    )
+
+
+# --- episodes -------------------------------------------------------------------------------------
+
+
+def _samples(run: ReportedRun) -> str:
+    """Episodes of the same tasks, of the first and the last version that were evaluated."""
+    query = (
+        "SELECT e.newest AS version, t.name AS task, e.score, e.sample FROM episodes e "
+        "JOIN tasks t ON t.id = e.task WHERE e.kind = 1 AND e.sample IS NOT NULL ORDER BY e.id"
+    )
+    kept: dict[int, dict[str, tuple[float, int]]] = {}
+    for version, task, score, sample in run.database.execute(query):
+        kept.setdefault(version, {}).setdefault(task, (score, sample))
+    if not kept:
+        return ""
+    first = kept[min(kept)]
+    last = kept[max(kept)]
+    both = [task for task in first if task in last]
+    # Those whose score changed say most.
+    chosen = sorted(both, key=lambda task: first[task][0] == last[task][0])[:_NUM_SAMPLES]
+    parts = [f"<h2>Episodes of {escape(run.name)}</h2>"]
+    for task in chosen:
+        for version, (score, sample) in ((min(kept), first[task]), (max(kept), last[task])):
+            parts.append(f"<h3>{escape(task)} <small>version {version}, score {score:g}</small></h3>")
+            parts.append(_messages(run, sample))
+    return "\n".join(parts)
+
+
+def _messages(run: ReportedRun, sample: int) -> str:
+    try:
+        messages = messages_of(run.folder.journal, sample)
+    except JournalError as err:
+        return f"<p>{escape(str(err))}</p>"
+    return "".join(
+        f"<b>{escape(each.name or each.role)}</b><pre>{escape(each.content[:_MAX_TEXT])}</pre>"
+        for each in messages
+    )

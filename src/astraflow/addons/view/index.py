@@ -1,0 +1,340 @@
+"""The index of one run folder: filled from the journal and `metrics.jsonl`, little by little, by one process.
+
+    journal/segments  ->  episodes, groups, happenings, versions   (`Booker`)
+    journal.sqlite    ->  texts of kept messages, busy spans
+    metrics.jsonl     ->  metrics
+
+The run folder is only read, but for `view/` in it. If that cannot be written, the index is a temporary file.
+Two processes may show one run: whoever holds the lock fills the index, both read it.
+
+What cannot be read is left out, with a note. Nothing here raises for the sake of a damaged run.
+"""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from astraflow.addons.view.advantages import Advantages
+from astraflow.addons.view.booking import Booker
+from astraflow.addons.view.groups import OpenGroups
+from astraflow.addons.view.names import Names
+from astraflow.addons.view.schema import INDEX_VERSION, create, open_to_fill, open_to_read
+from astraflow.addons.view.tables_copy import TablesCopy
+from astraflow.dataflow.journal.journal_db import DATABASE
+from astraflow.dataflow.journal.log_tail import LogEntry, LogGap, LogTail, Place, entry_at
+from astraflow.dataflow.journal.records import decode_plan
+from astraflow.dataflow.journal.segments import RECORDS
+from astraflow.errors import Error, JournalError
+from astraflow.recipe.run_folder import RunFolder
+
+__all__ = ["RunIndex", "run_id_of"]
+
+_FLUSH_ROWS = 20_000
+"""Rows of one transaction."""
+_MAX_LINE_BYTES = 1024 * 1024
+"""A longer line of `metrics.jsonl` is no row."""
+
+
+class RunIndex:
+    """Example: `with RunIndex(Path("runs/quickstart")) as index: index.refresh(); index.reader()`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = RunFolder(run_dir)
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._own = self._place()
+        self.path = self._own / "index.sqlite"
+        self._filling: _Filling | None = None
+        self.is_begun = False
+        """Whether a `refresh` has returned, so that there is something to read."""
+
+    def __enter__(self) -> "RunIndex":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the index; a temporary one is deleted."""
+        self._forget()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def reader(self) -> sqlite3.Connection:
+        """A connection that sees what is filled so far; close it. Raises: sqlite3.Error."""
+        return open_to_read(self.path)
+
+    def refresh(self, *, longest_s: float = float("inf")) -> bool:
+        """Takes what is new; returns whether all of it is taken. False after `longest_s`, or if another
+        process is filling the index now."""
+        try:
+            return self._refresh_if_mine(time.monotonic() + longest_s)
+        finally:
+            self.is_begun = True
+
+    def _refresh_if_mine(self, deadline_s: float) -> bool:
+        with self._lock() as is_mine:
+            if not is_mine:
+                self._forget()  # the other process moves the index on
+                return self.path.exists() and not self._is_behind()
+            for _ in range(2):
+                try:
+                    return self._refresh(deadline_s)
+                except (sqlite3.DatabaseError, _StaleIndexError):
+                    self._forget()
+                    self._delete()
+            return self._refresh(deadline_s)
+
+    def _refresh(self, deadline_s: float) -> bool:
+        if self._filling is None:
+            self._filling = _Filling(self.folder, self.path)
+            if self._temporary is not None:
+                self._filling.note("the run folder cannot be written, so the index is a temporary file")
+        return self._filling.refresh(deadline_s)
+
+    def _is_behind(self) -> bool:
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(self.reader()) as database:
+            row = database.execute("SELECT value FROM meta WHERE key = 'is_complete'").fetchone()
+            return row is None or row[0] != "1"
+        return True
+
+    def _forget(self) -> None:
+        if self._filling is not None:
+            self._filling.close()
+            self._filling = None
+
+    def _delete(self) -> None:
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{self.path}{ending}").unlink(missing_ok=True)
+
+    def _place(self) -> Path:
+        """The folder of the index."""
+        own = self.folder.path / "view"
+        try:
+            own.mkdir(exist_ok=True)
+            if os.access(own, os.W_OK | os.X_OK):
+                return own
+        except OSError:
+            pass  # read-only, or somebody else's
+        self._temporary = tempfile.TemporaryDirectory(prefix="astraflow-view-")
+        return Path(self._temporary.name)
+
+    @contextmanager
+    def _lock(self) -> Generator[bool]:
+        """Whether this process may fill the index now."""
+        with (self._own / "lock").open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+
+class _StaleIndexError(Exception):
+    """The index is of another version or run, or the log is not the one that it was made of."""
+
+
+class _Filling:
+    """An index that is open to be filled."""
+
+    def __init__(self, folder: RunFolder, path: Path) -> None:
+        self._folder = folder
+        self._segments = folder.journal / "segments"
+        self._database = open_to_fill(path)
+        try:
+            run_id = run_id_of(folder)
+            if not self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                create(self._database, run_id)
+            if self._meta("version") != str(INDEX_VERSION) or (run_id and self._meta("run_id") != run_id):
+                raise _StaleIndexError
+            self._tail = LogTail(self._segments, _place_of(self._meta("place")))
+            self._check_place()
+            groups = OpenGroups(self._database, partial(entry_at, self._segments))
+            names = Names(self._database)
+            self._booker = Booker(self._database, names, self._advantages(), groups)
+            self._booker.last_seq = int(self._meta("last_seq") or 0)
+            self._copy = TablesCopy(self._database, names, folder.journal)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        self._database.close()
+
+    def note(self, text: str, source: str = "log") -> None:
+        """Keeps a line for whoever looks at the run."""
+        self._database.execute("INSERT OR IGNORE INTO notes VALUES (?, ?)", (text, source))
+
+    def _note_now(self, source: str, texts: Sequence[str]) -> None:
+        """Keeps what is wrong now instead of what was: it may be repaired, or only have been too early."""
+        known = self._database.execute("SELECT text FROM notes WHERE source = ?", (source,)).fetchall()
+        if {text for (text,) in known} != {*texts}:
+            self._database.execute("DELETE FROM notes WHERE source = ?", (source,))
+            for text in texts:
+                self.note(text, source)
+
+    def refresh(self, deadline_s: float) -> bool:
+        """Takes what is new until the deadline; whether that is all."""
+        self._take_metrics()  # first: curves do not wait for the episodes
+        is_complete = self._follow_log(deadline_s)
+        if is_complete:
+            self._note_now("tables", self._copy.take())
+        if self._meta("is_complete") != str(int(is_complete)):
+            self._set_meta("is_complete", str(int(is_complete)))
+        return is_complete
+
+    # --- the log ---
+
+    def _follow_log(self, deadline_s: float) -> bool:
+        if self._tail.is_ahead:
+            raise _StaleIndexError
+        begun = self._tail.place
+        first = begun
+        try:
+            for item in self._tail.read():
+                self._take(item)
+                first = item.begin if isinstance(item, LogEntry) else first
+                if self._booker.num_waiting >= _FLUSH_ROWS:
+                    self._flush(first)
+                if time.monotonic() > deadline_s:
+                    self._flush(first)
+                    return False
+        except OSError as err:
+            self.note(f"the journal cannot be read: {err}")
+        if self._tail.place != begun:
+            self._flush(first)
+        return True
+
+    def _take(self, item: LogEntry | LogGap) -> None:
+        if isinstance(item, LogGap):
+            self.note(item.text)
+            return
+        try:
+            if item.kind == RECORDS:
+                self._booker.book(item)
+        except JournalError as err:
+            self.note(f"records at byte {item.begin[1]} of segment {item.begin[0]} are left out: {err}")
+
+    def _flush(self, last_entry: Place) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._booker.flush()
+            self._set_meta("place", _text_of(self._tail.place))
+            self._set_meta("last_entry", _text_of(last_entry))
+            self._set_meta("last_seq", str(self._booker.last_seq))
+            self._database.execute("COMMIT")
+        finally:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+
+    def _check_place(self) -> None:
+        """Raises _StaleIndexError unless the log still has the entry that was booked last, as far as it is
+        kept."""
+        last = _place_of(self._meta("last_entry"))
+        is_kept = (self._segments / f"{last[0]:08d}.seg").exists()
+        if last[1] > 0 and is_kept:
+            entry = entry_at(self._segments, last)
+            if entry is None or (entry.kind == RECORDS and self._seq_of(entry) > int(self._meta("last_seq"))):
+                raise _StaleIndexError
+
+    @staticmethod
+    def _seq_of(entry: LogEntry) -> int:
+        """The number of an entry's first record."""
+        records = msgspec.msgpack.decode(entry.data, type=list[tuple[int, float, bytes, bytes, bytes]])
+        return records[0][0]
+
+    def _advantages(self) -> dict[str, Advantages]:
+        try:
+            recipe = self._folder.load_recipe()
+        except (Error, OSError) as err:
+            self._note_now("recipe", [f"the recipe cannot be read, so advantages are unknown: {err}"])
+            return {}
+        self._note_now("recipe", [])
+        return {name: Advantages(name, policy.table) for name, policy in recipe.trained.items()}
+
+    # --- metrics.jsonl ---
+
+    def _take_metrics(self) -> None:
+        """Takes the whole lines that `metrics.jsonl` has got; all again if it became shorter."""
+        offset = int(self._meta("metrics_offset") or 0)
+        try:
+            with self._folder.metrics.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size == offset:
+                    return
+                is_new = size < offset
+                file.seek(0 if is_new else offset)
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        except OSError as err:
+            self.note(f"metrics.jsonl cannot be read: {err}")
+            return
+        whole = [line for line in lines if line.endswith(b"\n")]
+        rows = [row for line in whole if (row := self._metric_row(line)) is not None]
+        self._database.execute("BEGIN IMMEDIATE")
+        if is_new:
+            self._database.execute("DELETE FROM metrics")
+            offset = 0
+        query = "INSERT INTO metrics (kind, policy, step, at_s, columns) VALUES (?, ?, ?, ?, ?)"
+        self._database.executemany(query, rows)
+        self._set_meta("metrics_offset", str(offset + sum(map(len, whole))))
+        self._database.execute("COMMIT")
+
+    def _metric_row(self, line: bytes) -> tuple[str, str, int, float, str] | None:
+        """A line as a row of `metrics`; None, with a note, if it is none."""
+        try:
+            if len(line) > _MAX_LINE_BYTES:
+                raise ValueError("it is too long")
+            columns = msgspec.json.decode(line, type=dict[str, object])
+            step = msgspec.convert(columns["step"], int)
+            at_s = msgspec.convert(columns["at_s"], float, strict=False)
+            text = msgspec.json.encode(columns).decode()
+            return str(columns["kind"]), str(columns["policy"]), step, at_s, text
+        except (ValueError, KeyError, msgspec.MsgspecError) as err:
+            self.note(f"a line of metrics.jsonl is no row: {err}")
+            return None
+
+    # --- meta ---
+
+    def _meta(self, key: str) -> str:
+        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def _set_meta(self, key: str, value: str) -> None:
+        self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _place_of(text: str) -> Place:
+    segment, _, offset = (text or "0 0").partition(" ")
+    return int(segment), int(offset)
+
+
+def _text_of(place: Place) -> str:
+    return f"{place[0]} {place[1]}"
+
+
+def run_id_of(folder: RunFolder) -> str:
+    """The id of the run that a folder holds; empty if nothing says it."""
+    with contextlib.suppress(sqlite3.Error, OSError):
+        path = folder.journal / DATABASE
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            row = database.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
+            if row is not None:
+                return str(row[0])
+    # Without its tables, the log says it: with the first plan, if that is still there.
+    with contextlib.suppress(JournalError, OSError):
+        for item in LogTail(folder.journal / "segments", (0, 0)).read():
+            if isinstance(item, LogEntry):
+                return "" if item.kind == RECORDS else decode_plan(item.data).run_id
+    return ""

@@ -1,0 +1,218 @@
+"""Finds episodes in an index, newest first, in bounded time.
+
+A run may have millions of episodes, and a filter may fit none. So a search looks through the rows in windows
+until it has enough, or its time is up, and says where it stopped: the caller goes on from there. Groups,
+tasks and texts are looked up by index.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from astraflow.addons.view.filters import EpisodeFilter, Range
+from astraflow.addons.view.schema import EVAL, TRAIN
+
+__all__ = ["EpisodeDict", "Found", "all_found", "choices", "group_rows", "row_of", "search"]
+
+_WINDOW = 20_000
+"""Rows that are looked through between two looks at the clock."""
+_MAX_TEXT_HITS = 5_000
+"""Episodes with a searched text; of more, the newest count."""
+_SELECT = """
+SELECT e.id, CASE e.kind WHEN 1 THEN 'eval' ELSE 'train' END AS kind, e.group_id AS "group",
+    e.episode_idx AS episode, e.attempt, e.part, e.at_s, e.duration_s, t.name AS task, p.name AS policy,
+    r.name AS role, w.name AS worker,
+    e.reward, e.score, e.advantage, e.tokens, e.trained_tokens, e.turns, e.oldest AS oldest_version,
+    e.newest AS newest_version, f.name AS finish, x.name AS error, a.name AS fate, e.step, e.staleness
+FROM episodes e
+LEFT JOIN tasks t ON t.id = e.task LEFT JOIN names p ON p.id = e.policy LEFT JOIN names r ON r.id = e.role
+LEFT JOIN names w ON w.id = e.worker LEFT JOIN names f ON f.id = e.finish LEFT JOIN names x ON x.id = e.error
+LEFT JOIN names a ON a.id = e.fate
+"""
+
+EpisodeDict = dict[str, Any]
+"""One episode as the page, JSONL and Parquet show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answer to one search."""
+
+    rows: list[EpisodeDict]
+    next_before: int | None
+    """Search on with `before` = this; None if everything was looked through."""
+    num_episodes: int
+    """All rows of the index."""
+
+
+@dataclass(slots=True)
+class _Conditions:
+    parts: list[str] = field(default_factory=list[str])
+    values: list[object] = field(default_factory=list[object])
+    is_indexed: bool = False
+    """Whether one of them finds its rows by an index, so that no windows are needed."""
+
+    def add(self, part: str, *values: object) -> None:
+        self.parts.append(part)
+        self.values += values
+
+
+def search(
+    database: sqlite3.Connection,
+    wanted: EpisodeFilter,
+    *,
+    before: int | None = None,
+    limit: int = 50,
+    longest_s: float = 0.05,
+) -> Found:
+    """Episodes with smaller row numbers than `before`, newest first. Raises: sqlite3.Error."""
+    deadline_s = time.monotonic() + longest_s
+    newest = int(database.execute("SELECT max(id) FROM episodes").fetchone()[0] or 0)
+    upper = newest if before is None else min(newest, before - 1)
+    conditions = _conditions(database, wanted)
+    window = newest if conditions.is_indexed else _WINDOW
+    # The index of a rare value is better than any window; of a number, there is none.
+    order = "" if conditions.is_indexed else " NOT INDEXED"
+    query = (
+        f"SELECT e.id FROM episodes e{order} WHERE "
+        f"{' AND '.join(['e.id BETWEEN ? AND ?', *conditions.parts])} ORDER BY e.id DESC LIMIT ?"
+    )
+    ids: list[int] = []
+    while upper > 0 and len(ids) < limit:
+        lower = max(1, upper - window + 1)
+        values = (lower, upper, *conditions.values, limit - len(ids))
+        ids += (row[0] for row in database.execute(query, values))
+        upper = ids[-1] - 1 if len(ids) >= limit else lower - 1
+        if time.monotonic() > deadline_s:
+            break
+    return Found(_rows(database, ids), upper + 1 if upper > 0 else None, newest)
+
+
+def all_found(database: sqlite3.Connection, wanted: EpisodeFilter, *, limit: int) -> Iterator[EpisodeDict]:
+    """Up to `limit` episodes, newest first, however long it takes. Raises: sqlite3.Error."""
+    before: int | None = None
+    while limit > 0:
+        found = search(database, wanted, before=before, limit=min(limit, 500))
+        yield from found.rows
+        limit -= len(found.rows)
+        before = found.next_before
+        if before is None:
+            return
+
+
+def row_of(database: sqlite3.Connection, episode_id: int) -> EpisodeDict | None:
+    """One episode; None if there is none of this number."""
+    return next(iter(_rows(database, [episode_id])), None)
+
+
+def group_rows(
+    database: sqlite3.Connection, kind: str, group_id: int, *, limit: int = 512
+) -> list[EpisodeDict]:
+    """The episodes of a group in their order, up to `limit`."""
+    query = (
+        "SELECT id FROM episodes WHERE group_id = ? AND kind = ? ORDER BY episode_idx, attempt, part LIMIT ?"
+    )
+    code = EVAL if kind == "eval" else TRAIN
+    return _rows(database, [row[0] for row in database.execute(query, (group_id, code, limit))])
+
+
+def choices(database: sqlite3.Connection) -> dict[str, list[str]]:
+    """What a person may choose from: the names that occur in some columns."""
+    found: dict[str, list[str]] = {}
+    for column in ("policy", "role", "worker", "error"):
+        # One look-up per name, by the table of names; a DISTINCT would read all episodes.
+        query = f"SELECT name FROM names WHERE id IN (SELECT value FROM seen WHERE name = '{column}')"
+        found[column] = sorted(row[0] for row in database.execute(query))
+    return found
+
+
+def _rows(database: sqlite3.Connection, ids: Sequence[int]) -> list[EpisodeDict]:
+    if not ids:
+        return []
+    query = f"{_SELECT} WHERE e.id IN ({', '.join('?' * len(ids))})"
+    rows = {row[0]: dict(row) for row in database.execute(query, ids)}
+    return [rows[idx] for idx in ids if idx in rows]
+
+
+def _conditions(database: sqlite3.Connection, wanted: EpisodeFilter) -> _Conditions:
+    found = _Conditions()
+    if wanted.group:
+        found.add("e.group_id = ?", int(wanted.group))
+        found.is_indexed = True
+    if wanted.kind:
+        found.add("e.kind = ?", EVAL if wanted.kind == "eval" else TRAIN)
+    for column, name in (("policy", wanted.policy), ("role", wanted.role), ("finish", wanted.finish)):
+        if name:
+            found.add(f"e.{column} = ?", _id_of(database, name))
+    if wanted.worker:
+        found.add("e.worker IN (SELECT id FROM names WHERE name = ? OR name GLOB ?)", *_ids_of(wanted.worker))
+    _add_task(database, found, wanted.task)
+    _add_ends(database, found, wanted)
+    _add_ranges(found, wanted)
+    if wanted.text:
+        query = '"' + wanted.text.replace('"', '""') + '"'
+        hits = "SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rowid DESC LIMIT ?"
+        if len(wanted.text) < 3:  # trigrams find nothing shorter
+            hits = "SELECT rowid FROM texts WHERE body LIKE ? ESCAPE '\\' ORDER BY rowid DESC LIMIT ?"
+            query = "%" + wanted.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        found.add(f"e.id IN ({hits})", query, _MAX_TEXT_HITS)
+        found.is_indexed = True
+    return found
+
+
+def _add_task(database: sqlite3.Connection, found: _Conditions, task: str) -> None:
+    if task.endswith("*"):
+        # All names from the prefix up to its last possible continuation.
+        found.add(
+            "e.task IN (SELECT id FROM tasks WHERE name >= ? AND name < ?)",
+            task[:-1],
+            task[:-1] + "\U0010ffff",
+        )
+    elif task:
+        row = database.execute("SELECT id FROM tasks WHERE name = ?", (task,)).fetchone()
+        found.add("e.task = ?", row[0] if row else -1)
+        found.is_indexed = True
+
+
+def _add_ends(database: sqlite3.Connection, found: _Conditions, wanted: EpisodeFilter) -> None:
+    if wanted.fate == "live":
+        found.add("e.fate IS NULL AND e.kind = ?", TRAIN)
+    elif wanted.fate:
+        found.add("e.fate = ?", _id_of(database, wanted.fate))
+    match wanted.error:
+        case "":
+            pass
+        case "any":
+            found.add("e.error IS NOT NULL")
+        case "none":
+            found.add("e.error IS NULL")
+        case name:
+            found.add("e.error = ?", _id_of(database, name))
+
+
+def _add_ranges(found: _Conditions, wanted: EpisodeFilter) -> None:
+    named: list[tuple[str, Range | None]] = [
+        ("reward", wanted.reward),
+        ("advantage", wanted.advantage),
+        ("tokens", wanted.tokens),
+        ("step", wanted.step),
+    ]
+    for column, limits in named:
+        if limits is not None:
+            found.add(f"e.{column} BETWEEN ? AND ?", limits.low, limits.high)
+    if wanted.version is not None:
+        found.add("e.newest >= ? AND e.oldest <= ?", wanted.version.low, wanted.version.high)
+
+
+def _id_of(database: sqlite3.Connection, name: str) -> int:
+    """The id of a name; -1, which no row has, if it is unknown."""
+    row = database.execute("SELECT id FROM names WHERE name = ?", (name,)).fetchone()
+    return int(row[0]) if row else -1
+
+
+def _ids_of(worker: str) -> tuple[str, str]:
+    """A service's id, and a pattern of the ids that services of this name have had."""
+    escaped = "".join(f"[{char}]" if char in "*?[" else char for char in worker)
+    return worker, f"{escaped}.*"

@@ -1,0 +1,122 @@
+"""Serves the viewer's page, for `astraflow view` and for the process that `astraflow run` starts.
+
+On loopback it is open, as the services are; beyond it, everything but the empty page needs a token, for which
+the page asks.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from astraflow.addons.view.app import make_app
+from astraflow.addons.view.remote import RemoteRun
+from astraflow.addons.view.runs import ShownRuns
+from astraflow.addons.view.viewer_page import PAGE_PATHS
+from astraflow.errors import ConfigError
+from astraflow.service.server import HttpServer, TokenAuth, is_loopback
+from astraflow.service.web_guard import WebRules
+
+__all__ = ["DEFAULT_PORT", "Viewing", "free_listener", "new_token", "serve"]
+
+DEFAULT_PORT = 7433
+"""Taken if it is free and no other is named, so that a link to the page lasts."""
+_LOOK_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Viewing:
+    """How a viewer is reached.
+
+    Example: `Viewing(host="127.0.0.1", port=7433)`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str = ""
+    """Needed beyond loopback."""
+    tls: tuple[str, str] | None = None
+    """Files of a certificate and its key."""
+    idle_s: float = float("inf")
+    """The server ends after this time without a question."""
+
+
+class _LastAsked:
+    """ASGI middleware that knows when the newest question came."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.at_s = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.at_s = time.monotonic()
+        await self._app(scope, receive, send)
+
+
+def free_listener(host: str, port: int) -> socket.socket:
+    """A socket that listens on the port or, if that is taken, on a free one. Raises: ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in (port, 0):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `HttpServer` does
+        try:
+            listener.bind((host, candidate))
+            listener.listen()
+        except OSError:
+            listener.close()
+            continue
+        listener.setblocking(False)
+        return listener
+    raise ConfigError(f"the viewer cannot listen on {host}: is it an address of this machine?")
+
+
+async def serve(
+    stop: asyncio.Event,
+    roots: Sequence[Path],
+    viewing: Viewing,
+    *,
+    remotes: Sequence[RemoteRun] = (),
+    listener: socket.socket | None = None,
+    started: "asyncio.Future[str] | None" = None,
+) -> None:
+    """Serves until `stop`. `started` gets the base URL.
+
+    Raises: ConfigError if the address cannot be listened on, or needs a token and has none.
+    """
+    if not is_loopback(viewing.host) and not viewing.token:
+        raise ConfigError(f"the viewer on {viewing.host} needs a token, for others reach it there")
+    runs = ShownRuns(roots, remotes)
+    tokens = {viewing.token: "viewer"} if viewing.token else {}
+    app = _LastAsked(TokenAuth(make_app(runs), tokens, open_paths=PAGE_PATHS))
+    server = HttpServer(
+        app,
+        host=viewing.host,
+        port=viewing.port,
+        name="viewer",
+        tls=viewing.tls,
+        rules=WebRules(needs_token=bool(tokens)),
+        listener=listener,
+    )
+    url = await server.start()
+    if started is not None:
+        started.set_result(url)
+    try:
+        while not stop.is_set() and time.monotonic() - app.at_s < viewing.idle_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await stop.wait()
+    finally:
+        await server.stop()
+        await asyncio.to_thread(runs.close)
+
+
+def new_token() -> str:
+    """A token that nobody guesses."""
+    return secrets.token_urlsafe(24)

@@ -1,0 +1,106 @@
+"""Episodes in a terminal: a table of many, or one in full. All text is made safe for it."""
+
+import math
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from astraflow.addons.view.episode import EpisodeView, Tokens
+from astraflow.addons.view.search import EpisodeDict
+from astraflow.report.terminal_text import printable
+
+__all__ = ["episodes_table", "print_episode", "print_table"]
+
+_COLUMNS = ("id", "episode", "task", "policy", "versions", "reward", "advantage", "tokens", "end", "text")
+_NUMBERS = {"id", "reward", "advantage", "tokens"}
+_MAX_TEXT = 60
+"""Characters of an episode's text in the table."""
+_UNLIKELY = (0.01, "bold red"), (0.1, "red"), (0.5, "yellow")
+"""Below this probability, tokens have this style."""
+
+
+def print_table(rows: Iterable[EpisodeDict], console: Console) -> int:
+    """Prints one line per episode; returns how many."""
+    table, num = episodes_table(rows)
+    console.print(table)
+    return num
+
+
+def episodes_table(rows: Iterable[EpisodeDict]) -> tuple[Table, int]:
+    """A table of one line per episode, and how many they are."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    num = 0
+    for row in rows:
+        num += 1
+        text = " ".join(str(row.get("text", "")).split())
+        table.add_row(*(Text(cell) for cell in _cells(row)), Text(_cut(printable(text))))
+    return table, num
+
+
+def _cells(row: EpisodeDict) -> list[str]:
+    kind = "e" if row["kind"] == "eval" else ""
+    versions = f"{row['oldest_version']}..{row['newest_version']}"
+    if row["oldest_version"] == row["newest_version"]:
+        versions = _shown(row["newest_version"])
+    end = row["error"] or f"{row['finish'] or ''} {row['fate'] or ('' if kind else 'live')}".strip()
+    return [
+        str(row["id"]),
+        f"{kind}{row['group']}.{row['episode']}.{row['attempt']}",
+        printable(row["task"] or ""),
+        printable(row["policy"] or ""),
+        versions,
+        _shown(row["reward"]),
+        _shown(row["advantage"]),
+        _shown(row["tokens"]),
+        printable(end),
+    ]
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.3g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}\u2026"
+
+
+def print_episode(view: EpisodeView, console: Console) -> None:
+    """Prints one episode: what is known of it, its messages, and its tokens coloured by probability."""
+    facts = {name: value for name, value in view.row.items() if value is not None}
+    shown = ", ".join(f"{name} {_shown_any(value)}" for name, value in facts.items())
+    console.print(Text(shown), soft_wrap=True)
+    for problem in (*view.problems, view.failure):
+        if problem:
+            console.print(Text(printable(problem, keeps_lines=True), style="red"), soft_wrap=True)
+    for message in view.messages:
+        console.print(Text(f"\n{printable(message.name or message.role)}", style="bold"))
+        console.print(Text(printable(message.content, keeps_lines=True)), soft_wrap=True)
+    if view.tokens is not None:
+        console.print(Text("\ntokens (sampled ones in colour: the less likely, the redder)", style="bold"))
+        console.print(_coloured(view.tokens), soft_wrap=True)
+    if view.metrics:
+        metrics = ", ".join(f"{printable(name)} {value:.4g}" for name, value in view.metrics.items())
+        console.print(Text(f"\n{metrics}", style="dim"), soft_wrap=True)
+
+
+def _shown_any(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+
+
+def _coloured(tokens: Tokens) -> Text:
+    text = Text()
+    for piece, mask, logprob in zip(tokens.pieces, tokens.mask, tokens.logprobs, strict=True):
+        style = "dim"
+        if mask:
+            probability = math.exp(min(0.0, logprob))
+            style = next((style for bound, style in _UNLIKELY if probability < bound), "green")
+        text.append(printable(piece, keeps_lines=True), style=style)
+    if tokens.num_left_out:
+        text.append(f"\n... {tokens.num_left_out} more tokens", style="dim")
+    return text

@@ -1,0 +1,90 @@
+"""The text of tokens, by the tokenizer of their policy.
+
+A tokenizer is looked for in the run folder (published versions carry it, rollout services keep a copy), then
+in the model's own folder. It is data of the run: nothing of it is executed. Without one, or without the
+library `tokenizers`, tokens are shown by their ids.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from astraflow.errors import Error
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.types import Manifest
+
+__all__ = ["TokenText"]
+
+_FILE = "tokenizer.json"
+_MAX_PIECES = 100_000
+_MAX_FILE_BYTES = 64 * 1024 * 1024
+
+
+class TokenText:
+    """Example: `TokenText(folder).pieces("actor", [5, 6])` is `["2", "+"]`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._decoders: dict[str, Callable[[tuple[int, ...]], str]] = {}
+
+    def pieces(self, policy: str, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token; a character of several tokens shows as a replacement character in each."""
+        decode = self._decoder(policy)
+        return [decode((token_id,)) for token_id in token_ids]
+
+    def text(self, policy: str, token_ids: Sequence[int]) -> str:
+        """The text of all tokens together, special ones too."""
+        return self._decoder(policy)(tuple(token_ids))
+
+    def _decoder(self, policy: str) -> Callable[[tuple[int, ...]], str]:
+        if policy not in self._decoders:
+            self._decoders[policy] = _decoder_of(self._tokenizer(policy))
+        return self._decoders[policy]
+
+    def _tokenizer(self, policy: str) -> Any:
+        """The tokenizer of a policy; None if there is none that can be read."""
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            return None
+        for path in self._places(policy):
+            # Whatever its library raises: it derives from Exception alone.
+            with contextlib.suppress(Exception):
+                if path.stat().st_size <= _MAX_FILE_BYTES:
+                    return Tokenizer.from_file(str(path))
+        return None
+
+    def _places(self, policy: str) -> list[Path]:
+        """Files that may hold the tokenizer. The policy comes from the journal: as a folder's name it counts
+        only if the recipe names it too."""
+        model_dir: Path | None = None
+        with contextlib.suppress(Error, OSError):
+            config = self._folder.load_recipe().policies.get(policy)
+            model_dir = config.model_dir if config is not None else None
+        if model_dir is None:
+            return []
+        copies = sorted(self._folder.cache.glob(f"*/model-{policy}-*/{_FILE}"))
+        published = self._folder.weights / policy
+        for manifest_path in sorted((published / "manifests" / policy).glob("*.json")):
+            with contextlib.suppress(msgspec.MsgspecError, OSError):
+                manifest = msgspec.json.decode(manifest_path.read_bytes(), type=Manifest)
+                copies += [published / "chunks" / f.chunk.hash for f in manifest.files if f.name == _FILE]
+        return [*copies, model_dir / _FILE]
+
+
+def _decoder_of(tokenizer: Any) -> Callable[[tuple[int, ...]], str]:
+    if tokenizer is None:
+        return lambda ids: "".join(f"\u27e8{token_id}\u27e9" for token_id in ids)
+
+    @lru_cache(_MAX_PIECES)
+    def decode(ids: tuple[int, ...]) -> str:
+        try:
+            return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+        except Exception:  # noqa: BLE001 - an id that the tokenizer does not know, for example
+            return "".join(f"\u27e8{token_id}\u27e9" for token_id in ids)
+
+    return decode

@@ -1,0 +1,81 @@
+"""Shows the viewer's page while the viewer is still starting, which takes seconds on a busy machine.
+
+The page comes at once, empty. What it asks for waits until the viewer accepts, and is then sent there by a
+redirect, to the same address.
+"""
+
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self, cast
+
+from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
+
+__all__ = ["Porch"]
+
+_POLL_S = 0.02
+_READ_S = 5.0
+"""Longest silence of a visitor in the middle of its request."""
+
+
+class Porch:
+    """Answers on a socket that listens, until it is left. Example: `with Porch(listener): ...`."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._server = _Server(listener)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="viewer porch", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.is_over.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Accepts from a socket that others accept from, too. A slow visitor keeps nobody waiting."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener.dup()
+        self.files = page_files()
+        self.is_over = threading.Event()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A visitor that leaves in the middle is nobody's trouble."""
+        del request, client_address
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _READ_S
+
+    def do_GET(self) -> None:
+        server = cast("_Server", self.server)
+        if (found := server.files.get(self.path.partition("?")[0])) is not None:
+            media_type, content = found
+            self._answer(200, {"content-type": media_type}, content)
+        elif self.path.startswith("/api/"):
+            server.is_over.wait()
+            self._answer(307, {"location": self.path}, b"")
+        else:
+            self._answer(404, {}, b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the launcher's terminal is for the run."""
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**PAGE_HEADERS, **headers, "content-length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)

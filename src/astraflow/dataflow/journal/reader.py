@@ -1,0 +1,248 @@
+"""Reads a journal folder without changing it: live or finished, one consistent moment.
+
+`JournalReader` reads the tables. Where the database is missing or empty, `reader_of_all` makes its tables in
+memory from the segments, as opening the folder would make them on disk.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.journal.journal_db import (
+    DATABASE,
+    JOURNAL_SCHEMA,
+    UNREADABLE,
+    UPGRADES,
+    FateRow,
+    TelemetryRow,
+    TranscriptRow,
+    catch_up,
+    make_tables,
+    newest_record,
+)
+from astraflow.dataflow.journal.records import PlanRow, Record
+from astraflow.dataflow.journal.segments import checked_end
+from astraflow.errors import JournalError
+from astraflow.types import BusySpan, EvalRecord, Message, StepRecord
+
+__all__ = ["JournalReader", "reader_of_all"]
+
+_PLANS = msgspec.msgpack.Decoder(PlanRow)
+_STEPS = msgspec.msgpack.Decoder(StepRecord)
+_EVALS = msgspec.msgpack.Decoder(EvalRecord)
+_REFS = msgspec.msgpack.Decoder(list[PayloadRef])
+_MESSAGES = msgspec.msgpack.Decoder(tuple[Message, ...])
+_FATE_COLUMNS = 8
+"""Those that a `FateRow` has."""
+_T = TypeVar("_T")
+
+
+class JournalReader:
+    """Read-only view of the tables of a journal folder. `close` it, or use `with`.
+
+    Its methods raise JournalError for whatever cannot be read.
+    """
+
+    def __init__(self, folder: Path, database: sqlite3.Connection | None = None) -> None:
+        """`database`: read this instead of the folder's; it is closed with the reader. Raises:
+        JournalError."""
+        self.path = folder / DATABASE
+        try:
+            self.database = database or _opened_to_read(self.path)
+            # All queries see the moment of the first one.
+            self.database.execute("BEGIN")
+            schema = self.meta("schema")
+        except UNREADABLE as err:
+            raise JournalError(f"{self.path} cannot be read: {err}") from err
+        if schema not in {str(JOURNAL_SCHEMA), *map(str, UPGRADES)}:
+            self.close()
+            raise JournalError(
+                f"{self.path} has schema {schema or 'none'}; this version reads {JOURNAL_SCHEMA}"
+            )
+
+    def __enter__(self) -> "JournalReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the database."""
+        self.database.close()
+
+    def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        try:
+            # Not `yield from`, which would close the cursor: in another thread, if it is dropped there.
+            cursor = self.database.execute(query, values)
+            while (row := cursor.fetchone()) is not None:
+                yield row
+        except UNREADABLE as err:
+            raise JournalError(f"{self.path} cannot be read: {err}") from err
+
+    def _decoded(self, table: str, decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+        try:
+            return decoder.decode(data)
+        except msgspec.DecodeError as err:
+            raise JournalError(f"{self.path}: a row of {table} cannot be read: {err}") from err
+
+    # --- how far the journal reaches ---
+
+    def meta(self, key: str) -> str:
+        """A value of the table `meta`; an empty text if there is none."""
+        row = next(self._rows("SELECT value FROM meta WHERE key = ?", key), None)
+        return str(row[0]) if row else ""
+
+    @property
+    def compacted(self) -> int:
+        """Number of the newest record that the books stand for; records up to it are gone or going."""
+        return self._number("compacted")
+
+    @property
+    def first_segment(self) -> int:
+        """The first segment that is kept."""
+        return self._number("first_segment")
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """Segment and offset up to which the segments are in the tables."""
+        segment, _, offset = self.meta("written").partition(" ")
+        if not (segment.isdecimal() and offset.isdecimal()):
+            raise JournalError(f"{self.path}: meta says that {self.meta('written')!r} is written")
+        return int(segment), int(offset)
+
+    def _number(self, key: str) -> int:
+        value = self.meta(key) or "0"
+        if not value.isdecimal():
+            raise JournalError(f"{self.path}: meta says that {key} is {value!r}")
+        return int(value)
+
+    # --- records and books ---
+
+    def records(self, after: int = 0) -> Iterator[Record]:
+        """All records newer than `after`, in order."""
+        query = "SELECT seq, at_s, commands, events, chain FROM records WHERE seq > ? ORDER BY seq"
+        return (Record(*row) for row in self._rows(query, max(after, self.compacted)))
+
+    @property
+    def newest(self) -> tuple[int, bytes]:
+        """Number and chain of the newest record; (0, b"") if there is none."""
+        try:
+            return newest_record(self.database)
+        except UNREADABLE as err:
+            raise JournalError(f"{self.path} cannot be read: {err}") from err
+
+    def plans(self) -> list[tuple[int, PlanRow]]:
+        """(number of the record after which it holds, plan), oldest first."""
+        rows = self._rows("SELECT seq, plan FROM plans ORDER BY rowid")
+        return [(seq, self._decoded("plans", _PLANS, blob)) for seq, blob in rows]
+
+    def books(self) -> list[bytes]:
+        """The parts of the books, as `compaction` encoded them; none before the first compaction."""
+        if not self.compacted:
+            return []
+        query = "SELECT data FROM books WHERE at_seq = ? ORDER BY part"
+        return [data for (data,) in self._rows(query, self.compacted)]
+
+    def payloads(self) -> Iterator[tuple[str, int, list[PayloadRef]]]:
+        """(policy, closed group, its trained trajectories), as far as they are kept."""
+        query = "SELECT policy, group_id, refs FROM payloads ORDER BY policy, group_id"
+        rows = self._rows(query) if self.compacted else ()
+        return ((policy, group, self._decoded("payloads", _REFS, refs)) for policy, group, refs in rows)
+
+    def fates(self) -> Iterator[FateRow]:
+        """All fates."""
+        # By place, not by name: schema 2 lacks the last two columns; the one after them is the row's sum.
+        rows = self._rows("SELECT * FROM fates ORDER BY policy, group_id")
+        return (FateRow(*row[:_FATE_COLUMNS]) for row in rows)
+
+    # --- what people read ---
+
+    def steps(self) -> list[StepRecord]:
+        """Committed steps of all policies, in order of commit."""
+        rows = self._rows("SELECT record FROM steps ORDER BY seq")
+        return [self._decoded("steps", _STEPS, blob) for (blob,) in rows]
+
+    def evals(self) -> list[EvalRecord]:
+        """Finished evaluation rounds, in order."""
+        rows = self._rows("SELECT record FROM evals ORDER BY rowid")
+        return [self._decoded("evals", _EVALS, blob) for (blob,) in rows]
+
+    def telemetry(self) -> list[TelemetryRow]:
+        """All busy spans."""
+        # SQLite stores what is not a number as NULL; such a span says nothing.
+        query = (
+            "SELECT source, kind, start_s, end_s FROM telemetry "
+            "WHERE start_s IS NOT NULL AND end_s IS NOT NULL"
+        )
+        return [
+            TelemetryRow(source, BusySpan(kind, start, end)) for source, kind, start, end in self._rows(query)
+        ]
+
+    def transcripts(self, kind: str) -> list[TranscriptRow]:
+        """Episodes of one kind (`train` or `eval`) whose messages are kept, in order of arrival."""
+        query = "SELECT * FROM samples WHERE kind = ? ORDER BY rowid"
+        return [
+            TranscriptRow(
+                kind=row[0],
+                group_id=row[1],
+                task_id=row[2],
+                policy=row[3],
+                version=row[4],
+                score=row[5],
+                ref=PayloadRef(*row[6:9]),
+                # Schema 2 has no such column.
+                data=(row[9] if len(row) > 9 else None) or b"",
+            )
+            for row in self._rows(query, kind)
+        ]
+
+    @staticmethod
+    def messages(payload: bytes) -> tuple[Message, ...]:
+        """The messages in a transcript's payload. Raises: JournalError."""
+        try:
+            return _MESSAGES.decode(payload)
+        except msgspec.DecodeError as err:
+            raise JournalError(f"the messages of an episode cannot be read: {err}") from err
+
+
+def reader_of_all(folder: Path) -> JournalReader:
+    """Reads what opening the folder would read, without changing anything.
+
+    If the database is missing, or empty because it was lost with its log, its tables are made in memory from
+    the segments. Raises: JournalError.
+    """
+    segments = folder / "segments"
+    if _has_tables(folder / DATABASE) or not any(segments.glob("*.seg")):
+        return JournalReader(folder)
+    # An empty name: a temporary database, in memory as far as it fits.
+    database = sqlite3.connect("", isolation_level=None)
+    try:
+        make_tables(database)
+        catch_up(database, segments, (0, 0), checked_end(segments, 0))
+    except BaseException:
+        database.close()
+        raise
+    return JournalReader(folder, database)
+
+
+def _has_tables(path: Path) -> bool:
+    """False if a database is missing or empty. One that cannot be read has tables, which are damaged."""
+    if not path.is_file():
+        return False
+    try:
+        with contextlib.closing(_opened_to_read(path)) as database:
+            return bool(database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    except UNREADABLE:
+        return True
+
+
+def _opened_to_read(path: Path) -> sqlite3.Connection:
+    """An existing database, read only. Raises: JournalError, sqlite3.Error."""
+    if not path.is_file():
+        raise JournalError(f"{path.parent} holds no journal: {DATABASE} is missing")
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)

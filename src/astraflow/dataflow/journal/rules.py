@@ -1,0 +1,113 @@
+"""The rules that each batch and each committed step must meet, checked against the ledger of their groups."""
+
+from collections.abc import Iterable
+
+from astraflow.dataflow.core.commands import BatchTaken
+from astraflow.dataflow.journal.ledger import Contribution, Ledger
+from astraflow.dataflow.journal.records import PolicyFacts
+from astraflow.types import StepRecord
+
+__all__ = ["batch_problems", "commit_problems", "record_problems"]
+
+_TOLERANCE = 1e-9
+
+
+def batch_problems(name: str, step: int, ledger: Ledger) -> list[str]:
+    """Problems of a batch, which must be whole and within its staleness bound.
+
+    The staleness that is recorded for each group must be the one that follows from its tokens.
+    """
+    taken = ledger.policies[name].batches[step]
+    batch = taken.event
+    plan = ledger.plan_at(taken.seq)
+    facts = plan.policies.get(name) if plan else None
+    if facts is None:
+        return [f"{name}: batch of step {step + 1}: no plan of the run covers it"]
+    problems: list[str] = []
+    at = f"{name}: batch of step {step + 1}"
+    if step >= facts.num_steps:
+        problems.append(f"{at} is beyond the {facts.num_steps} steps of the run")
+    if len(batch.group_ids) != facts.groups_per_batch:
+        problems.append(f"{at} holds {len(batch.group_ids)} groups, not {facts.groups_per_batch}")
+    if len(batch.replayed_ids) > facts.max_replayed:
+        problems.append(f"{at} replays {len(batch.replayed_ids)} groups, at most {facts.max_replayed}")
+    if len(taken.all_staleness) != len(taken.all_ids):
+        problems.append(f"{at} holds {len(taken.all_staleness)} staleness figures")
+    for group, staleness in zip(taken.all_ids, taken.all_staleness, strict=False):
+        problems += _group_problems(
+            f"{at}: group {group}", batch, staleness, ledger.group(group).contribution(name), facts
+        )
+        num_episodes = len(ledger.group(group).accepted)
+        if not facts.min_group_size <= num_episodes <= facts.group_size:
+            problems.append(f"{at}: group {group} has {num_episodes} of {facts.group_size} episodes")
+    return problems
+
+
+def _group_problems(
+    at: str, batch: BatchTaken, staleness: int, contribution: Contribution, facts: PolicyFacts
+) -> Iterable[str]:
+    if staleness != batch.trainer_version - contribution.oldest_version:
+        yield (
+            f"{at} has staleness {staleness}; its oldest version is {contribution.oldest_version}, the "
+            f"trainer's {batch.trainer_version}"
+        )
+    if staleness > facts.staleness_bound:
+        yield f"{at} has staleness {staleness} over {facts.staleness_bound}"
+
+
+def commit_problems(name: str, record: StepRecord, ledger: Ledger) -> list[str]:
+    """Problems of a committed step, whose record must say what its batch holds.
+
+    The step must also be the one in which each group of the batch is trained.
+    """
+    taken = ledger.policies[name].batches.get(record.step)
+    at = f"{name}: step {record.number}"
+    if taken is None:
+        return [f"{at} is committed without a batch"]
+    problems: list[str] = []
+    for group in taken.event.group_ids:
+        event = ledger.group(group).fates.get(name)
+        if event is None or event.fate != "trained" or event.step != record.step:
+            problems.append(f"{at}: group {group} of its batch is {event.fate if event else 'undecided'}")
+    contributions = [ledger.group(group).contribution(name) for group in taken.all_ids]
+    problems += record_problems(
+        record,
+        taken.all_staleness,
+        num_replayed=len(taken.event.replayed_ids),
+        num_samples=sum(each.num_samples for each in contributions),
+        num_trained_tokens=sum(each.num_trained_tokens for each in contributions),
+    )
+    return problems
+
+
+def record_problems(
+    record: StepRecord,
+    staleness: tuple[int, ...],
+    *,
+    num_replayed: int,
+    num_samples: int,
+    num_trained_tokens: int,
+) -> list[str]:
+    """Problems of the record of a step, compared with its groups.
+
+    `staleness` has one entry per group, replayed groups included.
+    """
+    problems: list[str] = []
+    at = f"{record.policy}: step {record.number}"
+    mean = sum(staleness) / max(1, len(staleness))
+    for what, said, found in (
+        ("groups", record.num_groups, len(staleness)),
+        ("replayed groups", record.num_replayed_groups, num_replayed),
+        ("samples", record.num_samples, num_samples),
+        ("trained tokens", record.num_trained_tokens, num_trained_tokens),
+    ):
+        if said != found:
+            problems.append(f"{at}: its record says {said} {what}, its batch holds {found}")
+    greatest = max(staleness, default=0)
+    if record.staleness_max != greatest:
+        problems.append(
+            f"{at}: its record says greatest staleness {record.staleness_max}, its batch {greatest}"
+        )
+    if abs(record.staleness_mean - mean) > _TOLERANCE:
+        problems.append(f"{at}: its record says mean staleness {record.staleness_mean}, its batch {mean}")
+    return problems

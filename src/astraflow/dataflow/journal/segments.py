@@ -1,0 +1,487 @@
+"""The journal's append-only files: encoded trajectories, messages and the log of records.
+
+A segment is a file `NNNNNNNN.seg`; when it has grown to a certain size, the next one begins. It has a
+16-byte header (magic, schema version, number), then entries. An entry is a 13-byte head (length, kind,
+xxh3-64) and its bytes: a payload, the records of one flush, or a plan. A `PayloadRef` points at the bytes
+of a payload.
+
+`append` gives out positions in memory; `write` puts what was appended on disk, in order, and syncs it. What
+is synced never changes. A torn end (a crash interrupted a write) is cut off when the store is opened.
+Damage before the newest flush is an error: `checked_end` looks for it in all segments that are kept. Every
+read compares the checksum.
+
+Threads: `append` and `take` belong to the event loop, `write` to the one thread that flushes, `read` to
+anyone once the bytes are written.
+"""
+
+import os
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from astraflow.dataflow.core.commands import PayloadRef
+from astraflow.dataflow.journal.records import decode_records
+from astraflow.errors import JournalError
+
+__all__ = [
+    "ENTRY_HEAD",
+    "PAYLOAD",
+    "PLAN",
+    "RECORDS",
+    "SEGMENT_BYTES",
+    "SEGMENT_HEADER",
+    "SEGMENT_MAGIC",
+    "SEGMENT_SCHEMA",
+    "PendingWrite",
+    "SegmentReader",
+    "SegmentStore",
+    "checked_end",
+    "plans_within",
+    "records_within",
+    "segment_numbers",
+    "segment_path",
+]
+
+SEGMENT_SCHEMA = 2
+SEGMENT_BYTES = 256 * 1024 * 1024
+"""Size at which the next segment begins. Space is freed by whole segments, so they must not be too large;
+each is an open file of a reader, so they must not be too many."""
+SEGMENT_HEADER = struct.Struct("<4sHxxQ")
+"""Magic, schema and number at the beginning of a segment."""
+SEGMENT_MAGIC = b"AFSG"
+ENTRY_HEAD = struct.Struct("<IBQ")
+"""Length, kind and checksum before the bytes of an entry."""
+_LENGTH_BYTES = 4
+"""Bytes of an entry before its kind."""
+PAYLOAD = 0
+RECORDS = 1
+PLAN = 2
+"""The last of the three kinds of entries."""
+_MAX_BUFFERS = 512
+"""Buffers in one vectored write; the kernel's limit is 1024."""
+_MAX_WRITE_BYTES = 512 * 1024
+"""Linux puts a larger write into pages of up to 2 MiB, which it must find first: 10 times slower."""
+_GAP_BYTES = 16 * 1024
+"""Payloads with at most this between them are read at once: cheaper than another call."""
+_RUN_BYTES = 16 * 1024 * 1024
+"""Most that is read at once."""
+_SMALL_BYTES = 4096
+"""Buffers that are smaller on average are joined before they are written."""
+
+
+@dataclass(slots=True)
+class PendingWrite:
+    """Bytes without gaps between them that have their place in a segment but are not on disk yet."""
+
+    segment: int
+    offset: int
+    buffers: list[bytes] = field(default_factory=list[bytes])
+
+
+def segment_path(folder: Path, segment: int) -> Path:
+    """The file of a segment."""
+    return folder / f"{segment:08d}.seg"
+
+
+class SegmentReader:
+    """Reads payloads back; keeps one open file per segment. Works on a live journal of another process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, ref: PayloadRef) -> bytes:
+        """The payload at `ref`. Raises: JournalError if it is missing or its checksum is wrong."""
+        return bytes(self.read_all((ref,))[0])
+
+    def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
+        """The payloads in the order of `refs`; neighbors on disk are read at once. Raises: as `read`."""
+        order = sorted(range(len(refs)), key=lambda idx: (refs[idx].segment, refs[idx].offset))
+        payloads: dict[int, memoryview] = {}
+        run: list[int] = []
+        for idx in order:
+            if run and not _are_near(refs[run[0]], refs[run[-1]], refs[idx]):
+                self._read_run(refs, run, payloads)
+                run = []
+            run.append(idx)
+        if run:
+            self._read_run(refs, run, payloads)
+        return [payloads[idx] for idx in range(len(refs))]
+
+    def _read_run(self, refs: Sequence[PayloadRef], run: list[int], into: dict[int, memoryview]) -> None:
+        """Reads neighbors, whose indices in `refs` are `run`, at once; puts each into `into` at its index."""
+        first = refs[run[0]]
+        last = refs[run[-1]]
+        start = first.offset - ENTRY_HEAD.size
+        try:
+            raw = memoryview(os.pread(self._file(first.segment), last.offset + last.length - start, start))
+        except OSError as err:
+            raise JournalError(f"{segment_path(self._folder, first.segment)}: cannot be read: {err}") from err
+        for idx in run:
+            ref = refs[idx]
+            begin = ref.offset - start
+            data = raw[begin : begin + ref.length]
+            is_whole = begin + ref.length <= len(raw)
+            if not is_whole or ENTRY_HEAD.unpack_from(raw, begin - ENTRY_HEAD.size) != _head(PAYLOAD, data):
+                path = segment_path(self._folder, ref.segment)
+                raise JournalError(
+                    f"{path}: the payload of {ref.length} bytes at {ref.offset} "
+                    "is damaged (checksum or length is wrong); restore the file from a copy"
+                )
+            into[idx] = data
+
+    def close(self) -> None:
+        """Closes all files."""
+        with self._lock:
+            for file in self._files.values():
+                os.close(file)
+            self._files.clear()
+
+    def forget(self, segment: int) -> None:
+        """Closes one file."""
+        with self._lock:
+            if (file := self._files.pop(segment, None)) is not None:
+                os.close(file)
+
+    def _file(self, segment: int) -> int:
+        with self._lock:
+            if segment not in self._files:
+                self._files[segment] = os.open(segment_path(self._folder, segment), os.O_RDONLY)
+            return self._files[segment]
+
+
+class SegmentStore:
+    """The writing side. Example: `ref = store.append(b"..."); store.write(store.take())`."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """Opens or creates the folder, and cuts off a torn end. Raises: JournalError."""
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._pending: list[PendingWrite] = []
+        self._file = -1
+        """The file that is written to; -1 if none is open."""
+        self._file_segment = -1
+        """The number of its segment."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            numbers = segment_numbers(folder)
+            self._segment = numbers[-1] if numbers else 0
+            self._offset = _cut_torn_end(segment_path(folder, self._segment), self._segment) if numbers else 0
+        except OSError as err:
+            raise JournalError(f"{folder}: cannot be opened: {err}") from err
+        self._has_header = self._offset >= SEGMENT_HEADER.size
+        self._offset = max(self._offset, SEGMENT_HEADER.size)
+        self._reader = SegmentReader(folder)
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Segment and offset of the next entry."""
+        return self._segment, self._offset
+
+    def append(self, payload: bytes) -> PayloadRef:
+        """Gives a payload its place; it is on disk once what the next `take` returns is written."""
+        offset = self._add(PAYLOAD, payload)
+        return PayloadRef(self._segment, offset, len(payload))
+
+    def append_records(self, data: bytes) -> None:
+        """Adds records to the log, behind the payloads that they refer to."""
+        self._add(RECORDS, data)
+
+    def append_plan(self, data: bytes) -> None:
+        """Adds a plan to the log."""
+        self._add(PLAN, data)
+
+    def take(self) -> list[PendingWrite]:
+        """What was appended since the last call, in order."""
+        pending = self._pending
+        self._pending = []
+        return pending
+
+    def write(self, writes: Sequence[PendingWrite]) -> None:
+        """Writes and syncs. After a failure the same list may be written again. Raises: OSError."""
+        for idx, write in enumerate(writes):
+            self._open_for_writing(write.segment)
+            _write_buffers(self._file, write)
+            if idx + 1 == len(writes) or writes[idx + 1].segment != write.segment:
+                os.fdatasync(self._file)
+
+    def read(self, ref: PayloadRef) -> bytes:
+        """A written payload. Raises: JournalError."""
+        return self._reader.read(ref)
+
+    def read_all(self, refs: Sequence[PayloadRef]) -> list[memoryview]:
+        """Written payloads in the order of `refs`. Raises: JournalError."""
+        return self._reader.read_all(refs)
+
+    def drop(self, first: int) -> None:
+        """Deletes the segments before `first`; nobody may ask for them any more. Raises: OSError."""
+        for segment in [
+            number for number in segment_numbers(self._folder) if number < min(first, self._segment)
+        ]:
+            self._reader.forget(segment)
+            segment_path(self._folder, segment).unlink()
+
+    def close(self) -> None:
+        """Closes all files; nothing is written."""
+        self._reader.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._file_segment = -1
+
+    def _add(self, kind: int, data: bytes) -> int:
+        """Appends an entry; the offset at which its bytes begin."""
+        size = ENTRY_HEAD.size + len(data)
+        if self._offset + size > self._segment_bytes and self._offset > SEGMENT_HEADER.size:
+            self._segment += 1
+            self._offset = SEGMENT_HEADER.size
+            self._has_header = False
+        if not self._has_header:
+            header = SEGMENT_HEADER.pack(SEGMENT_MAGIC, SEGMENT_SCHEMA, self._segment)
+            self._pending.append(PendingWrite(self._segment, 0, [header]))
+            self._has_header = True
+        elif not self._pending:
+            self._pending.append(PendingWrite(self._segment, self._offset))
+        self._pending[-1].buffers += (ENTRY_HEAD.pack(*_head(kind, data)), data)
+        self._offset += size
+        return self._offset - len(data)
+
+    def _open_for_writing(self, segment: int) -> None:
+        if self._file_segment == segment:
+            return
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._file_segment = -1
+        self._file = os.open(segment_path(self._folder, segment), os.O_RDWR | os.O_CREAT, 0o644)
+        self._file_segment = segment
+        # Without this, a power loss may take the name of a file whose bytes are synced.
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _are_near(first: PayloadRef, last: PayloadRef, other: PayloadRef) -> bool:
+    """Whether one read may take `other` together with the run from `first` to `last`."""
+    gap = other.offset - last.offset - last.length
+    size = other.offset + other.length - first.offset
+    return other.segment == first.segment and gap <= _GAP_BYTES and size <= _RUN_BYTES
+
+
+def _head(kind: int, data: bytes | memoryview) -> tuple[int, int, int]:
+    """Length, kind and checksum of an entry; the checksum covers the kind."""
+    return len(data), kind, xxhash.xxh3_64_intdigest(data, kind)
+
+
+def _write_buffers(file: int, write: PendingWrite) -> None:
+    """Writes all buffers, in as many calls as the limits ask for. Raises: OSError."""
+    buffers = write.buffers
+    position = write.offset
+    if sum(map(len, buffers)) < len(buffers) * _SMALL_BYTES:
+        buffers = [b"".join(buffers)]
+    for part in _parts(buffers):
+        rest = part
+        while rest:
+            written = os.pwritev(file, rest, position)
+            position += written
+            rest = _rest(rest, written)
+
+
+def _parts(buffers: Sequence[bytes]) -> Iterator[list[memoryview]]:
+    """The buffers in order, cut into what one write takes."""
+    part: list[memoryview] = []
+    room = _MAX_WRITE_BYTES
+    for buffer in map(memoryview, buffers):
+        first = 0
+        while first < len(buffer):
+            piece = buffer[first : first + room]
+            part.append(piece)
+            first += len(piece)
+            room -= len(piece)
+            if room == 0 or len(part) == _MAX_BUFFERS:
+                yield part
+                part = []
+                room = _MAX_WRITE_BYTES
+    if part:
+        yield part
+
+
+def _rest(buffers: list[memoryview], written: int) -> list[memoryview]:
+    """What a vectored write that wrote `written` bytes left over."""
+    for idx, buffer in enumerate(buffers):
+        if written < len(buffer):
+            return [buffer[written:], *buffers[idx + 1 :]]
+        written -= len(buffer)
+    return []
+
+
+def checked_end(folder: Path, first: int) -> tuple[int, int]:
+    """Segment and offset after the last whole entry. Reads every segment from number `first` on.
+
+    Raises: JournalError if one is missing or damaged. What a crash may have left behind the last flush is no
+    damage.
+    """
+    try:
+        numbers = [number for number in segment_numbers(folder) if number >= first]
+        if not numbers:
+            return first, SEGMENT_HEADER.size
+        for number in range(first, numbers[-1]):
+            path = segment_path(folder, number)
+            if number not in numbers:
+                raise JournalError(f"{path} is missing; restore the file from a copy")
+            end = _whole_until(path, number)
+            if end == 0 or end != path.stat().st_size:
+                raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")
+        return numbers[-1], max(
+            SEGMENT_HEADER.size, _whole_until(segment_path(folder, numbers[-1]), numbers[-1])
+        )
+    except OSError as err:
+        if isinstance(err, JournalError):  # It derives from OSError.
+            raise
+        raise JournalError(f"{folder}: cannot be read: {err}") from err
+
+
+def records_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
+    """The log's entries of records between two positions, in order.
+
+    Raises: JournalError if an entry there is damaged or a segment is missing.
+    """
+    return _logged(folder, after, end, RECORDS)
+
+
+def plans_within(folder: Path, after: tuple[int, int], end: tuple[int, int]) -> Iterator[bytes]:
+    """The log's plans between two positions, in order. Raises: as `records_within`."""
+    return _logged(folder, after, end, PLAN)
+
+
+def _logged(folder: Path, after: tuple[int, int], end: tuple[int, int], kind: int) -> Iterator[bytes]:
+    """Entries of one kind between two positions, in order. Raises: as `records_within`."""
+    start = after[1]
+    for segment in range(after[0], end[0] + 1):
+        path = segment_path(folder, segment)
+        if segment == end[0] and end[1] <= max(start, SEGMENT_HEADER.size):
+            return
+        try:
+            with path.open("rb") as file:
+                until = end[1] if segment == end[0] else os.fstat(file.fileno()).st_size
+                yield from _of_kind(file, kind, path, (max(start, SEGMENT_HEADER.size), until))
+        except OSError as err:
+            if isinstance(err, JournalError):
+                raise
+            raise JournalError(f"{path}: cannot be read: {err}") from err
+        start = 0
+
+
+def segment_numbers(folder: Path) -> list[int]:
+    """The segments that a folder holds, in order."""
+    return sorted(int(path.stem) for path in folder.glob("*.seg") if path.stem.isdecimal())
+
+
+def _cut_torn_end(path: Path, segment: int) -> int:
+    """Truncates a segment after its last whole entry. Returns its length then; 0 if it has no whole
+    header."""
+    end = _whole_until(path, segment)
+    if end < path.stat().st_size:
+        with path.open("r+b") as file:
+            file.truncate(end)
+            file.flush()
+            os.fsync(file.fileno())
+    return end
+
+
+def _whole_until(path: Path, segment: int) -> int:
+    """Where the last whole entry of a segment ends; 0 if not even its header is whole.
+
+    Raises: JournalError if what follows was once whole too: then it is damaged, and not torn by a crash.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = file.read(SEGMENT_HEADER.size)
+        if len(header) < SEGMENT_HEADER.size:
+            return 0
+        magic, schema, number = SEGMENT_HEADER.unpack(header)
+        if (
+            magic != SEGMENT_MAGIC
+            or number != segment
+            or header != SEGMENT_HEADER.pack(magic, schema, number)
+        ):
+            raise JournalError(f"{path} is no segment {segment} of a journal; do not edit the journal folder")
+        if schema != SEGMENT_SCHEMA:
+            raise JournalError(f"{path} has schema {schema}; this version reads schema {SEGMENT_SCHEMA}")
+        end = SEGMENT_HEADER.size
+        last_records = b""
+        for kind, data in _entries(file, size):
+            end += ENTRY_HEAD.size + len(data)
+            if kind == RECORDS:
+                last_records = data
+        if end < size:
+            file.seek(end)
+            if _was_synced(file.read(size - end), last_records):
+                raise JournalError(
+                    f"{path}: the entry at {end} is damaged, and records that came later are whole; restore "
+                    "the file from a copy"
+                )
+    return end
+
+
+def _was_synced(rest: bytes, last_records: bytes) -> bool:
+    """Whether the bytes behind a broken entry show that it was synced once.
+
+    They do if a later flush is among them, for a flush begins only when the one before is synced. A flush
+    ends with its records, in one entry: two such entries are of two flushes; a single one is of a later
+    flush if it does not go on where the last whole one ended.
+    """
+    found = list(islice(_records_within(rest), 2))
+    if len(found) == 1 and last_records:
+        return decode_records(found[0])[0].seq > decode_records(last_records)[-1].seq + 1
+    return len(found) > 1
+
+
+def _records_within(data: bytes) -> Iterator[bytes]:
+    """The whole entries of records, wherever they begin: behind a broken entry nobody knows where the next
+    one does."""
+    kind_at = data.find(RECORDS, _LENGTH_BYTES)
+    while kind_at >= 0:
+        begin = kind_at - _LENGTH_BYTES + ENTRY_HEAD.size
+        length, kind, checksum = ENTRY_HEAD.unpack_from(data.ljust(begin, b"\0"), begin - ENTRY_HEAD.size)
+        body = data[begin : begin + length] if length <= len(data) - begin else b""
+        if body and xxhash.xxh3_64_intdigest(body, kind) == checksum:
+            yield body
+        kind_at = data.find(RECORDS, kind_at + 1)
+
+
+def _entries(file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
+    """(kind, bytes) of each entry from the file's position on; ends before the first that is not whole."""
+    while len(head := file.read(ENTRY_HEAD.size)) == ENTRY_HEAD.size:
+        length, kind, checksum = ENTRY_HEAD.unpack(head)
+        if length > size:
+            return
+        data = file.read(length)
+        if len(data) < length or xxhash.xxh3_64_intdigest(data, kind) != checksum:
+            return
+        yield kind, data
+
+
+def _of_kind(file: BinaryIO, kind: int, path: Path, between: tuple[int, int]) -> Iterator[bytes]:
+    """The entries of one kind between two offsets of a segment. Raises: JournalError if one is damaged."""
+    end, until = between
+    file.seek(end)
+    for found, data in _entries(file, until):
+        if end + ENTRY_HEAD.size + len(data) > until:
+            break
+        end += ENTRY_HEAD.size + len(data)
+        if found == kind:
+            yield data
+        if end == until:
+            return
+    if end != until:
+        raise JournalError(f"{path}: the entry at {end} is damaged; restore the file from a copy")

@@ -1,0 +1,142 @@
+"""Writes rows into the journal's tables, behind the flushes of the segments.
+
+No sender waits for this. The segments are the log: rows that a crash keeps from the database are made from
+them again when the journal is opened. So there may be few transactions. The first row after a quiet time
+begins one at once; later rows wait until `_PAUSE_S` after the last transaction, or until somebody calls
+`settle`.
+
+The database has a thread of its own, for a long transaction must not delay a flush: folding SQLite's log into
+the database takes 30 to 40 ms, once in some thousand records.
+"""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+from astraflow.dataflow.journal.journal_db import TableRows, insert_rows
+
+__all__ = ["RETRY_S", "InsertRows", "TableWriter"]
+
+_log = logging.getLogger(__name__)
+RETRY_S = 1.0
+"""Shortest time between two attempts to write after a failure."""
+
+_PAUSE_S = 0.02
+"""Shortest time between two transactions: how old the tables of a busy journal are."""
+_AnswerT = TypeVar("_AnswerT")
+_Args = TypeVarTuple("_Args")
+
+
+InsertRows = Callable[[sqlite3.Connection, TableRows], None]
+"""Inserts rows within a transaction: `tables.insert_rows`, or a test's own, which fails. Raises:
+sqlite3.Error; the same rows are tried again then."""
+
+
+class TableWriter:
+    """The database's one writer, with a thread of its own, from construction to `close`.
+
+    `failure` says why the newest transaction failed. Its rows are kept, and `start` tries them again, unless
+    `is_broken`: then a fault of the program ended the writer, and only a new process can go on.
+    """
+
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        *,
+        on_broken: Callable[[], None],
+        insert: InsertRows = insert_rows,
+    ) -> None:
+        """`on_broken` is called when `is_broken` becomes true."""
+        self._db = database
+        self._insert = insert
+        self._on_broken = on_broken
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal tables")
+        self._pending = TableRows()
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self.failure: BaseException | None = None
+        self.is_broken = False
+        self._failed_at = 0.0
+
+    def add(self, rows: TableRows) -> None:
+        """Adds rows, to be written after all earlier ones."""
+        self._pending.absorb(rows)
+        if self.failure is None:
+            self.start()
+
+    def start(self) -> None:
+        """Starts to write what is pending, unless it is being written already."""
+        if self._task is None and not self._pending.is_empty and not self.is_broken:
+            self._task = asyncio.get_running_loop().create_task(self._write(), name="journal tables")
+            self._task.add_done_callback(self._write_ended)
+
+    def retry_if_due(self) -> None:
+        """Tries again after a failure, at most once per second."""
+        if self.failure is not None and time.monotonic() - self._failed_at >= RETRY_S:
+            self.start()
+
+    async def run(self, job: Callable[[*_Args], _AnswerT], *args: *_Args) -> _AnswerT:
+        """Runs a job that needs the database, between two transactions. Raises: what the job raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, job, *args)
+
+    async def settle(self) -> None:
+        """Returns once all that was added is in the tables, or `failure` says why not."""
+        self._hurry.set()
+        while self._task is not None:
+            await asyncio.wait({self._task})
+        self._hurry.clear()
+
+    def close(self) -> None:
+        """Ends the thread; what is pending is not written."""
+        self._thread.shutdown()
+
+    async def _write(self) -> None:
+        """Writes transactions until nothing is pending, or one fails. Woken by `start`."""
+        while not self._pending.is_empty:
+            taken = self._pending
+            self._pending = TableRows()
+            try:
+                await self.run(self._transact, taken)
+            except sqlite3.Error as err:
+                taken.absorb(self._pending)
+                self._pending = taken
+                self.failure = err
+                self._failed_at = time.monotonic()
+                _log.error("the journal's tables cannot be written: %s", err)
+                break
+            self.failure = None
+            await _pause(self._hurry)
+        # Here, not when the task has ended: rows that are added between the two must begin a new one.
+        self._task = None
+
+    def _write_ended(self, task: asyncio.Task[None]) -> None:
+        """If the task raised, its rows are lost to this process: nothing may be written after them."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._task = None
+        _log.critical("the writer of the journal's tables failed", exc_info=error)
+        self.failure = error
+        self.is_broken = True
+        self._on_broken()
+
+    def _transact(self, rows: TableRows) -> None:
+        """Runs in the thread: one transaction. Raises: what `insert` raises; nothing is written then."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._insert(self._db, rows)
+            self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+
+async def _pause(hurry: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(_PAUSE_S):
+            await hurry.wait()
+    except TimeoutError:
+        return

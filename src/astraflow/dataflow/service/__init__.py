@@ -1,0 +1,1 @@
+"""The HTTP service around the core: routes, waiting callers, liveness, views."""

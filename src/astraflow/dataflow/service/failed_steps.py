@@ -1,0 +1,72 @@
+"""Which batches trainers could not train, and which of them are held back. Soft state, not journaled.
+
+A trainer that fails is restarted and gets the same batch again. If it fails twice in a row at the same step,
+another try would end the same way, and the run would end with the last one. So the batch is held back: the
+trainer waits, other policies continue, and the status names the command that drops the batch. After a restart
+of the dataflow it is tried again, since a person may have changed something. Passive: time is an argument.
+"""
+
+from dataclasses import dataclass
+
+from astraflow.types import StepFailure, Wait
+from astraflow.types.bounds import as_label
+
+__all__ = ["HELD_BACK", "PERSON", "FailedSteps"]
+
+PERSON = "a person"
+"""Whom a trainer waits for if nothing in the run can help it."""
+HELD_BACK = "its batch is held back until a person acts"
+"""Why others wait for such a trainer."""
+
+_TRIES = 2
+"""Failures in a row, after which a batch is held back."""
+
+
+@dataclass(slots=True)
+class _Failed:
+    step: int
+    num: int
+    reason: str
+    since_s: float
+    """When it failed first."""
+
+
+class FailedSteps:
+    """The step of each policy that failed last.
+
+    Example: `failed.note("actor", failure, now_s)`; then `failed.wait("actor", step)` says what to wait for.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[str, _Failed] = {}
+
+    def note(self, policy: str, failure: StepFailure, now_s: float) -> None:
+        """The batch of a step could not be trained."""
+        failed = self._failed.get(policy)
+        if failed is None or failed.step != failure.step:
+            failed = self._failed[policy] = _Failed(failure.step, 0, "", now_s)
+        failed.num += 1
+        failed.reason = as_label(failure.reason)
+
+    def forget(self, policy: str, step: int | None = None) -> None:
+        """The policy's batch was dropped, or `step` was committed after all."""
+        failed = self._failed.get(policy)
+        if failed is not None and (step is None or failed.step <= step):
+            del self._failed[policy]
+
+    def wait(self, policy: str, step: int) -> Wait | None:
+        """The wait for a person if the batch of this step is held back."""
+        failed = self._failed.get(policy)
+        if failed is None or failed.step != step or failed.num < _TRIES:
+            return None
+        what = (
+            f"the batch of step {step + 1} could not be trained {failed.num} times in a row: "
+            f"{failed.reason.rstrip('. ')}. `astraflow drop-batch RUN {policy}` drops it, and training "
+            "continues with other groups; or mend the cause and restart the run"
+        )
+        return Wait(who=f"trainer {policy}", whom=PERSON, what=what, since_s=failed.since_s)
+
+    def waits(self) -> tuple[Wait, ...]:
+        """All waits for a person."""
+        found = [self.wait(policy, failed.step) for policy, failed in self._failed.items()]
+        return tuple(wait for wait in found if wait is not None)

@@ -1,0 +1,347 @@
+"""Checks what a rollout service sends before anything of it is kept.
+
+The rules of a trajectory that can be trained are in `trajectory_rules`, which trainers use too: what is
+accepted here trains. This file adds what only the dataflow knows: policies, published versions, sampling
+settings, turns and rewards. A broken rule is a `WireError` that names the trajectory, the value and what was
+expected. What passes becomes the core's `EpisodeFacts`, and its token columns go to the journal's segments
+unchanged.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from astraflow import wire
+from astraflow.dataflow.core.commands import EpisodeFacts, PayloadRef, TrajectoryMeta
+from astraflow.errors import WeightsError, WireError
+from astraflow.trajectory_rules import ANY_TRAINER, check_shape, check_values, num_sampled_in, values_hold
+from astraflow.types import (
+    Episode,
+    EpisodeResult,
+    LeaseKind,
+    Manifest,
+    MetricItem,
+    PolicyInfo,
+    SampleRules,
+    Trajectory,
+    Turn,
+    VersionSpan,
+    lease_kind,
+)
+from astraflow.types.bounds import MAX_METRIC, MAX_REWARD
+from astraflow.weights.manifest import check_manifest, check_tensors
+
+__all__ = [
+    "PolicyLimits",
+    "ResultKind",
+    "check_metrics",
+    "check_publication",
+    "check_results",
+    "facts_of",
+    "vocab_size",
+]
+
+_TEMPERATURE_TOLERANCE = 1e-6
+_UNLIMITED = 2**31
+"""Tokens of a turn, where it may have any number."""
+_MAX_PARTS = 65_536
+"""Largest number of turns, version spans and media of one episode together; each is checked by itself."""
+_MAX_SHOWN = 80
+"""Characters of a name that a message repeats."""
+_NGRAM = 8
+"""Tokens of a run that counts as repeated."""
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+
+
+ResultKind = LeaseKind | Literal["part"]
+"""`part`: completions of an episode that still runs, without their context."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLimits:
+    """What the trajectories of one policy must keep to."""
+
+    info: PolicyInfo
+    newest_version: int
+    """-1 for a policy without versions (frozen)."""
+    vocab_size: int = 0
+    """0: unknown, not checked."""
+    max_tokens: int = 0
+    """Largest number of tokens of a trajectory; 0: unknown, not checked."""
+    rules: SampleRules = ANY_TRAINER
+    """What the policy's trainer needs of trajectories, as far as it has said so."""
+
+    def rules_for(self, kind: ResultKind) -> SampleRules | None:
+        """The rules of a trajectory that will be trained; None if it will not be, or is not whole yet."""
+        return self.rules if self.info.is_trained and kind == "train" else None
+
+    @property
+    def num_ids(self) -> int:
+        """Size of the vocabulary; 0: unknown."""
+        return self.rules.vocab_size or self.vocab_size
+
+
+def vocab_size(manifest: Manifest) -> int:
+    """Rows of the embedding table of a version, or 0 if it has none by a known name."""
+    sizes = [tensor.shape[0] for tensor in manifest.tensors if tensor.name.endswith(_EMBEDDINGS)]
+    return sizes[0] if sizes else 0
+
+
+def check_results(
+    results: Sequence[EpisodeResult],
+    *,
+    policies: Mapping[str, PolicyLimits],
+    hosts: Collection[str],
+    are_parts: bool = False,
+) -> dict[int, WireError]:
+    """Position -> the first rule that the result breaks, of those that break one.
+
+    `hosts` are the sender's policies, empty if the sender is not known. `are_parts`: the episodes still run,
+    and their trajectories are completions without their context.
+    """
+    broken: dict[int, WireError] = {}
+    whole: list[tuple[int, ResultKind, Episode]] = []
+    for idx, result in enumerate(results):
+        if not isinstance(result.outcome, Episode):
+            continue
+        kind: ResultKind = "part" if are_parts else lease_kind(result.lease_id)
+        try:
+            _check_structure(result.outcome, kind, policies, hosts)
+        except WireError as err:
+            broken[idx] = err
+        else:
+            whole.append((idx, kind, result.outcome))
+    if not _all_values_hold([item for _, _, episode in whole for item in episode.trajectories], policies):
+        for idx, kind, episode in whole:
+            try:
+                _check_values(episode, kind, policies)
+            except WireError as err:
+                broken[idx] = err
+    return {idx: WireError(f"{_where(results[idx].lease_id)}{err}") for idx, err in broken.items()}
+
+
+def check_metrics(metrics: Sequence[MetricItem]) -> None:
+    """Raises: WireError naming the metric that cannot be kept or shown."""
+    for metric in metrics:
+        if not -MAX_METRIC <= metric.value <= MAX_METRIC:
+            raise WireError(
+                f"metric {metric.name[:_MAX_SHOWN]!r} is {metric.value}, not within +-{MAX_METRIC:g}"
+            )
+        if not metric.name.isprintable():
+            raise WireError(f"metric {metric.name[:_MAX_SHOWN]!r} has characters that cannot be shown")
+
+
+def check_publication(manifest: Manifest, newest: Manifest | None) -> None:
+    """A manifest agrees with itself, and its tensors are those of the policy's `newest` version.
+
+    One that lists no chunks offers nothing that could be fetched: receivers refuse it by themselves.
+    Raises: WeightsError.
+    """
+    where = f"manifest of {manifest.policy!r} version {manifest.version}"
+    if manifest.chunks:
+        check_manifest(manifest)
+    else:
+        check_tensors(manifest.tensors)
+    if newest is not None and manifest.tensors != newest.tensors:
+        raise WeightsError(
+            f"{where}: its tensors are not those of version {newest.version}: all versions of a policy have "
+            "the same names, shapes and dtypes"
+        )
+
+
+def facts_of(
+    episode: Episode,
+    trained: Collection[str],
+    store: Callable[[bytes], PayloadRef],
+    *,
+    repetition_of: Collection[str] = (),
+) -> EpisodeFacts:
+    """What the core keeps of a checked episode; payloads of trained policies go through `store`.
+
+    `repetition_of`: policies whose trajectories' repetition is measured.
+    """
+    metas: list[TrajectoryMeta] = []
+    for item in episode.trajectories:
+        if item.policy in trained:
+            repeated = _repeated_frac(item) if item.policy in repetition_of else 0.0
+            metas.append(_meta(item, store(wire.encode(item)), repeated))
+    return EpisodeFacts(
+        trajectories=tuple(metas),
+        score=episode.score,
+        metrics=episode.metrics,
+        duration_s=episode.duration_s,
+    )
+
+
+# --- one episode ----------------------------------------------------------------------------------
+
+
+def _where(lease_id: str) -> str:
+    group = lease_id.partition(".")[0]
+    return f"evaluation round {group[1:]}" if lease_kind(lease_id) == "eval" else f"group {group}"
+
+
+def _check_structure(
+    episode: Episode, kind: ResultKind, policies: Mapping[str, PolicyLimits], hosts: Collection[str]
+) -> None:
+    """Everything but the values of ids and logprobs. Raises: WireError."""
+    _check_reward(episode.score, f": score {episode.score}")
+    if not (math.isfinite(episode.duration_s) and episode.duration_s >= 0):
+        raise WireError(f": duration_s {episode.duration_s} must be finite and at least 0")
+    try:
+        check_metrics(episode.metrics)
+    except WireError as err:
+        raise WireError(f": {err}") from err
+    num_parts = sum(len(t.turns) + len(t.versions) + len(t.media) for t in episode.trajectories)
+    if num_parts > _MAX_PARTS:
+        raise WireError(f": {num_parts} turns, version spans and media; an episode has at most {_MAX_PARTS}")
+    for idx, trajectory in enumerate(episode.trajectories):
+        try:
+            _check_trajectory(trajectory, kind, policies, hosts)
+        except WireError as err:
+            raise WireError(f"/trajectory {idx}: {err}") from err
+
+
+def _check_values(episode: Episode, kind: ResultKind, policies: Mapping[str, PolicyLimits]) -> None:
+    """Ids and logprobs of an episode of sound structure. Raises: WireError."""
+    for idx, trajectory in enumerate(episode.trajectories):
+        limits = policies[trajectory.policy]
+        try:
+            check_values(trajectory, limits.rules_for(kind), vocab_size=limits.num_ids)
+        except WireError as err:
+            raise WireError(f"/trajectory {idx}: {err}") from err
+
+
+def _all_values_hold(trajectories: Sequence[Trajectory], policies: Mapping[str, PolicyLimits]) -> bool:
+    """Whether `_check_values` passes all of these; False if they must be looked at one by one."""
+    by_policy: dict[str, list[Trajectory]] = {}
+    for item in trajectories:
+        by_policy.setdefault(item.policy, []).append(item)
+    return all(values_hold(items, policies[policy].num_ids) for policy, items in by_policy.items())
+
+
+# --- one trajectory -------------------------------------------------------------------------------
+
+
+def _check_trajectory(
+    trajectory: Trajectory, kind: ResultKind, policies: Mapping[str, PolicyLimits], hosts: Collection[str]
+) -> None:
+    limits = policies.get(trajectory.policy)
+    if limits is None:
+        known = ", ".join(policies)
+        raise WireError(f"policy {trajectory.policy!r} is not in this run (policies: {known})")
+    if hosts and trajectory.policy not in hosts:
+        raise WireError(
+            f"the service did not register as hosting policy {trajectory.policy!r} (hosts: "
+            f"{', '.join(sorted(hosts))})"
+        )
+    if kind != "eval":
+        _check_temperature(trajectory, limits)
+    num_tokens = len(trajectory.mask)
+    if limits.max_tokens and num_tokens > limits.max_tokens:
+        raise WireError(
+            f"{num_tokens} tokens; the context of policy {limits.info.name!r} holds {limits.max_tokens}"
+        )
+    num_sampled = check_shape(trajectory, limits.rules_for(kind))
+    _check_versions(trajectory.versions, limits)
+    max_sampled = limits.info.sampling.max_tokens if kind != "eval" else _UNLIMITED
+    _check_turns(trajectory.turns, trajectory.mask, num_sampled, max_sampled)
+    _check_reward(trajectory.reward, f"reward {trajectory.reward}")
+    if not trajectory.role.isprintable():
+        raise WireError(f"role {trajectory.role!r} has characters that cannot be shown")
+
+
+def _check_reward(value: float, what: str) -> None:
+    if not math.isfinite(value):
+        raise WireError(f"{what} is not finite")
+    if not -MAX_REWARD <= value <= MAX_REWARD:
+        raise WireError(f"{what} is not within +-{MAX_REWARD:g}; divide it by a constant")
+
+
+def _check_temperature(trajectory: Trajectory, limits: PolicyLimits) -> None:
+    wanted = limits.info.sampling.temperature
+    if limits.info.is_trained and not abs(trajectory.temperature - wanted) <= _TEMPERATURE_TOLERANCE:
+        raise WireError(
+            f"sampled at temperature {trajectory.temperature}, the recipe says {wanted} for policy "
+            f"{trajectory.policy!r}; logprobs would not match the trainer's"
+        )
+
+
+def _check_versions(spans: tuple[VersionSpan, ...], limits: PolicyLimits) -> None:
+    newest = max(limits.newest_version, 0)
+    for span in spans:
+        if not 0 <= span.version <= newest:
+            raise WireError(
+                f"version {span.version} of policy {limits.info.name!r}; the newest is "
+                f"{limits.newest_version}"
+            )
+
+
+def _check_turns(turns: tuple[Turn, ...], mask: bytes, num_sampled: int, max_sampled: int) -> None:
+    end = covered = 0
+    for idx, turn in enumerate(turns):
+        if not end <= turn.start <= turn.end <= len(mask):
+            raise WireError(
+                f"turn {idx} [{turn.start}, {turn.end}) is out of order or beyond {len(mask)} tokens"
+            )
+        if not -MAX_REWARD <= turn.reward <= MAX_REWARD:
+            _check_reward(turn.reward, f"reward {turn.reward} of turn {idx}")
+        num_in_turn = num_sampled_in(mask, turn.start, turn.end)
+        if num_in_turn > max_sampled:
+            raise WireError(
+                f"turn {idx} holds {num_in_turn} sampled tokens; the policy's sampling.max_tokens is "
+                f"{max_sampled}"
+            )
+        covered += num_in_turn
+        end = turn.end
+    if covered != num_sampled:
+        raise WireError(f"turns hold {covered} of {num_sampled} sampled tokens")
+
+
+def _meta(trajectory: Trajectory, payload: PayloadRef, repeated_frac: float) -> TrajectoryMeta:
+    mask = trajectory.mask
+    turns = trajectory.turns
+    versions = [span.version for span in trajectory.versions]
+    num_by_turn = tuple([num_sampled_in(mask, turn.start, turn.end) for turn in turns])
+    return TrajectoryMeta(
+        policy=trajectory.policy,
+        role=trajectory.role,
+        reward=trajectory.reward,
+        num_tokens=len(mask),
+        num_trained_tokens=sum(num_by_turn),
+        oldest_version=min(versions),
+        newest_version=max(versions),
+        finish_reason=trajectory.finish_reason,
+        turn_spans=tuple([(turn.start, turn.end) for turn in turns]),
+        turn_rewards=tuple([turn.reward for turn in turns]),
+        num_trained_by_turn=num_by_turn,
+        payload=payload,
+        state_keys=_state_keys(trajectory),
+        repeated_frac=repeated_frac,
+    )
+
+
+def _state_keys(trajectory: Trajectory) -> tuple[int, ...]:
+    """One key per turn: a hash of the workflow's own key, or else of the tokens shown since the previous
+    turn."""
+    keys: list[int] = []
+    end = 0
+    for turn in trajectory.turns:
+        shown = turn.state_key.encode() or trajectory.token_ids[4 * end : 4 * turn.start]
+        keys.append(xxhash.xxh3_64_intdigest(shown))
+        end = turn.end
+    return tuple(keys)
+
+
+def _repeated_frac(trajectory: Trajectory) -> float:
+    """Share of the 8-grams of its sampled tokens that came before in it; 0 if it has none."""
+    ids = wire.array(trajectory.token_ids, "int32")[wire.array(trajectory.mask, "uint8") == 1]
+    num = len(ids) - _NGRAM + 1
+    if num < 1:
+        return 0.0
+    grams = np.lib.stride_tricks.sliding_window_view(ids, _NGRAM)
+    return 1.0 - len(np.unique(grams, axis=0)) / num

@@ -1,0 +1,147 @@
+"""Long-polls: a request looks at the run, waits for what may change its answer, and looks again.
+
+A poll ends when it finds something, at its deadline, when the run is over, when the service stops, or when
+the caller hangs up. Only a command changes what a poll finds, and the dispatcher wakes the polls after each.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from astraflow.dataflow.api import MAX_WAIT_S
+from astraflow.dataflow.service.dispatcher import Dispatcher
+from astraflow.dataflow.service.waiting import WaitList, waited
+from astraflow.types import Wait
+
+__all__ = ["LongPolls"]
+
+_FoundT = TypeVar("_FoundT")
+_CHANCE_SLACK_S = 0.01
+"""A service looks this long after its chance has come, so that clocks that differ a little do no harm."""
+
+
+class LongPolls:
+    """The long-polls of one run's requests. `stop` ends them all.
+
+    Example: `await polls.poll("evals", look, wait_s=25.0, request=request)`.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self.waits = WaitList()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Lets every long-poll answer now, because the service ends."""
+        self._is_stopping = True
+        self._dispatcher.wake_all()
+
+    async def poll(
+        self,
+        topic: str,
+        look: Callable[[], _FoundT | None],
+        *,
+        wait_s: float,
+        request: Request,
+        wait: Callable[[], Wait] | None = None,
+    ) -> _FoundT | None:
+        """What `look` finds; None if it has found nothing when the poll ends.
+
+        It looks again after each wake-up of the topic. While it waits, `wait` is in the list of waits.
+        """
+        deadline_s = self._deadline_s(wait_s)
+        with _HangUp(request) as hang_up:
+            while True:
+                # Taken before the look, so that no wake-up between the look and the wait is missed.
+                event = self._dispatcher.topics.next(topic)
+                found = look()
+                if found is not None or self._is_over:
+                    return found
+                hang_up.watch()
+                with self.waits.entry(wait) if wait is not None else contextlib.nullcontext():
+                    if not await waited(event, deadline_s) or hang_up.is_heard:
+                        return None
+
+    async def poll_leases(
+        self,
+        look: Callable[[], _FoundT | None],
+        *,
+        worker_id: str,
+        kind: Callable[[], Hashable],
+        wait_s: float,
+        request: Request,
+        wait: Callable[[], Wait],
+    ) -> _FoundT | None:
+        """As `poll`, for leases, which go to the requests that have waited longest.
+
+        Services of one `kind` can run the same leases. A service also looks again when time alone may bring
+        it a lease: one that was set aside is tried again from time to time.
+        """
+        queue = self._dispatcher.lease_queue
+        deadline_s = self._deadline_s(wait_s)
+        number = queue.new_number()
+        with _HangUp(request) as hang_up:
+            while True:
+                queue.serve_if_due()
+                found = look()
+                if found is not None or self._is_over:
+                    return found
+                with self.waits.entry(wait), queue.waiter(worker_id, kind(), look, number=number) as waiter:
+                    hang_up.watch(partial(queue.remove, waiter))
+                    await waited(waiter.event, min(deadline_s, self._next_chance_s(worker_id)))
+                if waiter.is_served:
+                    return waiter.taken()
+                if self._dispatcher.loop.time() >= deadline_s or hang_up.is_heard:
+                    return None
+
+    def _next_chance_s(self, worker_id: str) -> float:
+        """When the service should look for leases again though nothing happened, by the loop's clock."""
+        now_s = self._dispatcher.clock()
+        chance_s = self._dispatcher.core.next_chance_s(worker_id, now_s)
+        return self._dispatcher.loop.time() + chance_s - now_s + _CHANCE_SLACK_S
+
+    def _deadline_s(self, wait_s: float) -> float:
+        """When a poll ends, by the loop's clock. A length that is no sensible one means the maximum."""
+        length_s = wait_s if 0 <= wait_s <= MAX_WAIT_S else MAX_WAIT_S
+        return self._dispatcher.loop.time() + length_s
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nobody should wait any longer."""
+        return self._is_stopping or self._dispatcher.core.state in {"finished", "failed"}
+
+
+class _HangUp:
+    """Notices that the caller of a request is gone, from `watch` to the end of the block."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._task: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> "_HangUp":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the caller is known to be gone."""
+        return self._task is not None and self._task.done()
+
+    def watch(self, then: Callable[[], None] = lambda: None) -> None:
+        """Begins to listen; calls `then` when the caller is gone."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(_hung_up(self._request), name="hang-up")
+        self._task.add_done_callback(lambda _: then())
+
+
+async def _hung_up(request: Request) -> None:
+    """Returns once the caller is gone; nothing else comes after a request's body."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

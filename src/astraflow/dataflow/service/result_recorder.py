@@ -1,0 +1,149 @@
+"""Records the results of episodes: checks them, stores their payloads, and tells the core.
+
+A result that is wrong is recorded as a failed attempt with its reason, so that its lease goes out again and
+the episode is not lost silently.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+
+from astraflow.dataflow.core.commands import Decision, EpisodeFacts, RecordResult
+from astraflow.dataflow.journal.journal_db import TranscriptRow
+from astraflow.dataflow.service.ingest import (
+    PolicyLimits,
+    check_results,
+    facts_of,
+    vocab_size,
+)
+from astraflow.dataflow.service.partial_episodes import episode_of
+from astraflow.dataflow.service.results import DecodedResults
+from astraflow.dataflow.service.routes_shared import ServedRun
+from astraflow.dataflow.service.transcripts import TranscriptKeeper
+from astraflow.errors import Error, RefusedError, WireError
+from astraflow.types import Episode, EpisodeReceipt, EpisodeResult, Failure, SampleRules, lease_kind
+from astraflow.types.bounds import MAX_REASON
+
+__all__ = ["ResultRecorder"]
+
+
+class ResultRecorder:
+    """Example: `receipts = recorder.record("w0.3f", decoded, await recorder.check("w0.3f", decoded))`."""
+
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._dispatcher = run.dispatcher
+        self._core = run.dispatcher.core
+        self._keeper = TranscriptKeeper(run.dispatcher.core, run.dispatcher.journal, run.lookup)
+        self._vocab_sizes: dict[str, int] = {}
+
+    async def check(self, worker_id: str, decoded: DecodedResults) -> dict[int, WireError]:
+        """Position -> what is wrong with a result, for `record`. Images are decoded in a thread."""
+        results = decoded.results
+        look = partial(check_results, results, policies=self.limits(), hosts=self._hosts(worker_id))
+        found = await asyncio.to_thread(look) if any(map(_has_media, results)) else look()
+        return {**found, **decoded.beyond_bounds}
+
+    def record(
+        self, worker_id: str, decoded: DecodedResults, wrong: Mapping[int, WireError]
+    ) -> tuple[EpisodeReceipt, ...]:
+        """Records results of one service; a receipt per result, in order. Raises: JournalError."""
+        results = decoded.results
+        # Payloads are stored only if the commands that name them can be journaled.
+        self._dispatcher.check()
+        commands = [
+            RecordResult(
+                lease_id=result.lease_id,
+                worker_id=worker_id,
+                outcome=self._outcome(result, wrong.get(idx)),
+            )
+            for idx, result in enumerate(results)
+        ]
+        # Asked before the commands are applied: a group that they complete takes its pushed task with it.
+        rows = [self._keeper.row_of(result) for result in results]
+        decisions = self._dispatcher.apply_all(commands)
+        return tuple(
+            self._receipt(result, decision, problem=wrong.get(idx), row=rows[idx])
+            for idx, (result, decision) in enumerate(zip(results, decisions, strict=True))
+        )
+
+    def _receipt(
+        self,
+        result: EpisodeResult,
+        decision: Decision | RefusedError,
+        *,
+        problem: WireError | None,
+        row: TranscriptRow | None,
+    ) -> EpisodeReceipt:
+        """The answer to one result; what follows from an accepted one is done."""
+        if isinstance(decision, RefusedError):
+            return _invalid(result, decision)
+        receipt: EpisodeReceipt = decision.answer
+        if receipt.status == "accepted":
+            self._dispatcher.liveness.end((result.lease_id,))
+            self._end_progress(result, is_new=not receipt.reason)
+        if problem is not None:
+            return _invalid(result, problem)
+        if receipt.status == "accepted" and row is not None and isinstance(result.outcome, Episode):
+            self._keeper.keep(row, result.outcome.messages)
+        return receipt
+
+    def _end_progress(self, result: EpisodeResult, *, is_new: bool) -> None:
+        """Whether the episode succeeded or its workflow failed, nothing goes on from what was sampled.
+
+        `is_new`: the result was not recorded before.
+        """
+        if lease_kind(result.lease_id) == "eval":
+            return
+        self._run.progress.forget(episode_of(result.lease_id))
+        is_first_attempt = result.lease_id.endswith(".0")
+        if is_new and isinstance(result.outcome, Episode) and not is_first_attempt:
+            self._run.progress.note_accepted(result.outcome)
+
+    def _outcome(self, result: EpisodeResult, problem: WireError | None) -> EpisodeFacts | Failure:
+        """What is recorded of a result, after its payloads are stored."""
+        if problem is not None:
+            return Failure(error_class="invalid", message=str(problem)[:MAX_REASON])
+        if isinstance(result.outcome, Failure):
+            return result.outcome
+        stored = self._run.trained if lease_kind(result.lease_id) == "train" else ()
+        return facts_of(
+            result.outcome, stored, self._dispatcher.journal.store, repetition_of=self._core.repetition_of
+        )
+
+    def _hosts(self, worker_id: str) -> tuple[str, ...]:
+        """The policies that the service hosts; none if it is not known any more."""
+        worker = self._dispatcher.liveness.worker(worker_id)
+        return worker.hosts if worker is not None else ()
+
+    def limits(self) -> dict[str, PolicyLimits]:
+        """The limits of trajectories at present, by policy."""
+        limits: dict[str, PolicyLimits] = {}
+        for name, info in self._run.policies.items():
+            newest = self._core.newest_version(name) if info.is_trained else -1
+            limits[name] = PolicyLimits(
+                info,
+                newest,
+                self._vocab_size(name) if newest >= 0 else 0,
+                self._run.max_tokens.get(name, 0),
+                self._core.sample_rules(name) if info.is_trained else SampleRules(),
+            )
+        return limits
+
+    def _vocab_size(self, policy: str) -> int:
+        """The vocabulary in the policy's newest manifest. Read once: an architecture never changes."""
+        if policy not in self._vocab_sizes:
+            manifests = self._core.versions(policy, after=-1).manifests
+            if not manifests:
+                return 0
+            self._vocab_sizes[policy] = vocab_size(manifests[-1])
+        return self._vocab_sizes[policy]
+
+
+def _has_media(result: EpisodeResult) -> bool:
+    outcome = result.outcome
+    return isinstance(outcome, Episode) and any(trajectory.media for trajectory in outcome.trajectories)
+
+
+def _invalid(result: EpisodeResult, problem: Error) -> EpisodeReceipt:
+    return EpisodeReceipt(lease_id=result.lease_id, status="invalid", reason=str(problem)[:MAX_REASON])

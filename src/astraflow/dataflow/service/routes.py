@@ -1,0 +1,123 @@
+"""Builds the dataflow's ASGI app from the route table: finds the handler, checks roles, answers errors."""
+
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route as AppRoute
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
+
+from astraflow.dataflow.api import ROUTES, Route
+from astraflow.dataflow.service.result_recorder import ResultRecorder
+from astraflow.dataflow.service.routes_progress import ProgressRoutes
+from astraflow.dataflow.service.routes_shared import ServedRun
+from astraflow.dataflow.service.routes_trainers import Handler, TrainerRoutes
+from astraflow.dataflow.service.routes_views import ViewRoutes
+from astraflow.dataflow.service.routes_workers import WorkerRoutes
+from astraflow.errors import Error, RefusedError
+from astraflow.service.messages import error_response
+
+__all__ = ["make_app"]
+
+_MAX_SHOWN = 256
+"""Characters of a path that a message repeats."""
+
+
+def make_app(run: ServedRun) -> ASGIApp:
+    """The dataflow's ASGI app. Authentication is the caller's (`TokenAuth` around it)."""
+    recorder = ResultRecorder(run)
+    workers = WorkerRoutes(run, recorder)
+    progress = ProgressRoutes(run, recorder)
+    trainers = TrainerRoutes(run)
+    views = ViewRoutes(run)
+    handlers: dict[str, Handler] = {
+        "run": views.run,
+        "health": views.health,
+        "register": workers.register,
+        "heartbeat": workers.heartbeat,
+        "drain": workers.drain,
+        "ask_to_leave": workers.ask_to_leave,
+        "leases": workers.leases,
+        "episodes": workers.episodes,
+        "tell_progress": progress.tell,
+        "earlier_progress": progress.earlier,
+        "push_tasks": workers.push_tasks,
+        "attach": trainers.noted("attach", trainers.attach),
+        "batch": trainers.noted("batch", trainers.batch),
+        "publish": trainers.noted("publish", trainers.publish),
+        "versions": views.versions,
+        "commit": trainers.noted("commit", trainers.commit),
+        "release": trainers.noted("release", trainers.release),
+        "step_failed": trainers.noted("step_failed", trainers.step_failed),
+        "drop_batch": trainers.drop_batch,
+        "steps": views.steps,
+        "evals": views.evals,
+        "status": views.status,
+        "progress": progress.totals,
+        "stop": views.stop,
+        "metrics": views.metrics,
+        "openapi": views.openapi,
+    }
+    # Starlette compares a path with the routes in their order, and nearly all requests are for these two.
+    routes = sorted(ROUTES, key=lambda route: route.name not in {"leases", "episodes"})
+    exception_handlers: dict[type[Exception], ExceptionHandler] = {HTTPException: _answer_unknown_route}
+    app = Starlette(
+        routes=[_app_route(route, handlers[route.name]) for route in routes],
+        exception_handlers=exception_handlers,
+    )
+    # A path with a slash too many is unknown, not moved elsewhere.
+    app.router.redirect_slashes = False
+    return app
+
+
+def _app_route(route: Route, handler: Handler) -> AppRoute:
+    # Starlette's own `int` converter fails on a number of thousands of digits; the handler reads the text.
+    path = route.path.replace(":int}", "}")
+    return AppRoute(path, _Endpoint(route, handler), methods=[route.method], name=route.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """The ASGI app of one route: checks the caller's role, asks the handler, and answers errors.
+
+    Starlette wraps a function twice to find its exceptions' handlers; an app it calls as it is.
+    """
+
+    route: Route
+    handler: Handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        try:
+            self._check_role(scope.get("role", "admin"))
+            response = await self.handler(request)
+        except Error as err:
+            response = error_response(err, request)
+        except ClientDisconnect:
+            return  # the caller hung up while its body was read: nobody reads an answer
+        await response(scope, receive, send)
+
+    def _check_role(self, role: str) -> None:
+        """Raises: RefusedError."""
+        if role not in self.route.roles:
+            raise RefusedError(
+                f"{self.route.method} {self.route.path} is for {' and '.join(self.route.roles)}; this "
+                f"token's role is {role}",
+                code="forbidden",
+                status=403,
+            )
+
+
+async def _answer_unknown_route(request: Request, error: Exception) -> Response:
+    """Starlette raises 404 for a path that no route has, 405 for a method that its routes do not have."""
+    assert isinstance(error, HTTPException)
+    is_path_known = error.status_code == 405
+    problem = "the path has other methods" if is_path_known else "there is no such path"
+    refusal = RefusedError(
+        f"{request.method} {request.url.path[:_MAX_SHOWN]}: {problem}; see GET /openapi.json",
+        code="method_not_allowed" if is_path_known else "not_found",
+        status=error.status_code,
+    )
+    return error_response(refusal, request)

@@ -1,0 +1,224 @@
+"""What all request handlers share: the run that they serve, and how they read and check a request."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from astraflow import wire
+from astraflow.dataflow.api import ROUTES
+from astraflow.dataflow.config import DataflowConfig
+from astraflow.dataflow.journal.tensor_tables import ManifestTables
+from astraflow.dataflow.service.batch_slices import PAGE_BYTES
+from astraflow.dataflow.service.dispatcher import Dispatcher
+from astraflow.dataflow.service.failed_steps import FailedSteps
+from astraflow.dataflow.service.liveness import WorkerLife
+from astraflow.dataflow.service.long_poll import LongPolls
+from astraflow.dataflow.service.partial_episodes import ProgressKeeper
+from astraflow.dataflow.service.task_lookup import TaskLookup
+from astraflow.dataflow.service.trainer_contacts import TrainerContacts
+from astraflow.errors import RefusedError, VersionMismatchError, WireError
+from astraflow.service.messages import read_item
+from astraflow.service.worker_ids import handle_of, is_key_of
+from astraflow.types import PROTOCOL_VERSION, Fingerprints, Item, PolicyInfo, RunInfo, Wait
+from astraflow.weights.addresses import PeerRules
+
+__all__ = [
+    "MAX_SHOWN",
+    "ServedRun",
+    "caller",
+    "check_fingerprints",
+    "check_protocol",
+    "float_param",
+    "int_param",
+    "path_int",
+    "read_body",
+]
+
+_ItemT = TypeVar("_ItemT", bound=Item)
+_MAX_BYTES: dict[type[Item], int] = {
+    route.body: route.max_bytes for route in ROUTES if route.body is not None
+}
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
+"""ASCII digits alone: `int` would accept digits of every script, underscores, and thousands of digits."""
+_NATURAL = re.compile(r"[0-9]{1,15}")
+MAX_SHOWN = 80
+"""Characters of a parameter that a message repeats."""
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+@dataclass
+class ServedRun:
+    """The parts of one run, as its request handlers see them."""
+
+    dispatcher: Dispatcher
+    polls: LongPolls
+    lookup: TaskLookup
+    contacts: TrainerContacts
+    run_info: RunInfo
+    config: DataflowConfig
+    max_tokens: Mapping[str, int]
+    """Trained policy -> length of its longest trajectory, 0 if that is not known."""
+    peer_rules: PeerRules = field(default_factory=PeerRules)
+    max_batch_bytes: int = wire.MAX_BODY_BYTES
+    """A slice of a batch that is asked for whole is one body."""
+    page_bytes: int = PAGE_BYTES
+    """Of a slice that is asked for in pages."""
+    tables: ManifestTables = field(default_factory=ManifestTables)
+    oversized: dict[str, Wait] = field(default_factory=dict[str, Wait])
+    """Policy -> its batch that is too large to be sent, as the status shows it: a person has to act."""
+    failed_steps: FailedSteps = field(default_factory=FailedSteps)
+    """Batches that could not be trained."""
+
+    @cached_property
+    def progress(self) -> ProgressKeeper:
+        """What unfinished episodes have sampled so far."""
+        return ProgressKeeper(self.dispatcher.core.is_open)
+
+    @cached_property
+    def policies(self) -> dict[str, PolicyInfo]:
+        """All policies of the run by name."""
+        return {policy.name: policy for policy in self.run_info.policies}
+
+    @cached_property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the trained policies."""
+        return tuple(policy.name for policy in self.run_info.policies if policy.is_trained)
+
+    def current_run_info(self) -> RunInfo:
+        """The run's description with its present state."""
+        return msgspec.structs.replace(self.run_info, state=self.dispatcher.core.state)
+
+    def sender(self, secret_id: str) -> str:
+        """The handle of the service that was given this id; empty if it is not known (any more)."""
+        handle = handle_of(secret_id)
+        return handle if is_key_of(secret_id, self.dispatcher.core.worker_key(handle)) else ""
+
+    def known_worker(self, secret_id: str) -> WorkerLife:
+        """The service, noted as seen now. Raises: RefusedError if it must register (again)."""
+        liveness = self.dispatcher.liveness
+        worker = liveness.worker(self.sender(secret_id))
+        if worker is None:
+            raise RefusedError(
+                f"rollout service {handle_of(secret_id)[:MAX_SHOWN]!r} is not known here under this id: it "
+                "never joined, left, or was silent for too long; register again",
+                code="unknown_worker",
+                status=404,
+            )
+        liveness.seen(worker.id, self.dispatcher.loop.time())
+        return worker
+
+    def trained_policy(self, request: Request) -> str:
+        """The policy in the path. Raises: RefusedError if it is not trained in this run."""
+        name = str(request.path_params["policy"])
+        if name not in self.trained:
+            trained = ", ".join(self.trained)
+            raise RefusedError(
+                f"policy {name[:MAX_SHOWN]!r} is not trained in this run (trained: {trained})",
+                code="unknown_policy",
+                status=404,
+            )
+        return name
+
+    def published_policy(self, request: Request) -> str:
+        """The policy in the path, trained or frozen. Raises: RefusedError if it has no versions here."""
+        name = str(request.path_params["policy"])
+        info = self.policies.get(name)
+        if info is not None and not info.is_trained and not info.follows:
+            return name
+        return self.trained_policy(request)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def caller(request: Request) -> str:
+    """The address that a request came from; empty if it is not known."""
+    return request.client.host if request.client is not None else ""
+
+
+async def read_body(request: Request, item_type: type[_ItemT]) -> _ItemT:
+    """The item in the body, which may be as long as its route allows. Raises: WireError, RefusedError."""
+    return await read_item(request, item_type, limit=_MAX_BYTES[item_type])
+
+
+def check_protocol(protocol: int, who: str) -> None:
+    """Raises: VersionMismatchError unless the peer speaks this version."""
+    if protocol != PROTOCOL_VERSION:
+        raise VersionMismatchError(
+            f"{who} speaks protocol {protocol}, this dataflow speaks {PROTOCOL_VERSION}; install the same "
+            "version of AstraFlow on both sides"
+        )
+
+
+def check_fingerprints(theirs: Fingerprints, ours: Fingerprints, who: str) -> None:
+    """Compares what both sides filled in. Raises: RefusedError naming every difference."""
+    differences: list[str] = []
+    for name in ("recipe", "code"):
+        _compare(name, getattr(theirs, name), getattr(ours, name), differences)
+    for kind, theirs_by, ours_by in (
+        ("model", theirs.models, ours.models),
+        ("tokenizer", theirs.tokenizers, ours.tokenizers),
+    ):
+        for policy in sorted(set(theirs_by) & set(ours_by)):
+            _compare(f"{kind} of policy {policy!r}", theirs_by[policy], ours_by[policy], differences)
+    if differences:
+        raise RefusedError(
+            f"{who} does not fit this run: {'; '.join(differences)}. Start it from the run's own recipe "
+            "and model",
+            code="fingerprint",
+        )
+
+
+def _compare(name: str, theirs: str, ours: str, differences: list[str]) -> None:
+    if theirs and ours and theirs != ours:
+        differences.append(f"its {name} is {theirs[:16]}, the run's is {ours[:16]}")
+
+
+def path_int(request: Request, name: str) -> int:
+    """A whole number in the path. Raises: HTTPException if it is none, because there is no such path then."""
+    text = str(request.path_params[name])
+    if _NATURAL.fullmatch(text) is None:
+        raise HTTPException(404)
+    return int(text)
+
+
+def int_param(request: Request, name: str, default: int | None) -> int:
+    """A whole number of the query. Raises: WireError if it is missing or no number."""
+    return int(_param(request.query_params, name, default, _whole_number))
+
+
+def float_param(request: Request, name: str, default: float) -> float:
+    """A finite number of the query. Raises: WireError."""
+    value = float(_param(request.query_params, name, default, float))
+    if not math.isfinite(value):
+        raise WireError(f"query parameter {name}={value} is not finite")
+    return value
+
+
+def _whole_number(text: str) -> int:
+    if _INTEGER.fullmatch(text) is None:
+        raise ValueError
+    return int(text)
+
+
+def _param(query: Mapping[str, str], name: str, default: float | None, kind: Callable[[str], float]) -> float:
+    text = query.get(name)
+    if text is None:
+        if default is None:
+            raise WireError(f"query parameter {name} is missing")
+        return default
+    try:
+        return kind(text)
+    except ValueError as err:
+        raise WireError(
+            f"query parameter {name}={text[:MAX_SHOWN]!r} is no number of up to 15 digits"
+        ) from err

@@ -1,0 +1,247 @@
+"""Handlers of the routes that only read: run, versions, steps, evaluations, status, metrics; and `stop`."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from astraflow.dataflow.core.commands import StopRun
+from astraflow.dataflow.core.status import OVERDUE
+from astraflow.dataflow.service.failed_steps import HELD_BACK
+from astraflow.dataflow.service.liveness import NO_SIGN_OF_LIFE, WorkerLife
+from astraflow.dataflow.service.openapi import openapi_json
+from astraflow.dataflow.service.prometheus import prometheus_text
+from astraflow.dataflow.service.routes_shared import ServedRun, caller, float_param, int_param, read_body
+from astraflow.dataflow.service.trainer_contacts import NOT_ASKING
+from astraflow.metrics import row_of
+from astraflow.service.messages import item_response
+from astraflow.types import (
+    EvalRecord,
+    EvalsReply,
+    Health,
+    PolicyStatus,
+    ScalingAdvice,
+    SourceLink,
+    StatusReply,
+    StepRecord,
+    StepsReply,
+    StopRequest,
+    VersionsReply,
+    Wait,
+    WorkerStatus,
+)
+
+__all__ = ["ViewRoutes"]
+
+
+class ViewRoutes:
+    """One method per route."""
+
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._dispatcher = run.dispatcher
+        self._core = run.dispatcher.core
+
+    async def run(self, request: Request) -> Response:
+        """`GET /v1/run`."""
+        await self._end_settled()
+        return item_response(self._run.current_run_info(), request)
+
+    async def health(self, request: Request) -> Response:
+        """`GET /v1/health`."""
+        self._dispatcher.check()
+        reply = Health(state=self._core.state, num_records=self._dispatcher.journal.seq)
+        return item_response(reply, request)
+
+    async def versions(self, request: Request) -> Response:
+        """`GET /v1/policies/{policy}/versions`: long-poll."""
+        policy = self._run.published_policy(request)
+        after = int_param(request, "after", -1)
+        wait_s = float_param(request, "wait_s", 0.0)
+        known = request.query_params.get("pinned", "")
+        table = request.query_params.get("table", "")
+
+        def look() -> VersionsReply | None:
+            reply = self._core.versions(policy, after=after)
+            pinned = ",".join(str(version) for version in reply.pinned)
+            return reply if reply.manifests or pinned != known else None
+
+        found = await self._run.polls.poll(f"versions/{policy}", look, wait_s=wait_s, request=request)
+        reply = found or self._core.versions(policy, after=after)
+        await self._dispatcher.settled()
+        reply = self._run.tables.named(policy, reply, known=table)
+        return item_response(self._with_peers(policy, reply, caller(request)), request)
+
+    def _with_peers(self, policy: str, reply: VersionsReply, asker: str) -> VersionsReply:
+        """Lists the services that serve the policy's weights as further sources of its versions."""
+        rules = self._run.peer_rules
+        if not rules.is_on:
+            return reply
+        peers = tuple(
+            SourceLink(kind="http", url=worker.peer_url, labels={"peer": worker.name})
+            for worker in self._dispatcher.liveness.workers()
+            if worker.peer_url
+            and policy in worker.hosts
+            and not worker.is_draining
+            and rules.is_for(worker.peer_url, asker)
+        )
+        if not peers:
+            return reply
+        manifests = tuple(
+            msgspec.structs.replace(manifest, sources=(*manifest.sources, *peers))
+            for manifest in reply.manifests
+        )
+        return msgspec.structs.replace(reply, manifests=manifests)
+
+    async def steps(self, request: Request) -> Response:
+        """`GET /v1/policies/{policy}/steps`: long-poll."""
+        policy = self._run.trained_policy(request)
+        after = int_param(request, "after", -1)
+        wait_s = float_param(request, "wait_s", 0.0)
+
+        def look() -> tuple[StepRecord, ...] | None:
+            return self._core.steps(policy, after) or None
+
+        found = await self._run.polls.poll(f"steps/{policy}", look, wait_s=wait_s, request=request)
+        reply = StepsReply(steps=found or (), state=self._core.state)
+        await self._dispatcher.settled()
+        return item_response(reply, request)
+
+    async def evals(self, request: Request) -> Response:
+        """`GET /v1/evals`: long-poll."""
+        after = int_param(request, "after", 0)
+        wait_s = float_param(request, "wait_s", 0.0)
+
+        def look() -> tuple[EvalRecord, ...] | None:
+            return self._core.evals(after) or None
+
+        found = await self._run.polls.poll("evals", look, wait_s=wait_s, request=request) or ()
+        num_evals = max(0, after) + len(found)
+        reply = EvalsReply(evals=found, num_evals=num_evals, state=self._core.state)
+        await self._dispatcher.settled()
+        return item_response(reply, request)
+
+    async def status(self, request: Request) -> Response:
+        """`GET /v1/status`."""
+        await self._end_settled()
+        return item_response(self._status(), request)
+
+    async def stop(self, request: Request) -> Response:
+        """`POST /v1/stop`."""
+        body = await read_body(request, StopRequest)
+        self._dispatcher.apply(StopRun(reason=body.reason, is_failure=body.is_failure))
+        await self._dispatcher.settled()
+        return Response(status_code=204)
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`."""
+        newest = [row_of(record) for record in self._core.newest_records()]
+        num_records = self._dispatcher.journal.seq
+        text = prometheus_text(
+            self._status(), num_records=num_records, newest=newest, progress=self._run.progress.totals
+        )
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        """`GET /openapi.json`."""
+        return Response(openapi_json(), media_type="application/json")
+
+    async def _end_settled(self) -> None:
+        """Returns when the run's end is durable, if it has ended.
+
+        Whoever hears of the end acts on it (the launcher ends all services), so a crash must not undo it.
+        While the run goes on, a viewer may see what is not on the disk yet, so that the status can be read
+        on a full disk too.
+        """
+        if self._core.state != "running":
+            await self._dispatcher.settled()
+
+    def _status(self) -> StatusReply:
+        now_s = self._dispatcher.clock()
+        workers = self._workers()
+        silent = self._silent_waits()
+        held = self._run.failed_steps.waits()
+        waiting = {wait.who for wait in held}
+        waits = silent + tuple(
+            self._completed(wait, now_s)
+            if wait.whom not in waiting
+            else msgspec.structs.replace(wait, what=HELD_BACK)
+            for wait in self._core.waits(now_s)
+        )
+        listed = {wait.who for wait in waits}
+        parked = tuple(wait for wait in self._run.polls.waits.current() if wait.who not in listed)
+        return StatusReply(
+            name=self._run.run_info.name,
+            state=self._core.state,
+            reason=self._core.reason,
+            now_s=now_s,
+            policies=tuple(self._heard(policy, now_s) for policy in self._core.policy_status()),
+            workers=workers,
+            waits=(*self._run.oversized.values(), *held, *waits, *parked),
+            curation=self._core.curation(),
+            pushed=self._core.pushed,
+            scaling=self._scaling(now_s, waits, workers),
+        )
+
+    def _silent_waits(self) -> tuple[Wait, ...]:
+        """A wait for each rollout service that has missed its heartbeats."""
+        now_s = asyncio.get_running_loop().time()
+        to_unix_s = self._dispatcher.clock() - now_s
+        return tuple(
+            Wait(who="run", whom=worker.name, what=NO_SIGN_OF_LIFE, since_s=worker.last_seen_s + to_unix_s)
+            for worker in self._dispatcher.liveness.silent(now_s)
+        )
+
+    def _heard(self, policy: PolicyStatus, now_s: float) -> PolicyStatus:
+        """Adds when its trainer was last heard of."""
+        request, seen_s = self._run.contacts.last(policy.name, now_s)
+        return msgspec.structs.replace(policy, trainer_request=request, trainer_seen_s=seen_s)
+
+    def _completed(self, wait: Wait, now_s: float) -> Wait:
+        """Adds to a wait of the core what only the service knows."""
+        what = wait.what
+        if wait.whom == "rollout" and not self._dispatcher.liveness.workers():
+            what = f"{what}; no rollout service has joined"
+        # For what has never happened, the core knows no time.
+        since_s = wait.since_s or self._dispatcher.started_s
+        told = Wait(who=wait.who, whom=wait.whom, what=what, since_s=since_s)
+        return self._run.contacts.explained(told, now_s)
+
+    def _scaling(self, now_s: float, waits: Sequence[Wait], workers: Sequence[WorkerStatus]) -> ScalingAdvice:
+        waiting_since_s = {
+            policy: wait.since_s
+            for wait in waits
+            for policy in self._run.trained
+            if wait.who == f"trainer {policy}" and wait.whom == "rollout"
+        }
+        staying = [worker.id for worker in workers if not worker.is_draining]
+        advice = self._dispatcher.shares.advice(now_s, waiting_since_s, staying)
+        signs = (NO_SIGN_OF_LIFE, OVERDUE, NOT_ASKING)
+        silent = [wait.whom for wait in waits if wait.what.startswith(signs)]
+        if silent and advice.text:
+            text = f"no advice while nothing is heard of {', '.join(silent[:3])}"
+            advice = msgspec.structs.replace(advice, missing_services=0, text=text)
+        return advice
+
+    def _workers(self) -> tuple[WorkerStatus, ...]:
+        # Signs of life are noted by the loop's clock; the status shows Unix time.
+        to_unix_s = self._dispatcher.clock() - asyncio.get_running_loop().time()
+        return tuple(self._worker(life, to_unix_s) for life in self._dispatcher.liveness.workers())
+
+    def _worker(self, worker: WorkerLife, to_unix_s: float) -> WorkerStatus:
+        conduct = self._core.conduct(worker.id)
+        return WorkerStatus(
+            id=worker.id,
+            name=worker.name,
+            engine=worker.engine,
+            hosts=worker.hosts,
+            num_leases=len(self._core.worker_leases(worker.id)),
+            load=worker.load,
+            last_seen_s=worker.last_seen_s + to_unix_s,
+            is_draining=worker.is_draining,
+            is_set_aside=self._core.is_set_aside(worker.id),
+            failed_in_a_row=conduct.strikes,
+            last_failure=conduct.last_failure,
+        )

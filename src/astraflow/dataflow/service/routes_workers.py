@@ -1,0 +1,330 @@
+"""Handlers of the rollout services' routes: join, heartbeat, drain, leases, episodes, tasks."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Hashable, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from astraflow import wire
+from astraflow.dataflow.core.commands import (
+    AddWorker,
+    ExpireLeases,
+    IssueLeases,
+    LeaseView,
+    PushTaskIds,
+    StopRun,
+)
+from astraflow.dataflow.service.liveness import WorkerLife
+from astraflow.dataflow.service.result_recorder import ResultRecorder
+from astraflow.dataflow.service.results import DecodedResults, EpisodeResults, decode_results, sliced
+from astraflow.dataflow.service.routes_shared import (
+    ServedRun,
+    caller,
+    check_fingerprints,
+    check_protocol,
+    read_body,
+)
+from astraflow.errors import DataError, RefusedError, WireError
+from astraflow.service.messages import item_response, read_item
+from astraflow.service.worker_ids import new_worker_id
+from astraflow.types import (
+    EpisodeReceipt,
+    Heartbeat,
+    HeartbeatReply,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    Load,
+    PushTasks,
+    Receipts,
+    RegisterWorker,
+    Registration,
+    ServedVersions,
+    Wait,
+)
+from astraflow.types.bounds import MAX_REASON
+
+__all__ = ["WorkerRoutes"]
+
+_log = logging.getLogger(__name__)
+_PEER_URL = re.compile(r"http://[A-Za-z0-9.:\[\]-]{1,255}")
+_MAX_SERVED = 1024
+"""Versions that a service may name, over all its policies: each status repeats them."""
+_MAX_MISSED_BEATS = 2
+"""A service that has missed more heartbeats may have to make room for another."""
+_SLICE_BYTES = 4 * 1024 * 1024
+"""Results are decoded and recorded in slices of this size; other requests are served between two slices."""
+_SLICE_RESULTS = 256
+
+
+class WorkerRoutes:
+    """One method per route."""
+
+    def __init__(self, run: ServedRun, recorder: ResultRecorder) -> None:
+        self._run = run
+        self._dispatcher = run.dispatcher
+        self._core = run.dispatcher.core
+        self._liveness = run.dispatcher.liveness
+        self._recorder = recorder
+
+    async def register(self, request: Request) -> Response:
+        """`POST /v1/workers`."""
+        body = await read_body(request, RegisterWorker)
+        who = f"rollout service {body.name!r}"
+        check_protocol(body.protocol, who)
+        unknown = [name for name in body.hosts if name not in self._run.policies]
+        if unknown or not body.hosts:
+            raise RefusedError(
+                f"{who} hosts {list(body.hosts)}; the run's policies are {list(self._run.policies)}",
+                code="unknown_policy",
+            )
+        check_fingerprints(body.fingerprints, self._run.run_info.fingerprints, who)
+        peer_url = self._checked_peer_url(body.peer_url, who, request)
+        self._make_room()
+        id_ = new_worker_id(body.name)
+        while self._core.worker_key(id_.handle):
+            id_ = new_worker_id(body.name)
+        self._dispatcher.apply(AddWorker(worker_id=id_.handle, name=body.name, hosts=body.hosts, key=id_.key))
+        now_s = self._dispatcher.loop.time()
+        life = WorkerLife(
+            id_.handle,
+            body.name,
+            body.engine,
+            body.hosts,
+            last_seen_s=now_s,
+            peer_url=peer_url,
+            address=caller(request),
+        )
+        self._liveness.add(life)
+        self._dispatcher.deadline_moved.set()  # a silent service that this one replaces may be overdue now
+        await self._dispatcher.settled()
+        config = self._run.config
+        reply = Registration(
+            worker_id=id_.worker_id, heartbeat_s=config.heartbeat_s, lease_timeout_s=config.lease_timeout_s
+        )
+        return item_response(reply, request)
+
+    async def heartbeat(self, request: Request) -> Response:
+        """`POST /v1/workers/{worker_id}/heartbeat`: changes soft state; only its spans are journaled."""
+        secret_id = str(request.path_params["worker_id"])
+        beat = await read_body(request, Heartbeat)
+        state = self._core.state
+        if state != "running":
+            # A service that hears of the end leaves, so a crash must not undo it.
+            await self._dispatcher.settled()
+        if self._liveness.has_left(self._run.sender(secret_id)):
+            reply = HeartbeatReply(revoked=beat.lease_ids, state=state, is_draining=True)
+            return item_response(reply, request)
+        worker = self._run.known_worker(secret_id)
+        worker_id = worker.id
+        _check_served(beat.load.versions, worker_id)
+        if beat.peer_url and beat.peer_url != worker.peer_url:
+            self._note_peer_url(worker, beat.peer_url, request)
+        revoked = self._core.revoked(worker_id, beat.lease_ids)
+        live = set(beat.lease_ids) - set(revoked)
+        has_loaded = bool(beat.load.versions) and beat.load.versions != worker.served
+        # Spans are for the journal alone; if they stayed in the load, every status would contain them.
+        load = msgspec.structs.replace(beat.load, spans=())
+        self._liveness.beat(worker_id, live, load, self._dispatcher.loop.time())
+        self._dispatcher.journal.note_spans(worker.name, beat.load.spans)
+        self._note_share(worker_id, beat.load)
+        if has_loaded:
+            self._dispatcher.lease_queue.recheck(worker_id)
+        reply = HeartbeatReply(revoked=revoked, state=state, is_draining=worker.is_draining)
+        self._note_end(worker_id)
+        return item_response(reply, request)
+
+    async def drain(self, request: Request) -> Response:
+        """`POST /v1/workers/{worker_id}/drain`."""
+        secret_id = str(request.path_params["worker_id"])
+        if not self._liveness.has_left(self._run.sender(secret_id)):
+            self._start_drain(self._run.known_worker(secret_id))
+            self._drop_if_drained(self._run.sender(secret_id))
+        await self._dispatcher.settled()
+        return Response(status_code=204)
+
+    async def ask_to_leave(self, request: Request) -> Response:
+        """`POST /v1/workers/{handle}/leave`: soft state, lost by a restart. Nothing happens to a service that
+        is gone. One without leases is told like any other, by a heartbeat, and then says goodbye itself."""
+        worker = self._liveness.worker(str(request.path_params["handle"]))
+        if worker is not None:
+            self._start_drain(worker)
+        return Response(status_code=204)
+
+    async def leases(self, request: Request) -> Response:
+        """`POST /v1/leases`: long-poll."""
+        body = await read_body(request, LeaseRequest)
+        worker = self._run.known_worker(body.worker_id)
+        _check_served(body.served, worker.id)
+        is_newest = self._reclaim_lost(worker, body.held)
+        since_s = self._dispatcher.clock()
+        worker.served = body.served
+
+        def served() -> tuple[ServedVersions, ...]:
+            """The service may load a version while it waits here; its heartbeats say so."""
+            return worker.served
+
+        def look() -> tuple[LeaseView, ...] | None:
+            if (
+                not is_newest()
+                or worker.is_draining
+                or body.num_free <= 0
+                or self._liveness.worker(worker.id) is None
+            ):
+                return ()
+            command = IssueLeases(worker_id=worker.id, num_free=body.num_free, served=served())
+            return self._dispatcher.apply(command).answer or None
+
+        def wait() -> Wait:
+            whom = self._core.why_no_lease(served(), worker.id)
+            return Wait(who=worker.name, whom=whom or "the tables", what="leases", since_s=since_s)
+
+        def kind() -> Hashable:
+            """Services with the same versions can run the same leases, except one that keeps failing."""
+            return served(), worker.id if self._core.is_apart(worker.id) else ""
+
+        views = await self._run.polls.poll_leases(
+            look, worker_id=worker.id, kind=kind, wait_s=body.wait_s, wait=wait, request=request
+        )
+        leases = self._completed(views or ())
+        waits_for = "" if leases else self._core.why_no_lease(served(), worker.id)
+        reply = LeaseReply(leases=leases, state=self._core.state, waits_for=waits_for)
+        await self._dispatcher.settled()
+        self._note_end(worker.id)
+        return item_response(reply, request)
+
+    async def episodes(self, request: Request) -> Response:
+        """`POST /v1/episodes`: each result is checked, its payloads are stored, then it is recorded."""
+        body = await read_item(request, EpisodeResults)
+        media_type = request.headers.get("content-type", wire.MSGPACK)
+        sender = self._run.sender(body.worker_id)
+        self._liveness.seen(sender, self._dispatcher.loop.time())
+        # All are decoded before the first is recorded, because a malformed result refuses the whole request.
+        decoded: list[DecodedResults] = []
+        for raws in sliced(body.results, max_bytes=_SLICE_BYTES, max_num=_SLICE_RESULTS):
+            if decoded:
+                await asyncio.sleep(0)
+            decoded.append(decode_results(raws, media_type))
+        receipts: list[EpisodeReceipt] = []
+        for results in decoded:
+            if receipts:
+                await asyncio.sleep(0)
+            receipts += self._recorder.record(sender, results, await self._recorder.check(sender, results))
+        self._drop_if_drained(sender)
+        await self._dispatcher.settled()
+        return item_response(Receipts(receipts=tuple(receipts)), request)
+
+    async def push_tasks(self, request: Request) -> Response:
+        """`POST /v1/tasks`."""
+        body = await read_body(request, PushTasks)
+        reply = self._dispatcher.apply(PushTaskIds(tasks=body.tasks)).answer
+        await self._dispatcher.settled()
+        return item_response(reply, request)
+
+    # --- parts ---
+
+    def _completed(self, views: Sequence[LeaseView]) -> tuple[Lease, ...]:
+        """The leases with their tasks.
+
+        A source that fails ends the run, because no service could run the episodes. The run can be resumed
+        once the source is fixed.
+        """
+        try:
+            return tuple(self._run.lookup.lease(view) for view in views)
+        except DataError as err:
+            _log.error("the run ends: %s", err, exc_info=err)
+            self._dispatcher.apply(StopRun(reason=str(err)[:MAX_REASON], is_failure=True))
+            return ()
+
+    def _make_room(self) -> None:
+        """Lets one more service join. Raises: RefusedError if there are too many and none is silent."""
+        if not self._liveness.is_full:
+            return
+        silent = self._liveness.most_silent()
+        grace_s = _MAX_MISSED_BEATS * self._run.config.heartbeat_s
+        if silent.last_seen_s + grace_s > self._dispatcher.loop.time():
+            raise RefusedError(
+                f"{self._liveness.max_workers} rollout services have joined, which is the maximum, and none "
+                "is silent; join later",
+                code="unavailable",
+                status=503,
+            )
+        self._dispatcher.drop_worker(silent.id, "silent, and another service needs the room")
+
+    def _reclaim_lost(self, worker: WorkerLife, held_ids: Sequence[str] | None) -> Callable[[], bool]:
+        """Issues leases again that never reached the service: it asks for more without holding them.
+
+        Returns a function that says whether this is still the service's newest request. An older one, which
+        the service gave up, must grant nothing more, even if its hang-up has not been noticed yet.
+        """
+        if held_ids is None:
+            return lambda: True
+        this_request = object()
+        worker.newest_ask = this_request
+        held = set(held_ids)
+        lost = tuple(id_ for id_ in self._core.worker_leases(worker.id) if id_ not in held)
+        if lost:
+            _log.info("%s never received %d leases; they are issued again", worker.id, len(lost))
+            self._dispatcher.apply(ExpireLeases(lease_ids=lost, never_arrived=True))
+            self._liveness.end(lost)
+        return lambda: worker.newest_ask is this_request
+
+    def _note_share(self, worker_id: str, load: Load) -> None:
+        """Notes how much of the service is idle, and whether that is because a trainer holds it back. One
+        that does not report its slots counts as busy."""
+        self._dispatcher.shares.beat(
+            worker_id,
+            free_frac=max(0.0, 1 - load.num_running / load.num_slots) if load.num_slots else 0.0,
+            is_held_back=self._core.why_no_lease(load.versions).startswith("trainer: "),
+            now_s=self._dispatcher.clock(),
+            tokens=load.generated_tokens if load.num_slots else 0,
+        )
+
+    def _note_end(self, worker_id: str) -> None:
+        """Notes that the service is about to read the run's end, if the run has ended."""
+        if self._core.state != "running":
+            self._liveness.tell_the_end(worker_id)
+
+    def _start_drain(self, worker: WorkerLife) -> None:
+        worker.is_draining = True
+        self._dispatcher.lease_queue.recheck(worker.id)
+
+    def _drop_if_drained(self, worker_id: str) -> None:
+        worker = self._liveness.worker(worker_id)
+        if worker is not None and worker.is_draining and not self._core.worker_leases(worker_id):
+            self._dispatcher.drop_worker(worker_id, "drained")
+
+    def _checked_peer_url(self, url: str, who: str, request: Request) -> str:
+        """The URL at which a service serves weights; empty if it does not, or if peers are off.
+
+        Raises: WireError if it is no URL; RefusedError if the service may not name that address.
+        """
+        if url and not _PEER_URL.fullmatch(url):
+            raise WireError(f"{who}: peer_url {url[:300]!r} is not http://HOST:PORT")
+        rules = self._run.peer_rules
+        if not url or not rules.is_on:
+            return ""
+        rules.check(url, caller(request), who)
+        return url
+
+    def _note_peer_url(self, worker: WorkerLife, url: str, request: Request) -> None:
+        """Notes the address that a heartbeat names.
+
+        If the service may not name it, it stays in the run but is not announced: its own address may have
+        changed since it joined.
+        """
+        try:
+            worker.peer_url = self._checked_peer_url(url, worker.id, request)
+        except RefusedError as err:
+            worker.peer_url = ""
+            _log.warning("%s; it is not announced", err)
+
+
+def _check_served(served: Sequence[ServedVersions], who: str) -> None:
+    num = sum(len(entry.versions) for entry in served)
+    if num > _MAX_SERVED:
+        raise WireError(f"{who}: serves {num} versions; name at most {_MAX_SERVED}, the newest ones")

@@ -1,0 +1,255 @@
+"""Advice on how many rollout services a run could use, from who waited for whom lately.
+
+It is passive, and time is an argument, in seconds of any one clock. The shares are not stored: after a
+restart they start from zero. Who starts the services may act on the advice (`addons/cluster/pool.py`).
+
+- A trainer's wait share is the time that it waited for batches, divided by all of its time. It covers the
+  steps committed in the window and the wait that is going on now. Left out are the time before the first
+  service was at work, and the wait for the first batch, unless that takes longer than the window: a pool of
+  any size has to make its first episodes. If a
+  trainer waits a share `w`, a pool of `n` services makes only `1 - w` of what the trainer could train. So
+  `n / (1 - w)` services would keep it busy.
+- The pool's wait share is the share of its slots (`rollout.max_episodes` of each service) that are empty
+  because no group may begin before a trainer takes a batch; while a service loads its first version, it has
+  none. If a share `r` is empty, `n * (1 - r)` services would do.
+
+In both, `n` is the mean number of services over the window, as the shares are means. So advice that was
+followed is not given again while the window still shows the time before.
+
+If both wait, they take turns, because the staleness bound forces them to. More services change little then.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from astraflow.dataflow.service.demand import Demand
+from astraflow.types import ScalingAdvice
+
+__all__ = ["WaitShares"]
+
+_BALANCED_FRAC = 0.05
+"""Smaller shares are the ordinary variation between steps."""
+_TOO_EARLY_FRAC = 0.1
+"""There is no advice while less than this share of the window is known."""
+_KNOWN_S = 8.0
+"""The pool's share is told once the window holds this much of a service: a warning may come earlier than
+advice."""
+_COUNT_EVERY_S = 1.0
+"""Time between two counts of services; a beat comes from each of them every few seconds."""
+_FULL_FREE_FRAC = 0.1
+"""A service with fewer free slots than that generates as fast as it can."""
+_LEAST_NEED = 0.01
+"""What is needed is known, however little it is."""
+_LEAST_USE = 1e-3
+"""Bounds the advice if a trainer always waits."""
+_ROUNDING = 1e-9
+
+
+class _Share:
+    """The mean of a value over the last `window_s`, weighted by time. Sums are kept, so reading is cheap."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._parts: deque[tuple[float, float, float]] = deque()
+        """(end, length, value) of each stretch of time."""
+        self._known_s = 0.0
+        self._weighted_s = 0.0
+
+    def add(self, now_s: float, length_s: float, value: float) -> None:
+        """Adds a stretch of time: the value was this for `length_s` until now."""
+        if length_s > 0:
+            self._parts.append((now_s, length_s, value))
+            self._known_s += length_s
+            self._weighted_s += length_s * value
+        self._forget(now_s)
+
+    def totals(self, now_s: float) -> tuple[float, float]:
+        """(known seconds, value times seconds) within the window."""
+        self._forget(now_s)
+        return max(0.0, self._known_s), max(0.0, self._weighted_s)
+
+    def _forget(self, now_s: float) -> None:
+        while self._parts and self._parts[0][0] < now_s - self._window_s:
+            _, length_s, value = self._parts.popleft()
+            self._known_s -= length_s
+            self._weighted_s -= length_s * value
+
+
+class WaitShares:
+    """The wait shares of all trainers and of the pool.
+
+    Example: `shares.committed("actor", waited_s=2.2, now_s=10.0)`, then `shares.advice(11.0, {}, ids)`.
+    """
+
+    def __init__(self, window_s: float = 300.0) -> None:
+        """`window_s`: how far back the shares look. 5 minutes are long enough for several steps of most runs,
+        and short enough to follow a pool that changes."""
+        self._window_s = window_s
+        self._demand = Demand(window_s)
+        self._trainers: dict[str, _Share] = {}
+        self._last_commit_s: dict[str, float] = {}
+        self._services: dict[str, _Share] = {}
+        self._last_beat_s: dict[str, float] = {}
+        self._size = _Share(window_s)
+        """The number of services at work."""
+        self._counted = 0
+        self._counted_s: float | None = None
+        """When services were counted last; None before the first one was at work."""
+        self._first_work_s: float | None = None
+
+    def attached(self, policy: str, now_s: float) -> None:
+        """Records that a trainer begins a session. The time before does not count as its time."""
+        self._last_commit_s[policy] = now_s
+        self._demand.attached(policy)
+
+    def committed(self, policy: str, *, waited_s: float, now_s: float, batches: float = 0.0) -> None:
+        """Records that a trainer committed a step, after it had waited `waited_s` for the batch. `batches`:
+        all so far, with the complete groups that wait as parts of one."""
+        if policy in self._last_commit_s:
+            trained_s = max(0.0, now_s - self._last_commit_s[policy] - waited_s)
+            self._demand.committed(policy, trained_s=trained_s, batches=batches, now_s=now_s)
+        since_s = self._last_commit_s.get(policy, now_s)
+        if self._first_work_s is not None and since_s <= self._first_work_s:
+            waited_s = 0.0  # the first batch
+            since_s = self._first_work_s
+        length_s = now_s - since_s
+        self._last_commit_s[policy] = now_s
+        share = self._trainers.setdefault(policy, _Share(self._window_s))
+        share.add(now_s, length_s, min(1.0, waited_s / length_s) if length_s > 0 else 0.0)
+
+    def beat(
+        self, service: str, *, free_frac: float, is_held_back: bool, now_s: float, tokens: int = 0
+    ) -> None:
+        """Records a heartbeat of a rollout service.
+
+        `free_frac` is the share of its slots that are free; `is_held_back` says that they are free because no
+        group may begin; `tokens` is what it has generated so far. The time before its first episode does not
+        count as its time, unless it is held back.
+        """
+        self._demand.beat(service, tokens=tokens, is_full=free_frac <= _FULL_FREE_FRAC, now_s=now_s)
+        if service not in self._services and free_frac >= 1.0 and not is_held_back:
+            return  # it loads its first version
+        if self._first_work_s is None:
+            self._first_work_s = now_s
+        length_s = now_s - self._last_beat_s.get(service, now_s)
+        self._last_beat_s[service] = now_s
+        share = self._services.setdefault(service, _Share(self._window_s))
+        share.add(now_s, length_s, free_frac if is_held_back else 0.0)
+        self._count(now_s)
+
+    def forget(self, service: str) -> None:
+        """Forgets a rollout service that is gone."""
+        self._demand.forget(service)
+        self._services.pop(service, None)
+        self._last_beat_s.pop(service, None)
+
+    def advice(
+        self, now_s: float, waiting_since_s: Mapping[str, float], services: Collection[str]
+    ) -> ScalingAdvice:
+        """The advice that follows from the shares.
+
+        `waiting_since_s` says, by policy, since when a trainer has been waiting for a batch; policies whose
+        trainer does not wait are left out. `services` are those that are still there; all others are
+        forgotten.
+        """
+        for gone in self._services.keys() - set(services):
+            self.forget(gone)
+        self._count(now_s)
+        trainers: dict[str, float] = {}
+        for policy in self._last_commit_s:
+            known_s, waited_s = self._trainers.setdefault(policy, _Share(self._window_s)).totals(now_s)
+            if policy in waiting_since_s:
+                ongoing_s = now_s - max(waiting_since_s[policy], self._waits_since_s(policy, now_s))
+                known_s = known_s + max(0.0, ongoing_s)
+                waited_s = waited_s + max(0.0, ongoing_s)
+            if known_s >= _TOO_EARLY_FRAC * self._window_s:
+                trainers[policy] = waited_s / known_s
+        parts = [share.totals(now_s) for share in self._services.values()]
+        known_s = sum(known for known, _ in parts)
+        is_known = max((known for known, _ in parts), default=0.0) >= _KNOWN_S
+        rollout = sum(free for _, free in parts) / known_s if is_known else 0.0
+        counted_s, size_s = self._size.totals(now_s)
+        mean_size = size_s / counted_s if counted_s else float(len(services))
+        advice = _advice(trainers, rollout, mean_size, len(services), len(self._services))
+        needed = self._demand.needed(now_s)
+        if needed is None:
+            return advice
+        return msgspec.structs.replace(
+            advice,
+            needed_services=max(_LEAST_NEED, needed.number),
+            needed_per_hour=3600 * needed.per_s,
+            overlap=needed.overlap,
+        )
+
+    def _waits_since_s(self, policy: str, now_s: float) -> float:
+        """From when on a wait of a trainer that goes on counts."""
+        last_commit_s = self._last_commit_s[policy]
+        if self._first_work_s is not None and last_commit_s <= self._first_work_s:
+            return self._first_work_s + self._window_s  # the first batch
+        if self._first_work_s is not None:
+            return last_commit_s
+        has_trained = self._trainers[policy].totals(now_s)[0] > 0
+        return last_commit_s if has_trained else now_s
+
+    def _count(self, now_s: float) -> None:
+        """Notes how many services were at work since the last count."""
+        if self._counted_s is None:
+            if not self._services:
+                return
+        elif len(self._services) == self._counted and now_s - self._counted_s < _COUNT_EVERY_S:
+            return
+        else:
+            self._size.add(now_s, now_s - self._counted_s, float(self._counted))
+        self._counted_s = now_s
+        self._counted = len(self._services)
+
+
+def _advice(
+    trainers: dict[str, float], rollout: float, mean_size: float, num_services: int, num_at_work: int
+) -> ScalingAdvice:
+    """`mean_size`: the mean number of services at work over the window. Now it is `num_at_work`: the others
+    load their first version."""
+    policy = max(trainers, key=lambda name: trainers[name], default="")
+    waited = trainers.get(policy, 0.0)
+    who = f"trainer {policy} waits {waited:.0%}" if len(trainers) > 1 else f"trainer waits {waited:.0%}"
+    surplus = num_at_work - mean_size * (1 - rollout)
+    missing = 0
+    text = ""
+    if not trainers or not num_services:
+        text = "no advice yet: too little was seen"
+    elif waited >= _BALANCED_FRAC and rollout >= _BALANCED_FRAC:
+        text = (
+            f"{who}, rollouts wait {rollout:.0%}: they take turns; a larger max_staleness lets them overlap"
+        )
+    elif waited >= _BALANCED_FRAC:
+        missing = _missing(mean_size / max(1 - waited, _LEAST_USE), num_services)
+        text = f"{who}: about {missing} more {_services(missing)}"
+        if not missing:
+            text = f"{who}, but the pool has grown meanwhile"
+    elif rollout >= _BALANCED_FRAC and surplus + _ROUNDING >= 1 and num_services > 1:
+        missing = -min(num_services - 1, math.floor(surplus + _ROUNDING))
+        text = f"rollouts wait {rollout:.0%}: {-missing} {_services(-missing)} too many"
+    if not text:
+        text = f"balanced: {who}, rollouts wait {rollout:.0%}"
+    return ScalingAdvice(
+        trainer_wait_frac=trainers,
+        rollout_wait_frac=rollout,
+        num_services=num_services,
+        missing_services=missing,
+        text=text,
+    )
+
+
+def _missing(wanted: float, num_services: int) -> int:
+    """How many more services there should be, to the nearest number and at least one; none if the pool, which
+    may have grown since the shares were measured, would be balanced as it is."""
+    if 1 - num_services / wanted < _BALANCED_FRAC - _ROUNDING:
+        return 0
+    return max(1, math.ceil(wanted - num_services - 0.5))
+
+
+def _services(count: int) -> str:
+    return "service" if count == 1 else "services"

@@ -1,0 +1,260 @@
+"""The dataflow service of one run: recovers the core, serves the protocol, watches deadlines.
+
+Concurrent parts, all in one event loop:
+
+- Request handlers, one per request. Consume requests; produce commands and answers; wait for a topic (woken
+  by `Topics.wake` after a command), for leases (given out by `LeaseQueue`, in a callback of the loop after a
+  command), or for a record to be durable (woken by the flush task).
+- The deadline watch, one task. Consumes `Liveness` and the evaluation rounds; produces ExpireLeases,
+  DropWorker, ExpireEval; waits for the earliest deadline (woken by `deadline_moved`).
+- The journal's flush task. Consumes pending records and payloads; produces durable records; waits for the
+  disk, in a thread (started by `append`).
+- The journal's task for its tables, and sometimes a compaction. Consume durable records; produce rows and
+  snapshots, and delete what nobody needs any more; wait for SQLite, in a thread of their own.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from starlette.types import ASGIApp
+
+from astraflow.dataflow.config import DataflowConfig
+from astraflow.dataflow.core.commands import ChangeSchedule, ExpireEval, ExpireLeases, ResumeRun
+from astraflow.dataflow.core.core import Core
+from astraflow.dataflow.core.plan import RunPlan
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.journal.records import PlanRow, PolicyFacts, schedule_of
+from astraflow.dataflow.service.dispatcher import Dispatcher
+from astraflow.dataflow.service.liveness import Liveness, WorkerLife
+from astraflow.dataflow.service.long_poll import LongPolls
+from astraflow.dataflow.service.routes import make_app
+from astraflow.dataflow.service.routes_shared import ServedRun
+from astraflow.dataflow.service.scaling import WaitShares
+from astraflow.dataflow.service.task_lookup import TaskLookup
+from astraflow.dataflow.service.trainer_contacts import TrainerContacts
+from astraflow.dataflow.service.waiting import waited
+from astraflow.errors import ComponentError, JournalError
+from astraflow.protocols import TaskSource
+from astraflow.types import RunInfo, RunState
+from astraflow.weights.addresses import PeerRules
+
+__all__ = ["DataflowService"]
+
+_log = logging.getLogger(__name__)
+_FAREWELL_S = 1.0
+"""How late a heartbeat may be when the run is over."""
+_MAX_NAMED = 5
+"""Services or leases that a line of the log names."""
+_JOURNAL_PAUSE_S = 1.0
+"""While the journal cannot be written, overdue leases wait this long for the next try."""
+
+
+class DataflowService:
+    """Serves one run. `start` before the first request, `stop` after the last; the caller owns the socket.
+
+    Example::
+
+        service = DataflowService(plan, sources, eval_sources, run_info, config, Journal(folder))
+        await service.start()
+        url = await HttpServer(service.app, host=config.host, port=config.port, name="dataflow").start()
+
+    Owns the journal from then on. `run_info.run_id` and `run_info.state` are filled in by the service: the id
+    is the journal's, the same after a restart.
+    """
+
+    def __init__(  # noqa: PLR0917 - the parts of a run, in the order in which `launch` makes them
+        self,
+        plan: RunPlan,
+        sources: Mapping[str, TaskSource],
+        eval_sources: Mapping[str, TaskSource],
+        run_info: RunInfo,
+        config: DataflowConfig,
+        journal: Journal,
+        *,
+        peer_rules: PeerRules | None = None,
+        resumes_failed: bool = False,
+        shares: WaitShares | None = None,
+    ) -> None:
+        """Recovers the core. Without `peer_rules`, no service learns where another serves weights.
+
+        `resumes_failed`: a run that ended with a failure goes on, because a person asked for it. `shares`
+        take the place of those that look back over five minutes.
+
+        Raises: JournalError if the journal does not replay.
+        """
+        self._plan = plan
+        self._journal = journal
+        self._heartbeat_s = config.heartbeat_s
+        self._resumes_failed = resumes_failed
+        begun = _as_begun(plan, journal)
+        core = journal.recover(new=lambda: Core(begun), restored=lambda state: Core.restored(begun, state))
+        self._liveness = Liveness(config.lease_timeout_s, heartbeat_s=config.heartbeat_s)
+        self._dispatcher = Dispatcher(core, journal, self._liveness, shares=shares)
+        self._run_info = msgspec.structs.replace(run_info, run_id=journal.run_id, state=core.state)
+        self._watch: asyncio.Task[None] | None = None
+        self._polls = LongPolls(self._dispatcher)
+        self._run = ServedRun(
+            self._dispatcher,
+            self._polls,
+            TaskLookup(core, sources, eval_sources),
+            TrainerContacts(
+                [*plan.policies], heartbeat_s=config.heartbeat_s, started_s=self._dispatcher.started_s
+            ),
+            self._run_info,
+            config,
+            max_tokens={name: policy.max_tokens for name, policy in plan.policies.items()},
+            peer_rules=peer_rules or PeerRules(),
+        )
+        self.app: ASGIApp = make_app(self._run)
+
+    @property
+    def state(self) -> RunState:
+        """`running`, `finished` or `failed`."""
+        return self._dispatcher.core.state
+
+    @property
+    def fatal(self) -> asyncio.Event:
+        """Set if the core itself failed: end the process, its supervisor restarts it from the journal."""
+        return self._dispatcher.fatal
+
+    async def start(self) -> None:
+        """Gives leases and services from before a restart new deadlines, and starts the watch."""
+        loop = asyncio.get_running_loop()
+        core = self._dispatcher.core
+        policies = {
+            name: PolicyFacts(
+                group_size=policy.table.group_size,
+                min_group_size=policy.table.min_group_size,
+                groups_per_batch=policy.table.batch_groups,
+                staleness_bound=policy.table.max_staleness,
+                num_steps=policy.num_steps,
+                max_replayed=policy.table.max_replayed,
+                max_uses=policy.table.replay.max_uses,
+            )
+            for name, policy in self._plan.policies.items()
+        }
+        schedule = self._plan.schedule
+        self._journal.note_plan(PlanRow(recipe=self._run_info.recipe, policies=policies, schedule=schedule))
+        if core.schedule != schedule:
+            self._dispatcher.apply(ChangeSchedule(schedule=schedule))
+        if self._resumes_failed and core.state == "failed":
+            _log.info("the run had failed: %s", core.reason)
+            self._dispatcher.apply(ResumeRun())
+        for worker in core.workers():
+            life = WorkerLife(worker.worker_id, worker.name, "", worker.hosts, last_seen_s=loop.time())
+            self._liveness.add(life)
+            self._liveness.grant(core.worker_leases(worker.worker_id), loop.time())
+        await self._journal.flushed()
+        self._watch = asyncio.create_task(self._watch_deadlines(), name="deadline watch")
+        self._watch.add_done_callback(self._watch_ended)
+        _log.info("dataflow ready: run %s, %s, record %d", self._run_info.name, core.state, self._journal.seq)
+
+    async def say_farewell(self) -> None:
+        """Returns once every service has heard that the run is over, or had time for two heartbeats."""
+        if self.state == "running":
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * self._heartbeat_s + _FAREWELL_S):
+                while not self._liveness.all_know_the_end:
+                    self._liveness.farewells_moved.clear()
+                    await self._liveness.farewells_moved.wait()
+
+    async def stop(self) -> None:
+        """Answers all who wait, writes a snapshot and closes the journal. Raises: JournalError."""
+        self._polls.stop()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
+            self._watch = None
+        if not self._dispatcher.fatal.is_set():
+            try:
+                self._journal.snapshot(self._dispatcher.core)
+            except ComponentError as err:
+                _log.error("no snapshot: %s; the next start replays the journal", err)
+        await self._journal.close()
+
+    # --- deadlines ---
+
+    def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        """Ends the service if the watch failed: without it nothing would ever expire."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("the deadline watch failed", exc_info=error)
+            self._dispatcher.fatal.set()
+
+    async def _watch_deadlines(self) -> None:
+        loop = asyncio.get_running_loop()
+        dispatcher = self._dispatcher
+        while True:
+            dispatcher.deadline_moved.clear()
+            deadline_s = min(
+                self._liveness.next_deadline_s(),
+                self._liveness.next_silence_s(),
+                dispatcher.round_deadline_s(),
+            )
+            if self._journal.failure is not None:
+                deadline_s = max(deadline_s, loop.time() + _JOURNAL_PAUSE_S)
+            dispatcher.watched_until_s = deadline_s
+            await waited(dispatcher.deadline_moved, deadline_s)
+            if loop.time() >= deadline_s:
+                self._tell_of_silence(loop.time())
+                self._expire(loop.time())
+
+    def _tell_of_silence(self, now_s: float) -> None:
+        silent = self._liveness.newly_silent(now_s)
+        if not silent:
+            return
+        _log.warning(
+            "no sign of life for %.0f s of %s; stopped, hanging, or cut off from the dataflow; leases are "
+            "issued again %.0f s after their last heartbeats",
+            now_s - min(worker.last_seen_s for worker in silent),
+            _counted([f"{worker.name} {worker.id}" for worker in silent]),
+            self._liveness.timeout_s,
+        )
+
+    def _expire(self, now_s: float) -> None:
+        """Turns what is overdue into commands. It stays overdue while the journal cannot be written."""
+        core = self._dispatcher.core
+        try:
+            if dropped := self._liveness.overdue_workers(now_s):
+                _log.warning("still silent, so their leases are issued again: %s", _counted(dropped))
+            for worker_id in dropped:
+                self._dispatcher.drop_worker(worker_id, "heartbeats stopped")
+            overdue = self._liveness.overdue_leases(now_s)
+            live = tuple(lease_id for lease_id in overdue if core.lease(lease_id) is not None)
+            if live:
+                _log.warning("%d leases without heartbeats are issued again: %s", len(live), _first_few(live))
+                self._dispatcher.apply(ExpireLeases(lease_ids=live))
+            self._liveness.end(overdue)
+            if self._dispatcher.round_deadline_s() <= now_s:
+                self._expire_rounds()
+        except JournalError as err:
+            _log.warning("what is overdue waits: %s", err)
+
+    def _expire_rounds(self) -> None:
+        core = self._dispatcher.core
+        earliest_s = min((deadline_s for _, deadline_s in core.eval_deadlines()), default=math.inf)
+        for round_id, deadline_s in core.eval_deadlines():
+            if deadline_s <= earliest_s:
+                self._dispatcher.apply(ExpireEval(round_id=round_id))
+
+
+def _counted(services: Sequence[str]) -> str:
+    """Rollout services in a line of the log, however many they are."""
+    return f"{len(services)} rollout service{'s' if len(services) > 1 else ''} ({_first_few(services)})"
+
+
+def _first_few(names: Sequence[str]) -> str:
+    rest = ", ..." if len(names) > _MAX_NAMED else ""
+    return f"{', '.join(names[:_MAX_NAMED])}{rest}"
+
+
+def _as_begun(plan: RunPlan, journal: Journal) -> RunPlan:
+    """The plan with the schedule that the journal began with: what is replayed was decided by that one, and
+    by those that its records change to. Raises: JournalError."""
+    with journal.reader() as reader:
+        plans = reader.plans()
+    return plan.with_schedule(schedule_of(plans[0][1])) if plans else plan

@@ -1,0 +1,85 @@
+"""Transcripts: the messages of some episodes, kept so that people can read how the policies change."""
+
+from pathlib import Path
+
+import msgspec
+
+from astraflow.dataflow.core.commands import LeaseView, PayloadRef
+from astraflow.dataflow.core.core import Core
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.journal.journal_db import TranscriptRow
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.dataflow.journal.segments import SegmentReader
+from astraflow.dataflow.service.task_lookup import TaskLookup
+from astraflow.types import Episode, EpisodeResult, Failure, LeaseKind, Message
+
+__all__ = ["TranscriptKeeper", "load_transcripts"]
+
+_EVERY_GROUP = 50
+"""The episodes of every 50th training group are kept, and those of every evaluation."""
+_NOWHERE = PayloadRef(0, 0, 0)
+"""Stands in a row until its messages are stored."""
+
+
+class TranscriptKeeper:
+    """Stores messages beside the payloads, with a row that says whose they are."""
+
+    def __init__(self, core: Core, journal: Journal, lookup: TaskLookup) -> None:
+        self._core = core
+        self._journal = journal
+        self._lookup = lookup
+
+    def row_of(self, result: EpisodeResult) -> TranscriptRow | None:
+        """The row of a result whose messages are to be kept, without their place yet; None for any other.
+
+        Its lease must still be out: ask before the result is recorded.
+        """
+        episode = result.outcome
+        if isinstance(episode, Failure) or not episode.messages:
+            return None
+        lease = self._core.lease(result.lease_id)
+        if lease is None or not _is_kept(lease):
+            return None
+        policy, version = _made_by(lease, episode)
+        return TranscriptRow(
+            kind=lease.kind,
+            group_id=lease.group_id,
+            task_id=self._lookup.task(lease).id,
+            policy=policy,
+            version=version,
+            score=episode.score,
+            ref=_NOWHERE,
+        )
+
+    def keep(self, row: TranscriptRow, messages: tuple[Message, ...]) -> None:
+        """Keeps the messages of an accepted result, under the row that `row_of` gave."""
+        ref = self._journal.store(msgspec.msgpack.encode(messages))
+        self._journal.note_transcript(msgspec.structs.replace(row, ref=ref))
+
+
+def _is_kept(lease: LeaseView) -> bool:
+    return lease.kind == "eval" or lease.group_id % _EVERY_GROUP == 0
+
+
+def _made_by(lease: LeaseView, episode: Episode) -> tuple[str, int]:
+    """Policy and version of an episode: the first that is pinned, or the oldest in its first trajectory."""
+    if lease.pinned:
+        return lease.pinned[0].policy, lease.pinned[0].versions[0]
+    if not episode.trajectories:
+        return "", -1
+    first = episode.trajectories[0]
+    return first.policy, min((span.version for span in first.versions), default=-1)
+
+
+def load_transcripts(folder: Path, kind: LeaseKind) -> list[tuple[TranscriptRow, tuple[Message, ...]]]:
+    """The transcripts in a journal folder: rows with their messages, in order of arrival.
+
+    Raises: JournalError.
+    """
+    with JournalReader(folder) as reader:
+        rows = reader.transcripts(kind)
+    segments = SegmentReader(folder / "segments")
+    try:
+        return [(row, JournalReader.messages(row.data or segments.read(row.ref))) for row in rows]
+    finally:
+        segments.close()

@@ -1,0 +1,103 @@
+"""The main function of a run's dataflow process."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.service.scaling import WaitShares
+from astraflow.dataflow.service.service import DataflowService
+from astraflow.errors import ConfigError
+from astraflow.recipe.access import tls_files, tokens_of
+from astraflow.recipe.derived import left_open
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.run_plan import run_info, run_plan
+from astraflow.recipe.sources import open_sources
+from astraflow.service.process import settle_memory
+from astraflow.service.rate_limit import RateLimit
+from astraflow.service.server import HttpServer, TokenAuth
+from astraflow.service.web_guard import WebRules
+from astraflow.weights.addresses import PeerRules
+
+__all__ = ["guarded", "make_service", "run_dataflow"]
+
+
+async def run_dataflow(stop: asyncio.Event, run_dir: Path, *, port: int) -> int:
+    """Serves a run folder until `stop`; returns the exit code of the process: 1 if the core itself failed.
+
+    Port 0 means the port of the recipe. Raises: ConfigError, DataError, JournalError.
+    """
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    config = recipe.dataflow
+    service = make_service(folder, recipe)
+    tokens = tokens_of(recipe, folder)
+    web = config.web
+    server = HttpServer(
+        guarded(service.app, tokens, config.max_requests_per_s),
+        host=config.host,
+        port=port or config.port,
+        name="dataflow",
+        tls=tls_files(recipe),
+        rules=WebRules(host_names=web.host_names, origins=web.origins, needs_token=bool(tokens)),
+    )
+    await service.start()
+    folder.resumed()
+    try:
+        await server.start()
+        settle_memory()
+        await _first_of(stop, service.fatal)
+        await service.say_farewell()
+    finally:
+        try:
+            await service.stop()
+        finally:
+            await server.stop()
+    return 1 if service.fatal.is_set() else 0
+
+
+def make_service(folder: RunFolder, recipe: Recipe) -> DataflowService:
+    """The dataflow of a run folder. It locks the folder's journal.
+
+    Raises: ConfigError, DataError, JournalError.
+    """
+    if keys := left_open(recipe):
+        raise ConfigError(
+            f"{folder.recipe}: {keys[0]} is `auto`, but a service needs a number; write the file with "
+            "`astraflow run RECIPE --dry-run`"
+        )
+    sources = open_sources(recipe)
+    sizes = {name: len(source) for name, source in sources.train.items()}
+    config = recipe.dataflow
+    journal = Journal(
+        folder.journal, snapshot_every=config.snapshot_every, retained_steps=config.retained_steps
+    )
+    return DataflowService(
+        run_plan(recipe, sizes),
+        sources.train,
+        sources.eval,
+        run_info(recipe),
+        config,
+        journal,
+        peer_rules=PeerRules(is_on=recipe.weights.peers, networks=recipe.weights.peer_networks),
+        resumes_failed=folder.is_asked_to_resume,
+        shares=WaitShares(recipe.cluster.pool.window_s),
+    )
+
+
+def guarded(app: ASGIApp, tokens: Mapping[str, str], max_requests_per_s: float) -> ASGIApp:
+    """The app behind its tokens. If there are tokens, each of them has a rate limit."""
+    return TokenAuth(RateLimit(app, max_requests_per_s) if tokens else app, tokens)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Returns when one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

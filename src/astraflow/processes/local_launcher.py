@@ -1,0 +1,242 @@
+"""Starts the processes of a run on this machine.
+
+Each process leads a session of its own, so that a Ctrl-C in the terminal reaches only the launcher. Two pipes
+connect it to the launcher:
+
+- The process inherits the read end of the first pipe. Only the launcher holds the write end, so the process
+  notices when the launcher ends, for whatever reason, and ends too.
+- Into the second pipe, the process writes a byte per second from its event loop, as a sign of life.
+
+A stopped process cannot write its stacks. One that has been silent for too long and is to be killed is
+therefore continued for a second first: what it was doing is then in its log.
+
+When a process ends, everything that is left in its session is killed. Processes are signalled by id, never by
+name.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from types import TracebackType
+
+from astraflow.errors import ConfigError
+from astraflow.processes.process_state import STOPPED, Starvation, cpu_use, state_of, stopped_children
+from astraflow.protocols import ProcessHandle, ProcessLife, ProcessSpec
+from astraflow.service.process import LIFE_FD_VARIABLE, LIFE_SIGN_EVERY_S, PARENT_FD_VARIABLE, STACKS_SIGNAL
+
+__all__ = ["LocalLauncher", "LocalProcess"]
+
+_STACKS_GRACE_S = 1.0
+"""Time for a process to write its stacks."""
+_HANGS_AFTER_S = 3 * LIFE_SIGN_EVERY_S
+"""A process that is not stopped and has missed this many signs of life hangs, or gets no CPU time."""
+_LOOK_EVERY_S = 3.0
+"""Time between two looks at the processes that a process started."""
+
+
+class _SignsOfLife:
+    """The read end of the pipe into which a process writes its signs of life."""
+
+    def __init__(self, read_fd: int) -> None:
+        self._fd = read_fd
+        self._loop = asyncio.get_running_loop()
+        self._last_s = -1.0
+        """When the newest sign was read, by the clock of the loop; negative before the first."""
+        self._first_seen = asyncio.Event()
+        self._is_closed = False
+        os.set_blocking(read_fd, False)
+        self._loop.add_reader(read_fd, self._read)
+
+    def _read(self) -> None:
+        if self._is_closed:
+            return  # `silence` was asleep while the process ended
+        try:
+            signs = os.read(self._fd, 4096)
+        except BlockingIOError:
+            return
+        if not signs:
+            self._loop.remove_reader(self._fd)  # the process has ended
+            return
+        self._last_s = self._loop.time()
+        self._first_seen.set()
+
+    def silent_s(self) -> float | None:
+        """Seconds since the newest sign; None before the first."""
+        self._read()
+        return self._loop.time() - self._last_s if self._first_seen.is_set() else None
+
+    async def silence(self, longest_s: float) -> None:
+        """Returns once the newest sign is `longest_s` old; never after `close`."""
+        await self._first_seen.wait()
+        while (left_s := self._last_s + longest_s - self._loop.time()) > 0:
+            await asyncio.sleep(left_s)
+            self._read()  # signs may wait in the pipe because this process was stopped itself
+        if self._is_closed:
+            await self._loop.create_future()
+
+    def close(self) -> None:
+        """May be called again, since several tasks may wait for the end of a process."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+
+class LocalProcess:
+    """A process on this machine that leads a session of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, life_fd: int) -> None:
+        self._process = process
+        self._signs = _SignsOfLife(life_fd)
+        self._next_look_s = 0.0
+        self._stopped: dict[int, str] = {}
+        """Stopped processes that it started: id -> command."""
+        self._starvation = Starvation()
+        """Of the present silence."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also the id of its session."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Its exit code, negative for a signal. Everything left in its session is killed first."""
+        code = await self._process.wait()
+        self._signal_session(signal.SIGKILL)
+        self._signs.close()
+        return code
+
+    async def silence(self, longest_s: float) -> str:
+        """As in the protocol. Only services of ours show signs of life, so only they get the signals.
+
+        A process that is ready to run and gets no processor is waited for: started anew, it would get none
+        either, and would have to load everything again.
+        """
+        await self._signs.silence(longest_s)
+        while self._is_starved():
+            await asyncio.sleep(LIFE_SIGN_EVERY_S)
+            await self._signs.silence(longest_s)
+        is_stopped = state_of(self.pid) == "stopped"
+        for number in (STACKS_SIGNAL, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        await asyncio.sleep(_STACKS_GRACE_S)
+        what = f"it was {STOPPED}" if is_stopped else "its event loop hangs"
+        return f"{what}; the stacks of its threads are in its log"
+
+    def life(self) -> ProcessLife:
+        """As in the protocol `ShowsLife`."""
+        silent_s = self._signs.silent_s()
+        if state_of(self.pid) == "stopped":
+            return ProcessLife(
+                silent_s, works=False, condition=f"it is {STOPPED}; `kill -CONT {self.pid}` lets it continue"
+            )
+        now_s = time.monotonic()
+        if silent_s is not None and silent_s > _HANGS_AFTER_S:
+            return self._silent_life(silent_s)
+        self._starvation = Starvation()
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _LOOK_EVERY_S
+            self._stopped = stopped_children(self.pid)
+        return ProcessLife(silent_s, condition=_about_children(self._stopped))
+
+    def _is_starved(self) -> bool:
+        """Whether it waits for a processor, as far as is known from the looks of this silence."""
+        self._starvation.look(time.monotonic(), cpu_use(self.pid))
+        return bool(self._starvation.text)
+
+    def _silent_life(self, silent_s: float) -> ProcessLife:
+        """Of a process that is not stopped and shows no sign of life."""
+        if self._is_starved():
+            advice = "end other programs on this machine, or give the run fewer services and threads"
+            condition = f"it gets no CPU time ({self._starvation.text}); {advice}"
+            return ProcessLife(silent_s, works=False, condition=condition, is_starved=True)
+        hint = f"`kill -{STACKS_SIGNAL.name[3:]} {self.pid}` writes the stacks of its threads into its log"
+        return ProcessLife(silent_s, works=False, condition=f"its event loop stands still: it hangs; {hint}")
+
+    def terminate(self) -> None:
+        """Asks it to stop (SIGTERM). Does nothing if it has ended."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """Kills it and everything in its session (SIGKILL)."""
+        if self._process.returncode is None:
+            self._signal_session(signal.SIGKILL)
+
+    def _signal_session(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+class LocalLauncher:
+    """Starts processes on this machine; a context manager that owns the pipe to the processes.
+
+    Example: `with LocalLauncher() as launcher: handle = await launcher.start(spec)`.
+    """
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+
+    def __enter__(self) -> "LocalLauncher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the pipe, so that every process that still runs stops."""
+        for fd in (self._read_fd, self._write_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    async def start(self, spec: ProcessSpec) -> ProcessHandle:
+        """Starts a process. Raises: ConfigError if its program does not exist."""
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        life_read_fd, life_write_fd = os.pipe()
+        env = {
+            **os.environ,
+            **spec.env,
+            **spec.secrets,
+            PARENT_FD_VARIABLE: str(self._read_fd),
+            LIFE_FD_VARIABLE: str(life_write_fd),
+        }
+        with spec.log_path.open("ab", buffering=0) as log:
+            log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {spec.name} starts\n".encode())
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *spec.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    pass_fds=(self._read_fd, life_write_fd),
+                    start_new_session=True,
+                )
+            except OSError as err:
+                os.close(life_read_fd)
+                raise ConfigError(f"{spec.name}: cannot start {spec.argv[0]!r}: {err.strerror}") from err
+            except asyncio.CancelledError:
+                os.close(life_read_fd)
+                raise
+            finally:
+                os.close(life_write_fd)
+        return LocalProcess(process, life_read_fd)
+
+
+def _about_children(stopped: dict[int, str]) -> str:
+    """What a person should know about the stopped processes that a process started; empty without any."""
+    if not stopped:
+        return ""
+    pid, command = next(iter(stopped.items()))
+    more = f" (and {len(stopped) - 1} more)" if len(stopped) > 1 else ""
+    return (
+        f"a process that it started is {STOPPED}: {pid}, {command or 'unknown'}{more}; "
+        f"`kill -CONT {pid}` lets it continue"
+    )

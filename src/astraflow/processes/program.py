@@ -1,0 +1,361 @@
+"""Declares the processes of a run: what each is started with, and what it needs of its machine.
+
+    dataflow ........... the launcher's machine, whose report reads its journal
+    publisher-POLICY ... beside the dataflow, unless it listens everywhere and is announced under a name
+    trainer-POLICY ..... beside its publisher: versions pass through files (`weights/POLICY/incoming`)
+    rollout-N .......... any machine that reaches the dataflow and the publishers
+
+There is a publisher and a trainer per trained policy, a publisher per frozen one, and `rollout.services`
+rollout services; of a pool that sizes itself, all are declared that it may have. Addresses are chosen
+beforehand: every process finds its counterparts on its command line, so that processes start, and restart, in
+any order. Secrets travel in the environment, never as arguments.
+"""
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from astraflow.addons.cluster.pool_sizer import seats_of
+from astraflow.addons.inference_servers.server_process import OWN_ENV_PREFIX
+from astraflow.config import Config, Use
+from astraflow.errors import ConfigError
+from astraflow.models.hub import model_path
+from astraflow.protocols import LAUNCHER, Needs, ProcessSpec
+from astraflow.recipe.access import CA_VARIABLE, network_modules, tls_files, tokens_of
+from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.rollout.config import ServerEngineConfig
+from astraflow.service.process import MODULE_PATH_VARIABLE
+from astraflow.service.server import is_loopback
+from astraflow.trainer.config import OwnLoopBackendConfig
+from astraflow.weights.addresses import listens_everywhere
+
+__all__ = [
+    "PRIVATE_VARIABLE",
+    "TOKEN_VARIABLE",
+    "Addresses",
+    "check_files",
+    "choose_addresses",
+    "num_threads",
+    "program",
+]
+
+TOKEN_VARIABLE = "ASTRAFLOW_TOKEN"
+"""Environment variable with the token of a process's role."""
+
+PRIVATE_VARIABLE = "ASTRAFLOW_PRIVATE"
+"""Environment variable with files and folders, joined as in PATH, that agent programs must not see."""
+
+
+_FIRST_PORT = 15_000
+"""Least of the ports that are chosen: few well-known services are above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Host and port of everything that listens."""
+
+    dataflow: tuple[str, int]
+    publishers: Mapping[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    scheme: str = "http"
+
+    @property
+    def url(self) -> str:
+        """Base URL of the dataflow, as the processes of the run call it."""
+        return _url(self.scheme, self.dataflow)
+
+    def publisher_url(self, policy: str) -> str:
+        """Base URL of a policy's publisher."""
+        return _url(self.scheme, self.publishers[policy])
+
+
+def choose_addresses(recipe: Recipe, earlier: Mapping[str, int]) -> Addresses:
+    """Chooses a port for everything that listens: the recipe's port or, if that is 0, a free one.
+
+    Of the free ones, that of the `earlier` start is preferred. `earlier` maps names of processes to ports.
+    Several publishers take consecutive ports from `weights.port` on.
+    Raises: ConfigError that names all ports of the recipe that are taken.
+    """
+    wanted = {"dataflow": (recipe.dataflow.host, recipe.dataflow.port)}
+    for idx, policy in enumerate(recipe.published):
+        port = recipe.weights.port + idx if recipe.weights.port else 0
+        wanted[f"publisher-{policy}"] = (recipe.weights.host, port)
+    claimed: dict[str, tuple[str, int]] = {}
+    problems: list[str] = []
+    with ExitStack() as held:
+        for name, (host, port) in wanted.items():
+            try:
+                claimed[name] = _claim(held, name, host, port, earlier)
+            except ConfigError as err:
+                problems.append(str(err))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    publishers = {policy: claimed[f"publisher-{policy}"] for policy in recipe.published}
+    return Addresses(claimed["dataflow"], publishers, "https" if recipe.dataflow.tls.is_on else "http")
+
+
+def _claim(held: ExitStack, name: str, host: str, port: int, earlier: Mapping[str, int]) -> tuple[str, int]:
+    """Listens on a port until all are chosen, so that two processes never get the same one."""
+    before = [earlier[name]] if name in earlier else []
+    wanted = [port] if port else [*before, *_quiet_ports(), 0]
+    for candidate in wanted:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, candidate))
+            # Linux lets two sockets with SO_REUSEADDR share a port until one of them listens.
+            listener.listen()
+        except OSError as err:
+            if port:
+                key = "dataflow.port" if name == "dataflow" else "weights.port"
+                raise ConfigError(
+                    f"{name}: cannot listen on {host}:{port}: {err.strerror}; choose another {key}, or 0 for "
+                    "a free one"
+                ) from err
+            continue
+        return host, int(listener.getsockname()[1])
+    raise ConfigError(f"{name}: no port of {host} can be bound; is it an address of this machine?")
+
+
+def _quiet_ports(num: int = 20) -> Sequence[int]:
+    """Some random ports that no outgoing connection gets by itself; none where the system does not say.
+
+    A process binds its port seconds after it was chosen, and again at each restart. Meanwhile, a port
+    of the ephemeral range may have become the local end of somebody's connection.
+    """
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return ()
+    return [] if first <= _FIRST_PORT else random.choices(range(_FIRST_PORT, first), k=num)
+
+
+def _url(scheme: str, address: tuple[str, int]) -> str:
+    host, port = address
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def program(
+    recipe: Recipe, folder: RunFolder, addresses: Addresses, *, module_path: tuple[str, ...] = ()
+) -> tuple[ProcessSpec, ...]:
+    """The processes of a run, in the order in which they are shown. Makes the run's tokens."""
+    nodes = _Nodes(recipe, folder, addresses, module_path)
+    frozen = [name for name in recipe.published if name not in recipe.trained]
+    specs = [nodes.dataflow()]
+    for policy, config in recipe.trained.items():
+        specs += [nodes.publisher(policy), nodes.trainer(policy, config)]
+    specs += [nodes.frozen_publisher(policy) for policy in frozen]
+    pool = recipe.cluster
+    num_services = len(seats_of(pool)) if pool.most_services else recipe.rollout.services
+    specs += [nodes.rollout(idx) for idx in range(num_services)]
+    return tuple(specs)
+
+
+def check_files(specs: Sequence[ProcessSpec]) -> None:
+    """Raises: ConfigError if a file that a process reads does not exist."""
+    for spec in specs:
+        for path in spec.reads:
+            if not path.exists():
+                raise ConfigError(f"{spec.name} reads {path}, which does not exist; the recipe names it")
+
+
+class _Nodes:
+    """Declares one process per call; `program` says which."""
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, addresses: Addresses, module_path: tuple[str, ...]
+    ) -> None:
+        self._recipe = recipe
+        self._folder = folder
+        self._addresses = addresses
+        self._env = _environment(folder, module_path)
+        self._tokens = {role: token for token, role in tokens_of(recipe, folder).items()}
+        self._reads = [folder.recipe]
+        """What every process that knows the run folder reads in it."""
+        if self._tokens:
+            self._reads.append(folder.secrets)
+        self._ca: list[Path] = []
+        if recipe.dataflow.tls.is_on:
+            self._env[CA_VARIABLE] = recipe.dataflow.tls.ca_file
+            self._ca = [Path(recipe.dataflow.tls.ca_file)]
+        self._certificate = [Path(name) for name in tls_files(recipe) or ()]
+        self._rollout_machine = LAUNCHER if is_loopback(urlsplit(addresses.url).hostname or "") else ""
+        """A dataflow that is called on loopback is called from its own machine only."""
+        if is_loopback(recipe.weights.host):
+            self._rollout_machine = LAUNCHER
+
+    def dataflow(self) -> ProcessSpec:
+        """Keeps the journal, from which the launcher makes its report."""
+        address = self._addresses.dataflow
+        models = [policy.model_dir for policy in self._recipe.policies.values()]
+        return self._spec(
+            "dataflow",
+            ("serve", str(self._folder.path), "--port", str(address[1])),
+            address=address,
+            reads=[*self._reads, *self._certificate, *models],
+            writes=[self._folder.journal],
+            near=LAUNCHER,
+        )
+
+    def publisher(self, policy: str, *links: str, role: str = "", reads: Sequence[Path] = ()) -> ProcessSpec:
+        """Keeps and serves the versions of a policy. With a `role` it also calls the dataflow, and `links`
+        are its options for that."""
+        address = self._addresses.publishers[policy]
+        port = ("--port", str(address[1]))
+        weights = self._recipe.weights
+        is_movable = not self._rollout_machine and listens_everywhere(weights.host) and weights.advertise
+        return self._spec(
+            f"publisher-{policy}",
+            ("publish", str(self._folder.path), "--policy", policy, *port, *links),
+            role=role,
+            address=address,
+            reads=[*self._reads, *self._certificate, *reads],
+            writes=[self._folder.weights / policy],
+            near="" if is_movable else LAUNCHER,
+        )
+
+    def frozen_publisher(self, policy: str) -> ProcessSpec:
+        """Publishes a frozen policy's model itself and announces it, since no trainer does."""
+        model_dir = self._recipe.policies[policy].model_dir
+        links = ("--url", self._addresses.url)
+        return self.publisher(policy, *links, role="trainer", reads=[*self._ca, model_dir])
+
+    def trainer(self, policy: str, config: PolicyConfig) -> ProcessSpec:
+        """Trains a policy; hands each version to its publisher as a file."""
+        urls = ("--url", self._addresses.url, "--publisher", self._addresses.publisher_url(policy))
+        auxiliary = config.train.auxiliary
+        models = [model_path(name) for name in (auxiliary.reference, auxiliary.teacher) if name]
+        batches = [Path(auxiliary.offline.folder).expanduser()] if auxiliary.offline is not None else []
+        return self._spec(
+            f"trainer-{policy}",
+            ("train", str(self._folder.path), "--policy", policy, *urls),
+            role="trainer",
+            threads=num_threads(config.train.backend),
+            reads=[*self._reads, *self._ca, config.model_dir, *models, *batches],
+            writes=[self._folder.checkpoints / policy, self._folder.weights / policy / "incoming"],
+            near=f"publisher-{policy}",
+            is_finite=True,
+        )
+
+    def rollout(self, idx: int) -> ProcessSpec:
+        """Generates episodes. Everything but URL and token comes over the network."""
+        name = f"rollout-{idx}"
+        cache = self._folder.cache / name
+        peer = ("--peer", self._recipe.peer_host) if self._recipe.weights.peers else ()
+        return self._spec(
+            name,
+            (
+                "join",
+                self._addresses.url,
+                *("--name", name, "--cache", str(cache)),
+                *peer,
+                *_allowed(self._recipe),
+            ),
+            role="worker",
+            threads=num_threads(self._recipe.rollout.engine),
+            devices=_gpus(self._recipe.rollout.gpus, idx),
+            reads=self._ca,
+            scratch=[cache],
+            near=self._rollout_machine,
+            needs=self._needs(idx),
+            is_finite=True,
+        )
+
+    def _needs(self, idx: int) -> Needs:
+        """What a rollout service reserves; in a pool of several kinds, on nodes with its kind's labels."""
+        cluster = self._recipe.cluster
+        needs = cluster.rollout.needs
+        if not cluster.most_services:
+            return needs
+        kind = cluster.kinds[seats_of(cluster)[idx].kind]
+        return replace(needs, labels={**needs.labels, **kind.labels})
+
+    def _spec(
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        *,
+        role: str = "",
+        threads: int = 1,
+        devices: Mapping[str, str] | None = None,
+        address: tuple[str, int] | None = None,
+        reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (),
+        scratch: Sequence[Path] = (),
+        near: str,
+        needs: Needs | None = None,
+        is_finite: bool = False,
+    ) -> ProcessSpec:
+        """One process. With a `role`, it calls the dataflow in that role, and gets the role's token if there
+        are any."""
+        secrets = _own_env(self._recipe) if role else {}
+        if role and self._tokens:
+            secrets[TOKEN_VARIABLE] = self._tokens[role]
+        return ProcessSpec(
+            name=name,
+            argv=(sys.executable, "-P", "-m", "astraflow.cli.main", *arguments),
+            env={**self._env, **_threads(threads), **(devices or {})},
+            secrets=secrets,
+            log_path=self._folder.logs / f"{name}.log",
+            address=address,
+            reads=tuple(path.absolute() for path in reads),
+            writes=tuple(writes),
+            scratch=tuple(scratch),
+            near=near,
+            needs=needs or Needs(),
+            ends_with_run=is_finite,
+            longest_silence_s=self._recipe.supervision.longest_silence_s,
+        )
+
+
+def _allowed(recipe: Recipe) -> list[str]:
+    """The options that let the run's own services run what the recipe names."""
+    # Services compare with the recipe as they get it: without secrets.
+    shared = Recipe.model_validate_json(recipe.model_dump_json())
+    return [part for module in network_modules(shared) for part in ("--allow", module)]
+
+
+def _gpus(gpus: Sequence[str], idx: int) -> dict[str, str]:
+    """Which GPUs the process of a service sees, and so its engine and the servers that it starts."""
+    return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]} if gpus else {}
+
+
+def _own_env(recipe: Recipe) -> dict[str, str]:
+    """The values of `rollout.engine.env`, for those processes that may start the engine's server."""
+    engine = recipe.rollout.engine
+    if not isinstance(engine, ServerEngineConfig):
+        return {}
+    return {OWN_ENV_PREFIX + name: value for name, value in engine.own_env.items()}
+
+
+def num_threads(component: Config) -> int:
+    """CPU threads of an engine or backend; `num_threads` in the arguments of one that the user wrote."""
+    if isinstance(component, OwnLoopBackendConfig):
+        component = component.torch
+    if isinstance(component, Use):
+        return int(component.args.get("num_threads", 1))
+    return int(component.model_dump().get("num_threads", 1))
+
+
+def _threads(count: int) -> dict[str, str]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return {name: str(count) for name in names}
+
+
+def _environment(folder: RunFolder, module_path: tuple[str, ...]) -> dict[str, str]:
+    """What every process gets."""
+    return {
+        "OMP_WAIT_POLICY": "PASSIVE",  # the processes share the cores, so idle threads must not spin
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        MODULE_PATH_VARIABLE: os.pathsep.join(module_path),
+        PRIVATE_VARIABLE: str(folder.path.resolve()),
+    }

@@ -1,0 +1,81 @@
+"""The main function of a publisher process, which serves one policy."""
+
+import asyncio
+from pathlib import Path
+
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import ConfigError
+from astraflow.recipe.access import own_ca_file, own_token, tls_files, tokens_of
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.service.client import ServiceClient
+from astraflow.types import Publication
+from astraflow.weights.publisher import run_publisher
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.snapshot import model_files, read_model
+
+__all__ = ["run_policy_publisher"]
+
+
+async def run_policy_publisher(
+    stop: asyncio.Event, run_dir: Path, *, policy: str, port: int, url: str = "", token: str = ""
+) -> int:
+    """Serves the versions of a policy until `stop`. Port 0 means the port of the recipe.
+
+    The publisher of a frozen policy publishes the model itself, and announces it to the dataflow at `url`.
+    Without a `token` it takes the trainer's from the run folder, if the run needs one.
+    Raises: ConfigError if the policy has no versions in this recipe, or the port is taken.
+    """
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    if policy not in recipe.published:
+        raise ConfigError(f"policy {policy!r} has no versions (choices: {', '.join(recipe.published)})")
+    is_frozen = policy not in recipe.trained
+    if is_frozen and not url:
+        raise ConfigError(f"policy {policy!r} is frozen; pass the URL of the dataflow with --url")
+    config = recipe.weights.model_copy(
+        update={"port": port or recipe.weights.port, "advertise": recipe.advertised_host}
+    )
+    weights = folder.weights / policy
+    ready = asyncio.Future[str]()
+    tokens = tokens_of(recipe, folder)
+    work = [
+        asyncio.create_task(
+            run_publisher(
+                weights, config, stop, tokens=tokens, tls=tls_files(recipe), on_ready=ready.set_result
+            )
+        )
+    ]
+    if is_frozen:
+        model_dir = recipe.policies[policy].model_dir
+        link = (url, token or own_token(recipe, folder, "trainer"), own_ca_file(recipe))
+        work.append(asyncio.create_task(_announce(policy, model_dir, weights, ready, link=link)))
+    try:
+        await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    for task in work:
+        if not task.cancelled():
+            task.result()
+    return 0
+
+
+async def _announce(
+    policy: str, model_dir: Path, weights: Path, ready: asyncio.Future[str], *, link: tuple[str, str, str]
+) -> None:
+    """Publishes the model as version 0. Repeating this after a restart changes nothing.
+
+    `link`: the dataflow's URL, the token, and the file of certificates.
+    """
+    url, token, ca_file = link
+    own = ServiceClient(await ready, token=token, ca_file=ca_file)
+    dataflow = ServiceClient(url, token=token, ca_file=ca_file)
+    try:
+        tensors = await asyncio.to_thread(read_model, model_dir)
+        publisher = PublisherClient(own, weights / "incoming")
+        manifest = await publisher.publish(policy, 0, tensors, model_files(model_dir))
+        await DataflowClient(dataflow).publish(policy, Publication(epoch=0, step=0, manifest=manifest))
+    finally:
+        await own.close()
+        await dataflow.close()

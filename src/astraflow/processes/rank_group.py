@@ -1,0 +1,390 @@
+"""The ranks of one trainer: rank 0 is the trainer's process, the others are processes that it starts.
+
+    rank 0 --commands, one JSON line each, over a socket pair--> rank k
+           <--an answer per command, or why it failed-----------
+    all ranks: torch's collectives, over loopback, in the same order
+
+Rank 0 alone speaks for the trainer: it attaches, publishes and commits. The others do what it does at the
+same time, each on its own slice of the batch. Of a version each rank writes a range of the bytes, beside the
+next step.
+
+They live and die together. A rank that loses rank 0 ends at once. If a rank fails, dies or is stopped, the
+collectives of the others fail, at the latest after a timeout; rank 0 then names it, ends, and takes all with
+it, and its supervisor starts them again from the last checkpoint.
+"""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from astraflow.errors import ConfigError, Error, ServiceError, TrainingError
+from astraflow.processes.process_state import STOPPED, state_of
+from astraflow.processes.rank_process import identity, join_ranks
+from astraflow.protocols import HasSampleRules, Learner, StepResult, Write
+from astraflow.trainer.loop import TrainerLink
+from astraflow.trainer.ranks import ProcessRanks, is_lost_contact
+from astraflow.types import (
+    Batch,
+    Commit,
+    Publication,
+    PublicationReply,
+    Release,
+    SampleRules,
+    Session,
+    SessionRequest,
+    StepFailure,
+)
+from astraflow.types.host_tensors import HostTensor
+from astraflow.weights.ranges import RangeJob, WritesRanges, Written
+
+__all__ = ["RankGroup", "RankedLearner", "RankedLink", "RankedRanges"]
+
+_START_S = 180.0
+"""Time that ranks have to start, if the timeout is shorter: on a busy machine, imports take a minute."""
+_SETTLE_S = 2.0
+"""When a collective has failed, the rank that is to blame is known within this time."""
+_END_S = 3.0
+"""Time in which a rank ends by itself when rank 0 has hung up."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A rank other than 0."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+    pending: dict[int, "Future[Any]"] = field(default_factory=dict[int, "Future[Any]"])
+    """Number of a command -> what it will answer."""
+    error: str = ""
+    """What it said when it failed; empty if it said nothing."""
+    is_own_error: bool = False
+    """Whether the failure began with it; else it lost contact to another."""
+
+
+class RankGroup:
+    """Ranks 1 to `world - 1` of a trainer. Owns their processes; `close` ends them.
+
+    Example: `group.tell("train")`, then do the same in this process.
+    """
+
+    def __init__(self, world: int, *, timeout_s: float) -> None:
+        self.world = world
+        self.timeout_s = timeout_s
+        self.folder = Path(tempfile.mkdtemp(prefix="astraflow-ranks-"))
+        """Private; the ranks find each other in it."""
+        self.failure: Future[None] = Future()
+        """Has an exception as soon as a rank is lost."""
+        self._ranks: list[_Rank] = []
+        self._lock = threading.Lock()
+        self._num_commands = 0
+        self._is_closing = False
+
+    def start(self, run_dir: Path, *, policy: str, url: str, token: str) -> ProcessRanks:
+        """Starts the ranks of a policy's trainer and joins them.
+
+        Raises: ConfigError if a rank runs something else than this one; ServiceError if one is lost.
+        """
+        options = (str(run_dir), "--policy", policy, "--url", url)
+        for number in range(1, self.world):
+            here, there = socket.socketpair()
+            with there:
+                argv = (sys.executable, "-P", "-m", "astraflow.cli.main", "rank", *options)
+                process = subprocess.Popen(
+                    (*argv, "--rank", str(number), "--link", str(there.fileno())),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(there.fileno(),),
+                )
+            rank = _Rank(number, process, here)
+            self._ranks.append(rank)
+            threading.Thread(target=self._listen, args=(rank,), name=f"rank-{number}", daemon=True).start()
+        store = str(self.folder / "store")
+        settings = {"world": self.world, "store": store, "timeout_s": self.timeout_s}
+        # The token goes over the socket: an argument could be read by other users of the machine.
+        answers = self.tell("join", **settings, token=token)
+        mine = identity(run_dir)
+        self._await_start(answers)
+        self._agree(self.wait(answers), mine)
+        with self._blaming():
+            return join_ranks(0, world=self.world, store=store, timeout_s=self.timeout_s)
+
+    def tell(self, command: str, **arguments: Any) -> "list[Future[Any]]":
+        """Gives every other rank a command. Returns: what each will answer. Raises: ServiceError if one is
+        lost."""
+        with self._lock:
+            if self.failure.done():
+                self.failure.result()
+            self._num_commands += 1
+            number = self._num_commands
+            line = json.dumps({"id": number, "do": command, **arguments}).encode() + b"\n"
+            answers: list[Future[Any]] = []
+            for rank in self._ranks:
+                answer: Future[Any] = Future()
+                rank.pending[number] = answer
+                answers.append(answer)
+                with contextlib.suppress(OSError):  # whoever listens to the rank notices that it is gone
+                    rank.link.sendall(line)
+            return answers
+
+    def wait(self, answers: "Iterable[Future[Any]]") -> list[Any]:
+        """The answers of all. Raises: ServiceError naming the rank that failed or is too slow."""
+        try:
+            return [answer.result(self.timeout_s) for answer in answers]
+        except FutureTimeoutError as err:
+            raise self._lost() from err
+
+    @contextmanager
+    def together(self, command: str, **arguments: Any) -> Generator["list[Future[Any]]", None, None]:
+        """Lets the other ranks do what the block does. Yields: what they will answer.
+
+        Raises: ServiceError naming the rank that is to blame if a collective of the block fails.
+        """
+        with self._blaming():
+            yield self.tell(command, **arguments)
+
+    def close(self) -> None:
+        """Ends all ranks. Those that do not end by themselves within a few seconds are killed."""
+        self._is_closing = True
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.link.shutdown(socket.SHUT_RDWR)
+        for rank in self._ranks:
+            try:
+                rank.process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+                rank.process.wait()
+            rank.link.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- parts ---
+
+    def _await_start(self, answers: "list[Future[Any]]") -> None:
+        """Waits longer than the timeout for ranks that are still starting, but not for a stopped one."""
+        deadline_s = time.monotonic() + _START_S
+        while wait_for(answers, timeout=self.timeout_s).not_done and time.monotonic() < deadline_s:
+            if any(state_of(rank.process.pid) == "stopped" for rank in self._ranks):
+                raise self._lost()
+
+    @contextmanager
+    def _blaming(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except RuntimeError as err:
+            if not is_lost_contact(err):
+                raise
+            wait_for([self.failure], timeout=_SETTLE_S)
+            raise self._lost(f"rank 0: {err}") from err
+
+    def _agree(self, others: Sequence[Mapping[str, str]], mine: Mapping[str, str]) -> None:
+        """Compares what the ranks run with what this process runs. Raises: ConfigError naming the rank."""
+        for rank, theirs in zip(self._ranks, others, strict=True):
+            for what, own in mine.items():
+                if theirs.get(what) != own:
+                    raise ConfigError(
+                        f"rank {rank.number} of {self.world} has {what} {theirs.get(what)!r}, rank 0 has "
+                        f"{own!r}; all ranks of a trainer need the same"
+                    )
+
+    def _listen(self, rank: _Rank) -> None:
+        """Reads a rank's answers until it hangs up, which it does only when it is lost."""
+        with rank.link.makefile("rb") as lines, contextlib.suppress(OSError):
+            for line in lines:
+                self._note(rank, json.loads(line))
+        if not self._is_closing:
+            rank.process.wait()
+            self._lost()
+
+    def _note(self, rank: _Rank, answer: dict[str, Any]) -> None:
+        if "error" not in answer:
+            with self._lock:
+                found = rank.pending.pop(int(answer["id"]), None)
+            if found is not None and not found.done():
+                found.set_result(answer["value"])
+            return
+        rank.error = str(answer["error"])
+        rank.is_own_error = bool(answer["is_own"])
+        # One that lost contact to another may say so before that other one is known to be gone.
+        threading.Timer(0.0 if rank.is_own_error else _SETTLE_S / 2, self._lost).start()
+
+    def _lost(self, said: str = "") -> Error:
+        """A rank is lost, so all must end: those that still compute wait for it. Returns: who is to blame."""
+        with self._lock:
+            if self.failure.done():
+                return cast("Error", self.failure.exception())
+            error = self._blame(said)
+            self.failure.set_exception(error)
+            for rank in self._ranks:
+                rank.process.kill()
+                for answer in rank.pending.values():
+                    answer.set_exception(error)
+                rank.pending.clear()
+            return error
+
+    def _blame(self, said: str) -> Error:
+        """Names the rank with which the failure began, as far as that is known. A TrainingError if its own
+        code failed, and a ServiceError if a process was lost."""
+        told = [r for r in self._ranks if r.is_own_error]
+        lost = [r for r in self._ranks if not r.error and r.process.poll() is not None]
+        stopped = [r for r in self._ranks if state_of(r.process.pid) == "stopped"]
+        if told:
+            return TrainingError(f"rank {told[0].number} of {self.world}: {told[0].error}")
+        if lost:
+            return ServiceError(f"rank {lost[0].number} of {self.world} {_end(lost[0].process)}")
+        if stopped:
+            rank = stopped[0]
+            return ServiceError(
+                f"rank {rank.number} of {self.world} (process {rank.process.pid}) is {STOPPED}; the others "
+                f"waited {self.timeout_s:g} s for it (supervision.rank_timeout_s)"
+            )
+        errors = [*([said] if said else []), *(f"rank {r.number}: {r.error}" for r in self._ranks if r.error)]
+        return ServiceError(
+            "the ranks of the trainer lost each other, and none is stopped or dead. If a pass takes longer "
+            f"than {self.timeout_s:g} s, raise supervision.rank_timeout_s. They said: "
+            f"{'; '.join(errors) or 'nothing'}"
+        )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> str:
+    code = cast("int", process.poll())
+    if code < 0:
+        how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    else:
+        how = f"ended with exit code {code}"
+    return f"(process {process.pid}) {how}"
+
+
+class RankedLink:
+    """Rank 0's link: takes its slice, and lets the others take theirs. Implements `TrainerLink`."""
+
+    def __init__(self, inner: TrainerLink, group: RankGroup, *, num_slices: int) -> None:
+        self._inner = inner
+        self._group = group
+        self._num_slices = num_slices
+
+    async def attach(self, policy: str, request: SessionRequest) -> Session:
+        """As the inner one, for all ranks."""
+        return await self._inner.attach(policy, msgspec.structs.replace(request, num_ranks=self._group.world))
+
+    async def batch(
+        self, policy: str, step: int, *, epoch: int, rank: int = 0, world: int = 1
+    ) -> Batch | None:
+        """Rank 0's slice, once all have theirs. Raises: ServiceError if a rank is lost meanwhile."""
+        del rank, world
+        taking = asyncio.ensure_future(self._take(policy, step, epoch))
+        failure = asyncio.wrap_future(self._group.failure)
+        try:
+            await asyncio.wait({taking, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                failure.result()
+            return taking.result()
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+
+    async def _take(self, policy: str, step: int, epoch: int) -> Batch | None:
+        own = await self._inner.batch(policy, step, epoch=epoch, rank=0, world=self._num_slices)
+        if own is None:
+            return None
+        answers = self._group.tell("take", step=step, epoch=epoch)
+        have_theirs = await asyncio.to_thread(self._group.wait, answers)
+        return own if all(have_theirs) else None
+
+    async def publish(self, policy: str, publication: Publication) -> PublicationReply:
+        """As the inner one."""
+        return await self._inner.publish(policy, publication)
+
+    async def commit(self, policy: str, commit: Commit) -> None:
+        """As the inner one."""
+        await self._inner.commit(policy, commit)
+
+    async def release(self, policy: str, release: Release) -> None:
+        """As the inner one."""
+        await self._inner.release(policy, release)
+
+    async def step_failed(self, policy: str, failure: StepFailure) -> None:
+        """As the inner one."""
+        await self._inner.step_failed(policy, failure)
+
+
+class RankedLearner:
+    """Rank 0's learner, which lets all others do what it does. Implements `Learner`."""
+
+    def __init__(self, inner: Learner, group: RankGroup) -> None:
+        self._inner = inner
+        self._group = group
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        """The inner one's, if it has any."""
+        return self._inner.sample_rules if isinstance(self._inner, HasSampleRules) else SampleRules()
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Each rank trains the slice that it has taken."""
+        with self._group.together("train"):
+            return self._inner.train_step(batch)
+
+    def export(self) -> Iterable[HostTensor]:
+        """Rank 0's part of a version. Every other rank keeps its own until it is published."""
+        with self._group.together("export"):
+            return self._inner.export()
+
+    def save(self, folder: Path) -> Write:
+        """Copies on all ranks. What is returned writes this rank's part, and waits for the others'."""
+        with self._group.together("save", folder=str(folder)) as answers:
+            write_own = self._inner.save(folder)
+
+        def write() -> None:
+            if write_own is not None:
+                write_own()
+            self._group.wait(answers)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        """Each rank reads its own part."""
+        with self._group.together("load", folder=str(folder)) as answers:
+            self._inner.load(folder)
+            self._group.wait(answers)
+
+
+class RankedRanges:
+    """Lets each rank write its range of a version. Implements `WritesRanges`."""
+
+    def __init__(self, own: WritesRanges, group: RankGroup) -> None:
+        self._own = own
+        self._group = group
+
+    def write_delta(self, job: RangeJob, tensors: Sequence[HostTensor], base: int) -> list[Written]:
+        """The blocks of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
+        answers = self._group.tell("write_delta", job=asdict(job), base=base)
+        own = self._own.write_delta(job, tensors, base)
+        return [*own, *(Written(**theirs) for theirs in self._group.wait(answers))]
+
+    def write_full(self, job: RangeJob, tensors: Sequence[HostTensor], *, is_copied: bool) -> list[Written]:
+        """The bytes of all ranks. Raises: WeightsError, or ServiceError if a rank is lost."""
+        answers = self._group.tell("write_full", job=asdict(job), is_copied=is_copied)
+        own = self._own.write_full(job, tensors, is_copied=is_copied)
+        return [*own, *(Written(**theirs) for theirs in self._group.wait(answers))]
+
+    def end(self) -> None:
+        """The other ranks drop their parts of the version."""
+        self._group.tell("end_version")

@@ -1,0 +1,113 @@
+"""The main function of a rollout service's process.
+
+It needs a URL and, in some runs, a token; everything else comes from the dataflow.
+"""
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import msgspec
+
+from astraflow.config import overridden, parse_config
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import ConfigError
+from astraflow.recipe.access import check_allowed
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_plan import code_fingerprint, eval_rules
+from astraflow.rollout.config import RolloutConfig
+from astraflow.rollout.serve import run_rollout
+from astraflow.rollout.waiting import unless
+from astraflow.service.client import ServiceClient
+from astraflow.types import Fingerprints, RunInfo
+
+__all__ = ["own_rollout", "recipe_of", "run_rollout_service"]
+
+
+async def run_rollout_service(
+    stop: asyncio.Event,
+    url: str,
+    *,
+    name: str,
+    token: str,
+    allow: tuple[str, ...],
+    cache: Path | None,
+    peer: str = "",
+    overrides: tuple[str, ...] = (),
+    private: tuple[Path, ...] = (),
+) -> int:
+    """Serves the run at `url` until it ends or `stop`; serves its weights to others at the address `peer`.
+
+    `overrides` change the `rollout` section for this service. `private` files are hidden from agent programs.
+
+    Raises: ConfigError if the run needs a module that `allow` does not name; RefusedError if the dataflow
+    refuses this service; UnavailableError if it does not answer.
+    """
+    client = ServiceClient(url, token=token)
+    try:
+        link = DataflowClient(client)
+        info = await unless(link.run(), stop)
+        if info is None:
+            return 0
+        recipe = recipe_of(info, url)
+        check_allowed(recipe, allow)
+        _check_peer(peer, recipe)
+        with _cache_folder(cache) as folder:
+            await run_rollout(
+                link,
+                stop,
+                run_info=info,
+                tasks=recipe.tasks.without_curators,
+                workflow=recipe.workflow,
+                rollout=own_rollout(recipe, overrides),
+                cache_dir=folder,
+                name=name or socket.gethostname(),
+                evaluation=eval_rules(recipe),
+                fingerprints=Fingerprints(recipe=info.fingerprints.recipe, code=code_fingerprint(recipe)),
+                token=token,
+                peer=peer,
+                private=private,
+                exact=recipe.exact,
+                max_upload_mb_s=recipe.weights.max_upload_mb_s,
+            )
+    finally:
+        await client.close()
+    return 0
+
+
+def _check_peer(peer: str, recipe: Recipe) -> None:
+    if peer and not recipe.weights.peers:
+        raise ConfigError(
+            f"--peer {peer}: in this run no service serves weights to others (weights.peers is off); "
+            "leave --peer out, or start the run with weights.peers=true"
+        )
+
+
+def recipe_of(info: RunInfo, url: str) -> Recipe:
+    """The recipe that a run sends to joining services."""
+    return parse_config(msgspec.json.decode(info.recipe), Recipe, where=f"the recipe of {url}")
+
+
+def own_rollout(recipe: Recipe, overrides: tuple[str, ...]) -> RolloutConfig:
+    """The `rollout` section of a service on hardware of its own.
+
+    Raises: ConfigError for any other section.
+    """
+    foreign = [text for text in overrides if not text.startswith("rollout.")]
+    if foreign:
+        raise ConfigError(
+            f"{foreign[0]} cannot be changed for one service: only rollout.* may differ from the run's recipe"
+        )
+    return overridden(recipe, overrides, where="astraflow join").rollout
+
+
+@contextlib.contextmanager
+def _cache_folder(cache: Path | None) -> Generator[Path]:
+    if cache is not None:
+        yield cache
+        return
+    with tempfile.TemporaryDirectory(prefix="astraflow-") as folder:
+        yield Path(folder)

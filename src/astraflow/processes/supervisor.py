@@ -1,0 +1,434 @@
+"""Keeps the processes of a run alive.
+
+    per process, a watch task:
+        start -> wait for its end -> normal end | stopped | restart after a backoff
+        consumes exit codes; produces `states`, calls of `on_change`; waits for the process or `stop`;
+        woken by the end of the process, `stop`, `kill_all`
+    and a silence task:
+        no sign of life for too long -> stacks into its log -> kill, which wakes the watch task
+    `look`, which the owner calls now and then, notes how all processes are: for people, it restarts nothing
+
+A process that crashed is restarted after an exponential backoff. `note_progress`, which says that it does its
+work again, forgets its earlier crashes; so does the loss of its machine, which is no crash. A process that
+keeps crashing, or that finds its settings wrong before it ever worked, fails the run: `run` ends with a
+ServiceError that names its log. Whatever ends `run`, no process is left behind.
+
+A pool that sizes itself starts further processes with `add`, and lets them go with `retire`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from astraflow.errors import ServiceError
+from astraflow.processes.launcher import CheckedHandle, start_process
+from astraflow.protocols import MACHINE_LOST, Launcher, ProcessLife, ProcessSpec
+
+__all__ = ["TROUBLE_AFTER_S", "USER_ERROR_CODE", "Backoff", "ServiceState", "Supervisor", "trouble_text"]
+
+_log = logging.getLogger(__name__)
+
+USER_ERROR_CODE = 2
+"""Exit code of a process whose settings are wrong: another try would end the same way."""
+
+TROUBLE_AFTER_S = 8.0
+"""A process that has been stopped, or has hung, for this long is named; shorter pauses are not."""
+
+_TERMINATE_GRACE_S = 5.0
+_TAIL_LINES = 12
+_KILLED = "it was killed, perhaps because the machine ran out of memory"
+_LOST = "its machine was lost"
+_LATE_NEWS_S = 5.0
+"""A process may end this long before the launcher learns that its work was done. The launcher asks the
+dataflow twice per second, and the answer may take a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """One process as the supervisor sees it."""
+
+    name: str
+    state: Literal["waiting", "running", "restarting", "ended", "stopped", "failed"] = "waiting"
+    pid: int = 0
+    restarts: int = 0
+    """Number since the launcher started."""
+    exit_code: int = 0
+    """Exit code of its last end; negative for a signal, `MACHINE_LOST` if it has none."""
+    last_line: str = ""
+    """Why it ended last: the last line of its log, if it ended with an error, or that it was silent."""
+    age_s: float = 0.0
+    """Seconds since it was started."""
+    silent_s: float | None = None
+    """Seconds since its last sign of life; None before the first one, or if the launcher cannot know."""
+    is_silent: bool = False
+    """Whether it has been stopped, or has hung, for `TROUBLE_AFTER_S`."""
+    trouble: str = ""
+    """What is wrong with it, or with a process that it started, and what to do; empty if nothing is known to
+    be."""
+    is_starved: bool = False
+    """Whether that is only that its machine gives it no processor time."""
+
+    @property
+    def code_text(self) -> str:
+        """The exit code of its last end, to follow the word `ended`; empty if it has none."""
+        return "" if self.exit_code == MACHINE_LOST else f" with code {self.exit_code}"
+
+
+class Backoff:
+    """Delays between restarts. The first is `first_s`; each further one is twice as long, up to `longest_s`.
+    At most `limit` crashes in a row are followed by a restart."""
+
+    def __init__(self, *, limit: int, first_s: float = 0.5, longest_s: float = 15.0) -> None:
+        self._limit = limit
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self.num_crashes = 0
+
+    def next_delay_s(self) -> float | None:
+        """Seconds to wait before the next start; None when there have been too many crashes in a row."""
+        self.num_crashes += 1
+        if self.num_crashes > self._limit:
+            return None
+        return min(self._first_s * 2.0 ** (self.num_crashes - 1), self._longest_s)
+
+    def reset(self) -> None:
+        """The process works again: earlier crashes no longer count."""
+        self.num_crashes = 0
+
+
+class Supervisor:
+    """Runs processes until they end normally, are stopped, or fail for good.
+
+    Example: `supervisor = Supervisor(launcher, specs); await supervisor.run()`; `await supervisor.stop()`
+    from another task ends it.
+
+    Call `note_done` when a process that ends with the run has no more to do. If such a process ends before
+    that, it counts as crashed, whatever its exit code. `first_backoff_s` is the delay before the first
+    restart.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        specs: Sequence[ProcessSpec],
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        first_backoff_s: float = 0.5,
+        late_news_s: float = _LATE_NEWS_S,
+    ) -> None:
+        self._late_news_s = late_news_s
+        self._launcher = launcher
+        self._first_backoff_s = first_backoff_s
+        self._on_change = on_change
+        self._group: asyncio.TaskGroup | None = None
+        """Of the watch tasks, while `run` runs."""
+        self._specs: dict[str, ProcessSpec] = {}
+        self._backoffs: dict[str, Backoff] = {}
+        self._states: dict[str, ServiceState] = {}
+        self._retired: set[str] = set()
+        """Processes that are forgotten when they have ended."""
+        self._handles: dict[str, CheckedHandle] = {}
+        self._killed_because: dict[str, str] = {}
+        self._starting: dict[str, asyncio.Timeout] = {}
+        """Processes whose launcher may still look for a machine with room; a stop ends that."""
+        self._started_s: dict[str, float] = {}
+        self._troubled_s: dict[str, float] = {}
+        """Process -> since when something is wrong with it."""
+        self._has_worked: set[str] = set()
+        self._stops: dict[str, asyncio.Event] = {}
+        self._done: dict[str, asyncio.Event] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+        for spec in specs:
+            self._enter(spec)
+
+    @property
+    def states(self) -> tuple[ServiceState, ...]:
+        """All processes, in the order in which they were given."""
+        return tuple(self._states.values())
+
+    def note_progress(self, name: str) -> None:
+        """The process does its work, so that its earlier crashes are forgotten."""
+        self._has_worked.add(name)
+        self._backoffs[name].reset()
+
+    def add(self, spec: ProcessSpec) -> None:
+        """Starts one more process, whose name no other one has."""
+        self._enter(spec)
+        if self._group is not None:
+            self._group.create_task(self._watch(spec), name=f"watch:{spec.name}")
+        self._on_change()
+
+    def retire(self, name: str) -> None:
+        """The process is not started again, and is forgotten when it has ended. This does not end it, unless
+        it still waits for a machine."""
+        self._retired.add(name)
+        self._stop(name)
+
+    def terminate(self, name: str) -> None:
+        """Asks a process to stop, if it runs."""
+        if name in self._handles:
+            self._handles[name].terminate()
+
+    def kill(self, name: str) -> None:
+        """Ends a process at once, if it runs."""
+        if name in self._handles:
+            self._handles[name].kill()
+
+    def note_done(self, name: str) -> None:
+        """The process has no more to do, so that exit code 0 is its normal end from now on."""
+        self._done[name].set()
+
+    def look(self) -> None:
+        """Notes how every process is now."""
+        now_s = asyncio.get_running_loop().time()
+        has_changed = False
+        for name, handle in self._handles.items():
+            before = self._states[name]
+            life = handle.life()
+            is_troubled = now_s - self._troubled_since_s(name, life, now_s) >= TROUBLE_AFTER_S
+            after = replace(
+                before,
+                age_s=now_s - self._started_s[name],
+                silent_s=life.silent_s,
+                is_silent=is_troubled and not life.works,
+                trouble=self._trouble(name, life) if is_troubled else "",
+                is_starved=is_troubled and life.is_starved,
+            )
+            self._states[name] = after
+            if bool(before.trouble) != bool(after.trouble):
+                has_changed = True
+        if has_changed:
+            self._on_change()
+
+    def _troubled_since_s(self, name: str, life: ProcessLife, now_s: float) -> float:
+        """Since when something is wrong with a process; infinity if nothing is."""
+        if not life.condition:
+            self._troubled_s.pop(name, None)
+            return math.inf
+        since_s = self._troubled_s.setdefault(name, now_s)
+        return since_s if life.works or life.silent_s is None else now_s - life.silent_s
+
+    def _trouble(self, name: str, life: ProcessLife) -> str:
+        """What is wrong with a process, and whether it will be restarted."""
+        longest_s = self._specs[name].longest_silence_s
+        if life.works or life.is_starved or life.silent_s is None or longest_s <= 0:
+            return life.condition
+        return f"{life.condition}; after {longest_s:.0f} s of silence it is restarted"
+
+    async def run(self) -> None:
+        """Starts everything and watches until all have ended. Raises: ServiceError, Error of the launcher."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for spec in self._specs.values():
+                    group.create_task(self._watch(spec), name=f"watch:{spec.name}")
+        except BaseExceptionGroup as err:
+            raise err.exceptions[0] from err
+        finally:
+            self._group = None
+            await self.stop(grace_s=_TERMINATE_GRACE_S)
+
+    async def ended(self, names: Sequence[str]) -> None:
+        """Waits until these processes have ended for good."""
+        # Those that are known no more were retired and have ended.
+        for ended in [self._ended[name] for name in names if name in self._ended]:
+            await ended.wait()
+
+    async def stop(self, names: Sequence[str] | None = None, *, grace_s: float = _TERMINATE_GRACE_S) -> None:
+        """Asks these processes (by default all) to stop, and kills those that did not after `grace_s`."""
+        chosen = [name for name in self._specs if names is None or name in names]
+        for name in chosen:
+            self._stop(name)
+        handles = [self._handles[name] for name in chosen if name in self._handles]
+        for handle in handles:
+            handle.terminate()
+        waits = [asyncio.ensure_future(handle.wait()) for handle in handles]
+        if not waits:
+            return
+        _, late = await asyncio.wait(waits, timeout=grace_s)
+        if late:
+            for handle in handles:
+                handle.kill()
+            await asyncio.wait(waits)
+
+    def kill_all(self) -> None:
+        """Ends every process at once."""
+        for name in self._specs:
+            self._stop(name)
+        for handle in self._handles.values():
+            handle.kill()
+
+    def _stop(self, name: str) -> None:
+        """The process is not started again, and not at all if it is still being started."""
+        self._stops[name].set()
+        if name in self._starting:
+            self._starting[name].reschedule(asyncio.get_running_loop().time())
+
+    async def _watch(self, spec: ProcessSpec) -> None:
+        stop = self._stops[spec.name]
+        ended = self._ended[spec.name]
+        try:
+            while not stop.is_set():
+                code = await self._run_once(spec)
+                if stop.is_set():
+                    self._set(spec.name, state="stopped", exit_code=code)
+                elif code == 0 and spec.ends_with_run and await self._is_done(spec):
+                    self._set(spec.name, state="ended", exit_code=code)
+                    return
+                else:
+                    await self._wait_for_restart(spec, code)
+            if spec.name in self._retired:
+                self._forget(spec.name)
+        finally:
+            ended.set()
+
+    def _enter(self, spec: ProcessSpec) -> None:
+        name = spec.name
+        self._specs[name] = spec
+        self._backoffs[name] = Backoff(limit=spec.max_restarts, first_s=self._first_backoff_s)
+        self._states[name] = ServiceState(name)
+        self._stops[name] = asyncio.Event()
+        self._done[name] = asyncio.Event()
+        self._ended[name] = asyncio.Event()
+
+    def _forget(self, name: str) -> None:
+        """Nothing is kept of a process that was retired and has ended."""
+        self._retired.discard(name)
+        self._has_worked.discard(name)
+        kept = (self._specs, self._backoffs, self._states, self._stops, self._done, self._ended)
+        times = (self._started_s, self._troubled_s, self._killed_because)
+        for of_name in (*kept, *times):
+            of_name.pop(name, None)
+        self._on_change()
+
+    async def _is_done(self, spec: ProcessSpec) -> bool:
+        """Whether a process that ended with code 0 had done its work.
+
+        Code of the user may have ended it earlier. The process may know that its work is done before the
+        launcher does, so this waits for a while.
+        """
+        waits = [
+            asyncio.create_task(event.wait()) for event in (self._done[spec.name], self._stops[spec.name])
+        ]
+        await asyncio.wait(waits, timeout=self._late_news_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._done[spec.name].is_set() or self._stops[spec.name].is_set()
+
+    async def _run_once(self, spec: ProcessSpec) -> int:
+        handle = await self._start(spec)
+        if handle is None:
+            return 0
+        self._handles[spec.name] = handle
+        self._started_s[spec.name] = asyncio.get_running_loop().time()
+        self._troubled_s.pop(spec.name, None)
+        if self._stops[spec.name].is_set():
+            handle.terminate()
+        self._set(spec.name, state="running", pid=handle.pid)
+        silence = asyncio.create_task(self._end_silence(spec, handle), name=f"silence:{spec.name}")
+        try:
+            code = await handle.wait()
+        finally:
+            silence.cancel()
+        del self._handles[spec.name]
+        return code
+
+    async def _start(self, spec: ProcessSpec) -> CheckedHandle | None:
+        """Starts a process; None if it was stopped before its launcher had a machine for it."""
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._starting[spec.name] = patience
+                try:
+                    return await start_process(self._launcher, spec)
+                finally:
+                    del self._starting[spec.name]
+        except TimeoutError:
+            return None
+
+    async def _end_silence(self, spec: ProcessSpec, handle: CheckedHandle) -> None:
+        """Kills a process that shows no sign of life, so that it is restarted."""
+        if spec.longest_silence_s <= 0:
+            return
+        state = await handle.silence(spec.longest_silence_s)
+        _log.warning(
+            "%s has shown no sign of life for %.0f s: %s; it is killed and restarted",
+            spec.name,
+            spec.longest_silence_s,
+            state,
+        )
+        silence = f"{spec.name} has shown no sign of life for {spec.longest_silence_s:.0f} s"
+        self._killed_because[spec.name] = f"{silence}: {state}"
+        handle.kill()
+
+    async def _wait_for_restart(self, spec: ProcessSpec, code: int) -> None:
+        if code == MACHINE_LOST:
+            self._backoffs[spec.name].reset()
+        delay_s = self._backoffs[spec.name].next_delay_s()
+        is_hopeless = code == USER_ERROR_CODE and spec.name not in self._has_worked
+        line = self._killed_because.pop(spec.name, _last_lines(spec, 1).strip() if code > 0 else "")
+        line = _LOST if code == MACHINE_LOST else line
+        if delay_s is None or is_hopeless:
+            line = line or (_KILLED if code == -signal.SIGKILL else "")
+            self._set(spec.name, state="failed", exit_code=code, last_line=line)
+            raise ServiceError(self._obituary(spec, code, line))
+        restarts = self._states[spec.name].restarts + 1
+        self._set(spec.name, state="restarting", exit_code=code, restarts=restarts, last_line=line)
+        _log.info("%s ended with %d; restart %d in %.1f s", spec.name, code, restarts, delay_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._stops[spec.name].wait()
+
+    def _obituary(self, spec: ProcessSpec, code: int, line: str) -> str:
+        """Why a process is given up: in the first line all that matters, below it the end of its log."""
+        num_crashes = self._backoffs[spec.name].num_crashes
+        how = _signal_name(-code) if code < 0 else f"exit code {code}"
+        said = f": {line}" if line else ""
+        tail = _last_lines(spec, _TAIL_LINES)
+        return (
+            f"{spec.name} failed for good ({how}, {num_crashes} in a row){said}; its log is {spec.log_path} "
+            f"and ends with:\n{tail}"
+        )
+
+    def _set(self, name: str, **changes: object) -> None:
+        """Enters another state, in which nothing is known yet of the life of the process."""
+        unknown = replace(
+            self._states[name], age_s=0.0, silent_s=None, is_silent=False, trouble="", is_starved=False
+        )
+        self._states[name] = replace(unknown, **changes)  # pyright: ignore[reportArgumentType] # names checked by dataclass
+        self._on_change()
+
+
+def trouble_text(service: ServiceState) -> str:
+    """What is wrong with a process, in one sentence that names it; empty if nothing is known to be wrong."""
+    if not service.trouble:
+        return ""
+    if not service.is_silent:
+        return f"{service.name}: {service.trouble}"
+    if service.silent_s is None:
+        since = f"since it was started {service.age_s:.0f} s ago"
+    else:
+        since = f"for {service.silent_s:.0f} s"
+    return f"{service.name} has shown no sign of life {since}: {service.trouble}"
+
+
+def _signal_name(number: int) -> str:
+    """A signal as people know it."""
+    try:
+        return f"signal {number}, {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_lines(spec: ProcessSpec, num_lines: int) -> str:
+    try:
+        with spec.log_path.open(encoding="utf-8", errors="replace") as file:
+            lines = deque(file, maxlen=num_lines)
+    except OSError:
+        return "  (no log)"
+    return "".join(f"  {line}" for line in lines).rstrip("\n")

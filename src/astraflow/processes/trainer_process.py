@@ -1,0 +1,132 @@
+"""The main function of a trainer process, which trains one policy. With several ranks it is rank 0."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from astraflow.dataflow.client import DataflowClient
+from astraflow.errors import ConfigError
+from astraflow.protocols import Learner
+from astraflow.recipe.access import own_ca_file, own_token
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.run_plan import fingerprints
+from astraflow.rollout.engines.factory import make_engine
+from astraflow.service.client import ServiceClient
+from astraflow.service.process import settle_memory
+from astraflow.trainer.backend_factory import make_learner
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import Trainer, TrainerLink, TrainerPlan, run_trainer
+from astraflow.user_input.mistakes import hint
+from astraflow.weights.publisher_client import PublisherClient
+from astraflow.weights.ranges import RangeWriter, WritesRanges
+from astraflow.weights.snapshot import model_files
+
+__all__ = ["run_policy_trainer"]
+
+
+async def run_policy_trainer(
+    stop: asyncio.Event, run_dir: Path, *, policy: str, url: str, publisher_url: str, token: str
+) -> int:
+    """Trains a policy of a run folder from its latest checkpoint on, until the run is over or `stop`.
+
+    Without a `token` it takes the trainer's from the run folder, if the run needs one.
+    Raises: ConfigError or DataError if backend or model cannot be built; FencedError if a newer session
+    has taken over; UnavailableError if dataflow or publisher do not answer; ServiceError naming the rank if
+    one of several is lost.
+    """
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    if policy not in recipe.trained:
+        raise ConfigError(f"policy {policy!r} has no trainer{hint(policy, list(recipe.trained))}")
+    token = token or own_token(recipe, folder, "trainer")
+    config = recipe.policies[policy]
+    plan = TrainerPlan(
+        policy=policy,
+        trainer_id=f"{socket.gethostname()}/{os.getpid()}",
+        checkpoint_every=config.train.checkpoint_every,
+        files=model_files(config.model_dir),
+        fingerprints=fingerprints(recipe),
+    )
+    checkpoints = CheckpointStore(
+        folder.checkpoints / policy, policy=policy, keep=config.train.keep_checkpoints
+    )
+    dataflow = ServiceClient(url, token=token, ca_file=own_ca_file(recipe))
+    publisher = ServiceClient(publisher_url, token=token, ca_file=own_ca_file(recipe))
+    try:
+        link = _Link(url, token, DataflowClient(dataflow))
+        async with _parts(folder, recipe, policy, link) as parts:
+            incoming = folder.weights / policy / "incoming"
+            trainer = Trainer(
+                plan,
+                learner=parts.learner,
+                link=parts.link,
+                publisher=PublisherClient(
+                    publisher, incoming, delta=recipe.weights.delta, ranges=parts.ranges
+                ),
+                checkpoints=checkpoints,
+            )
+            settle_memory()
+            await run_trainer(trainer, stop)
+    finally:
+        await dataflow.close()
+        await publisher.close()
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The way to the dataflow, for this process and for its further ranks."""
+
+    url: str
+    token: str
+    client: DataflowClient
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the number of ranks decides."""
+
+    learner: Learner
+    link: TrainerLink
+    ranges: WritesRanges
+
+
+@asynccontextmanager
+async def _parts(folder: RunFolder, recipe: Recipe, policy: str, link: _Link) -> AsyncGenerator[_Parts, None]:
+    """Who learns, gets batches and writes versions of a policy. Ends the further ranks, if any."""
+    config = recipe.policies[policy]
+    make = partial(
+        make_learner,
+        config.train,
+        model_dir=config.model_dir,
+        seed=recipe.seed,
+        exact=recipe.exact,
+        states=folder.checkpoints / policy / "states",
+        make_engine=partial(make_engine, recipe.rollout.engine),
+    )
+    own_range = RangeWriter(delta=recipe.weights.delta, world=config.train.ranks)
+    if config.train.ranks == 1:
+        yield _Parts(make(), link.client, own_range)
+        return
+    from astraflow.processes.rank_group import RankedLearner, RankedLink, RankedRanges, RankGroup
+
+    group = RankGroup(config.train.ranks, timeout_s=recipe.supervision.rank_timeout_s)
+    try:
+        # In threads: all ranks import torch and load the model meanwhile, and this process shows life.
+        ranks = await asyncio.to_thread(
+            group.start, folder.path, policy=policy, url=link.url, token=link.token
+        )
+        learner = await asyncio.to_thread(make, ranks=ranks)
+        yield _Parts(
+            RankedLearner(learner, group),
+            RankedLink(link.client, group, num_slices=config.train.data_ranks),
+            RankedRanges(own_range, group),
+        )
+    finally:
+        await asyncio.to_thread(group.close)

@@ -1,0 +1,119 @@
+"""Fills in what a recipe leaves to its data: keys whose value is `auto`.
+
+    policies.*.table.groups_per_batch ... 64, or the number of tasks if there are fewer
+    rollout.engine.max_context .......... what prompts and completions need, at most what the models take
+
+One completion per task needs the longest prompt, the chat template's own tokens and `sampling.max_tokens`.
+Any other workflow decides by itself how long a conversation becomes: it gets 4,096 tokens, or more if one
+completion needs more. A value that the recipe names is never changed.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from astraflow.config import Config
+from astraflow.dataflow.config import AUTO_BATCH
+from astraflow.errors import ConfigError
+from astraflow.models.families import context_limit
+from astraflow.recipe.recipe import PolicyConfig, Recipe
+from astraflow.recipe.run_plan import scoring_tasks
+from astraflow.recipe.sources import OpenSources, open_sources, workflow_of
+from astraflow.rollout.config import ServerEngineConfig, TorchEngineConfig
+from astraflow.rollout.judging import judges_of
+from astraflow.tasks.selection import longest_prompt
+from astraflow.workflows.config import SingleTurnConfig
+
+__all__ = ["derived", "left_open"]
+
+_CONVERSATION = 4_096
+"""Tokens of a conversation of several turns. A slot of the engine takes memory for all of them."""
+_TEMPLATE = 256
+"""Tokens that a chat template adds to the texts of a prompt; few add more than 100."""
+_MULTIPLE = 64
+"""Contexts are multiples of it, which suits every kernel."""
+_ConfigT = TypeVar("_ConfigT", bound=Config)
+
+
+def left_open(recipe: Recipe) -> list[str]:
+    """The keys that are `auto`."""
+    keys = [
+        f"policies.{name}.table.groups_per_batch"
+        for name, policy in recipe.policies.items()
+        if policy.table.groups_per_batch == "auto"
+    ]
+    engine = recipe.rollout.engine
+    if isinstance(engine, TorchEngineConfig | ServerEngineConfig) and engine.max_context == "auto":
+        keys.append("rollout.engine.max_context")
+    return keys
+
+
+def derived(recipe: Recipe, sources: OpenSources | None = None) -> Recipe:
+    """The recipe with a number in place of each `auto`. Its sources are opened if they are not given.
+
+    Without any source, a batch has 64 groups and a context is that of a conversation.
+    Raises: ConfigError or DataError if a source cannot be opened, or a number does not fit the other keys.
+    """
+    if not left_open(recipe):
+        return recipe
+    sources = sources or open_sources(recipe)
+    num_tasks = sum(map(len, sources.train.values()))
+    policies = {name: _with_batch(policy, num_tasks) for name, policy in recipe.policies.items()}
+    rollout = recipe.rollout
+    engine = rollout.engine
+    if isinstance(engine, TorchEngineConfig | ServerEngineConfig) and engine.max_context == "auto":
+        rollout = _changed(rollout, engine=_changed(engine, max_context=_context(recipe, sources)))
+    return _changed(recipe, policies=policies, rollout=rollout)
+
+
+def _changed(config: _ConfigT, **values: object) -> _ConfigT:
+    """The config with other values, validated again. It is not written as JSON, which leaves out secrets."""
+    try:
+        return type(config)(**{**dict(config), **values})
+    except ValidationError as err:
+        problems = "; ".join(str(error["msg"]).removeprefix("Value error, ") for error in err.errors())
+        raise ConfigError(f"{problems}; the number of tasks makes the batch that small: add tasks") from err
+
+
+def _with_batch(policy: PolicyConfig, num_tasks: int) -> PolicyConfig:
+    if policy.table.groups_per_batch != "auto":
+        return policy
+    table = _changed(policy.table, groups_per_batch=min(AUTO_BATCH, num_tasks or AUTO_BATCH))
+    return _changed(policy, table=table)
+
+
+# --- context --------------------------------------------------------------------------------------
+
+
+def _context(recipe: Recipe, sources: OpenSources) -> int:
+    """`max_context` of the engines, which all policies share."""
+    folder = recipe.tokenizer_dir
+    configs = {name: config.source for name, config in recipe.eval.sets.items()}
+    prompts = [longest_prompt(s, recipe.tasks.sources[name], folder) for name, s in sources.train.items()]
+    prompts += [longest_prompt(source, configs[name], folder) for name, source in sources.eval.items()]
+    of_policies = [policy.sampling.max_tokens for policy in recipe.policies.values()]
+    of_sets = [config.sampling.max_tokens for config in recipe.eval.sets.values()]
+    need = max(prompts, default=0) + _TEMPLATE + max(of_policies + of_sets)
+    if not prompts or not _asks_once(recipe):
+        need = max(need, _CONVERSATION)
+    need = -(-need // _MULTIPLE) * _MULTIPLE
+    limits = [context_limit(_model_config(policy.model_dir)) for policy in recipe.policies.values()]
+    return max(2, min([need, *[limit for limit in limits if limit]]))
+
+
+def _asks_once(recipe: Recipe) -> bool:
+    """Whether every trajectory is one prompt and one completion."""
+    workflows = [recipe.workflow, *(workflow_of(config, recipe) for config in recipe.eval.sets.values())]
+    has_judges = any(
+        judge.policy for tasks in scoring_tasks(recipe).values() for judge in judges_of(tasks).values()
+    )
+    return not has_judges and all(isinstance(workflow, SingleTurnConfig) for workflow in workflows)
+
+
+def _model_config(folder: Path) -> Mapping[str, Any]:
+    """The model's config.json; empty if there is none yet."""
+    path = folder / "config.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

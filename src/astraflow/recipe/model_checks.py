@@ -1,0 +1,157 @@
+"""Checks the model folders that a recipe names: whether they are whole, have a tokenizer and a chat template,
+and are of a family that the engine and the trainer can run.
+
+It reads files and loads no library of models, so it takes milliseconds.
+"""
+
+import json
+import shlex
+from pathlib import Path
+from typing import cast
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.losses.config import ValueModelConfig
+from astraflow.models.chat_template import check_template_args
+from astraflow.models.families import (
+    engine_refusal,
+    exact_refusal,
+    family_of,
+    length_refusal,
+    quantization_of,
+    shard_refusal,
+)
+from astraflow.models.hub import is_cached, model_path
+from astraflow.models.weight_files import check_weight_files
+from astraflow.recipe.recipe import PolicyConfig
+from astraflow.rollout.config import RolloutConfig, ServerEngineConfig, TorchEngineConfig
+from astraflow.user_input.hub_names import is_hub_name
+from astraflow.user_input.mistakes import near_path
+from astraflow.user_input.user_files import check_regular, is_there
+
+__all__ = ["check_family", "check_model", "is_to_be_fetched", "models_of"]
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+"""One of them is in every folder with a tokenizer."""
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+"""Where a chat template is if tokenizer_config.json does not hold it."""
+
+
+def check_model(name: str, policy: PolicyConfig) -> bool:
+    """True. Models that are still to be downloaded are good.
+
+    Raises: DataError if a model of a policy (own, reference, teacher, critic) is not a Hugging Face folder,
+    or its own has no tokenizer or chat template; ConfigError if the template does not read an argument.
+    """
+    for key, model in models_of(name, policy).items():
+        if is_to_be_fetched(model):
+            continue
+        where = f"{key} = {model!r}"
+        _check_folder(where, model)
+        if key == f"policies.{name}.model":
+            _check_tokenizer(where, policy.model_dir)
+            check_template_args(policy.template_args, policy.model_dir, f"policies.{name}.template_args")
+    return True
+
+
+def models_of(name: str, policy: PolicyConfig) -> dict[str, str]:
+    """Place in the recipe -> model, of all models that a policy names: folders, and names on the hub."""
+    auxiliary = policy.train.auxiliary
+    critic = auxiliary.critic
+    side = {
+        "reference": auxiliary.reference,
+        "teacher": auxiliary.teacher,
+        "critic.model": critic.model if isinstance(critic, ValueModelConfig) else "",
+    }
+    named = {f"policies.{name}.train.auxiliary.{key}": model for key, model in side.items() if model}
+    return {f"policies.{name}.model": policy.model, **named}
+
+
+def is_to_be_fetched(model: str) -> bool:
+    """Whether a model is a name on the hub that is not in the cache yet."""
+    return is_hub_name(model) and not is_cached(model)
+
+
+def check_family(name: str, policy: PolicyConfig, rollout: RolloutConfig, *, exact: bool) -> None:
+    """Raises: ConfigError if the model is of a kind that the engine or the trainer cannot run exactly."""
+    config = json.loads((policy.model_dir / "config.json").read_text(encoding="utf-8"))
+    who = f"policies.{name}.model = {policy.model!r} ({family_of(config)})"
+    if method := quantization_of(config):
+        raise ConfigError(
+            f"{who}: its weights are quantized ({method}); versions hold plain float32, float16 or bfloat16 "
+            "numbers, so use the folder that it was quantized from"
+        )
+    if exact and (reason := exact_refusal(config)):
+        raise ConfigError(f"{who}: exact: true is not promised for it: {reason}; leave exact out")
+    shard = policy.train.shard
+    reason = shard_refusal(config, tensor=shard.tensor, expert=shard.expert, context=shard.context)
+    if exact and shard.context > 1:
+        reason = f"context = {shard.context}: exact: true computes whole sequences; set context: 1"
+    if policy.role == "trained" and reason:
+        raise ConfigError(f"{who}: policies.{name}.train.shard.{reason}")
+    engine = rollout.engine
+    if not isinstance(engine, TorchEngineConfig | ServerEngineConfig):
+        return
+    if isinstance(engine, TorchEngineConfig) and (reason := engine_refusal(config)):
+        raise ConfigError(
+            f"{who} cannot generate with rollout.engine `torch`: {reason}. Use rollout.engine `vllm` or "
+            "`sglang` (docs/models.md says what was tried)"
+        )
+    if reason := length_refusal(config, max_context=engine.context):
+        raise ConfigError(f"{who}: {reason}")
+
+
+def _check_folder(where: str, model: str) -> None:
+    folder = model_path(model)
+    if not folder.is_dir():
+        raise DataError(f"{where}: no such folder{near_path(folder)}. {_how_to_get(model)}")
+    config = folder / "config.json"
+    if is_there(config):
+        check_regular(config, f"{where}: its file")
+    try:
+        content = json.loads(config.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise DataError(f"{where}: it has no config.json, so it is not a Hugging Face model folder") from err
+    except (ValueError, RecursionError) as err:
+        raise DataError(f"{where}: its config.json is broken: {err}") from err
+    if not isinstance(content, dict):
+        raise DataError(f"{where}: its config.json is broken: it holds no mapping")
+    try:
+        check_weight_files(folder)
+    except DataError as err:
+        raise DataError(f"{where}: {err}") from err
+
+
+def _check_tokenizer(where: str, folder: Path) -> None:
+    """Raises: DataError if the folder has no file of a tokenizer, or no chat template."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise DataError(
+            f"{where}: it has no tokenizer (tokenizer.json); copy the tokenizer's files from the model that "
+            "it was made from"
+        )
+    settings = folder / "tokenizer_config.json"
+    try:
+        content: object = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    except (ValueError, RecursionError) as err:
+        raise DataError(f"{where}: its {settings.name} is broken: {err}") from err
+    has_template = isinstance(content, dict) and bool(cast("dict[str, object]", content).get("chat_template"))
+    if not has_template and not any((folder / name).is_file() for name in _TEMPLATE_FILES):
+        raise DataError(
+            f"{where}: its tokenizer has no chat template, as those of base models; add chat_template.jinja "
+            "to the folder, or use the model's instruct version"
+        )
+
+
+def _how_to_get(model: str) -> str:
+    """What makes a model folder that does not exist."""
+    folder = shlex.quote(str(Path(model).expanduser()))
+    return (
+        f"Build a tiny model with `astraflow model init SPEC.yaml --out {folder}` (for the quickstart, "
+        "SPEC.yaml is recipes/models/quickstart.yaml), or name one on the Hugging Face Hub as OWNER/NAME"
+    )

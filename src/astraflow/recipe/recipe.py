@@ -1,0 +1,419 @@
+"""The recipe: everything that a run needs, composed of the sections of its parts."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import Field, model_validator
+
+from astraflow.addons.trackers.config import TrackerConfig, tracker_key
+from astraflow.algorithms.curation import CuratorConfig
+from astraflow.algorithms.task_gates import TaskGateConfig
+from astraflow.algorithms.task_orders import ShuffleConfig, WeightedConfig
+from astraflow.algorithms.turn_credit import GaeCredit
+from astraflow.config import Config, load_mapping, overridden, override_pairs, parse_config, place_in
+from astraflow.dataflow.config import DataflowConfig, TableConfig
+from astraflow.models.hub import model_path
+from astraflow.recipe.cluster_config import ClusterConfig, LauncherConfig, LocalLauncherConfig
+from astraflow.recipe.eval_config import EvalConfig
+from astraflow.recipe.gallery import model_folder
+from astraflow.rollout.config import RolloutConfig, TorchEngineConfig
+from astraflow.service.server import is_loopback
+from astraflow.tasks.config import TasksConfig
+from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.user_input.mistakes import hint
+from astraflow.user_input.text_forms import Name
+from astraflow.weights.addresses import announced_host, listens_everywhere
+from astraflow.weights.config import WeightsConfig
+from astraflow.workflows.config import SingleTurnConfig, WorkflowConfig
+
+__all__ = [
+    "PolicyConfig",
+    "Recipe",
+    "RecipeTasksConfig",
+    "SamplingConfig",
+    "SupervisionConfig",
+    "load_recipe",
+    "recipe_mapping",
+]
+
+
+class SamplingConfig(Config):
+    """How the policy samples in training. A trained policy must sample from the full vocabulary."""
+
+    temperature: float = Field(default=1.0, ge=0.001, le=1000)
+    """Sampling temperature in training; the trainer divides its logits by the same value."""
+    max_tokens: int = Field(default=256, ge=1, le=2**24)
+    """Largest number of tokens per completion; a longer one is cut and counts as truncated, not as failed."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, in addition to the tokenizer's end token."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; must be 1 for a trained policy."""
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1)
+    """Number of most likely tokens to sample from; 0 means the whole vocabulary, and is required for a
+    trained policy."""
+    agent_overrides: Literal["refuse", "ignore"] = "refuse"
+    """What happens to an agent program's request for sampling that the policy can't follow, such as another
+    temperature than a trained policy's, or a penalty. `refuse` answers with 400. `ignore` samples as the
+    recipe says, and counts such requests in the metric `ignored_overrides_frac`."""
+
+
+class PolicyConfig(Config):
+    """One named model of the run."""
+
+    model: str
+    """Folder of a Hugging Face model, or its name on the hub: `OWNER/NAME`, or `OWNER/NAME@REVISION` with a
+    branch, a tag or a commit. A run downloads it before it starts, and a resume uses the same commit."""
+    role: Literal["trained", "frozen", "follower"] = "trained"
+    """`trained`: has a trainer. `frozen`: keeps its weights. `follower`: serves older versions of another
+    policy."""
+    follows: str = ""
+    """For a follower: the trained policy whose versions it serves; `model` must be that policy's."""
+    lag: int = Field(default=0, ge=0, le=1_000_000)
+    """For a follower: number of versions that it stays behind the newest one. Early in a run, it serves the
+    oldest version."""
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the model's chat template, e.g. `{enable_thinking: false}`, in every prompt of the policy
+    and as defaults in exported folders. The template must read each of them."""
+    sampling: SamplingConfig = SamplingConfig()
+    table: TableConfig = TableConfig()
+    train: TrainConfig = TrainConfig()
+
+    @property
+    def model_dir(self) -> Path:
+        """The model's folder; that of a name on the hub is in its cache."""
+        return model_path(self.model)
+
+    @model_validator(mode="after")
+    def _role_is_whole(self) -> "PolicyConfig":
+        if (self.role == "follower") != bool(self.follows) or (self.lag and self.role != "follower"):
+            raise ValueError(
+                f"`follows` and `lag` belong to `role: follower`, which needs `follows` (got {self.role}, "
+                f"follows {self.follows!r}, lag {self.lag})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_gets_rewards(self) -> "PolicyConfig":
+        has_critic = self.train.auxiliary.critic.name != "none"
+        leaves_credit = isinstance(self.table.credit, GaeCredit)
+        if has_critic != leaves_credit:
+            raise ValueError(
+                "table.credit: {name: gae} and train.auxiliary.critic: {name: value_model} belong together "
+                f"(got credit {self.table.credit.name!r}, critic {self.train.auxiliary.critic.name!r})"
+            )
+        if leaves_credit and self.table.normalize != "none":
+            raise ValueError(
+                f"table.normalize = {self.table.normalize!r} would change the rewards that the critic "
+                'learns; leave it "none", and whiten by train.auxiliary.critic.whiten'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_get_groups(self) -> "PolicyConfig":
+        ranks = self.train.ranks
+        if ranks == 1:
+            return self
+        if not isinstance(self.train.backend, TorchBackendConfig):
+            raise ValueError(
+                f"train.ranks = {ranks} needs train.backend.name: torch; other backends bring their own "
+                "processes, so leave it 1"
+            )
+        if self.train.data_ranks > self.table.batch_groups:
+            together = self.train.shard.num_places
+            each = "each rank" if together == 1 else f"every {together} ranks"
+            verb = "needs" if together == 1 else "need"
+            raise ValueError(
+                f"train.ranks = {ranks}, but a batch has {self.table.batch_groups} groups "
+                f"(table.groups_per_batch); {each} {verb} one at least, since groups are not split"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _support_is_full(self) -> "PolicyConfig":
+        if self.role == "trained" and (self.sampling.top_p < 1 or self.sampling.top_k > 0):
+            raise ValueError(
+                f"sampling.top_p must be 1 and top_k 0 for a trained policy (got {self.sampling.top_p:g} and "
+                f"{self.sampling.top_k})"
+            )
+        return self
+
+
+class SupervisionConfig(Config):
+    """How the launcher watches the processes of a run."""
+
+    longest_silence_s: float = Field(default=60.0, ge=0)
+    """Seconds without a sign of life from a process's event loop after which the process is killed and
+    restarted; its log then holds the stacks of its threads. A silent process is named after 8 s. One that
+    only waits for a processor is not restarted. 0 turns the restart off."""
+    rank_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds that a rank of a trainer waits for the others, within a step or at the start. If one dies, or
+    is stopped for so long, all end, and start again from the last checkpoint."""
+
+
+class RecipeTasksConfig(TasksConfig):
+    """The tasks that are trained on, how they are scored, and in which order they are drawn."""
+
+    curators: tuple[CuratorConfig, ...] = (ShuffleConfig(),)
+    """Decide which task is drawn next: `shuffle`, `weighted` or one of your own proposes tasks, and the
+    others, in this order, may pass over them."""
+
+    @model_validator(mode="after")
+    def _curators_fit(self) -> "RecipeTasksConfig":
+        orders = [c.name for c in self.curators if isinstance(c, ShuffleConfig | WeightedConfig)]
+        if len(orders) > 1:
+            raise ValueError(f"curators: {' and '.join(orders)} both propose tasks; name one of them")
+        named = [name for c in self.curators if isinstance(c, WeightedConfig) for name in c.weights]
+        if unknown := [name for name in named if name not in self.sources]:
+            raise ValueError(
+                f"curators: {unknown[0]!r} is not a source{hint(unknown[0], list(self.sources))}"
+            )
+        return self
+
+    @property
+    def without_curators(self) -> TasksConfig:
+        """The part of this section that rollout services need."""
+        return TasksConfig.model_validate_json(self.model_dump_json(exclude={"curators"}))
+
+
+_EXACT: dict[str, object] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "num_threads": 1,
+    "publish_dtype": "float32",
+}
+"""Settings of engine and trainer for which `exact` is promised. Several threads share work at places that
+depend on how much there is."""
+
+
+def _not_exact(where: str, value: object, promised: object) -> str:
+    return (
+        f"exact: true is not promised with {where} = {value!r}; set it to {promised!r}, or leave exact out, "
+        "and engine and trainer differ by rounding"
+    )
+
+
+# size: one field per section of a recipe
+class Recipe(Config):
+    """A complete run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)
+    """Name of the run, which also names its folder: up to 64 lower-case letters, digits, `-` and `_`."""
+    seed: int = 0
+    """Seed of the order of the tasks, of sampling, and of everything else that is random in the run."""
+    tasks: RecipeTasksConfig
+    workflow: WorkflowConfig = SingleTurnConfig()
+    """How the policies and a task interact."""
+    policies: dict[Name, PolicyConfig] = Field(min_length=1)
+    """The models of the run, by name."""
+    rollout: RolloutConfig = RolloutConfig()
+    eval: EvalConfig = EvalConfig()
+    dataflow: DataflowConfig = DataflowConfig()
+    weights: WeightsConfig = WeightsConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    launcher: LauncherConfig = LocalLauncherConfig()
+    """Starts the processes of the run: `local`, `ssh`, `ray`, `slurm`, or a launcher of your own; `--on`
+    chooses, too."""
+    cluster: ClusterConfig = ClusterConfig()
+    trackers: tuple[TrackerConfig, ...] = ()
+    """Where the rows of `metrics.jsonl` are shown besides: names, such as `[tensorboard]`, or sections, such
+    as `[{name: wandb, project: mine, mode: offline}]`."""
+    exact: bool = False
+    """Engine and trainer give a token the same logprob under one version, to the last bit. For engine and
+    trainer `torch` on CPUs, and dense models of the Llama family; it takes more time."""
+    view: bool = True
+    """Whether `astraflow run` offers a page about the run on loopback; it starts when somebody opens it."""
+
+    @property
+    def trained(self) -> dict[str, PolicyConfig]:
+        """The policies that have a trainer, in the recipe's order."""
+        return {name: policy for name, policy in self.policies.items() if policy.role == "trained"}
+
+    @property
+    def published(self) -> dict[str, PolicyConfig]:
+        """The policies that have versions of their own, and so a publisher."""
+        return {name: policy for name, policy in self.policies.items() if policy.role != "follower"}
+
+    @property
+    def advertised_host(self) -> str:
+        """Host at which others call the publishers.
+
+        It is `weights.advertise` if that is set, else the host that the publishers listen on. If they listen
+        on all addresses, it is the dataflow's host.
+        Raises: ConfigError if others cannot call any of these.
+        """
+        weights = self.weights
+        is_open = listens_everywhere(weights.host) and not listens_everywhere(self.dataflow.host)
+        return announced_host(weights.host, weights.advertise or (self.dataflow.host if is_open else ""))
+
+    @property
+    def peer_host(self) -> str:
+        """Host at which the run's own rollout services serve weights to one another. It is an address from
+        which the dataflow sees them call."""
+        host = self.weights.host
+        dataflow = self.dataflow.host
+        if listens_everywhere(dataflow):
+            return self.weights.advertise if listens_everywhere(host) else host
+        is_elsewhere = is_loopback(host) and not is_loopback(dataflow)
+        return dataflow if is_elsewhere or listens_everywhere(host) else host
+
+    @property
+    def most_services(self) -> int:
+        """Most rollout services that the run itself starts."""
+        pool = self.cluster
+        room = sum(kind.most for kind in pool.kinds.values())
+        return min(pool.most_services, room) if pool.most_services else self.rollout.services
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """Folder of the tokenizer that counts the tokens of prompts: that of the first trained policy."""
+        return model_path(self.tokenizer_model)
+
+    @property
+    def tokenizer_model(self) -> str:
+        """The model of that folder, as the recipe names it."""
+        return next(iter((self.trained or self.policies).values())).model
+
+    @property
+    def group_size(self) -> int:
+        """Episodes per draw; the same for all trained policies."""
+        return next(iter(self.trained.values())).table.group_size if self.trained else 1
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "Recipe":
+        sizes = {name: p.table.group_size for name, p in self.trained.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(
+                f"policies.*.table.group_size must be equal, since a draw is shared (got {sizes})"
+            )
+        keys = [tracker_key(config) for config in self.trackers]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"trackers: {repeated[0]} is named twice; a run has one tracker of a kind")
+        if self.weights.peers and self.dataflow.tls.is_on:
+            raise ValueError(
+                "weights.peers serve plain HTTP, which would reveal their token; turn off peers, or "
+                "dataflow.tls"
+            )
+        if listens_everywhere(self.weights.advertise or self.weights.host):
+            _ = self.advertised_host  # raises if there is no host to announce
+        followed = [c.policy for c in self.tasks.curators if isinstance(c, TaskGateConfig)]
+        if unknown := [name for name in followed if name and name not in self.trained]:
+            known = hint(unknown[0], list(self.trained))
+            raise ValueError(f"tasks.curators: {unknown[0]!r} is not a trained policy{known}")
+        for name, policy in self.policies.items():
+            self._check_follower(name, policy)
+        self._check_emulation()
+        self._check_exact()
+        return self
+
+    @property
+    def time_scale(self) -> float:
+        """Emulated seconds per second of the wall clock; 0 if nothing is emulated."""
+        return next(iter(self._time_scales.values()), 0.0)
+
+    @property
+    def _time_scales(self) -> dict[str, float]:
+        parts = {f"policies.{n}.train.backend": p.train.backend for n, p in self.trained.items()}
+        found = {"rollout.engine": self.rollout.engine, "workflow": self.workflow, **parts}
+        scales = {key: float(getattr(part, "time_scale", 0.0)) for key, part in found.items()}
+        return {key: scale for key, scale in scales.items() if scale}
+
+    def _check_emulation(self) -> None:
+        scales = self._time_scales
+        if len(set(scales.values())) > 1:
+            raise ValueError(f"time_scale must be the same in all emulated parts (got {scales})")
+        backends = [key for key in scales if key.startswith("policies.")]
+        if backends and isinstance(self.rollout.engine, TorchEngineConfig):
+            raise ValueError(
+                f"{backends[0]} publishes weights of no model, which rollout.engine `torch` cannot serve; "
+                "emulate the engine, too"
+            )
+
+    def _check_exact(self) -> None:
+        if not self.exact:
+            return
+        parts: dict[str, Config] = {"rollout.engine": self.rollout.engine}
+        for name, policy in self.trained.items():
+            where = f"policies.{name}.train"
+            parts[f"{where}.backend"] = policy.train.backend
+            if policy.train.ranks > 1:
+                raise ValueError(_not_exact(f"{where}.ranks", policy.train.ranks, 1))
+        for where, part in parts.items():
+            settings = part.model_dump()
+            if not isinstance(part, TorchEngineConfig | TorchBackendConfig):
+                raise ValueError(_not_exact(f"{where}.name", settings["name"], "torch"))
+            for key in _EXACT.keys() & settings.keys():
+                if settings[key] != _EXACT[key]:
+                    raise ValueError(_not_exact(f"{where}.{key}", settings[key], _EXACT[key]))
+            if isinstance(part, TorchBackendConfig) and part.lora.rank:
+                raise ValueError(_not_exact(f"{where}.lora.rank", part.lora.rank, 0))
+
+    def _check_follower(self, name: str, policy: PolicyConfig) -> None:
+        if policy.role != "follower":
+            return
+        if policy.follows not in self.trained:
+            raise ValueError(
+                f"policies.{name}.follows = {policy.follows!r} is not a trained policy"
+                f"{hint(policy.follows, list(self.trained))}"
+            )
+        if policy.model != self.policies[policy.follows].model:
+            raise ValueError(
+                f"policies.{name}.model must be that of {policy.follows!r}, whose versions it serves"
+            )
+
+
+def load_recipe(path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Recipe:
+    """The recipe in a YAML file, with dotted overrides.
+
+    Three overrides are short for many: `steps=N` sets the steps of all trained policies, `model=FOLDER` the
+    model of all policies (`tiny` and other names of specs stand for `./models/NAME`), and `scale=smoke`
+    shrinks the recipe as `launch.scale` says; other overrides then still win.
+
+    Raises: ConfigError.
+    """
+    pairs = dict(override_pairs(overrides))
+    scale = pairs.pop("scale", "")
+    mapping = recipe_mapping(path, pairs)
+    recipe = parse_config(mapping, Recipe, where=str(path), place=partial(_place, Path(path), list(pairs)))
+    if not scale:
+        return recipe
+    from astraflow.recipe.scale import scaled  # it makes recipes, so it imports this module
+
+    return overridden(scaled(recipe, str(scale)), _of_each(pairs, mapping), where=str(path))
+
+
+def recipe_mapping(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping of a recipe, in which overrides such as `steps=N` stand for those of each policy.
+
+    Raises: ConfigError.
+    """
+    return load_mapping(Path(path), _of_each(overrides, load_mapping(Path(path))))
+
+
+def _place(path: Path, overrides: Sequence[str], keys: Sequence[str | int]) -> str:
+    """Where in its files a recipe says what is at a path; empty for what an override says."""
+    dotted = ".".join(map(str, keys))
+    # `steps` and `model` stand for the keys of all policies with these names.
+    said = [key for key in overrides if f"{dotted}.".startswith(f"{key}.") or dotted.endswith(f".{key}")]
+    return "" if said else place_in(path, keys)
+
+
+def _of_each(pairs: Mapping[str, Any], mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The overrides of a recipe's mapping, with one per policy in the place of `steps` and of `model`."""
+    found = mapping.get("policies")
+    policies = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    expanded: dict[str, Any] = {}
+    for key, value in pairs.items():
+        if key == "steps":
+            trained = [name for name, policy in policies.items() if _is_trained(policy)]
+            expanded |= {f"policies.{name}.train.steps": value for name in trained}
+        elif key == "model":
+            expanded |= {f"policies.{name}.model": model_folder(str(value)) for name in policies}
+        else:
+            expanded[key] = value
+    return expanded
+
+
+def _is_trained(policy: object) -> bool:
+    return isinstance(policy, dict) and cast("dict[str, Any]", policy).get("role", "trained") == "trained"

@@ -1,0 +1,197 @@
+"""What of a recipe may change when its run is resumed, and what a person is told about anything else.
+
+The keys that may change decide nothing that the journal already holds, or their change is a record of it (the
+numbers of steps, and the evaluation). Knows recipes and the journal, and starts nothing.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from astraflow.dataflow.journal.journal_db import DATABASE
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.errors import ConfigError
+from astraflow.recipe.recipe import Recipe
+from astraflow.types import Item
+
+__all__ = [
+    "MAY_CHANGE",
+    "MAY_COME_OR_GO",
+    "RecipeChange",
+    "changes_between",
+    "has_more_steps",
+    "refuse_changes",
+    "refuse_fewer_steps",
+    "steps_done",
+]
+
+MAY_CHANGE = (
+    "rollout",
+    "eval.every",
+    "eval.deadline_s",
+    "eval.best",
+    "eval.sets.*.samples",
+    "dataflow.host",
+    "dataflow.port",
+    "dataflow.tls",
+    "dataflow.web",
+    "dataflow.max_requests_per_s",
+    "dataflow.lease_timeout_s",
+    "dataflow.heartbeat_s",
+    "dataflow.snapshot_every",
+    "dataflow.retain",
+    "weights",
+    "supervision",
+    "launcher",
+    "cluster",
+    "trackers",
+    "view",
+    "exact",
+    "tasks.score_timeout_s",
+    "policies.*.train.steps",
+    "policies.*.train.lr",
+    "policies.*.train.loss",
+    "policies.*.train.denominator",
+    "policies.*.train.fixed_denominator",
+    "policies.*.train.minibatches",
+    "policies.*.train.token_budget",
+    "policies.*.train.optimizer",
+    "policies.*.train.backend",
+    "policies.*.train.ranks",
+    "policies.*.train.shard",
+    "policies.*.train.checkpoint_every",
+    "policies.*.train.keep_checkpoints",
+    "policies.*.sampling.max_tokens",
+    "policies.*.sampling.agent_overrides",
+)
+"""Keys that may change when a run is resumed. All others decided data that the journal already holds."""
+
+MAY_COME_OR_GO = ("eval.sets.*",)
+"""Sections that may be added or removed as a whole, but not changed."""
+
+_SCORES = "the scores before and after it could not be compared: give a changed evaluation set a new name"
+_REMEDIES = {"eval.sets": _SCORES, "eval.temperature": _SCORES}
+"""What to do about a refused key, by its beginning, if there is more to say than of all keys."""
+_MAX_LISTED = 5
+
+
+class RecipeChange(Item, frozen=True, kw_only=True):
+    """One key whose value differs between the recipe that began a run and the one that resumes it."""
+
+    key: str
+    old: str
+    """JSON text; empty if the key is new."""
+    new: str
+    at_s: float = 0.0
+
+
+def changes_between(before: Recipe, after: Recipe) -> tuple[RecipeChange, ...]:
+    """Every key whose value differs, by its dotted path. A section that may come or go is one key."""
+    old = before.model_dump(mode="json")
+    new = after.model_dump(mode="json")
+    sections = [change for pattern in MAY_COME_OR_GO for change in _moved_sections(old, new, pattern)]
+    was = dict(_leaves(old, ""))
+    now = dict(_leaves(new, ""))
+    keys = [key for key in {**was, **now} if was.get(key) != now.get(key) and not _is_left_open(key, now)]
+    values = [RecipeChange(key=key, old=was.get(key, ""), new=now.get(key, "")) for key in keys]
+    return (*values, *sections)
+
+
+def _is_left_open(key: str, now: Mapping[str, str]) -> bool:
+    """Whether a recipe leaves to its data what the run's own has as a number."""
+    return now.get(key) == '"auto"' and key.endswith((".table.groups_per_batch", ".engine.max_context"))
+
+
+def refuse_changes(changes: tuple[RecipeChange, ...], folder: Path) -> None:
+    """Raises: ConfigError if a change would break the run in the folder."""
+    refused = [change for change in changes if not _may_change(change.key)]
+    if not refused:
+        return
+    listed = "; ".join(
+        f"{c.key} was {c.old or 'unset'} and is {c.new or 'unset'}" for c in refused[:_MAX_LISTED]
+    )
+    more = f" (and {len(refused) - _MAX_LISTED} more)" if len(refused) > _MAX_LISTED else ""
+    reasons = [text for start, text in _REMEDIES.items() if refused[0].key.startswith(start)]
+    why = f" ({reasons[0]})" if reasons else ""
+    raise ConfigError(
+        f"{folder} holds a run of another recipe: {listed}{more}{why}. Pass another --run-dir to start a new "
+        "run, or undo the change to resume this one"
+    )
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def steps_done(journal: Path) -> dict[str, int]:
+    """Policy -> its committed steps, as the tables of a journal folder have them; empty without a journal.
+
+    After a crash, the tables may lack the newest steps until the run is resumed.
+    Raises: JournalError if the journal cannot be read.
+    """
+    if not (journal / DATABASE).is_file():
+        return {}
+    with JournalReader(journal) as reader:
+        return dict(Counter(record.policy for record in reader.steps()))
+
+
+def has_more_steps(recipe: Recipe, done: Mapping[str, int]) -> bool:
+    """Whether the recipe asks for more steps of a policy than are done."""
+    return any(policy.train.steps > done.get(name, 0) for name, policy in recipe.trained.items())
+
+
+def refuse_fewer_steps(recipe: Recipe, done: Mapping[str, int], folder: Path) -> None:
+    """Raises: ConfigError if the recipe asks for fewer steps of a policy than are done."""
+    for name, policy in recipe.trained.items():
+        if policy.train.steps < done.get(name, 0):
+            raise ConfigError(
+                f"policies.{name}.train.steps = {policy.train.steps}, but the run in {folder} has done "
+                f"{done[name]} steps, which cannot be undone; set it to {done[name]} to end the run there, "
+                "or to more to train longer. Pass another --run-dir to start a new run"
+            )
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+
+def _may_change(key: str) -> bool:
+    parts = key.split(".")
+    allowed = [text.split(".") for text in MAY_CHANGE]
+    sections = [text.split(".") for text in MAY_COME_OR_GO]
+    return any(_begins(parts, pattern) for pattern in allowed) or any(
+        _begins(parts, pattern) and len(parts) == len(pattern) for pattern in sections
+    )
+
+
+def _begins(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(parts) >= len(pattern) and all(
+        p in ("*", part) for p, part in zip(pattern, parts, strict=False)
+    )
+
+
+def _moved_sections(old: dict[str, Any], new: dict[str, Any], pattern: str) -> Iterator[RecipeChange]:
+    """Takes the sections that only one side has out of both, and gives one change for each."""
+    *path, _ = pattern.split(".")
+    before = _section(old, path)
+    after = _section(new, path)
+    for name in {**before, **after}:
+        if (name in before) != (name in after):
+            was = json.dumps(before.pop(name), sort_keys=True) if name in before else ""
+            now = json.dumps(after.pop(name), sort_keys=True) if name in after else ""
+            yield RecipeChange(key=".".join((*path, name)), old=was, new=now)
+
+
+def _section(recipe: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    for key in path:
+        recipe = recipe[key]
+    return recipe
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    """(dotted path, JSON text) of every value; lists count as one value."""
+    if isinstance(node, Mapping) and node:
+        for key, value in cast("Mapping[str, Any]", node).items():
+            yield from _leaves(value, f"{path}.{key}" if path else key)
+        return
+    yield path, json.dumps(node, sort_keys=True)

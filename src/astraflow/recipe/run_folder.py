@@ -1,0 +1,243 @@
+"""The run folder: where a run keeps its recipe, journal, weights, checkpoints, logs and results.
+
+Owns the names in it, atomic writes, and the lock that keeps two launchers out of one folder. Knows no
+service.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from astraflow.config import dump_yaml, load_mapping, parse_config
+from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.resume import RecipeChange
+from astraflow.types import Item
+from astraflow.types.alarm import Alarm
+
+__all__ = [
+    "RunFolder",
+    "RunRecord",
+    "ServiceRecord",
+    "write_atomic",
+]
+
+
+_RESERVE_BYTES = 512 * 1024
+"""Room for `run.json`, summary, curve and episodes of a run that ends while its disk is full."""
+
+
+class ServiceRecord(Item, frozen=True, kw_only=True):
+    """One process of a run, in `run.json`."""
+
+    name: str
+    pid: int
+    port: int = 0
+    restarts: int = 0
+    state: str = ""
+    exit_code: int = 0
+    """Exit code of its last end; negative for a signal."""
+    last_line: str = ""
+    """Why it ended last, as the supervisor knows it."""
+    age_s: float = 0.0
+    """Seconds since it was started."""
+    silent_s: float | None = None
+    """Seconds since its last sign of life; null before the first one."""
+    is_silent: bool = False
+    trouble: str = ""
+    """What is wrong with it and what to do, in words; empty if nothing is known to be wrong."""
+    is_starved: bool = False
+    """Whether that is only that its machine gives it no processor time."""
+
+
+class RunRecord(Item, frozen=True, kw_only=True):
+    """`run.json`: how to reach a run. `url` answers while `state` is `running`."""
+
+    name: str
+    url: str = ""
+    state: str = "new"
+    """`new`, `running`, `stopped`, `finished` or `failed`."""
+    reason: str = ""
+    """Why the run ended; empty while it goes on."""
+    launcher_pid: int = 0
+    at_s: float = 0.0
+    """When this was written. While a launcher runs, it writes every few seconds."""
+    active: tuple[tuple[float, float], ...] = ()
+    """Start and end of each time that a launcher ran the services; the last end moves on while it does."""
+    services: tuple[ServiceRecord, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    """What the watchdog has found to be wrong now."""
+    pool: str = ""
+    """How many rollout services a pool that sizes itself has, and why it changed last, in words."""
+    module_path: tuple[str, ...] = ()
+    """Folders where the recipe's own modules were found."""
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of all starts together."""
+        return sum(end - begin for begin, end in self.active)
+
+    def active_s(self, begin_s: float, end_s: float) -> float:
+        """How much of `[begin_s, end_s]` a launcher ran. The time between an interruption and a resume does
+        not count."""
+        return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in self.active)
+
+
+class RunFolder:
+    """The paths of one run folder, and reads and writes that never leave half a file.
+
+    Example: `RunFolder(Path("runs/quickstart")).journal`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.changes = path / "recipe_changes.jsonl"
+        self.journal = path / "journal"
+        self.weights = path / "weights"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.samples = path / "samples"
+        self.metrics = path / "metrics.jsonl"
+        self.trackers = path / "trackers"
+        self.summary = path / "summary.json"
+        self.record = path / "run.json"
+        self.pool = path / "pool.jsonl"
+        self.curve = path / "learning_curve.png"
+        self.cache = path / "cache"
+        self.secrets = path / "secrets"
+        self._resume = path / "resume"
+        self._lock = path / "launcher.lock"
+        self._reserve = path / "reserve"
+
+    def create(self) -> None:
+        """Makes the folder and its parts."""
+        for folder in (self.path, self.journal, self.weights, self.checkpoints, self.logs, self.samples):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def load_recipe(self) -> Recipe:
+        """The recipe that the folder's run was started with. Raises: DataError if there is none."""
+        if not self.recipe.is_file():
+            raise DataError(f"{self.path} is not a run folder: it has no recipe.yaml")
+        return parse_config(load_mapping(self.recipe), Recipe, where=str(self.recipe))
+
+    def save_recipe(self, recipe: Recipe) -> None:
+        """Writes the resolved recipe; `load_recipe` returns an equal one."""
+        write_atomic(self.recipe, dump_yaml(recipe).encode())
+
+    def load_record(self) -> RunRecord:
+        """Reads `run.json`. Raises: DataError if it is missing or broken."""
+        try:
+            return msgspec.json.decode(self.record.read_bytes(), type=RunRecord)
+        except FileNotFoundError as err:
+            raise DataError(f"{self.path} is not a run folder: it has no run.json") from err
+        except msgspec.DecodeError as err:
+            raise DataError(f"{self.record} is broken: {err}; delete it to start the services again") from err
+
+    def save_record(self, record: RunRecord) -> None:
+        """Writes `run.json`."""
+        write_atomic(self.record, msgspec.json.format(msgspec.json.encode(record), indent=2))
+
+    def reserve(self) -> None:
+        """Takes some room on the disk, so that a run on a full disk can still write why it ended."""
+        with contextlib.suppress(OSError):  # the disk is full now; the run says so soon enough
+            self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))  # which no file system compresses
+
+    def release(self) -> None:
+        """Gives that room back."""
+        self._reserve.unlink(missing_ok=True)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has reached its end."""
+        return self.record.is_file() and self.load_record().state == "finished"
+
+    def ask_to_resume(self) -> None:
+        """Lets the next start of the dataflow continue a failed run, because a person asked for it."""
+        self._resume.touch()
+
+    @property
+    def is_asked_to_resume(self) -> bool:
+        """Whether `ask_to_resume` was called and the dataflow has not resumed yet."""
+        return self._resume.exists()
+
+    def resumed(self) -> None:
+        """The dataflow has resumed. Later restarts leave a failed run as it is."""
+        self._resume.unlink(missing_ok=True)
+
+    def note_changes(self, changes: tuple[RecipeChange, ...]) -> None:
+        """Appends changes to the history of the recipe in this folder."""
+        with self.changes.open("ab") as file:
+            for change in changes:
+                file.write(msgspec.json.encode(msgspec.structs.replace(change, at_s=time.time())) + b"\n")
+
+    def token(self, role: str) -> str:
+        """The token of a role, made at first use, in a file that only its owner can read."""
+        path = self.secrets / role
+        if not path.is_file():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_once(path, secrets.token_urlsafe(24).encode(), mode=0o600)
+        return path.read_text(encoding="utf-8").strip()
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a launcher has the folder."""
+        try:
+            with self._lock.open("r", encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no launcher ever had it
+        return False
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Holds the folder for one launcher. Raises: ConfigError if another one has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("w", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as err:
+                raise ConfigError(
+                    f"{self.path} is in use by another astraflow process; see `astraflow status "
+                    f"{self.path}`, or choose another --run-dir"
+                ) from err
+            yield
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Writes a file whole or not at all: a temporary file beside it is synced, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)  # it would take room on a full disk
+        raise
+
+
+def _write_once(path: Path, data: bytes, *, mode: int) -> None:
+    """Writes a file, unless somebody else has just made it: then that one stays."""
+    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_atomic(own, data, mode=mode)
+    try:
+        path.hardlink_to(own)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without hard links
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)

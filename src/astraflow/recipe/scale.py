@@ -1,0 +1,103 @@
+"""Shrinks a recipe until it runs on two cores within seconds: `scale=smoke`.
+
+What a recipe is about stays as it is: workflow, reward, curators, filters, credit, replay and loss. Smaller
+are its numbers (samples, tokens, steps, services), its engine and its trainer run on the CPU, prepared data
+sets are replaced by a few rows that come with AstraFlow, a search index by one of a few documents, and the
+tasks of environments that come with AstraFlow by easy ones.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from astraflow.config import parse_config
+from astraflow.errors import ConfigError
+from astraflow.recipe.gallery import gallery_root
+from astraflow.recipe.recipe import Recipe
+from astraflow.user_input.mistakes import hint
+
+__all__ = ["SCALES", "scaled"]
+
+_JsonMap = dict[str, Any]
+
+_CORPUS = "asearcher-corpus/documents.jsonl"
+_ENVIRONMENTS = "environments.json"
+"""Arguments that make the tasks of an environment easy, by the environment's class."""
+_MAX_TOKENS = 96
+"""Tokens of a completion; those of the model `tiny` are characters."""
+_NUM_TASKS = 2
+"""Tasks of an evaluation set, and groups of a batch."""
+
+
+def scaled(recipe: Recipe, scale: str) -> Recipe:
+    """The recipe at another scale. Raises: ConfigError for an unknown one."""
+    if scale not in SCALES:
+        raise ConfigError(f"scale = {scale!r} is no scale of recipes{hint(scale, list(SCALES))}")
+    mapping: _JsonMap = json.loads(recipe.model_dump_json())
+    SCALES[scale](mapping)
+    return parse_config(mapping, Recipe, where=f"recipe {recipe.name} with scale={scale}")
+
+
+def _smoke(recipe: _JsonMap) -> None:
+    """Changes the mapping of a recipe in place."""
+    fixtures = gallery_root() / "recipes" / "fixtures"
+    for policy in recipe["policies"].values():
+        _shrink_policy(policy)
+    for section in _sections(recipe):
+        if section.get("name") == "prepared":
+            section["folder"] = str(fixtures / section["dataset"])
+        if section.get("name") == "folder" and "path" in section:
+            section.clear()
+            section |= _small_index(fixtures / _CORPUS)
+    easy_args: dict[str, _JsonMap] = json.loads((fixtures / _ENVIRONMENTS).read_text(encoding="utf-8"))
+    for environment in recipe["tasks"]["environments"].values():
+        environment["args"] |= easy_args.get(environment["use"], {})
+    recipe["rollout"] |= {
+        "services": 1,
+        "gpus": [],
+        "max_episodes": 32,
+        "scorers": 1,
+        "engine": {"name": "torch", "num_slots": 32, "max_context": 1024},
+    }
+    recipe["cluster"]["most_services"] = 0
+    recipe["eval"]["every"] = 3
+    for chosen in recipe["eval"]["sets"].values():
+        chosen["num_tasks"] = _at_most(chosen["num_tasks"], _NUM_TASKS)
+        chosen["samples"] = _at_most(chosen["samples"], 2)
+
+
+def _shrink_policy(policy: _JsonMap) -> None:
+    table = policy["table"]
+    train = policy["train"]
+    policy["sampling"]["max_tokens"] = _at_most(policy["sampling"]["max_tokens"], _MAX_TOKENS)
+    table["group_size"] = _at_most(table["group_size"], 4)
+    table["groups_per_batch"] = _at_most(table["groups_per_batch"], _NUM_TASKS)
+    train["steps"] = _at_most(train["steps"], 3)
+    train["minibatches"] = _at_most(train["minibatches"], 2)
+    train["backend"] = {"name": "torch"}
+
+
+def _at_most(value: int | Literal["auto"], limit: int) -> int:
+    return limit if value == "auto" else min(value, limit)
+
+
+def _small_index(documents: Path) -> _JsonMap:
+    reader = {"name": "use", "use": "astraflow.addons.search.retrieval.documents:read_documents"}
+    return {"name": "memory", "documents": {**reader, "args": {"path": str(documents)}}}
+
+
+def _sections(node: object) -> Iterator[_JsonMap]:
+    """All mappings of a recipe, from the outside to the inside."""
+    if isinstance(node, dict):
+        section: _JsonMap = node  # pyright: ignore[reportUnknownVariableType] - any mapping of a recipe
+        yield section
+        for value in list(section.values()):
+            yield from _sections(value)
+    elif isinstance(node, list):
+        for value in node:  # pyright: ignore[reportUnknownVariableType] - any list of a recipe
+            yield from _sections(value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+SCALES: Mapping[str, Callable[[_JsonMap], None]] = {"smoke": _smoke}
+"""Scales by name; each changes the mapping of a whole recipe in place."""

@@ -1,0 +1,63 @@
+"""The best version of each policy as summaries show it: which one it is, and where its model folder lies."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from astraflow.recipe.eval_config import BestConfig
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.run_plan import best_plan
+from astraflow.types import EvalRecord, Item
+
+__all__ = ["BEST_PREFIX", "BestVersion", "best_version", "folder_of", "is_best"]
+
+BEST_PREFIX = "best-step-"
+"""How the names of these folders begin."""
+
+
+class BestVersion(Item, frozen=True, kw_only=True):
+    """The best version of a policy by the recipe's `eval.best`."""
+
+    step: int
+    """Steps that the weights have done."""
+    version: int
+    by: str
+    """The rule, e.g. `max heldout`."""
+    value: float
+    folder: str
+    """Path of its model folder in the run folder; empty while it is not written."""
+
+
+def best_version(folder: RunFolder, recipe: Recipe, evals: Sequence[EvalRecord]) -> BestVersion | None:
+    """The best version among the evaluations of one policy; None if none is kept."""
+    marked = [record for record in evals if is_best(record, recipe.eval.best)]
+    if not marked:
+        return None
+    record = marked[-1]
+    path = folder_of(folder, record)
+    return BestVersion(
+        step=record.step,
+        version=record.version,
+        by=record.best_by,
+        value=_value_of(record, recipe.eval.best),
+        folder=str(path.relative_to(folder.path)) if path.is_dir() else "",
+    )
+
+
+def is_best(record: EvalRecord, rule: BestConfig) -> bool:
+    """Whether a record was marked by the rule in force; an earlier start may have had another one."""
+    plan = best_plan(rule)
+    return plan is not None and record.best_by == plan.text
+
+
+def _value_of(record: EvalRecord, rule: BestConfig) -> float:
+    """The figure by which a marked record is the best."""
+    if not rule.figure:
+        return record.score_mean or 0.0
+    return next(item.value for item in record.metrics if item.name == rule.figure)
+
+
+def folder_of(folder: RunFolder, record: EvalRecord) -> Path:
+    """The model folder of a version that an evaluation marked as the best."""
+    name = f"{BEST_PREFIX}{record.step:08d}-version-{record.version}"
+    return folder.checkpoints / record.policy / name

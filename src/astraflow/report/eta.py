@@ -1,0 +1,63 @@
+"""How far a policy is, in words: the numbers of its newest step, and when it will be done."""
+
+from collections.abc import Mapping, Sequence
+
+from astraflow.report.terminal_text import printable
+from astraflow.types import StepRecord
+
+__all__ = ["eta_s", "eta_text", "numbers_text"]
+
+_SHOWN = (
+    ("loss", "loss", "{:.4g}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("episode/turns", "turns", "{:.1f}"),
+    ("episode/truncated_frac", "truncated", "{:.0%}"),
+    ("episode/generate_s", "generate", "{:.2f} s"),
+    ("episode/score_s", "score", "{:.2f} s"),
+    ("batch_wait_s", "wait for batch", "{:.2f} s"),
+    ("train_s", "train", "{:.2f} s"),
+)
+"""(metric, its name on the screen, format)."""
+_BUILT_IN = (
+    *("turns", "sampled_tokens", "truncated_frac", "forks", "overflows"),
+    *("generate_s", "score_s", "score_call_s_p50", "score_call_s_p95", "score_timeouts"),
+)
+"""Metrics that every episode has."""
+_MOST_OWN = 4
+"""Metrics of the user's own that are shown; `metrics.jsonl` has all of them."""
+
+
+def eta_s(records: Sequence[StepRecord], num_steps: int) -> float | None:
+    """Seconds until the last step, at the pace of the newest steps; None before the second one.
+
+    It counts from the newest step, so it does not shrink while a step takes longer than the others.
+    """
+    if len(records) < 2:
+        return None
+    pace_s = (records[-1].at_s - records[0].at_s) / (len(records) - 1)
+    return max(0.0, pace_s * (num_steps - records[-1].step - 1))
+
+
+def eta_text(records: Sequence[StepRecord], num_steps: int) -> str:
+    """`ETA 1:05:00`; empty while it is unknown, and after the last step."""
+    left_s = eta_s(records, num_steps)
+    if not left_s:
+        return ""
+    minutes, seconds = divmod(round(left_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"ETA {hours}:{minutes:02d}:{seconds:02d}" if hours else f"ETA {minutes}:{seconds:02d}"
+
+
+def numbers_text(record: StepRecord) -> str:
+    """Loss, entropy, what episodes did and where the time went; then the first metrics of the user's own."""
+    values = {item.name: item.value for item in record.metrics}
+    known = [f"{shown} {form.format(values[name])}" for name, shown, form in _SHOWN if name in values]
+    own = [f"{printable(name)} {value:.4g}" for name, value in _own(values).items()]
+    return "  ".join((*known, *own))
+
+
+def _own(values: Mapping[str, float]) -> dict[str, float]:
+    """The first metrics that the workflow added to its episodes."""
+    names = [name for name in values if name.startswith("episode/")]
+    own = [name for name in names if name.removeprefix("episode/") not in _BUILT_IN]
+    return {name.removeprefix("episode/"): values[name] for name in own[:_MOST_OWN]}

@@ -1,0 +1,274 @@
+"""What `astraflow status` finds out about a run, within seconds, whatever hangs.
+
+Three sources, none of which is needed: the dataflow, which knows who waits for whom; `run.json`, in which the
+launcher notes how its processes are; and the system, which knows whether the launcher itself is stopped. Of a
+run that has ended, it says why, and its results.
+"""
+
+import asyncio
+import contextlib
+import functools
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from astraflow.dataflow.client import STATUS_S, DataflowClient
+from astraflow.errors import RefusedError, UnavailableError
+from astraflow.processes.process_state import state_of
+from astraflow.processes.supervisor import ServiceState
+from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.report.ending import known_end
+from astraflow.report.recent import Recent, recent_of
+from astraflow.report.report import load_summary, summary_table
+from astraflow.report.screen import render, services_text
+from astraflow.report.summary import Summary
+from astraflow.report.terminal_text import printable
+from astraflow.report.watch.disk import DiskGauge
+from astraflow.report.watch.sight import LauncherLife, Sight
+from astraflow.report.watch.watchdog import alarms_now
+from astraflow.service.client import ServiceClient
+from astraflow.types import EvalRecord, Item, ProgressTotals, StatusReply, StepRecord
+from astraflow.types.alarm import Alarm
+
+__all__ = ["RunStatus", "run_status", "show_status"]
+
+_PATIENCE_S = 1.0
+"""A dataflow that is just starting refuses connections for a moment."""
+_DEADLINE_S = 0.7 * STATUS_S
+"""For all tries together. It is shorter than the deadline of one, so that it has the last word, and leaves
+room for the second in which the command itself starts on a busy machine."""
+_RECENT_S = 0.9 * STATUS_S
+"""The same with the steps and evaluations, which are asked for next; a status without them is better than
+none."""
+_RECORD_FRESH_S = 15.0
+"""The alarms of an older `run.json` are not repeated: nobody has looked since."""
+
+
+class RunStatus(Item, frozen=True, kw_only=True):
+    """What is known of a run: what `astraflow status --json` prints."""
+
+    where: str
+    name: str
+    state: str
+    """`running`, `stopped`, `finished` or `failed`."""
+    reason: str = ""
+    """Why the run ended; empty while it goes on."""
+    elapsed_s: float = 0.0
+    """How long this start of the run has been going on. Of a run that was named by its URL, the time since
+    the earliest step or evaluation that the dataflow told."""
+    alarms: tuple[Alarm, ...] = ()
+    """What is wrong, why, and what to do."""
+    services: tuple[ServiceRecord, ...] = ()
+    """The processes that the launcher started, as it saw them last; empty if the run was named by its URL."""
+    pool: str = ""
+    """How many rollout services a pool that sizes itself has, and why it changed last. Empty if it does not,
+    or if the run was named by its URL."""
+    dataflow: StatusReply | None = None
+    """The dataflow's own answer; null if it gave none in time."""
+    steps: tuple[StepRecord, ...] = ()
+    """The newest steps of each policy, while the run goes on."""
+    evals: tuple[EvalRecord, ...] = ()
+    progress: ProgressTotals | None = None
+    """What is kept of unfinished episodes, and how many tokens of lost attempts were not sampled again; null
+    if the dataflow does not say."""
+    summary: Summary | None = None
+    """The results of a run that has ended."""
+
+
+def show_status(where: str, token_file: Path | None, *, as_json: bool = False) -> int:
+    """Prints the state of a run; `where` is a run folder or a URL.
+
+    Returns the exit code: 1 if a run that should be running does not answer.
+    """
+    status = asyncio.run(run_status(where, token_file))
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(status), indent=2).decode() + "\n")
+    else:
+        _print(status)
+    return 0 if status.dataflow or status.summary else 1
+
+
+async def run_status(where: str, token_file: Path | None, *, ca_file: str = "") -> RunStatus:
+    """What is known of a run. Waits for less than 2 s. `ca_file`: checks the certificate behind a URL.
+
+    Raises: UnavailableError if a URL does not answer; DataError if `where` is no run folder.
+    """
+    if where.startswith(("http://", "https://")):
+        token = token_file.read_text(encoding="utf-8").strip() if token_file else ""  # noqa: ASYNC240
+        reply, recent, progress = await _ask(where, token, ca_file)
+        sight = Sight(now_s=reply.now_s, status=reply, steps=recent.by_policy)
+        return RunStatus(
+            where=where,
+            name=reply.name,
+            state=reply.state,
+            reason=reply.reason,
+            elapsed_s=reply.now_s - recent.earliest_s(reply.now_s),
+            alarms=alarms_now(sight),
+            dataflow=reply,
+            steps=recent.steps,
+            evals=recent.evals,
+            progress=progress,
+        )
+    folder = RunFolder(Path(where))
+    record = known_end(folder)
+    if record.state != "running":
+        return RunStatus(
+            where=where,
+            name=record.name,
+            state=record.state,
+            reason=record.reason,
+            services=record.services,
+            summary=load_summary(folder),
+        )
+    return await _of_running(where, folder, record, token_file)
+
+
+async def _of_running(where: str, folder: RunFolder, record: RunRecord, token_file: Path | None) -> RunStatus:
+    token_path = token_file or folder.path / "secrets" / "viewer"
+    token = token_path.read_text(encoding="utf-8").strip() if token_path.is_file() else ""
+    reply: StatusReply | None = None
+    recent = Recent()
+    progress: ProgressTotals | None = None
+    failure = ""
+    try:
+        reply, recent, progress = await _ask(record.url, token, _ca_file(folder))
+    except UnavailableError as err:
+        failure = str(err)
+    began_s = record.active[-1][0] if record.active else time.time()
+    return RunStatus(
+        where=where,
+        name=record.name,
+        state=reply.state if reply else record.state,
+        reason=reply.reason if reply else "",
+        elapsed_s=time.time() - began_s,
+        alarms=_alarms(record, folder, reply, recent, failure),
+        services=record.services,
+        pool=record.pool,
+        dataflow=reply,
+        steps=recent.steps,
+        evals=recent.evals,
+        progress=progress,
+    )
+
+
+async def _ask(url: str, token: str, ca_file: str = "") -> tuple[StatusReply, Recent, ProgressTotals | None]:
+    """The dataflow's answers. Raises: UnavailableError if it gives none in time."""
+    client = ServiceClient(url, token=token, patience_s=_PATIENCE_S, ca_file=ca_file)
+    recent = Recent()
+    progress: ProgressTotals | None = None
+    began_s = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(began_s + _DEADLINE_S):
+            status = await DataflowClient(client).status()
+        with contextlib.suppress(TimeoutError, UnavailableError, RefusedError):
+            async with asyncio.timeout_at(began_s + _RECENT_S):
+                recent = await recent_of(DataflowClient(client), status)
+                progress = await DataflowClient(client).progress()
+    except TimeoutError as err:
+        raise UnavailableError(
+            f"the dataflow at {url} has not answered within {_DEADLINE_S:g} s; it is stopped, hangs, or "
+            "cannot be reached"
+        ) from err
+    finally:
+        await client.close()
+    return status, recent, progress
+
+
+def _ca_file(folder: RunFolder) -> str:
+    """The certificate that the run's dataflow is checked against. The recipe is read again only when it has
+    changed: whoever shows a run asks every second."""
+    return _ca_file_of(folder.path, folder.recipe.stat().st_mtime_ns if folder.recipe.is_file() else 0)
+
+
+@functools.lru_cache(maxsize=256)
+def _ca_file_of(run_dir: Path, mtime_ns: int) -> str:
+    del mtime_ns  # only tells one recipe from the next
+    return RunFolder(run_dir).load_recipe().dataflow.tls.ca_file
+
+
+def _alarms(
+    record: RunRecord, folder: RunFolder, reply: StatusReply | None, recent: Recent, failure: str
+) -> tuple[Alarm, ...]:
+    """What is wrong with a run that should be running: what one look tells, and what its launcher has found
+    by looking for longer."""
+    now_s = time.time()
+    old_s = max(0.0, now_s - record.at_s) if record.at_s else 0.0
+    is_old = record.state == "running" and old_s > _RECORD_FRESH_S
+    state = state_of(record.launcher_pid) if is_old else "running"
+    sight = Sight(
+        now_s=reply.now_s if reply else now_s,
+        status=reply,
+        services=_states(record, old_s),
+        steps=recent.by_policy,
+        unanswered_s=max(_DEADLINE_S, old_s) if failure else 0.0,
+        why_unanswered=failure,
+        disk=DiskGauge(folder).look(),
+        launcher=LauncherLife(record.launcher_pid, state, old_s) if is_old else None,
+    )
+    return alarms_now(sight, record.alarms if not is_old else ())
+
+
+def _states(record: RunRecord, old_s: float) -> tuple[ServiceState, ...]:
+    """The processes as the launcher saw them, `old_s` ago."""
+    return tuple(
+        ServiceState(
+            name=service.name,
+            state=service.state or "running",  # pyright: ignore[reportArgumentType] # written from such a state
+            pid=service.pid,
+            restarts=service.restarts,
+            age_s=service.age_s + old_s,
+            silent_s=None if service.silent_s is None else service.silent_s + old_s,
+            is_silent=service.is_silent,
+            trouble=service.trouble,
+            is_starved=service.is_starved,
+        )
+        for service in record.services
+    )
+
+
+def _print(status: RunStatus) -> None:
+    console = Console()
+    if status.summary is not None:
+        _print_end(status, status.summary, console)
+        return
+    for alarm in status.alarms:
+        console.print(Text(printable(alarm.text), style="bold red"), soft_wrap=True)
+    states = _states(RunRecord(name=status.name, services=status.services), 0.0)
+    if status.dataflow is None:
+        console.print(f"{status.where} is {status.state}; its dataflow does not answer", highlight=False)
+        console.print(services_text(states))
+        return
+    now_s = status.dataflow.now_s
+    state = Recent(status.steps, status.evals).screen(
+        status.dataflow, name=status.name, where=status.where, started_s=now_s - status.elapsed_s
+    )
+    state.services = states
+    console.print(render(state, now_s))
+    if status.pool:
+        console.print(Text(printable(f"pool: {status.pool}")), soft_wrap=True)
+    if status.progress and (text := _progress_text(status.progress)):
+        console.print(Text(text), soft_wrap=True)
+
+
+def _progress_text(progress: ProgressTotals) -> str:
+    """What became of the episodes of services that went away; empty if none did."""
+    if not progress.num_resumed_tokens and not progress.num_resampled_tokens:
+        return ""
+    return (
+        f"resumed: {progress.num_resumed_tokens:,} tokens of lost attempts went on elsewhere, "
+        f"{progress.num_resampled_tokens:,} reported ones were sampled again"
+    )
+
+
+def _print_end(status: RunStatus, summary: Summary, console: Console) -> None:
+    """Why a run ended, its results, and how it is continued."""
+    reason = f": {status.reason}" if status.reason else ""
+    said = printable(f"{status.where} is {status.state}{reason}", keeps_lines=True)
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    console.print(summary_table(summary))
+    if status.state != "finished":
+        console.print("continue it with `astraflow run` and the same recipe", highlight=False)

@@ -1,0 +1,265 @@
+"""The results of a run: the numbers of `summary.json`, computed from the journal.
+
+They can be computed again at any time, during the run or long after it, however it ended. Only the reason of
+the end and the times at which the launcher ran come from its record. A run without a readable journal has a
+summary too: it says why there are no numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from astraflow.dataflow.audit import PolicyAudit, audit
+from astraflow.dataflow.figures import run_figures
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.errors import JournalError
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder, RunRecord
+from astraflow.report.best_version import BestVersion, best_version
+from astraflow.report.ending import known_end
+from astraflow.types import EvalRecord, FateCounts, Item, StepRecord
+
+__all__ = ["FailureShare", "PolicySummary", "Summary", "WaitShare", "summarize"]
+
+_NOTHING = "nothing is recorded: the run ended before its dataflow was ready"
+_NO_FIGURE = 0.0
+"""Stands for the figures of a run whose journal cannot be read."""
+
+
+class FailureShare(Item, frozen=True, kw_only=True):
+    """Failed attempts at episodes that have the same cause."""
+
+    what: str
+    """Error class and message, without the task."""
+    num: int
+
+
+class WaitShare(Item, frozen=True, kw_only=True):
+    """How long `who` waited for `whom`, and the share of the RL wall time."""
+
+    who: str
+    whom: str
+    total_s: float
+    frac: float
+
+
+class PolicySummary(Item, frozen=True, kw_only=True):
+    """One trained policy."""
+
+    name: str
+    steps: int
+    num_steps: int
+    version: int
+    """Newest version that a step published."""
+    heldout_before: dict[str, float]
+    """Evaluation set -> score of the first version that has one."""
+    heldout_after: dict[str, float]
+    """Evaluation set -> score of the newest version that has one."""
+    reward_first: float
+    """Mean training reward of the first step; 0 without a step."""
+    reward_last: float
+    reward_min: float = 0.0
+    """The least mean reward of a step."""
+    reward_max: float = 0.0
+    staleness_mean: float
+    """Over trained groups."""
+    staleness_max: int
+    staleness_bound: int
+    generated_tokens: int
+    """Sampled tokens of accepted training episodes."""
+    committed_tokens: int
+    """Sampled tokens of the batches whose steps were committed."""
+    gradient_tokens: int | None = None
+    """How many of these the trainer computed a gradient for; None if it did not report it."""
+    redone_steps: int
+    fates: FateCounts
+    best: BestVersion | None = None
+    """The version that is kept for its evaluation; None if the recipe keeps none, or none was evaluated."""
+
+
+class Summary(Item, frozen=True, kw_only=True):
+    """`summary.json`. Scores are those of the first trained policy on the first evaluation set; all other
+    numbers are over all policies."""
+
+    name: str
+    run_id: str
+    seed: int
+    state: str
+    reason: str = ""
+    """Why the run ended."""
+    warnings: tuple[str, ...] = ()
+    """What a person should look at, in words."""
+    failures: tuple[FailureShare, ...] = ()
+    """Failed attempts at episodes by cause, most frequent first; evaluation included."""
+    heldout_before: float | None
+    """None without an evaluation set."""
+    heldout_after: float | None
+    heldout_tasks: int
+    wall_s: float
+    """All starts of the command together, from the first check to the end of the last service."""
+    rl_wall_s: float
+    """Time from the first training lease to the last commit, without the time between two starts."""
+    overlap_frac: float
+    """Share of `rl_wall_s` in which generation and training both ran."""
+    staleness_mean: float
+    staleness_max: int
+    staleness_bound: int
+    generated_tokens: int
+    """Sampled tokens of accepted training episodes."""
+    committed_tokens: int
+    """Sampled tokens of the batches whose steps were committed."""
+    gradient_tokens: int | None = None
+    """How many of these the trainers computed a gradient for; None if one of them did not report it."""
+    audit_ok: bool
+    audit_problems: tuple[str, ...]
+    policies: tuple[PolicySummary, ...]
+    waits: tuple[WaitShare, ...]
+    time_scale: float = 0.0
+    """Emulated seconds per second of the wall clock, if models are emulated; 0 means that nothing is."""
+
+
+def summarize(folder: RunFolder, recipe: Recipe) -> Summary:
+    """The summary of a run folder. Raises: DataError if it has no `run.json`."""
+    record = known_end(folder)
+    try:
+        return _summary_of_journal(folder, recipe, record)
+    except JournalError as err:
+        is_empty = not folder.journal.is_dir() or not any(folder.journal.iterdir())
+        return _summary_without_journal(recipe, record, _NOTHING if is_empty else str(err))
+
+
+def _summary_of_journal(folder: RunFolder, recipe: Recipe, record: RunRecord) -> Summary:
+    report = audit(folder.journal)
+    figures = run_figures(folder.journal, report)
+    with JournalReader(folder.journal) as journal:
+        steps = journal.steps()
+        evals = journal.evals()
+    rl_wall_s = record.active_s(report.first_lease_s, report.last_commit_s)
+    overlap_s = figures.overlap_frac * figures.rl_wall_s
+    best = {
+        name: best_version(folder, recipe, [r for r in evals if r.policy == name]) for name in recipe.trained
+    }
+    policies = tuple(_policy(p, recipe, steps, evals, best.get(p.name)) for p in report.policies)
+    before = policies[0].heldout_before if policies else {}
+    after = policies[0].heldout_after if policies else {}
+    eval_set = next(iter(recipe.eval.sets), "")
+    return Summary(
+        name=recipe.name,
+        run_id=report.run_id,
+        seed=recipe.seed,
+        state=record.state,
+        reason=record.reason,
+        warnings=_warnings(policies),
+        failures=tuple(FailureShare(what=kind.example, num=kind.num) for kind in report.failures),
+        heldout_before=before.get(eval_set),
+        heldout_after=after.get(eval_set),
+        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
+        wall_s=round(record.wall_s, 3),
+        rl_wall_s=round(rl_wall_s, 3),
+        overlap_frac=round(overlap_s / max(rl_wall_s, 1e-9), 4),
+        staleness_mean=round(figures.staleness_mean, 4),
+        staleness_max=figures.staleness_max,
+        staleness_bound=figures.staleness_bound,
+        generated_tokens=figures.generated_tokens,
+        committed_tokens=figures.committed_tokens,
+        gradient_tokens=figures.gradient_tokens,
+        audit_ok=report.ok,
+        audit_problems=report.problems,
+        policies=policies,
+        waits=_waits(figures.waits_s, rl_wall_s),
+        time_scale=recipe.time_scale,
+    )
+
+
+def _summary_without_journal(recipe: Recipe, record: RunRecord, problem: str) -> Summary:
+    """The summary of a run whose journal cannot be read, or that ended before it had one."""
+    eval_set = next(iter(recipe.eval.sets), "")
+    return Summary(
+        name=recipe.name,
+        run_id="",
+        seed=recipe.seed,
+        state=record.state,
+        reason=record.reason,
+        heldout_before=None,
+        heldout_after=None,
+        heldout_tasks=recipe.eval.sets[eval_set].num_tasks if eval_set else 0,
+        wall_s=round(record.wall_s, 3),
+        rl_wall_s=_NO_FIGURE,
+        overlap_frac=_NO_FIGURE,
+        staleness_mean=_NO_FIGURE,
+        staleness_max=0,
+        staleness_bound=0,
+        generated_tokens=0,
+        committed_tokens=0,
+        audit_ok=False,
+        audit_problems=(problem,),
+        policies=(),
+        waits=(),
+        time_scale=recipe.time_scale,
+    )
+
+
+def _warnings(policies: Sequence[PolicySummary]) -> tuple[str, ...]:
+    texts: list[str] = []
+    for policy in policies:
+        if text := _constant_reward(policy):
+            texts.append(text)
+        if policy.fates.failed:
+            texts.append(f"{policy.name}: {policy.fates.failed} of {policy.fates.drawn} groups failed")
+    return tuple(texts)
+
+
+def _constant_reward(policy: PolicySummary) -> str:
+    """That the mean reward was the same in every step, so that nothing was learned; else empty."""
+    if policy.reward_min != policy.reward_max or policy.steps == 0:
+        return ""
+    steps = "the only step" if policy.steps == 1 else f"all {policy.steps} steps"
+    return (
+        f"{policy.name}: the mean reward was always {policy.reward_min:g}, in {steps}, so there is nothing "
+        "to learn; look at an episode and its reward with `astraflow try`"
+    )
+
+
+def _policy(
+    audited: PolicyAudit,
+    recipe: Recipe,
+    steps: Sequence[StepRecord],
+    evals: Sequence[EvalRecord],
+    best: BestVersion | None,
+) -> PolicySummary:
+    own = [record for record in steps if record.policy == audited.name]
+    rounds = sorted((r for r in evals if r.policy == audited.name), key=lambda r: r.version)
+    scores = [(r.eval_set, round(r.score_mean, 6)) for r in rounds if r.score_mean is not None]
+    return PolicySummary(
+        name=audited.name,
+        steps=audited.steps,
+        num_steps=recipe.policies[audited.name].train.steps,
+        version=own[-1].version if own else 0,
+        heldout_before=dict(reversed(scores)),
+        heldout_after=dict(scores),
+        reward_first=own[0].reward_mean if own else 0.0,
+        reward_last=own[-1].reward_mean if own else 0.0,
+        reward_min=min((record.reward_mean for record in own), default=0.0),
+        reward_max=max((record.reward_mean for record in own), default=0.0),
+        staleness_mean=audited.staleness_mean,
+        staleness_max=audited.staleness_max,
+        staleness_bound=audited.staleness_bound,
+        generated_tokens=audited.generated_tokens,
+        committed_tokens=audited.committed_tokens,
+        gradient_tokens=audited.gradient_tokens,
+        redone_steps=audited.redone_steps,
+        fates=audited.fates,
+        best=best,
+    )
+
+
+def _waits(waits_s: Mapping[str, float], rl_wall_s: float) -> tuple[WaitShare, ...]:
+    """Waiting times by who waited for whom, longest first. The keys are `WHO wait:WHOM`."""
+    shares = [
+        WaitShare(
+            who=key.partition(" wait:")[0],
+            whom=key.partition(" wait:")[2],
+            total_s=round(seconds, 3),
+            frac=round(seconds / max(rl_wall_s, 1e-9), 4),
+        )
+        for key, seconds in waits_s.items()
+    ]
+    return tuple(sorted(shares, key=lambda share: -share.total_s))

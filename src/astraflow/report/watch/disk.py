@@ -1,0 +1,47 @@
+"""How much room the disk of a run folder has, and how much its next checkpoints take."""
+
+import shutil
+from pathlib import Path
+
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.report.watch.sight import Disk
+
+__all__ = ["DiskGauge"]
+
+
+class DiskGauge:
+    """Example: `DiskGauge(RunFolder(path)).look()`. Checkpoints are measured once each."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._sizes: dict[Path, int] = {}
+        """The newest checkpoint of each policy -> its size in bytes."""
+
+    def look(self) -> Disk | None:
+        """The disk now; None if it cannot be asked."""
+        try:
+            free_bytes = shutil.disk_usage(self._folder.path).free
+            newest = _newest_checkpoints(self._folder.checkpoints)
+            self._sizes = {path: self._sizes.get(path) or _size(path) for path in newest}
+        except OSError:
+            return None
+        return Disk(str(self._folder.path), free_bytes, sum(self._sizes.values()))
+
+
+def _newest_checkpoints(checkpoints: Path) -> list[Path]:
+    """The newest finished checkpoint of each policy."""
+    found: list[Path] = []
+    for policy in checkpoints.iterdir() if checkpoints.is_dir() else ():
+        steps = (
+            [path for path in policy.iterdir() if path.name.startswith("step-")] if policy.is_dir() else []
+        )
+        found += [max(steps)] if steps else []
+    return found
+
+
+def _size(folder: Path) -> int:
+    """Bytes in a folder, or none if it is being deleted."""
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except OSError:
+        return 0

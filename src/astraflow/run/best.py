@@ -1,0 +1,151 @@
+"""The best version of each policy, by its evaluations, as an ordinary model folder beside the checkpoints.
+
+    checkpoints/actor/best-step-00000030-version-31/{model.safetensors, config.json, tokenizer.json, ...}
+
+The dataflow decides which version is the best so far: it marks the record of its evaluation, and keeps its
+chunks until another version is better. This module only writes the folder, after each such record and at the
+start and the end of a run, and removes the folder of the version before it. What a kill or a full disk keeps
+from being written is therefore written later.
+"""
+
+import asyncio
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from astraflow.dataflow.journal.journal_db import DATABASE
+from astraflow.dataflow.journal.reader import JournalReader
+from astraflow.errors import Error
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.report.best_version import BEST_PREFIX, folder_of, is_best
+from astraflow.run.export import export_version
+from astraflow.types import EvalRecord
+
+__all__ = ["BestKeeper"]
+
+_log = logging.getLogger(__name__)
+
+
+class BestKeeper:
+    """Writes the folders, one at a time. `see` every evaluation, and let `run` run.
+
+    A folder is written in a thread that does not keep the process alive: an interrupted run stops at once.
+    """
+
+    def __init__(self, folder: RunFolder, recipe: Recipe, note: Callable[[str], None]) -> None:
+        """`note` gets what a person should know. Earlier evaluations are those of the run's journal.
+
+        Raises: JournalError if the journal cannot be read.
+        """
+        self._folder = folder
+        self._rule = recipe.eval.best
+        self._note = note
+        self._best: dict[str, EvalRecord] = {}
+        """Policy -> the record of the version whose folder should be there."""
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_metric_missed = False
+        for record in _earlier_evals(folder) if self._rule.metric else ():
+            self.see(record)
+
+    def see(self, record: EvalRecord) -> None:
+        """Takes note of an evaluation."""
+        self._look_for_metric(record)
+        if is_best(record, self._rule):
+            self._best[record.policy] = record
+            self._changed.set()
+            self._idle.clear()
+
+    async def run(self) -> None:
+        """Writes what is to be written, until it is cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            wanted = tuple(self._best.values())
+            for failure in await _in_daemon(partial(_write_all, self._folder, wanted)):
+                self._note(failure)
+            if not self._changed.is_set():
+                self._idle.set()
+
+    async def settled(self) -> None:
+        """Returns when nothing is left to write."""
+        await self._idle.wait()
+
+    def _look_for_metric(self, record: EvalRecord) -> None:
+        """Notes once that the evaluations do not have the metric that the recipe names."""
+        figure = self._rule.figure
+        names = [item.name for item in record.metrics]
+        is_missed = record.eval_set == self._rule.eval_set and figure and figure not in names
+        if is_missed and not self._is_metric_missed:
+            self._is_metric_missed = True
+            self._note(
+                f"eval.best.metric = {self._rule.metric!r}: evaluations of {record.eval_set!r} have no "
+                f"metric {figure!r} (they have: {', '.join(names)}); no version is kept"
+            )
+
+
+def _earlier_evals(folder: RunFolder) -> list[EvalRecord]:
+    if not (folder.journal / DATABASE).is_file():
+        return []
+    with JournalReader(folder.journal) as reader:
+        return reader.evals()
+
+
+def _write_all(folder: RunFolder, records: Sequence[EvalRecord]) -> list[str]:
+    """Writes the model folders of several policies. Returns: why some could not be written."""
+    return [failure for record in records if (failure := _write(folder, record))]
+
+
+def _write(folder: RunFolder, record: EvalRecord) -> str:
+    """Writes the model folder of a version unless it is there, and removes those of other versions.
+
+    Returns: why it could not, or nothing. The folder of the version before stays then.
+    """
+    path = folder_of(folder, record)
+    for unfinished in path.parent.glob(f".{BEST_PREFIX}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        if not path.is_dir():
+            export_version(folder.path, path, policy=record.policy, version=record.version)
+    except (Error, OSError) as err:
+        return (
+            f"the best version of {record.policy} ({record.version}) is not written to {path}: {err}; it is "
+            "tried again after the next evaluation that is better, and at the next start"
+        )
+    for other in path.parent.glob(f"{BEST_PREFIX}*"):
+        if other != path:
+            shutil.rmtree(other, ignore_errors=True)
+    return ""
+
+
+async def _in_daemon(function: Callable[[], list[str]]) -> list[str]:
+    """What a function returns that is called in a daemon thread. Raises: what it raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[list[str]] = loop.create_future()
+
+    def settle(result: list[str] | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result or [])
+
+    def work() -> None:
+        result: list[str] | None = None
+        failure: Exception | None = None
+        try:
+            result = function()
+        except Exception as err:  # noqa: BLE001 - handed to the loop, which raises it
+            failure = err
+        try:
+            loop.call_soon_threadsafe(settle, result, failure)
+        except RuntimeError:
+            _log.debug("the run has stopped; its best version is written at the next start")
+
+    threading.Thread(target=work, name="best version", daemon=True).start()
+    return await done

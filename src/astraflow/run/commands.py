@@ -1,0 +1,292 @@
+"""What the `astraflow` commands about runs do and print."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from astraflow.addons.view.viewer_door import ViewerDoor
+from astraflow.dataflow.audit import audit
+from astraflow.errors import DataError
+from astraflow.recipe.model_checks import check_model
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.resume import (
+    changes_between,
+    has_more_steps,
+    refuse_changes,
+    refuse_fewer_steps,
+    steps_done,
+)
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.report.ending import interruption
+from astraflow.report.report import load_summary, summary_table, write_report
+from astraflow.report.screen import LiveView, PlainView, View
+from astraflow.report.summary import Summary
+from astraflow.report.terminal_text import printable
+from astraflow.run.drop_batch import drop_batch
+from astraflow.run.offline import collect_batches, train_from_batches
+from astraflow.run.run import Run, launch
+from astraflow.trainer.columns import reward_mean
+from astraflow.types import Batch, StepRecord
+
+__all__ = ["drop_and_report", "run_only_rollout", "run_only_train", "run_recipe", "show_audit"]
+
+_INTERRUPTED = 130
+"""Exit code of a command that was interrupted."""
+
+
+def run_recipe(recipe: Recipe, run_dir: Path, *, is_plain: bool, module_path: tuple[str, ...]) -> int:
+    """Runs a recipe in the foreground; returns the exit code.
+
+    Raises: ConfigError or DataError for the recipe or folder, ServiceError if a process fails for good.
+    """
+    folder = RunFolder(run_dir.resolve())
+    console = Console()
+    if folder.is_finished and _has_nothing_to_do(folder, recipe, run_dir):
+        return _show_finished(folder, recipe, run_dir, console)
+    is_live = console.is_terminal and not is_plain
+    view: View = (
+        LiveView(recipe.name, str(run_dir), console)
+        if is_live
+        else PlainView(recipe.name, str(run_dir), sys.stdout)
+    )
+    runs: list[Run] = []
+    try:
+        is_finished = asyncio.run(_until_end(recipe, run_dir, view, module_path, runs))
+    except Exception:
+        view.close()
+        if runs:  # it has started, so there is something to show
+            with contextlib.suppress(DataError):  # which must not hide why the run failed
+                _show_results(folder, console)
+        raise
+    finally:
+        view.close()
+    if is_finished:
+        return 0 if _show_results(folder, console).audit_ok else 1
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        _show_results(folder, console)
+        console.print(f"stopped; run the same command again to continue {run_dir}", highlight=False)
+    return _INTERRUPTED
+
+
+def _has_nothing_to_do(folder: RunFolder, recipe: Recipe, run_dir: Path) -> bool:
+    """Whether a finished run has all the steps of the recipe. Raises: ConfigError for another recipe."""
+    refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
+    done = steps_done(folder.journal)
+    refuse_fewer_steps(recipe, done, run_dir)
+    return not has_more_steps(recipe, done)
+
+
+def _show_finished(folder: RunFolder, recipe: Recipe, run_dir: Path, console: Console) -> int:
+    """Prints the results of a finished run, and how it is trained longer; returns the exit code."""
+    done = max(policy.train.steps for policy in recipe.trained.values()) if recipe.trained else 0
+    console.print(
+        f"{run_dir} is finished after {done} steps; to train longer, ask for more in total, e.g. `astraflow "
+        f"run {run_dir} steps={done + max(1, done // 3)}`; to train again, pass another --run-dir",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if changes := changes_between(folder.load_recipe(), recipe):
+        keys = ", ".join(change.key for change in changes)
+        console.print(
+            f"changed, but not needed before it trains longer: {keys}", highlight=False, markup=False
+        )
+    summary = load_summary(folder) if folder.summary.is_file() else write_report(folder, recipe)
+    console.print(summary_table(summary))
+    return 0 if summary.audit_ok else 1
+
+
+async def _until_end(
+    recipe: Recipe, run_dir: Path, view: View, module_path: tuple[str, ...], runs: list[Run]
+) -> bool:
+    """Runs the recipe; returns whether it finished, False if it was interrupted. `runs` gets the run once it
+    has started."""
+    interrupted = asyncio.Event()
+    reasons: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    def interrupt(number: signal.Signals) -> None:
+        reasons.append(interruption(number))
+        interrupted.set()
+        match len(reasons):
+            case 1:
+                view.note("stopping; press Ctrl-C again to end everything at once")
+            case 2:
+                for run in runs:
+                    run.kill()
+            case _:  # all processes are killed, and this person does not want to wait for the report
+                for run in runs:
+                    run.leave_at_once(reasons[0])
+                view.close()
+                os._exit(_INTERRUPTED)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt, number)
+    async with launch(recipe, run_dir, view=view, module_path=module_path) as run:
+        runs.append(run)
+        log = _launcher_log(run.folder)
+        ended = asyncio.ensure_future(run.wait())
+        stopped = asyncio.ensure_future(interrupted.wait())
+        try:
+            async with _viewer_door(recipe, run, view):
+                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                run.note_stop(reasons[0])
+            return ended.done()
+        finally:
+            ended.cancel()
+            stopped.cancel()
+            logging.getLogger("astraflow").removeHandler(log)
+            log.close()
+
+
+@asynccontextmanager
+async def _viewer_door(recipe: Recipe, run: Run, view: View) -> AsyncGenerator[None]:
+    """Offers the page about the run, unless the recipe says otherwise, while the block runs."""
+    if not recipe.view:
+        yield
+        return
+    try:
+        door = ViewerDoor(run.folder.path, run.folder.logs / "viewer.log")
+    except OSError as err:
+        view.note(f"there is no page about this run: {err}")
+        yield
+        return
+    async with door:
+        view.note(f"see the run at {door.url}")
+        yield
+
+
+def _launcher_log(folder: RunFolder) -> logging.Handler:
+    """Lets the launcher log into a file of its own, beside those of its processes: its output is a screen."""
+    handler = logging.FileHandler(folder.logs / "launcher.log", encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s launcher %(name)s: %(message)s"))
+    logger = logging.getLogger("astraflow")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    return handler
+
+
+def _show_results(folder: RunFolder, console: Console) -> Summary:
+    """Prints the results of a run that has ended, and the paths of the files about it."""
+    summary = load_summary(folder)
+    console.print(summary_table(summary))
+    named = (
+        ("summary", folder.summary),
+        ("episodes before and after", folder.samples / "episodes.md"),
+        ("learning curve", folder.curve),
+        *(
+            (f"best version of {policy.name}", folder.path / policy.best.folder)
+            for policy in summary.policies
+            if policy.best is not None and policy.best.folder
+        ),
+    )
+    for what, path in named:
+        if path.exists():
+            console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
+    return summary
+
+
+# --- one half of a run ----------------------------------------------------------------------------
+
+
+def run_only_rollout(recipe: Recipe, run_dir: Path) -> int:
+    """Collects batches until all steps have one; returns the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+
+    def show_batch(batch: Batch, path: Path) -> None:
+        totals = batch.totals
+        steps = recipe.policies[batch.policy].train.steps
+        reward = reward_mean(batch.samples)
+        console.print(
+            f"{batch.policy} batch {batch.step + 1}/{steps}: {totals.num_groups} groups, "
+            f"{totals.num_samples} samples, reward {reward:.3f}, {path.stat().st_size:,} bytes"
+        )
+
+    is_finished, batches = asyncio.run(_collected(recipe, run_dir, show_batch))
+    if not is_finished:
+        console.print("stopped; run the same command again to collect the missing batches")
+        return _INTERRUPTED
+    console.print(f"batches: {batches}; train from them with --only train --batches {batches}")
+    return 0
+
+
+async def _collected(
+    recipe: Recipe, run_dir: Path, on_batch: Callable[[Batch, Path], None]
+) -> tuple[bool, Path]:
+    """Collects the batches; returns whether all are there, and their folder."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    batches = await collect_batches(recipe, run_dir, stop=stop, on_batch=on_batch)
+    return not stop.is_set(), batches
+
+
+def run_only_train(recipe: Recipe, run_dir: Path, batches: Path) -> int:
+    """Trains from saved batches; returns the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+    for name, policy in recipe.policies.items():
+        check_model(name, policy)
+
+    def show_step(record: StepRecord) -> None:
+        values = {item.name: item.value for item in record.metrics}
+        console.print(
+            f"{record.policy} step {record.number}/{recipe.policies[record.policy].train.steps}: "
+            f"reward {record.reward_mean:.3f}, loss {values.get('loss', 0.0):.4g}, "
+            f"staleness {record.staleness_max}"
+        )
+
+    for model in train_from_batches(recipe, run_dir, batches, on_step=show_step):
+        steps = recipe.policies[model.policy].train.steps
+        short = f" (the batches end before step {steps})" if model.num_steps < steps else ""
+        console.print(
+            f"{model.policy}: {model.num_steps} steps{short}, weights {model.digest}, model: {model.folder}"
+        )
+    return 0
+
+
+# --- audit ----------------------------------------------------------------------------------------
+
+
+def show_audit(run_dir: Path) -> int:
+    """Prints the accounting of a run, computed from its journal; returns 1 if it does not hold."""
+    report = audit(RunFolder(run_dir).journal)
+    console = Console()
+    console.print(report.table())
+    for problem in report.problems:
+        console.print(printable(f"problem: {problem}"), style="red", highlight=False, markup=False)
+    return 0 if report.ok else 1
+
+
+# --- drop-batch -----------------------------------------------------------------------------------
+
+
+def drop_and_report(where: str, policy: str, *, step: int, reason: str, token_file: Path | None) -> int:
+    """Drops a batch that cannot be trained, and prints the result."""
+    token = token_file.read_text(encoding="utf-8").strip() if token_file else ""
+    dropped = asyncio.run(drop_batch(where, policy, step=step, reason=reason, token=token))
+    steps = ", ".join(str(step + 1) for step in dropped.steps)
+    then = (
+        "its trainer restarts from its checkpoint"
+        if dropped.is_live
+        else "`astraflow run` with the same recipe continues the run"
+    )
+    Console().print(
+        printable(
+            f"policy {policy}: the batch of step {steps} is dropped ({dropped.num_groups} groups are "
+            f"evicted); {then}, with other groups"
+        ),
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return 0

@@ -1,0 +1,154 @@
+"""What `astraflow eval` evaluates: a run folder, a model folder or an endpoint, as hosted policies."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.recipe.derived import derived
+from astraflow.recipe.model_checks import check_model
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.recipe.run_plan import policy_info
+from astraflow.rollout.dialogue import HostedPolicy
+from astraflow.run.hosting import host_models
+from astraflow.types.host_tensors import WeightSnapshot
+from astraflow.user_input.mistakes import hint
+from astraflow.weights.snapshot import read_model
+from astraflow.weights.stores.saved_versions import SavedVersions
+
+__all__ = ["Endpoint", "Target", "chosen_policy", "find_target", "hosting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible server; an empty `model` means the first one that it lists."""
+
+    base_url: str
+    model: str = ""
+    api_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What takes the place of `policy` in `recipe`; version -1 is the newest of a run."""
+
+    recipe: Recipe
+    policy: str
+    where: str
+    kind: str
+    """`run`, `model` or `endpoint`."""
+    version: int = -1
+    endpoint: Endpoint | None = None
+
+
+def chosen_policy(recipe: Recipe, policy: str) -> str:
+    """The named policy; if the name is empty, the first trained one.
+
+    Raises: ConfigError for a name that the recipe does not have.
+    """
+    known = tuple(recipe.trained) or tuple(recipe.policies)
+    if not policy:
+        return known[0]
+    if policy not in recipe.policies:
+        raise ConfigError(f"--policy {policy}: no such policy{hint(policy, list(recipe.policies))}")
+    return policy
+
+
+def find_target(
+    where: str,
+    recipe: Recipe | None,
+    *,
+    policy: str = "",
+    version: int = -1,
+    endpoint: Endpoint | None = None,
+) -> Target:
+    """Finds out what `where` is. `recipe` replaces the recipe of a run, and is required for anything else.
+
+    Raises: ConfigError or DataError if it cannot be evaluated, or the recipe is missing.
+    """
+    kind = _kind(where)
+    if kind != "run" and version >= 0:
+        raise ConfigError(f"--version names a version of a run; {where} has only one")
+    if recipe is None and kind != "run":
+        raise ConfigError(f"{where} says nothing about tasks and scoring; pass --recipe RECIPE")
+    known = derived(recipe or RunFolder(Path(where)).load_recipe())
+    endpoint = (endpoint or Endpoint(where)) if kind == "endpoint" else None
+    return Target(known, chosen_policy(known, policy), where, kind, version, endpoint)
+
+
+def _kind(where: str) -> str:
+    if where.startswith(("http://", "https://")):
+        return "endpoint"
+    path = Path(where)
+    if (path / "recipe.yaml").is_file():
+        return "run"
+    if (path / "config.json").is_file():
+        return "model"
+    if not path.exists():
+        raise DataError(f"{where} does not exist; pass a run folder, a Hugging Face model folder or a URL")
+    raise DataError(
+        f"{where} is neither a run folder (no recipe.yaml) nor a model folder (no config.json) nor a URL"
+    )
+
+
+@asynccontextmanager
+async def hosting(target: Target) -> AsyncGenerator[tuple[Mapping[str, HostedPolicy], int]]:
+    """The recipe's policies, ready to generate, and the version of the target (-1: it has none).
+
+    The other policies have their newest versions if the target is a run, else the models of the recipe.
+    Raises: DataError, WeightsError, ConfigError or UnavailableError if one cannot be loaded.
+    """
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="astraflow-eval-")))
+        snapshots = {
+            name: await asyncio.to_thread(_snapshot, target, name, folder / name)
+            for name in target.recipe.policies
+            if target.endpoint is None or name != target.policy
+        }
+        hosted = await stack.enter_async_context(host_models(target.recipe, snapshots))
+        if target.endpoint is not None:
+            hosted = {**hosted, target.policy: await stack.enter_async_context(_calling(target))}
+        version = snapshots[target.policy].version if target.kind == "run" else -1
+        yield {name: hosted[name] for name in target.recipe.policies}, version
+
+
+@asynccontextmanager
+async def _calling(target: Target) -> AsyncGenerator[HostedPolicy]:
+    from astraflow.rollout.engines.openai_engine import OpenAiEngine, TextRenderer
+
+    assert target.endpoint is not None
+    recipe = target.recipe
+    endpoint = target.endpoint
+    engine = OpenAiEngine(
+        endpoint.base_url,
+        model=endpoint.model,
+        api_key=endpoint.api_key,
+        max_requests=recipe.rollout.max_episodes,
+        timeout_s=recipe.rollout.episode_timeout_s,
+        template_args=recipe.policies[target.policy].template_args,
+    )
+    try:
+        await engine.check()
+        info = policy_info(target.policy, recipe.policies[target.policy])
+        yield HostedPolicy(info, engine, TextRenderer())
+    finally:
+        await engine.close()
+
+
+def _snapshot(target: Target, name: str, cache: Path) -> WeightSnapshot:
+    """The weights of one policy. Blocks."""
+    policy = target.recipe.policies[name]
+    if target.kind == "run" and policy.role == "trained":
+        version = target.version if name == target.policy else -1
+        store = SavedVersions(RunFolder(Path(target.where)).weights / name, name)
+        return store.read(version).snapshot(cache)
+    if target.kind == "model" and name == target.policy:
+        folder = Path(target.where)
+    else:
+        check_model(name, policy)
+        folder = policy.model_dir
+    return WeightSnapshot(name, 0, read_model(folder), folder)

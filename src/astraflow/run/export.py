@@ -1,0 +1,99 @@
+"""Exports a version of a run as a Hugging Face folder, bit-equal to what was served.
+
+The written files are read back and hashed before the folder gets its name, so that it appears whole or not at
+all.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from astraflow.errors import ConfigError, WeightsError
+from astraflow.models.adapters import merged
+from astraflow.models.chat_template import write_template_defaults
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.run.eval_target import chosen_policy
+from astraflow.types import Manifest
+from astraflow.types.host_tensors import HostTensor
+from astraflow.weights.manifest import digest_of, pack
+from astraflow.weights.snapshot import ADAPTER_FOLDER, read_safetensors, snapshot_to_folder
+from astraflow.weights.stores.saved_versions import SavedVersions
+
+__all__ = ["Exported", "export_version"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of an export."""
+
+    folder: Path
+    policy: str
+    version: int
+    num_bytes: int
+    digest: str
+    """xxh3-128 over the tensors of the version, as in the manifest. Unless adapters were merged, the written
+    file has the same digest."""
+
+
+def export_version(
+    run_dir: Path, out: Path, *, policy: str = "", version: int = -1, force: bool = False
+) -> Exported:
+    """Writes a version (-1: the newest) of a policy (empty: the first trained one) to `out`.
+
+    `force` replaces a model folder, and nothing else.
+    Raises: ConfigError if `out` is taken or the policy unknown; DataError if the version is not kept;
+    WeightsError if its bytes are damaged.
+    """
+    folder = RunFolder(run_dir)
+    recipe = folder.load_recipe()
+    name = chosen_policy(recipe, policy)
+    _check_free(out, force=force)
+    stored = SavedVersions(folder.weights / name, name).read(version)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as aside:
+        files = Path(aside) / "files"
+        made = Path(aside) / "model"
+        snapshot = stored.snapshot(files)
+        write_template_defaults(files, recipe.policies[name].template_args)
+        snapshot_to_folder(snapshot, made, base=recipe.policies[name].model)
+        _check_written(made, merged(snapshot.tensors), stored.manifest)
+        if out.exists():
+            out.rename(Path(aside) / "replaced")
+        made.rename(out)
+    manifest = stored.manifest
+    num_bytes = sum(tensor.num_bytes for tensor in manifest.tensors)
+    return Exported(out, name, manifest.version, num_bytes, manifest.digest)
+
+
+def _check_free(out: Path, *, force: bool) -> None:
+    if out.is_symlink() or out.is_file():
+        raise ConfigError(f"{out} is not a folder; name a new one")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not force:
+        raise ConfigError(f"{out} is not empty; name a new folder, or replace it with --force")
+    if not (out / "config.json").is_file() or any(
+        path.is_dir() and path.name != ADAPTER_FOLDER for path in out.iterdir()
+    ):
+        raise ConfigError(
+            f"{out} is neither empty nor a plain model folder, so --force does not replace it; name a new "
+            "folder"
+        )
+
+
+def _check_written(folder: Path, tensors: Sequence[HostTensor], manifest: Manifest) -> None:
+    """Raises: WeightsError unless the written tensors are bit-equal to those of the version."""
+    by_name = {tensor.name: tensor for tensor in read_safetensors(folder / "model.safetensors")}
+    written = [by_name[tensor.name] for tensor in tensors if tensor.name in by_name]
+    found = _digest(written)
+    expected = _digest(tensors)
+    if len(by_name) != len(tensors) or found != expected:
+        raise WeightsError(
+            f"policy {manifest.policy!r} version {manifest.version}: the written tensors hash to {found}, "
+            f"expected {expected}; check the disk for errors"
+        )
+
+
+def _digest(tensors: Sequence[HostTensor]) -> str:
+    return digest_of(pack(tensors))

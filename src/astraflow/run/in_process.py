@@ -1,0 +1,181 @@
+"""A whole run in one process: dataflow, one rollout service and a trainer per policy, without sockets.
+
+    run_in_process: one task group
+    rollout service   leases, versions  -> episodes                  ends with the run, or `stop`
+    trainer (policy)  batches           -> versions, commits         ends after its last step, or `stop`
+
+The parts are those of `astraflow run`, except that weights stay in memory. The caller provides the learners,
+which do with each batch what the run is for. The run ends by itself once every policy has done its steps.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from astraflow.dataflow.client import DataflowClient
+from astraflow.dataflow.journal.journal import Journal
+from astraflow.dataflow.service.service import DataflowService
+from astraflow.errors import WeightsError
+from astraflow.protocols import Learner
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.run_plan import eval_rules, fingerprints, run_info, run_plan
+from astraflow.rollout.engines.factory import engine_maker
+from astraflow.rollout.environments import Environments
+from astraflow.rollout.evaluation import Evaluation
+from astraflow.rollout.judging import make_scoring
+from astraflow.rollout.renderer import policy_renderer
+from astraflow.rollout.service import RolloutService
+from astraflow.run.preflight import OpenSources
+from astraflow.service.client import MemoryTransport, ServiceClient
+from astraflow.trainer.checkpoint import CheckpointStore
+from astraflow.trainer.loop import Trainer, TrainerPlan, run_trainer
+from astraflow.types import Fingerprints, Manifest, Publication, RunInfo
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.weights.arrival import Arrival
+from astraflow.weights.manifest import build_manifest
+from astraflow.weights.snapshot import read_model
+from astraflow.workflows.factory import make_workflow
+
+__all__ = ["MemoryVersions", "run_in_process"]
+
+_KEPT = 3
+"""Newest versions that are kept, since an engine may be fetching the one before the newest."""
+_CHUNK_BYTES = 64 * 1024 * 1024
+
+
+class MemoryVersions:
+    """Passes weights from trainers to engines in memory. Implements `Publishes` and `FetchesWeights`.
+
+    `model_dirs` maps each policy to the folder with its config and tokenizer.
+    """
+
+    def __init__(self, model_dirs: Mapping[str, Path]) -> None:
+        self._model_dirs = model_dirs
+        self._versions: dict[str, dict[int, tuple[HostTensor, ...]]] = {name: {} for name in model_dirs}
+
+    async def publish(
+        self, policy: str, version: int, tensors: Sequence[HostTensor], files: Mapping[str, Path]
+    ) -> Manifest:
+        """Keeps the tensors themselves, so the caller must not change them. Files stay where they are."""
+        del files
+        self._versions[policy][version] = tuple(tensors)
+        return await asyncio.to_thread(build_manifest, policy, version, tensors, chunk_bytes=_CHUNK_BYTES)
+
+    async def forget(self, policy: str, needed: Sequence[int]) -> None:
+        """Drops all but the needed and the newest versions."""
+        known = self._versions[policy]
+        for version in sorted(known)[:-_KEPT]:
+            if version not in needed:
+                del known[version]
+
+    async def fetch(self, manifest: Manifest) -> WeightSnapshot:
+        """A version. Raises: WeightsError if it has been dropped."""
+        tensors = self._versions[manifest.policy].get(manifest.version)
+        if tensors is None:
+            raise WeightsError(
+                f"policy {manifest.policy!r} version {manifest.version} is no longer in memory"
+            )
+        return WeightSnapshot(manifest.policy, manifest.version, tensors, self._model_dirs[manifest.policy])
+
+    def arrival(self, policy: str) -> Arrival:
+        """Nothing is ever on its way."""
+        del policy
+        return Arrival()
+
+
+async def run_in_process(
+    recipe: Recipe,
+    sources: OpenSources,
+    learners: Mapping[str, Learner],
+    *,
+    folder: Path,
+    stop: asyncio.Event,
+) -> None:
+    """Runs the recipe with these learners, one per trained policy, until its end or `stop`.
+
+    `folder` gets `journal` and `checkpoints`; if it has them already, the run continues from there.
+    Raises: the error of a part that fails.
+    """
+    info = run_info(recipe)
+    sizes = {name: len(source) for name, source in sources.train.items()}
+    journal = Journal(
+        folder / "journal",
+        snapshot_every=recipe.dataflow.snapshot_every,
+        retained_steps=recipe.dataflow.retained_steps,
+    )
+    service = DataflowService(
+        run_plan(recipe, sizes),
+        sources.train,
+        sources.eval,
+        info,
+        recipe.dataflow,
+        journal,
+        resumes_failed=True,
+    )
+    client = ServiceClient("http://memory", transport=MemoryTransport(service.app))
+    link = DataflowClient(client)
+    versions = MemoryVersions({name: policy.model_dir for name, policy in recipe.policies.items()})
+    await service.start()
+    try:
+        await _announce_frozen(recipe, link, versions)
+        async with asyncio.TaskGroup() as group:
+            rollout = _rollout(recipe, info, link, versions)
+            group.create_task(rollout.run(stop), name="rollout")
+            for name, learner in learners.items():
+                trainer = _trainer(recipe, name, learner, link, versions, folder)
+                group.create_task(run_trainer(trainer, stop), name=f"trainer {name}")
+    except ExceptionGroup as failures:
+        raise _first_leaf(failures) from failures
+    finally:
+        await client.close()
+        await service.stop()
+
+
+async def _announce_frozen(recipe: Recipe, link: DataflowClient, versions: MemoryVersions) -> None:
+    """Publishes the model of each frozen policy as its version 0."""
+    for name in recipe.published:
+        if name not in recipe.trained:
+            model_dir = recipe.policies[name].model_dir
+            tensors = await asyncio.to_thread(read_model, model_dir)
+            manifest = await versions.publish(name, 0, tensors, {})
+            await link.publish(name, Publication(epoch=0, step=0, manifest=manifest))
+
+
+def _rollout(recipe: Recipe, info: RunInfo, link: DataflowClient, versions: MemoryVersions) -> RolloutService:
+    return RolloutService(
+        link,
+        name="in-process",
+        policies=info.policies,
+        workflow=make_workflow(recipe.workflow),
+        scoring=make_scoring(recipe.tasks.without_curators, num_workers=recipe.rollout.scorers),
+        environments=Environments(recipe.tasks.environments),
+        weights=versions,
+        config=recipe.rollout,
+        make_engine=engine_maker(recipe.rollout.engine, exact=recipe.exact),
+        make_renderer=policy_renderer,
+        evaluation=Evaluation(eval_rules(recipe), num_workers=recipe.rollout.scorers),
+        fingerprints=Fingerprints(recipe=info.fingerprints.recipe),
+    )
+
+
+def _trainer(  # noqa: PLR0917 - the parts of a trainer, each from elsewhere
+    recipe: Recipe,
+    name: str,
+    learner: Learner,
+    link: DataflowClient,
+    versions: MemoryVersions,
+    folder: Path,
+) -> Trainer:
+    config = recipe.policies[name].train
+    plan = TrainerPlan(
+        policy=name,
+        trainer_id="in-process",
+        checkpoint_every=config.checkpoint_every,
+        fingerprints=fingerprints(recipe),
+    )
+    checkpoints = CheckpointStore(folder / "checkpoints" / name, policy=name, keep=config.keep_checkpoints)
+    return Trainer(plan, learner=learner, link=link, publisher=versions, checkpoints=checkpoints)
+
+
+def _first_leaf(error: Exception) -> Exception:
+    return _first_leaf(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType] - its type parameter is lost

@@ -1,0 +1,575 @@
+"""A run with real services: starts them, follows the dataflow, ends them.
+
+Loops of a `Run`, all in one TaskGroup that `launch` owns:
+
+    supervise      processes -> restarts; a ServiceError ends the run; woken by process ends
+    follow steps   one per policy: long-polls the dataflow -> metrics.jsonl, view, supervisor, `steps`
+    follow evals   long-polls the dataflow -> metrics.jsonl, view, `evals`, best versions
+    keep best      best versions -> model folders; woken by evaluations
+    follow end     waits for the other followers -> ends the processes in order, sets the result of `wait`
+    show           twice per second: signs of life, status -> view, run.json (for display; nothing waits for
+                   it), and the pool if it sizes itself: services -> started, asked to leave, ended
+
+However a run ends, its processes are ended, the reason is written to run.json, and the report is made.
+Trackers have threads and processes of their own: see `tracking`.
+
+An interrupted run is durable: the same folder continues it later. Nothing here decides about data.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from astraflow.addons.cluster.pool import Pool
+from astraflow.addons.trackers.tracking import FINISHED_S, INTERRUPTED_S, Trackers
+from astraflow.dataflow.client import DataflowClient
+from astraflow.dataflow.service.clock import SteadyClock
+from astraflow.errors import ConfigError, ServiceError, UnavailableError
+from astraflow.processes.launcher import make_launcher, reachable
+from astraflow.processes.program import Addresses, check_files, choose_addresses, program
+from astraflow.processes.supervisor import Supervisor
+from astraflow.protocols import Launcher, ProcessSpec
+from astraflow.recipe.access import needs_tokens
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.resume import (
+    changes_between,
+    has_more_steps,
+    refuse_changes,
+    refuse_fewer_steps,
+    steps_done,
+)
+from astraflow.recipe.run_folder import RunFolder, RunRecord, ServiceRecord
+from astraflow.report.ending import ABANDONED, reason_of
+from astraflow.report.metrics_log import MetricsLog
+from astraflow.report.report import load_drawing, write_report
+from astraflow.report.screen import SilentView, View
+from astraflow.report.watch.disk import DiskGauge
+from astraflow.report.watch.sight import Sight, StepMemory
+from astraflow.report.watch.watchdog import Watch, Watchdog, over_text
+from astraflow.run.best import BestKeeper
+from astraflow.run.hub_models import with_fetched_models
+from astraflow.run.preflight import check_recipe
+from astraflow.service.client import ServiceClient
+from astraflow.types import EvalRecord, RunState, StatusReply, StepRecord
+from astraflow.types.alarm import Alarm
+from astraflow.user_input.mistakes import hint
+
+__all__ = ["Run", "launch"]
+
+_FeedT = TypeVar("_FeedT")
+_log = logging.getLogger(__name__)
+
+_SHOW_EVERY_S = 0.5
+_LONGEST_POLL_S = 25.0
+"""A long poll returns after this time, even without news."""
+_UNANSWERED_S = 8.0
+"""A dataflow that has not answered for this long is an alarm; a status may take 2 s, and more on a machine
+that is busy."""
+_SAVE_EVERY = 10
+"""Refreshes between two writes of run.json, which records until when the launcher ran."""
+_WORKERS_GRACE_S = 2.4
+"""Time for trainers and rollout services to stop. What they lose by a kill is done again after a restart."""
+_STORES_GRACE_S = 1.0
+"""Time for dataflow and publishers, which stop last. Together the two stay well below 5 s."""
+_LAST_CHECKPOINT_S = 120.0
+"""Time that a trainer may take after its last commit."""
+_LAST_BEST_S = 120.0
+"""Time that writing the best version may take at the end; it is in the run folder's weights as well."""
+_LAST_ROLLOUT_S = 10.0
+"""Time that a rollout service may take to end after the run is over."""
+
+
+class _Feed(Generic[_FeedT]):
+    """Records in order for any number of readers, each from the start. Readers are woken; nothing is
+    polled."""
+
+    def __init__(self) -> None:
+        self._items: list[_FeedT] = []
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    def add(self, item: _FeedT) -> None:
+        self._items.append(item)
+        self._wake()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        event = self._changed
+        self._changed = asyncio.Event()
+        event.set()
+
+    async def __aiter__(self) -> AsyncIterator[_FeedT]:
+        idx = 0
+        while True:
+            changed = self._changed
+            while idx < len(self._items):
+                yield self._items[idx]
+                idx += 1
+            if self._is_closed:
+                return
+            await changed.wait()
+
+
+class Run:
+    """A run whose services are running or starting; made by `launch`.
+
+    Example: `async for step in run.steps("solver"): print(step.number, step.reward_mean)`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        addresses: Addresses,
+        view: View,
+        *,
+        module_path: tuple[str, ...] = (),
+    ) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.url = addresses.url
+        self._ports = {"dataflow": addresses.dataflow[1]}
+        self._ports |= {f"publisher-{name}": port for name, (_, port) in addresses.publishers.items()}
+        self._view = view
+        self._module_path = module_path
+        self._loop = asyncio.get_running_loop()
+        token = folder.token("admin") if needs_tokens(recipe) else ""
+        ca_file = recipe.dataflow.tls.ca_file
+        self._http = ServiceClient(self.url, token=token, patience_s=60.0, ca_file=ca_file)
+        self._quick_http = ServiceClient(self.url, token=token, patience_s=0.0, ca_file=ca_file)
+        self._client = DataflowClient(self._http)
+        self._metrics = MetricsLog(folder.metrics)
+        self._trackers = Trackers(recipe, folder, self._note_soon, module_path=module_path)
+        self._best = BestKeeper(folder, recipe, view.note)
+        self._steps = {name: _Feed[StepRecord]() for name in recipe.trained}
+        self._evals = _Feed[EvalRecord]()
+        self._watchdog = Watchdog()
+        self._skew_s = 0.0
+        """How much the dataflow's clock is ahead: it may be on another machine, and all times are its own."""
+        self._disk = DiskGauge(folder)
+        self._memory = StepMemory()
+        self._alarms: tuple[Alarm, ...] = ()
+        """What is wrong now."""
+        self._state: RunState = "running"
+        self._reason = ""
+        """Why the run ended; the first reason that was noted."""
+        self._ended = asyncio.Event()
+        self._followers: list[asyncio.Task[None]] = []
+        self._save_failure: OSError | None = None
+        self._is_failure_noted = False
+        self._clock = SteadyClock()
+        self._begin_s = self._clock()
+        self._earlier = folder.load_record().active if folder.record.is_file() else ()
+        self._supervisor: Supervisor | None = None
+        self._pool: Pool | None = None
+
+    # --- for the caller ---
+
+    def steps(self, policy: str) -> AsyncIterator[StepRecord]:
+        """The steps of a policy that are committed during this start of the run, as they come.
+
+        Ends with the run.
+        Raises: ConfigError if the recipe does not train the policy.
+        """
+        if policy not in self._steps:
+            raise ConfigError(f"policy {policy!r} has no trainer{hint(policy, list(self._steps))}")
+        return aiter(self._steps[policy])
+
+    def evals(self) -> AsyncIterator[EvalRecord]:
+        """Evaluation rounds that finish during this start of the run; ends with the run."""
+        return aiter(self._evals)
+
+    async def status(self) -> StatusReply:
+        """The current status. Raises: UnavailableError while the dataflow does not answer."""
+        return await DataflowClient(self._quick_http).status()
+
+    async def wait(self) -> RunState:
+        """Returns when the run is over and its processes have ended: `finished` or `failed`."""
+        await self._ended.wait()
+        return self._state
+
+    def note_stop(self, reason: str) -> None:
+        """Says why the block of `launch` is about to be left, unless the run has ended by then."""
+        self._reason = self._reason or reason
+
+    def kill(self) -> None:
+        """Ends all processes at once. What was durable stays."""
+        self._trackers.kill()
+        if self._supervisor is not None:
+            self._supervisor.kill_all()
+
+    def leave_at_once(self, reason: str) -> None:
+        """Records why the launcher is about to end without waiting for anything."""
+        self.note_stop(reason)
+        self.folder.release()
+        self._try_to_save("stopped" if self._state == "running" else self._state)
+
+    # --- life ---
+
+    def start(self, group: asyncio.TaskGroup, starter: Launcher, specs: Sequence[ProcessSpec]) -> None:
+        """Starts the processes, and all loops in `group`."""
+        if self.recipe.cluster.most_services:
+            self._pool = Pool(self.recipe, self.folder, specs, clock=self._clock)
+            specs = self._pool.first_specs
+        supervisor = Supervisor(starter, specs, on_change=self.note_change)
+        self._supervisor = supervisor
+        self.folder.summary.unlink(missing_ok=True)  # it is of an earlier end of the run
+        self._save("running")
+        if self.recipe.rollout.services == 0 and self._pool is None:
+            token = f" --token-file {self.folder.secrets / 'worker'}" if needs_tokens(self.recipe) else ""
+            self._view.note(
+                f"this run starts no rollout service; join it with: astraflow join {self.url}{token}"
+            )
+        for record in self._metrics.earlier_evals:
+            self._view.recall(record)
+            self._best.see(record)
+        self._trackers.start()
+
+        def begin(loop: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
+            return group.create_task(self._blamed(loop), name=name)
+
+        begin(supervisor.run, "supervise")
+        feeds = [partial(self._follow_steps, name) for name in self.recipe.trained]
+        followers = [begin(feed, "follow") for feed in (*feeds, self._follow_evals)]
+        followers.append(begin(partial(self._follow_end, list(followers), supervisor), "follow end"))
+        followers.append(begin(partial(self._show, supervisor), "show"))
+        followers.append(begin(self._best.run, "keep best"))
+        self._followers = followers
+
+    async def _blamed(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Runs one of the loops. An error that ends it is why the run failed."""
+        with self.blaming():
+            await loop()
+
+    @contextmanager
+    def blaming(self) -> Generator[None]:
+        """Notes an error that leaves the block as the reason why the run failed."""
+        try:
+            yield
+        except Exception as err:
+            if self._state == "running":
+                self._state = "failed"
+                self._reason = reason_of(err)
+            raise
+
+    async def stop(self) -> None:
+        """Ends the processes that still run, workers first, and records the state of the run."""
+        for task in self._followers:
+            task.cancel()
+        deadline_s = FINISHED_S if self._state == "finished" else INTERRUPTED_S
+        trackers = asyncio.create_task(asyncio.to_thread(self._trackers.close, deadline_s))
+        drawing = asyncio.create_task(asyncio.to_thread(load_drawing))  # meanwhile, for the report
+        if self._supervisor is not None:
+            workers = [state.name for state in self._supervisor.states if state.name not in self._ports]
+            await self._supervisor.stop(workers, grace_s=_WORKERS_GRACE_S)
+            await self._supervisor.stop(grace_s=_STORES_GRACE_S)
+        for feed in (*self._steps.values(), self._evals):
+            feed.close()
+        self.folder.release()  # now that nothing else writes to the disk
+        self._try_to_save("stopped" if self._state == "running" else self._state)
+        await trackers
+        self._metrics.close()
+        self._note_failure()
+        await asyncio.wait({drawing})
+        await self._http.close()
+        await self._quick_http.close()
+
+    def _save(self, state: str) -> None:
+        services = self._supervisor.states if self._supervisor else ()
+        record = RunRecord(
+            name=self.recipe.name,
+            url=self.url,
+            state=state,
+            launcher_pid=os.getpid(),
+            at_s=self._clock(),
+            reason="" if state == "running" else self._reason or ABANDONED,
+            active=(*self._earlier, (self._begin_s, self._clock())),
+            services=tuple(
+                ServiceRecord(
+                    name=service.name,
+                    pid=service.pid,
+                    port=self._ports.get(service.name, 0),
+                    restarts=service.restarts,
+                    state=service.state,
+                    age_s=service.age_s,
+                    silent_s=service.silent_s,
+                    is_silent=service.is_silent,
+                    trouble=service.trouble,
+                    is_starved=service.is_starved,
+                    exit_code=service.exit_code,
+                    last_line=service.last_line,
+                )
+                for service in services
+            ),
+            alarms=self._alarms if state == "running" else (),
+            pool=self._pool.text if self._pool is not None and state == "running" else "",
+            module_path=self._module_path,
+        )
+        self.folder.save_record(record)
+
+    def note_change(self) -> None:
+        """Writes run.json: a process started or ended, or time has passed."""
+        if not self._ended.is_set():
+            self._try_to_save("running")
+
+    def _try_to_save(self, state: str) -> None:
+        """A full disk does not end the run, since run.json is for display and soon written again."""
+        try:
+            self._save(state)
+            self._save_failure = None
+        except OSError as err:
+            self._save_failure = err
+        self._metrics.retry()
+        self._note_failure()
+
+    def _note_soon(self, text: str) -> None:
+        """Shows a message, from any thread."""
+        self._loop.call_soon_threadsafe(self._view.note, text)
+
+    def _note_failure(self) -> None:
+        """Notes once that the run folder cannot be written, and once that it can be written again."""
+        failure = self._metrics.failure or self._save_failure
+        if failure is not None and not self._is_failure_noted:
+            self._view.note(
+                f"{self.folder.path} cannot be written: {failure}; the run continues, and writes the missing "
+                "records once there is room"
+            )
+        elif failure is None and self._is_failure_noted:
+            self._view.note(f"{self.folder.path} can be written again")
+        self._is_failure_noted = failure is not None
+
+    # --- loops ---
+
+    async def _follow_steps(self, policy: str) -> None:
+        after = self._metrics.last_step(policy)
+        is_over = False
+        records: tuple[StepRecord, ...] = ()
+        while not is_over:
+            is_over = not records and await self._is_over()
+            records = ()
+            with contextlib.suppress(UnavailableError):
+                records = await self._client.steps(policy, after, 0.0 if is_over else _LONGEST_POLL_S)
+            for record in records:
+                after = record.step
+                self._take_step(record)
+        self._steps[policy].close()
+
+    def _take_step(self, record: StepRecord) -> None:
+        self._metrics.write(record)
+        self._trackers.wake()
+        self._note_failure()
+        self._steps[record.policy].add(record)
+        self._view.step(record)
+        self._memory.add(record)
+        for name in ("dataflow", f"publisher-{record.policy}", f"trainer-{record.policy}"):
+            self._note_progress(name)
+
+    async def _follow_evals(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = await self._is_over()
+            with contextlib.suppress(UnavailableError):
+                for record in await self._client.evals(
+                    self._metrics.num_evals, 0.0 if is_over else _LONGEST_POLL_S
+                ):
+                    self._metrics.write(record)
+                    self._trackers.wake()
+                    self._note_failure()
+                    self._evals.add(record)
+                    self._best.see(record)
+                    self._view.evaluated(record)
+        self._evals.close()
+
+    async def _is_over(self) -> bool:
+        """Whether the dataflow says that the run is over.
+
+        Ask this before a poll, so that the last poll misses nothing. After a poll that brought records, the
+        next poll needs no question: it cannot be the last one.
+        """
+        with contextlib.suppress(UnavailableError):
+            return (await self._client.status()).state in {"finished", "failed"}
+        return False
+
+    async def _follow_end(self, feeds: list[asyncio.Task[None]], supervisor: Supervisor) -> None:
+        await asyncio.wait(feeds)
+        status = await self._client.status()
+        self._reason = status.reason
+        if status.state == "failed":
+            self._state = "failed"
+            raise ServiceError(f"the run failed: {status.reason}")
+        names = [state.name for state in supervisor.states]
+        for prefix, longest_s in (("trainer-", _LAST_CHECKPOINT_S), ("rollout-", _LAST_ROLLOUT_S)):
+            chosen = [name for name in names if name.startswith(prefix)]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(longest_s):
+                    await supervisor.ended(chosen)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_BEST_S):
+                await self._best.settled()
+        await supervisor.stop()
+        self._state = "finished"
+        self._ended.set()
+
+    async def _show(self, supervisor: Supervisor) -> None:
+        answered_s = math.inf
+        for turn in itertools.count():
+            supervisor.look()
+            status = None
+            with contextlib.suppress(UnavailableError):
+                status = await self.status()
+                answered_s = self._clock()
+            for worker in status.workers if status else ():
+                if worker.load.generated_tokens > 0:
+                    self._note_progress(worker.name)
+            if status is not None:
+                await self._size(status, supervisor)
+                _note_done(status, supervisor)
+            watch = self._watch(status, supervisor, max(0.0, self._clock() - answered_s))
+            self._view.status(status, supervisor.states, watch)
+            if turn % _SAVE_EVERY == 0:
+                self.note_change()
+            await asyncio.sleep(_SHOW_EVERY_S)
+
+    async def _size(self, status: StatusReply, supervisor: Supervisor) -> None:
+        """Lets a pool that sizes itself follow the load."""
+        if self._pool is None:
+            return
+        look = self._pool.look(status, supervisor)
+        if look.note:
+            self._view.note(look.note)
+        for handle in look.asked_to_leave:
+            with contextlib.suppress(UnavailableError):  # it is asked again at the next look
+                await DataflowClient(self._quick_http).ask_to_leave(handle)
+
+    def _watch(self, status: StatusReply | None, supervisor: Supervisor, unanswered_s: float) -> Watch:
+        """Looks for what is wrong, and logs what is new."""
+        if status is not None:
+            self._skew_s = status.now_s - self._clock()
+        watch = self._watchdog.look(
+            Sight(
+                now_s=self._clock() + self._skew_s,
+                status=status,
+                services=supervisor.states,
+                steps=self._memory.steps,
+                unanswered_s=unanswered_s if unanswered_s > _UNANSWERED_S else 0.0,
+                disk=self._disk.look(),
+            )
+        )
+        for alarm in watch.raised:
+            _log.warning("%s: %s", alarm.rule, alarm.text)
+        for alarm in watch.over:
+            _log.info("%s", over_text(alarm))
+        self._alarms = watch.alarms
+        if watch.raised or watch.over:
+            self.note_change()
+        return watch
+
+    def _note_progress(self, name: str) -> None:
+        if self._supervisor and name in {state.name for state in self._supervisor.states}:
+            self._supervisor.note_progress(name)
+
+
+@asynccontextmanager
+async def launch(
+    recipe: Recipe,
+    run_dir: str | Path,
+    *,
+    view: View | None = None,
+    module_path: tuple[str, ...] = (),
+    launcher: Launcher | None = None,
+) -> AsyncGenerator[Run]:
+    """Starts all services of a recipe; leaving the block ends them.
+
+    A folder with an interrupted or failed run of the recipe continues that run, and so does one with a
+    finished run if the recipe asks for more steps than that. `module_path` names folders where the recipe's
+    own modules are found. `launcher` takes the place of the recipe's; it is closed at the end.
+    Raises: ConfigError or DataError before anything starts; ServiceError if a process fails for good.
+    """
+    folder = RunFolder(Path(run_dir).resolve())  # noqa: ASYNC240 # before anything else runs
+    tell = view.note if view is not None else _log.info
+    recipe = await asyncio.to_thread(with_fetched_models, recipe, folder.path, tell)
+    recipe = check_recipe(recipe, folder.path).recipe
+    with folder.locked(), contextlib.closing(launcher or make_launcher(recipe.launcher)) as starter:
+        recipe = reachable(recipe, starter)
+        addresses = choose_addresses(recipe, _earlier_ports(folder))
+        _prepare(folder, recipe)
+        folder.reserve()
+        run = Run(recipe, folder, addresses, view or SilentView(), module_path=module_path)
+        try:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    with run.blaming():
+                        specs = program(recipe, folder, addresses, module_path=module_path)
+                        check_files(specs)
+                        run.start(group, starter, specs)
+                    yield run
+                except BaseException as err:
+                    run.note_stop(reason_of(err))
+                    raise
+                finally:
+                    await run.stop()
+        except BaseExceptionGroup as err:
+            raise _first(err) from None
+        finally:
+            await asyncio.to_thread(_report, folder, recipe)
+
+
+def _report(folder: RunFolder, recipe: Recipe) -> None:
+    """Makes the report of a run that has ended, in whatever way. It must not hide why the run ended."""
+    try:
+        write_report(folder, recipe)
+    except Exception:  # noqa: BLE001 - a broken matplotlib, for example; it is logged
+        _log.exception("there is no report on %s", folder.path)
+
+
+def _note_done(status: StatusReply, supervisor: Supervisor) -> None:
+    """Tells the supervisor which processes have no more to do."""
+    is_over = status.state in {"finished", "failed"}
+    trained = {f"trainer-{policy.name}" for policy in status.policies if policy.step >= policy.num_steps}
+    for state in supervisor.states:
+        if is_over or state.name in trained:
+            supervisor.note_done(state.name)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first exception in nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        parts = cast("tuple[BaseException, ...]", error.exceptions)
+        error = parts[0]
+    return error
+
+
+def _prepare(folder: RunFolder, recipe: Recipe) -> None:
+    """Makes the folder, or checks that its run can go on with the recipe, and records what changed."""
+    folder.create()
+    if folder.recipe.is_file():
+        changes = changes_between(folder.load_recipe(), recipe)
+        refuse_changes(changes, folder.path)
+        done = steps_done(folder.journal)
+        refuse_fewer_steps(recipe, done, folder.path)
+        if folder.is_finished and not has_more_steps(recipe, done):
+            raise ConfigError(
+                f"{folder.path} holds a finished run of {max(done.values(), default=0)} steps; raise "
+                "policies.*.train.steps to train longer, or pass another folder to start a new run"
+            )
+        if changes:
+            folder.note_changes(changes)
+    folder.save_recipe(recipe)
+    folder.ask_to_resume()
+
+
+def _earlier_ports(folder: RunFolder) -> dict[str, int]:
+    if not folder.record.is_file():
+        return {}
+    return {service.name: service.port for service in folder.load_record().services if service.port}

@@ -1,0 +1,175 @@
+"""Checks what a run needs of the machine that starts it: GPUs, the server of an engine, ports, certificates
+and the run folder.
+
+It starts no service and writes nothing. PyTorch and a server's own Python are asked in a process of a second.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from astraflow.addons.inference_servers.server_process import server_environment, server_program
+from astraflow.config import Config
+from astraflow.errors import ConfigError
+from astraflow.processes.program import choose_addresses
+from astraflow.recipe.access import tls_files
+from astraflow.recipe.cluster_config import LocalLauncherConfig
+from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.resume import changes_between, refuse_changes, refuse_fewer_steps, steps_done
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.rollout.config import ServerEngineConfig, SglangEngineConfig, TorchEngineConfig
+from astraflow.trainer.config import OwnLoopBackendConfig, TorchBackendConfig
+from astraflow.user_input.extras import install_hint
+from astraflow.user_input.mistakes import hint
+
+__all__ = ["check_addresses", "check_certificates", "check_devices", "check_run_folder", "check_server"]
+
+_DEVICES = ("cpu", "cuda", "hpu", "mps", "npu", "xla", "xpu")
+"""Kinds of devices that PyTorch knows and a model may run on."""
+_GPU_FILES = ("nvidiactl", "nvidia0", "kfd", "dxg", "nvhost-gpu", "nvmap")
+"""In /dev, where a GPU of NVIDIA or AMD can be used, also under WSL and on Jetson."""
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
+_ASK_TIMEOUT_S = 120.0
+"""Importing torch takes seconds, and a busy disk makes it a minute."""
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+def check_devices(recipe: Recipe) -> None:
+    """Raises: ConfigError if a device is misspelled, or is a GPU that this machine does not have."""
+    needed: dict[str, int] = {}
+    for where, (device, num) in _devices(recipe).items():
+        kind, _, number = device.partition(":")
+        if kind not in _DEVICES or (number and not number.isdigit()):
+            expected = hint(kind, _DEVICES) if kind not in _DEVICES else "; expected a number after the colon"
+            raise ConfigError(f"{where} = {device!r} is not a device{expected}, e.g. cpu or cuda:0")
+        if kind == "cuda":
+            needed[f"{where} = {device!r}"] = int(number or 0) + num
+    if not needed:
+        return
+    found, version = _gpus()
+    if lacking := [where for where, num in needed.items() if num > found]:
+        verb = "needs a GPU" if len(lacking) == 1 else "need GPUs"
+        has = f"finds {found} here" if found else "finds none here"
+        build = ", because it is a build for CPUs: install one for your CUDA" if "+cpu" in version else ""
+        raise ConfigError(
+            f"{' and '.join(lacking)} {verb}, but PyTorch {has}{build}. Set device to cpu, or to a GPU that "
+            "`astraflow doctor` lists"
+        )
+
+
+def _devices(recipe: Recipe) -> dict[str, tuple[str, int]]:
+    """Place in the recipe -> device of a process on this machine, and the number of devices from it on."""
+    devices: dict[str, tuple[str, int]] = {}
+    for name, policy in recipe.trained.items():
+        where = f"policies.{name}.train.backend"
+        backend: Config = policy.train.backend
+        if isinstance(backend, OwnLoopBackendConfig):
+            backend = backend.torch
+            where = f"{where}.torch"
+        if isinstance(backend, TorchBackendConfig):
+            devices[f"{where}.device"] = (backend.device, policy.train.ranks)
+    engine = recipe.rollout.engine
+    if isinstance(engine, TorchEngineConfig) and _has_services_here(recipe):
+        devices["rollout.engine.device"] = (engine.device, 1)
+    return devices
+
+
+def _has_services_here(recipe: Recipe) -> bool:
+    """Whether rollout services run on this machine."""
+    return isinstance(recipe.launcher, LocalLauncherConfig) and recipe.most_services > 0
+
+
+def _gpus() -> tuple[int, str]:
+    """Number of GPUs that PyTorch can use, and its version. Raises: ConfigError if it is not installed."""
+    if sys.platform == "linux" and not any((Path("/dev") / name).exists() for name in _GPU_FILES):
+        return 0, ""
+    asked = _asked([sys.executable, "-P", "-c", _COUNT_GPUS])
+    if asked.returncode:
+        if "No module named 'torch'" in asked.stderr:
+            raise ConfigError(install_hint("a recipe that computes on a GPU", ["torch"]))
+        raise ConfigError(f"PyTorch cannot be asked for GPUs: {_last_line(asked.stderr)}")
+    number, version = asked.stdout.split()[-2:]
+    return int(number), version
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+def check_server(recipe: Recipe) -> None:
+    """Raises: ConfigError if the Python of an engine's server does not exist or has no server installed."""
+    engine = recipe.rollout.engine
+    if not isinstance(engine, ServerEngineConfig) or engine.attach.url or not _has_services_here(recipe):
+        return
+    python = server_program(engine.python)
+    library = "sglang" if isinstance(engine, SglangEngineConfig) else "vllm"
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
+    where = f"rollout.engine.python = {engine.python!r}"
+    try:
+        asked = _asked([python, "-c", find], env=server_environment(engine.env))
+    except OSError as err:
+        raise ConfigError(
+            f"{where} cannot be run: {err.strerror}; expected the Python of an environment that has "
+            f"{library} installed"
+        ) from err
+    if asked.returncode:
+        said = _last_line(asked.stderr)
+        raise ConfigError(
+            f"{where} has no {library}{f': {said}' if said else ''}; install it there, e.g. with "
+            f"`{python} -m pip install {library}`, or name another Python"
+        )
+
+
+def _asked(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """What a short program answers. It runs in `/`, whose files shadow no module."""
+    try:
+        return subprocess.run(
+            command, env=env, cwd="/", capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as err:
+        raise ConfigError(f"{command[0]} did not answer within {_ASK_TIMEOUT_S:.0f} s") from err
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+# --- ports and files ------------------------------------------------------------------------------
+
+
+def check_addresses(recipe: Recipe, run_dir: Path) -> None:
+    """Raises: ConfigError if a port that the recipe names is taken. A run that continues in the folder
+    has its own."""
+    if not RunFolder(run_dir).is_locked:
+        choose_addresses(recipe, {})
+
+
+def check_certificates(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with the certificate files."""
+    tls = recipe.dataflow.tls
+    named = dict(zip(("cert", "key"), tls_files(recipe) or (), strict=False)) | {"ca": tls.ca}
+    for key, path in named.items():
+        if path and not Path(path).is_file():
+            yield f"dataflow.tls.{key} = {path!r}: no such file"
+
+
+def check_run_folder(recipe: Recipe, run_dir: Path) -> None:
+    """Raises: ConfigError if the folder cannot be written, or holds a run of another recipe."""
+    above = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise ConfigError(
+            f"the run folder {run_dir} cannot be made: {above} is a file; choose another --run-dir"
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"the run folder {run_dir} cannot be written: you may not write to {above}; choose another "
+            "--run-dir"
+        )
+    folder = RunFolder(run_dir)
+    if folder.recipe.is_file():
+        refuse_changes(changes_between(folder.load_recipe(), recipe), run_dir)
+        refuse_fewer_steps(recipe, steps_done(folder.journal), run_dir)

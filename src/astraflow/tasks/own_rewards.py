@@ -1,0 +1,284 @@
+"""Calls reward functions of the user's own, each in the form that the recipe names.
+
+| `name` | the function | it gets |
+|---|---|---|
+| `use` | `reward(task, text, ...)` | the task and the extracted text; `completion` by name |
+| `trl` | `reward(completions, ...)` | lists of one entry: `prompts`, `completions`, `answer` |
+| `verl` | `compute_score(...)` | `data_source`, `solution_str`, `ground_truth`, `extra_info` |
+
+Columns go along by name: each one for which the function has a parameter, or all if it takes any
+(`**columns`). So do the recipe's `args`. A function may be `async`; then it returns an awaitable, which the
+caller of `OwnReward` waits for. A class is made once, with the `args`, and then called.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from astraflow.config import Use, check_args, load_attr
+from astraflow.errors import ConfigError, DataError
+from astraflow.tasks.config import TrlReward, VerlReward
+from astraflow.tasks.environment import without_environment
+from astraflow.types import Message, Task
+from astraflow.types.row_columns import Row, row_of
+from astraflow.user_input.mistakes import nearest_hint
+
+__all__ = ["Call", "OwnReward", "check_own_reward", "make_own_reward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is scored."""
+
+    task: Task
+    text: str
+    """The part of the completion that `tasks.extract` names."""
+    completion: str
+    """All of it."""
+
+
+class OwnReward:
+    """A reward function of the user's own, ready to be called.
+
+    Example: `OwnReward(function, args, _Native())(Call(task, "5", "2+3=5"))` is what the function returns.
+    """
+
+    def __init__(self, function: Callable[..., object], args: Mapping[str, Any], form: "_Form") -> None:
+        self._function = function
+        self._args = args
+        self._form = form
+        self._takes = _takes(function)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is a coroutine function; many of its calls can run at a time."""
+        function = self._function
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+
+    @property
+    def gets_all(self) -> bool:
+        """Whether it gets whole completions, whatever `tasks.extract` says."""
+        return self._form.gets_all
+
+    def __call__(self, call: Call) -> object:
+        """What the function returns: a number, a mapping with `score`, or an awaitable of one."""
+        positional = self._form.positional(call)
+        skipped = (*self._takes.first[: len(positional)], *self._args)
+        values = self._form.values(call, row_of(without_environment(call.task)[1]))
+        named = {
+            name: value for name, value in values.items() if self._takes.has(name) and name not in skipped
+        }
+        result = self._function(*positional, **named, **self._args)
+        if inspect.isawaitable(result):
+            return self._awaited(result)
+        return self._form.result(result)
+
+    async def _awaited(self, result: Any) -> object:
+        return self._form.result(await result)
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+class _Form:
+    """The form of AstraFlow itself; the others are subclasses."""
+
+    main = ""
+    """The parameter by which a function in this form is known; empty: none."""
+    num_positional = 2
+    gets_all = False
+    own = ("completion",)
+    """Names of what the function may ask for besides columns."""
+
+    def positional(self, call: Call) -> tuple[object, ...]:
+        """The arguments without a name."""
+        return (call.task, call.text)
+
+    def values(self, call: Call, row: Row) -> Mapping[str, Any]:
+        """Everything that the function may ask for by name."""
+        return {**row.columns, "completion": call.completion}
+
+    def result(self, returned: object) -> object:
+        """The value of this one completion."""
+        return returned
+
+
+class _TrlForm(_Form):
+    """Lists with an entry per completion, of which there is one; that of a chat is a list of messages."""
+
+    main = "completions"
+    num_positional = 0
+    gets_all = True
+    own = ("prompts", "completions", "answer")
+
+    def positional(self, call: Call) -> tuple[object, ...]:
+        return ()
+
+    def values(self, call: Call, row: Row) -> Mapping[str, Any]:
+        prompt: object = call.task.prompt
+        completion: object = call.completion
+        if row.is_chat:
+            messages = (*call.task.context, Message(role="user", content=call.task.prompt))
+            prompt = [{"role": message.role, "content": message.content} for message in messages]
+            completion = [{"role": "assistant", "content": call.completion}]
+        values = {"answer": _answer(call.task, row), **row.columns}
+        return {
+            name: [value] for name, value in {**values, "prompts": prompt, "completions": completion}.items()
+        }
+
+    def result(self, returned: object) -> object:
+        values = cast("Any", returned)
+        if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(values) != 1:
+            raise DataError(
+                f"it returned {str(values)[:200]!r} for one completion; expected a list of one number"
+            )
+        return values[0]
+
+
+class _VerlForm(_Form):
+    """Keyword arguments. `data_source` is the source's name in the recipe unless it is a column."""
+
+    main = "solution_str"
+    num_positional = 0
+    gets_all = True
+    own = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+    def positional(self, call: Call) -> tuple[object, ...]:
+        return ()
+
+    def values(self, call: Call, row: Row) -> Mapping[str, Any]:
+        defaults = {"data_source": call.task.source, "extra_info": None}
+        own = {"solution_str": call.completion, "ground_truth": _answer(call.task, row)}
+        return {**defaults, **row.columns, **own}
+
+
+def _answer(task: Task, row: Row) -> object:
+    return task.answer if row.answer is None else row.answer
+
+
+def _form_of(config: Use) -> _Form:
+    if isinstance(config, TrlReward):
+        return _TrlForm()
+    return _VerlForm() if isinstance(config, VerlReward) else _Form()
+
+
+# --- signatures -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Takes:
+    """The parameters of a function."""
+
+    first: tuple[str, ...]
+    """Those that can be given without a name, in order."""
+    names: frozenset[str]
+    """Those that can be given by name."""
+    required: tuple[str, ...]
+    """Those that have no default."""
+    takes_any: bool
+    """Whether it takes any further name (`**columns`)."""
+    num_positional: float
+    """Most arguments that can be given without a name."""
+
+    def has(self, name: str) -> bool:
+        return self.takes_any or name in self.names
+
+
+def _takes(function: Callable[..., object]) -> _Takes:
+    """The parameters of a function, or of the instances of a class."""
+    try:
+        parameters = list(inspect.signature(_called(function)).parameters.values())
+    except ValueError:  # a function that is written in C need not have a signature
+        return _Takes((), frozenset(), (), takes_any=False, num_positional=math.inf)
+    if isinstance(function, type):
+        parameters = parameters[1:]  # without `self`
+    empty = inspect.Parameter.empty
+    first = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p.name for p in {*first, *named} if p.default is empty]
+    return _Takes(
+        first=tuple(p.name for p in first),
+        names=frozenset(p.name for p in named),
+        required=tuple(sorted(required)),
+        takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        num_positional=math.inf if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(first),
+    )
+
+
+def _called(target: Callable[..., object]) -> Callable[..., object]:
+    """A class is not called itself: its instances are."""
+    return (
+        cast("Callable[..., object]", vars(target).get("__call__", target))
+        if isinstance(target, type)
+        else target
+    )
+
+
+# --- making and checking --------------------------------------------------------------------------
+
+
+def make_own_reward(config: Use, *, where: str) -> OwnReward:
+    """Loads the function; `where` is its place in the recipe. Raises: ConfigError."""
+    target = _load(config, where)
+    if not isinstance(target, type):
+        return OwnReward(target, config.args, _form_of(config))
+    return OwnReward(cast("Callable[..., object]", target(**config.args)), {}, _form_of(config))
+
+
+def check_own_reward(config: Use, columns: Collection[str] | None, *, where: str) -> None:
+    """Checks that each task of a source has what the function asks for.
+
+    `columns`: those of the source; None if it is not known what its tasks bring.
+
+    Raises: ConfigError naming the parameter and the nearest column, or the form that the function has.
+    """
+    target = _load(config, where)
+    form = _form_of(config)
+    takes = _takes(target)
+    _check_form(config, takes, where)
+    if columns is None:
+        return
+    args = () if isinstance(target, type) else config.args
+    known = {*columns, *form.own, *args, *takes.first[: form.num_positional]}
+    for name in takes.required:
+        if name not in known:
+            meant = nearest_hint(name, [*columns, *form.own])
+            raise ConfigError(
+                f"{where}.use = {config.use!r} has the parameter {name!r}, which is neither in `args` nor "
+                f"among the source's `columns`{meant} (columns: {', '.join(columns) or 'none'}; "
+                f"always there: {', '.join(form.own)})"
+            )
+
+
+def _check_form(config: Use, takes: _Takes, where: str) -> None:
+    main = _form_of(config).main
+    if main and not takes.has(main):
+        raise ConfigError(
+            f"{where}.use = {config.use!r} has no parameter {main!r}, so it is no reward in the form "
+            f"{config.name!r}; leave out `name` for a function `(task, text)`"
+        )
+    if main:
+        return
+    for name, form in (("completions", "trl"), ("solution_str", "verl")):
+        if name in takes.names:
+            raise ConfigError(
+                f"{where}.use = {config.use!r} has the parameter {name!r}, as functions in the form of "
+                f'{form} have; write {{name: {form}, use: "{config.use}"}}'
+            )
+    if takes.num_positional < _Form.num_positional:
+        raise ConfigError(
+            f"{where}.use = {config.use!r} takes {takes.num_positional:g} argument(s) without a name, but is "
+            "called with a task and a text; write it as `def reward(task, text)`"
+        )
+
+
+def _load(config: Use, where: str) -> Callable[..., object]:
+    target: object = load_attr(config.use, where=f"{where}.use")
+    if not callable(target):
+        raise ConfigError(
+            f"{where}.use = {config.use!r} is a {type(target).__name__}, which cannot be called"
+        )
+    check_args(target, config.args, where=f"{where}.args")
+    return target

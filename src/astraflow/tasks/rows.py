@@ -1,0 +1,333 @@
+"""From a row of data to a task: which column is the prompt, the answer, or goes along for the reward.
+
+A prompt is a text or a chat: messages of which the last one is the user's. The others become the task's
+context, so that every workflow asks it as it asks any task. What a row has and a task cannot hold is an
+error that names the row and the column. So is what tools write in place of a value: NaN, and chats as text.
+"""
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+
+from astraflow import wire
+from astraflow.addons.reasoning_gym.gym import system_context
+from astraflow.errors import DataError, WireError
+from astraflow.tasks.config import PROMPT_MARK, HubSourceConfig, JsonlSourceConfig, RowsConfig
+from astraflow.types import Message, Task
+from astraflow.types.row_columns import Row, number_text, with_row
+from astraflow.user_input.mistakes import nearest_hint
+
+__all__ = ["check_answer_text", "naming_row", "place_of", "shortened", "task_from_row"]
+
+_ROLES: tuple[str, ...] = get_args(msgspec.structs.fields(Message)[0].type)
+_USUAL = {
+    "prompt_key": ("question", "problem", "instruction", "messages", "query", "input"),
+    "answer_key": ("reward_model.ground_truth", "ground_truth", "solution", "target", "label", "output"),
+}
+"""Names under which data sets keep prompts and answers, for hints."""
+_MISSING = ("nan", "NaN", "<NA>", "NaT")
+"""What pandas writes for a missing value when it turns a column into text."""
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""NUL, and halves of surrogate pairs: what no tokenizer gets from a real text."""
+_CHAT_START = re.compile(r"""\s*\[?\s*\{\s*["'](role|content|from|value)["']\s*:""")
+_CHAT_KEYS = (
+    re.compile(r"""["'](role|from)["']\s*:"""),
+    re.compile(r"""["'](content|value)["']\s*:"""),
+)
+
+
+def task_from_row(row: Mapping[str, Any], config: RowsConfig, *, task: Task, where: str) -> Task:
+    """The task with the row's prompt, answer and columns.
+
+    `task`: its id and source. `where`: names the row in messages.
+
+    Raises: DataError if a column is missing, or holds what cannot be a prompt or an answer.
+    """
+    prompt = _value(row, config.prompt_key, where, "prompt_key")
+    is_chat = isinstance(prompt, list | tuple)
+    context, text = (
+        _chat(cast("Sequence[object]", prompt), config, where)
+        if is_chat
+        else (system_context(config.system), _text(prompt, config.prompt_key, where))
+    )
+    if _is_blank(text):
+        raise DataError(f"{where}: {config.prompt_key!r} is empty; fill it in, or remove the row")
+    if not is_chat and _is_chat_text(text):
+        raise DataError(
+            f"{where}: {config.prompt_key!r} is a chat that was written as text: {shortened(text)}; store it "
+            "as a list of messages, e.g. with json.loads, so that the model's chat template applies"
+        )
+    if config.template:
+        text = config.template.replace(PROMPT_MARK, text)
+    answer, value = _answer(row, config, where)
+    columns = {name: _value(row, name, where, "columns", is_path=False) for name in config.columns}
+    made = msgspec.structs.replace(task, prompt=text, context=context, answer=answer)
+    try:
+        return wire.checked(with_row(made, Row(columns=columns, answer=value, is_chat=is_chat)))
+    except (DataError, WireError) as err:
+        at = next((name for name in (config.answer_key, *columns) if _has_surrogate(row.get(name))), "")
+        raise DataError(f"{where}{f': {at!r}' if at else ''}: {err}") from err
+
+
+def place_of(config: RowsConfig, idx: int) -> str:
+    """Where the row of number `idx`, from 0, is: `tasks.jsonl, line 3`."""
+    match config:
+        case JsonlSourceConfig():
+            return f"{config.path}, line {idx + 1}"
+        case HubSourceConfig():
+            return f"{config.path}, split {config.split!r}, row {idx + 1}"
+        case _:
+            return f"row {idx + 1}"
+
+
+@contextmanager
+def naming_row(task: Task, config: object) -> Generator[None]:
+    """Adds file and line to an error about a task of a file; `config` is that of the task's source."""
+    try:
+        yield
+    except DataError as err:
+        if not isinstance(config, RowsConfig):
+            raise
+        raise DataError(f"{place_of(config, int(task.id.rpartition('/')[2]))}: {err}") from err
+
+
+def check_answer_text(answer: str, *, may_be_quoted: bool) -> None:
+    """Raises: DataError if an answer is a value that was written as text, which no completion reads like."""
+    kind = _kind_in_text(answer)
+    if kind and not (may_be_quoted and kind == "text"):
+        raise DataError(
+            f"the answer is {shortened(answer)}, a {kind} that was written as JSON or Python into a text, "
+            "and no completion reads so; store the value itself, and if it is a mapping, name the key of the "
+            "answer, e.g. answer_key: answer.ground_truth"
+        )
+
+
+def _kind_in_text(text: str) -> Literal["", "list", "mapping", "text"]:
+    """What an answer holds as JSON, or as Python shows it; empty if it is an answer as it stands.
+
+    A list of numbers is one: `[0, 1]` is an interval.
+    """
+    stripped = text.strip()
+    if stripped[:1] not in {"[", "{", '"', "'"}:
+        return ""
+    try:
+        value: object = json.loads(stripped)
+    except (ValueError, RecursionError):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # about backslashes, of which LaTeX has many
+                value = ast.literal_eval(stripped)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return ""
+    match value:
+        case dict():
+            return "mapping"
+        case str():
+            return "text"
+        case list():
+            entries = cast("list[object]", value)
+            return "" if entries and _is_numeric(entries) else "list"
+        case _:
+            return ""
+
+
+def _is_numeric(value: object) -> bool:
+    """Whether a value is a number, or a list or tuple of such values."""
+    if isinstance(value, list | tuple):
+        return all(_is_numeric(entry) for entry in cast("Sequence[object]", value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def shortened(text: str) -> str:
+    """A text for messages."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _value(row: Mapping[str, Any], key: str, where: str, setting: str, *, is_path: bool = True) -> Any:
+    """The value under a key, or under a path of keys: `a.b` is in the mapping (or list) of column `a`.
+
+    Raises: DataError with the nearest key if there is none; `setting` is the recipe's key that names it.
+    """
+    if key in row or not is_path or "." not in key:
+        return _step(row, key, where, key, setting)
+    value: Any = row
+    done: list[str] = []
+    for part in key.split("."):
+        at = f"{where}: {'.'.join(done)!r}" if done else where
+        value = _step(value, part, at, key, setting)
+        done.append(part)
+    return value
+
+
+def _step(value: object, part: str, where: str, key: str, setting: str) -> Any:
+    if isinstance(value, Mapping):
+        row = cast("Mapping[str, Any]", value)
+        if part in row:
+            return row[part]
+        hint = _hint(part, row, setting if part == key else "")
+        raise DataError(f"{where} has no key {part!r}{hint}; name the right one in the recipe's {setting}")
+    if isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        if part.isdigit() and int(part) < len(items):
+            return items[int(part)]
+        raise DataError(f"{where} is a list of {len(items)}, in which {part!r} is no position ({setting})")
+    raise DataError(f"{where} is {shortened(repr(value))}, which has no key {part!r} ({setting} = {key!r})")
+
+
+def _hint(key: str, row: Mapping[str, Any], setting: str) -> str:
+    names = sorted(str(name) for name in row)
+    found = nearest_hint(key, names)
+    usual = next((name for name in _USUAL.get(setting, ()) if _has(row, name)), "")
+    if usual and not found:
+        found = f'; did you mean "{usual}"?'
+    return f"{found} (keys: {', '.join(names)})"
+
+
+def _has(row: Mapping[str, Any], path: str) -> bool:
+    first, _, rest = path.partition(".")
+    if first not in row:
+        return False
+    below = row[first]
+    return not rest or (isinstance(below, Mapping) and rest in below)
+
+
+def _text(value: object, key: str, where: str) -> str:
+    """A text or number as text. Raises: DataError for another kind of value, and for what stands for none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)) or value in _MISSING:
+        way_out = (
+            f" (if it is the right answer, write it as a list: [{value!r}])" if value in _MISSING else ""
+        )
+        raise DataError(
+            f"{where}: {key!r} is {value!r}; expected a text or a number, and this stands for a missing "
+            f"value; fill it in, or remove the row{way_out}"
+        )
+    if isinstance(value, str):
+        return _checked_text(value, f"{where}: {key!r}")
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return number_text(value)
+    raise DataError(
+        f"{where}: {key!r} is {shortened(repr(value))}; expected a text or a number that is finite"
+    )
+
+
+def _checked_text(text: str, what: str) -> str:
+    """The text. Raises: DataError if it holds what is not text."""
+    if found := _NO_TEXT.search(text):
+        kind = "a NUL" if found[0] == "\0" else "half of a surrogate pair, which is not valid Unicode"
+        raise DataError(
+            f"{what} has {found[0]!r} at character {found.start() + 1}, {kind}; correct the text, or remove "
+            "the character"
+        )
+    return text
+
+
+def _has_surrogate(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _is_blank(text: str) -> bool:
+    """Whether a text has no visible character."""
+    return not any(char.isprintable() and not char.isspace() for char in text)
+
+
+def _is_chat_text(text: str) -> bool:
+    """Whether a text is a list of messages, or one message, as JSON or as Python shows it."""
+    is_begun = _CHAT_START.match(text) is not None
+    return is_begun and text.rstrip()[-1] in "]}" and all(key.search(text) for key in _CHAT_KEYS)
+
+
+def _answer(row: Mapping[str, Any], config: RowsConfig, where: str) -> tuple[str, Any]:
+    """The answer as text; and its value, if it is no text but a list, a mapping, true or false."""
+    if not config.answer_key:
+        return "", None
+    value = _value(row, config.answer_key, where, "answer_key")
+    if isinstance(value, list | tuple | dict | bool):
+        kept = cast("Any", value)
+        try:
+            return json.dumps(kept, ensure_ascii=False, allow_nan=False), kept
+        except (TypeError, ValueError) as err:
+            raise DataError(
+                f"{where}: {config.answer_key!r} cannot be written as JSON: {err}; correct the answer, or "
+                "remove the row"
+            ) from err
+    return _text(value, config.answer_key, where), None
+
+
+# --- chats ----------------------------------------------------------------------------------------
+
+
+def _chat(prompt: Sequence[object], config: RowsConfig, where: str) -> tuple[tuple[Message, ...], str]:
+    """The messages before the last one, and the text of the last one, which is the user's."""
+    if not prompt:
+        raise DataError(f"{where}: {config.prompt_key!r} is empty")
+    at = f"{where}: {config.prompt_key!r}, message"
+    messages = [_message(entry, f"{at} {number}") for number, entry in enumerate(prompt, start=1)]
+    for number, message in enumerate(messages, start=1):
+        if message.role == "user" and _is_blank(message.content):
+            raise DataError(
+                f"{where}: {config.prompt_key!r} is empty: the user says nothing in message {number}; fill "
+                "it in, or remove the row"
+            )
+    last = messages[-1]
+    if last.role != "user":
+        raise DataError(
+            f"{at} {len(messages)} has the role {last.role!r}; the last message of a prompt is the user's, "
+            "which the policy answers"
+        )
+    if config.system and any(message.role == "system" for message in messages):
+        raise DataError(
+            f"{where}: the prompt has a system message already; remove `system` from the recipe's source, or "
+            "the message from the data"
+        )
+    return (*system_context(config.system), *messages[:-1]), last.content
+
+
+def _message(entry: object, where: str) -> Message:
+    """A chat message. Keys without a value are ignored: Arrow adds those of other rows to each message."""
+    if not isinstance(entry, Mapping):
+        raise DataError(f"{where} is {shortened(repr(entry))}; expected a mapping with `role` and `content`")
+    fields = {str(key): value for key, value in cast("Mapping[Any, Any]", entry).items() if value is not None}
+    missing = [key for key in ("role", "content") if key not in fields]
+    if missing:
+        raise DataError(f"{where} has no {missing[0]!r} (keys: {', '.join(sorted(fields))})")
+    further = sorted(fields.keys() - {"role", "content", "name"})
+    if further:
+        raise DataError(
+            f"{where} has the key {further[0]!r}, which a prompt cannot hold (keys: role, content, name)"
+        )
+    role = fields["role"]
+    if role not in _ROLES:
+        raise DataError(f"{where} has the role {role!r} (choices: {', '.join(_ROLES)})")
+    name = fields.get("name", "")
+    return Message(role=role, content=_content(fields["content"], where), name=name)
+
+
+def _content(content: Any, where: str) -> str:
+    """The text of a message, which may be given in parts: `[{"type": "text", "text": ...}]`."""
+    if isinstance(content, str):
+        return _checked_text(content, f"{where}: its content")
+    shown = shortened(repr(content))
+    parts = cast("Sequence[Any]", content) if isinstance(content, list | tuple) else ()
+    texts = [_part(part) for part in parts]
+    if not texts or None in texts:
+        raise DataError(f"{where} has the content {shown}; expected a text, or parts of type `text`")
+    return _checked_text("".join(cast("list[str]", texts)), f"{where}: its content")
+
+
+def _part(part: Any) -> str | None:
+    fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
+    text = fields.get("text")
+    return text if fields.get("type") == "text" and isinstance(text, str) else None

@@ -1,0 +1,149 @@
+"""Chooses the rows of a source that become tasks: those whose prompt is short enough, up to a number; and the
+tasks that are looked at before a run.
+
+How many rows are left out is said in one warning. Tokens are counted by the tokenizer's own file, without
+torch, since the dataflow counts them as well.
+"""
+
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from astraflow.errors import ConfigError, DataError
+from astraflow.protocols import TaskSource
+from astraflow.tasks.config import PreparedSourceConfig, PromptsConfig, RowsConfig, TaskSourceConfig
+from astraflow.types import Task
+
+__all__ = ["fitting", "longest_prompt", "looked_at", "prompt_counter"]
+
+_log = logging.getLogger(__name__)
+_BATCH = 256
+"""Prompts that the tokenizer gets at a time; it encodes them in parallel."""
+_LOOKED_AT = 256
+"""Tasks of a prepared data set. Each is read from disk, and may have half a megabyte of test cases."""
+_COUNTED = 64
+"""Longest prompts whose tokens are counted."""
+_EntryT = TypeVar("_EntryT")
+
+
+def fitting(
+    entries: Iterable[_EntryT],
+    config: PromptsConfig,
+    *,
+    task_of: Callable[[_EntryT], Task],
+    where: str,
+    tokenizer_dir: Path | None,
+) -> list[_EntryT]:
+    """The entries whose tasks the config keeps, in order.
+
+    `task_of` is called only if prompts must be counted. `where`: names the source in messages.
+    `tokenizer_dir`: folder of the tokenizer.
+
+    Raises: DataError if no entry is left; ConfigError or DataError if the tokenizer cannot be loaded.
+    """
+    most = config.max_prompt_tokens
+    if not most:
+        return list(itertools.islice(entries, config.limit or None))
+    kept = list[_EntryT]()
+    num_seen = 0
+    for entry, num_tokens in _measured(entries, task_of, prompt_counter(tokenizer_dir)):
+        num_seen += 1
+        if num_tokens <= most:
+            kept.append(entry)
+        if config.limit and len(kept) == config.limit:
+            break
+    if not kept:
+        raise DataError(
+            f"{where}: the prompts of all {num_seen} rows have more than max_prompt_tokens = {most} tokens; "
+            "raise it"
+        )
+    if num_seen > len(kept):
+        _log.warning(
+            "%s: %d of %d rows are left out, because their prompts have more than max_prompt_tokens = %d "
+            "tokens",
+            where,
+            num_seen - len(kept),
+            num_seen,
+            most,
+        )
+    return kept
+
+
+def looked_at(source: TaskSource, config: TaskSourceConfig) -> Iterator[Task]:
+    """The tasks of a source that are checked before a run.
+
+    These are all of them, but for a prepared data set, whose rows were checked when it was prepared: of more
+    than 256, 256 that are spread evenly from its first to its last.
+    """
+    num_tasks = len(source)
+    is_all = not isinstance(config, PreparedSourceConfig) or num_tasks <= _LOOKED_AT
+    return map(source.task, range(num_tasks) if is_all else _spread(num_tasks))
+
+
+def _spread(num_tasks: int) -> list[int]:
+    """Positions of some tasks, from the first to the last."""
+    return [number * (num_tasks - 1) // (_LOOKED_AT - 1) for number in range(_LOOKED_AT)]
+
+
+def longest_prompt(source: TaskSource, config: TaskSourceConfig, tokenizer_dir: Path) -> int:
+    """Tokens of the longest prompt of a source.
+
+    Of the tasks that are looked at, those with the most bytes are counted. Without a tokenizer file that can
+    be loaded, it is the number of bytes, which is an upper bound.
+    """
+    num_tasks = len(source)
+    is_read = isinstance(config, RowsConfig)
+    chosen = range(num_tasks) if is_read or num_tasks <= _LOOKED_AT else _spread(num_tasks)
+    texts = heapq.nlargest(
+        _COUNTED, (_text_of(source.task(idx)).encode(errors="replace") for idx in chosen), key=len
+    )
+    try:
+        count = prompt_counter(tokenizer_dir)
+    except (ConfigError, DataError):
+        return max(map(len, texts), default=0)
+    return max(count([text.decode() for text in texts]), default=0)
+
+
+def prompt_counter(folder: Path | None) -> Callable[[list[str]], list[int]]:
+    """A function from texts to their numbers of tokens.
+
+    Raises: ConfigError if the library is missing, or no folder is given; DataError if the folder has no
+    tokenizer that can be loaded.
+    """
+    try:
+        import tokenizers
+    except ImportError as err:
+        raise ConfigError(
+            "max_prompt_tokens needs the package tokenizers: pip install astraflow[torch]"
+        ) from err
+    if folder is None:
+        raise ConfigError("max_prompt_tokens needs a tokenizer, but no model is known here")
+    file = folder / "tokenizer.json"
+    try:
+        tokenizer = cast("Any", tokenizers.Tokenizer).from_file(str(file))
+    except Exception as err:  # the library raises plain Exception, for a missing file as for a broken one
+        raise DataError(f"{file}, whose tokens max_prompt_tokens counts, cannot be loaded: {err}") from err
+
+    def count(texts: list[str]) -> list[int]:
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [len(one.ids) for one in encoded]
+
+    return count
+
+
+def _text_of(task: Task) -> str:
+    return "".join([*(message.content for message in task.context), task.prompt])
+
+
+def _measured(
+    entries: Iterable[_EntryT],
+    task_of: Callable[[_EntryT], Task],
+    count: Callable[[list[str]], list[int]],
+) -> Iterator[tuple[_EntryT, int]]:
+    """Each entry with the number of tokens of its prompt."""
+    iterator = iter(entries)
+    while batch := list(itertools.islice(iterator, _BATCH)):
+        yield from zip(batch, count([_text_of(task_of(entry)) for entry in batch]), strict=True)

@@ -1,0 +1,337 @@
+"""Makes the task sources of a recipe.
+
+A source is fixed and ordered: the same index always means the same task. Generated tasks are made when they
+are asked for. Files are read once, when the source is made, so that a broken line is reported before anything
+starts. Libraries are imported only by the sources that need them.
+"""
+
+import codecs
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from astraflow.addons.agents.hosts.config import HostConfig
+from astraflow.addons.agents.hosts.listing import hosted_tasks
+from astraflow.addons.agents.hosts.messages import HostedSpec
+from astraflow.addons.data_sets.prepared import PreparedSource
+from astraflow.addons.reasoning_gym.gym import GymSource
+from astraflow.config import Use, check_args, load_attr
+from astraflow.errors import ConfigError, DataError, Error
+from astraflow.protocols import TaskSource
+from astraflow.service.progress_bars import no_bars_in_logs
+from astraflow.tasks.config import (
+    EnvironmentConfig,
+    EnvironmentSourceConfig,
+    HostedSourceConfig,
+    HubSourceConfig,
+    JsonlSourceConfig,
+    PreparedSourceConfig,
+    ReasoningGymConfig,
+    TaskSourceConfig,
+)
+from astraflow.tasks.environment import chosen_environment, make_environment, with_environment
+from astraflow.tasks.rows import place_of, shortened, task_from_row
+from astraflow.tasks.selection import fitting
+from astraflow.types import Task
+from astraflow.user_input.extras import install_command
+from astraflow.user_input.hub_names import split_revision
+from astraflow.user_input.mistakes import hint, near_path
+from astraflow.user_input.own_code import described
+from astraflow.user_input.user_files import check_regular, is_there, shown_path
+
+__all__ = ["ListSource", "make_source"]
+
+_MAX_HOSTED = 100_000
+"""Tasks of a host whose source sets no limit; they are kept in memory."""
+_BYTE_ORDER_MARK = "\ufeff"
+_OTHER_FILES = "; {name: datasets} reads files of other kinds (one JSON array, CSV, parquet)"
+
+
+def make_source(
+    config: TaskSourceConfig,
+    *,
+    name: str = "",
+    environments: Mapping[str, EnvironmentConfig] | None = None,
+    host: HostConfig | None = None,
+    tokenizer_dir: Path | None = None,
+) -> TaskSource:
+    """Makes the source of a config.
+
+    `name`: the source's name in the recipe, which is also the tasks' `source` and the start of their ids.
+    `environments`: the environments of the recipe. `host`: that of the workflow which runs the tasks; None if
+    it has none. `tokenizer_dir`: the model folder whose tokenizer counts the tokens of prompts.
+
+    Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
+    file.
+    """
+    match config:
+        case ReasoningGymConfig():
+            return GymSource(config, name=name)
+        case JsonlSourceConfig():
+            return _chosen(_jsonl_tasks(config, name), config, tokenizer_dir)
+        case HubSourceConfig():
+            return _chosen(_hub_tasks(config, name), config, tokenizer_dir)
+        case PreparedSourceConfig():
+            return PreparedSource(config, name=name, tokenizer_dir=tokenizer_dir)
+        case EnvironmentSourceConfig():
+            return _EnvironmentSource(config, environments or {}, name=name)
+        case HostedSourceConfig():
+            return _hosted_source(config, host, name=name)
+        case Use():
+            return _user_source(config)
+
+
+class ListSource:
+    """Tasks held in memory. Example: `len(ListSource([Task(id="a", source="s", prompt="2 + 3")])) == 1`."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = tuple(tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def task(self, idx: int) -> Task:
+        """Task number `idx`, from 0."""
+        return self._tasks[idx]
+
+
+def _chosen(
+    tasks: list[Task], config: JsonlSourceConfig | HubSourceConfig, tokenizer_dir: Path | None
+) -> ListSource:
+    """The tasks that the config keeps."""
+
+    def itself(task: Task) -> Task:
+        return task
+
+    return ListSource(fitting(tasks, config, task_of=itself, where=config.path, tokenizer_dir=tokenizer_dir))
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+class _EnvironmentSource:
+    """The tasks of one split of an environment, as the dataflow draws them.
+
+    Each task gets the source's name as its `source` and at the start of its id, and the environment's name.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentSourceConfig,
+        environments: Mapping[str, EnvironmentConfig],
+        *,
+        name: str,
+    ) -> None:
+        """`environments`: the environments of the recipe.
+
+        Raises: ConfigError if the environment cannot be made; DataError if its `tasks` calls `exit`.
+        """
+        self._name = name
+        self._environment = chosen_environment(config, environments)
+        made = make_environment(self._environment, environments[self._environment])
+        try:
+            found = made.tasks(config.split)
+        except SystemExit as err:
+            raise DataError(
+                f"tasks.environments.{self._environment}: tasks({config.split!r}) called exit({err})"
+            ) from err
+        except Error:
+            raise
+        except Exception as err:  # code of the user's, which may raise anything
+            raise DataError(
+                f"tasks.environments.{self._environment}: tasks({config.split!r}) raised {described(err)}"
+            ) from err
+        if isinstance(found, Sequence):  # an environment may return a plain list of tasks
+            found = ListSource(found)
+        where = f"tasks.environments.{self._environment}: tasks({config.split!r})"
+        self._tasks = _checked_source(found, where)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def task(self, idx: int) -> Task:
+        """Task number `idx`, from 0."""
+        task = self._tasks.task(idx)
+        named = msgspec.structs.replace(task, id=f"{self._name}/{task.id}", source=self._name)
+        return with_environment(named, self._environment)
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+def _hosted_source(config: HostedSourceConfig, host: HostConfig | None, *, name: str) -> ListSource:
+    """Raises: ConfigError if the workflow has no host; as `hosted_tasks`."""
+    if host is None:
+        raise ConfigError(
+            "the source `hosted` takes its tasks from the workflow's environment, but the workflow is not "
+            "`hosted`; use another source, or `workflow: {name: hosted, python: ..., serve: ...}`"
+        )
+    listed = hosted_tasks(host, split=config.split, skip=config.skip, limit=config.limit or _MAX_HOSTED + 1)
+    if len(listed) > _MAX_HOSTED:
+        raise DataError(
+            f"the host has more than {_MAX_HOSTED:,} tasks, or no end of them; set `limit` of the source"
+        )
+    return ListSource(
+        Task(
+            id=f"{name}/{task.id}",
+            source=name,
+            prompt=task.prompt,
+            spec=msgspec.json.encode(HostedSpec(task.data)).decode(),
+        )
+        for task in listed
+    )
+
+
+# --- JSONL ----------------------------------------------------------------------------------------
+
+
+def _jsonl_tasks(config: JsonlSourceConfig, name: str) -> list[Task]:
+    path = Path(config.path).expanduser()
+    tasks: list[Task] = []
+    for idx, line in enumerate(_decoded(path).split("\n")):
+        # Files that were joined may have a byte order mark in the middle.
+        line = line.removeprefix(_BYTE_ORDER_MARK)
+        if line.strip():
+            where = place_of(config, idx)
+            task = Task(id=f"{name or path.stem}/{idx}", source=name, prompt="")
+            tasks.append(task_from_row(_jsonl_row(line, where), config, task=task, where=where))
+    if not tasks:
+        raise DataError(f"{path} holds no tasks; expected one JSON object per line")
+    return tasks
+
+
+def _decoded(path: Path) -> str:
+    """The text of a file. Raises: DataError that names the line at which it is not UTF-8."""
+    if not is_there(path):
+        raise _missing(path)
+    check_regular(path, "the task file")
+    try:
+        data = path.read_bytes()
+    except OSError as err:
+        raise DataError(f"{path} cannot be read: {err}") from err
+    try:
+        return data.decode()
+    except UnicodeDecodeError as err:
+        line = data.count(b"\n", 0, err.start) + 1
+        is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        reason = "it begins with the byte order mark of UTF-16" if is_utf_16 else err
+        raise DataError(
+            f"{path}, line {line} cannot be read as UTF-8 text: {reason}; save the file as UTF-8"
+        ) from err
+
+
+def _missing(path: Path) -> DataError:
+    return DataError(f"{shown_path(path)} does not exist (looked in {Path.cwd()}){near_path(path)}")
+
+
+def _jsonl_row(line: str, where: str) -> Mapping[str, Any]:
+    shown = shortened(line if line.isprintable() else repr(line))
+    try:
+        row = json.loads(line)
+    except RecursionError as err:
+        raise DataError(f"{where} is nested too deeply: {shown}") from err
+    except ValueError as err:
+        raise DataError(f"{where} is not valid JSON: {err}; it reads {shown}{_OTHER_FILES}") from err
+    if not isinstance(row, dict):
+        raise DataError(f"{where} holds {shown}; expected a JSON object{_OTHER_FILES}")
+    return cast("dict[str, Any]", row)
+
+
+# --- Hugging Face datasets ------------------------------------------------------------------------
+
+
+def _hub_tasks(config: HubSourceConfig, name: str) -> list[Task]:
+    rows = _load_rows(config)
+    tasks: list[Task] = []
+    for idx, row in enumerate(rows):
+        task = Task(id=f"{name or Path(config.path).stem}/{idx}", source=name, prompt="")
+        tasks.append(task_from_row(row, config, task=task, where=place_of(config, idx)))
+    if not tasks:
+        raise DataError(f"data set {config.path}, split {config.split!r}, holds no rows")
+    return tasks
+
+
+def _load_rows(config: HubSourceConfig) -> Iterable[Mapping[str, Any]]:
+    """The rows of a split.
+
+    The config's path is a folder of `save_to_disk`, a single file, a folder of files, or a name on the hub.
+
+    Raises: ConfigError if the library is missing; DataError if the data set cannot be loaded.
+    """
+    try:
+        import datasets
+        from datasets.exceptions import DatasetsError
+    except ImportError as err:
+        raise ConfigError(f"the source `datasets` needs the package: {install_command('tasks')}") from err
+    path = Path(config.path).expanduser()
+    where = f"data set {config.path}, split {config.split!r}"
+    if config.is_local and not is_there(path):
+        raise _missing(path)
+    try:
+        with no_bars_in_logs():
+            if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+                loaded: Any = datasets.load_from_disk(str(path))
+                return cast("Iterable[Mapping[str, Any]]", _split_of(loaded, config))
+            if path.is_file():
+                kind = _file_kind(path)
+                return cast("Any", datasets.load_dataset(kind, data_files=str(path), split="train"))
+            name, revision = (str(path), "") if config.is_local else split_revision(config.path)
+            revision = revision or None
+            subset = config.subset or None
+            return cast("Any", datasets.load_dataset(name, subset, split=config.split, revision=revision))
+    except DataError:
+        raise
+    except (OSError, ValueError, KeyError, DatasetsError) as err:
+        # The library says only in the cause which line of which file it could not read.
+        cause = f": {err.__cause__}" if err.__cause__ else ""
+        if isinstance(err.__cause__, UnicodeDecodeError):
+            cause += "; save the file as UTF-8"
+        raise DataError(f"{where} cannot be loaded: {err}{cause}") from err
+
+
+def _split_of(loaded: Any, config: HubSourceConfig) -> Any:
+    """The split that the config names; a folder of `save_to_disk` holds one split, or several by name."""
+    if not isinstance(loaded, dict):
+        return loaded
+    splits = cast("dict[str, Any]", loaded)
+    if config.split not in splits:
+        raise DataError(
+            f"data set {config.path} has no split {config.split!r}{hint(config.split, list(splits))}"
+        )
+    return splits[config.split]
+
+
+def _file_kind(path: Path) -> str:
+    """The name under which `datasets` loads files of this kind."""
+    kinds = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+    if path.suffix not in kinds:
+        raise DataError(f"{path}: files ending in {path.suffix!r} are not read (choices: {', '.join(kinds)})")
+    return kinds[path.suffix]
+
+
+# --- components of the user's own -----------------------------------------------------------------
+
+
+def _user_source(config: Use) -> TaskSource:
+    maker = cast("Callable[..., object]", load_attr(config.use, where="source.use"))
+    check_args(maker, config.args, where="source.args")
+    try:
+        source = maker(**config.args)
+    except SystemExit as err:
+        raise DataError(f"source.use = {config.use!r} called exit({err}) instead of making a source") from err
+    except Error:
+        raise
+    except Exception as err:  # code of the user's, which may raise anything
+        raise DataError(f"source.use = {config.use!r} could not be made: it raised {described(err)}") from err
+    return _checked_source(source, f"source.use = {config.use!r}")
+
+
+def _checked_source(source: object, where: str) -> TaskSource:
+    if not (hasattr(source, "__len__") and callable(getattr(source, "task", None))):
+        raise ConfigError(
+            f"{where} made a {type(source).__name__}; expected an object with __len__() and task(idx)"
+        )
+    return cast("TaskSource", source)

@@ -1,0 +1,1 @@
+"""The torch backend: owns a model and its optimizer."""

@@ -1,0 +1,536 @@
+"""One forward pass of any Hugging Face causal language model over a packed layout.
+
+Packed: the model sees a single row of all packed tokens; embedding, norms, projections and MLPs run on each
+token once, and an attention function of our own, which reads the layout, keeps the sequences apart. Padded:
+one right-padded row per sample, with the model's own attention; for models whose attention cannot be
+replaced, or mixes tokens in another way. Which of the two is exact for a model is found by trying, once, at
+load.
+
+Legend: H heads, D dimension of a head; others as in `trainer.packing`.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from astraflow import wire
+from astraflow.errors import ConfigError, ImageError, WireError
+from astraflow.models.images import ImageRules, check_media
+from astraflow.models.loading import DTYPES
+from astraflow.models.vision import Seen, Sight
+from astraflow.protocols import EntropyUse
+from astraflow.trainer.columns import columns_from_samples, sample_name
+from astraflow.trainer.config import TorchBackendConfig
+from astraflow.trainer.packing import Layout, cut_microbatches, make_layout
+from astraflow.trainer.step import entropies, token_logprobs
+from astraflow.trainer.torch.compiled import compile_layers, left_out
+from astraflow.trainer.torch.head import chunked_logprobs, num_chunk_tokens
+from astraflow.trainer.torch.invariant import InvariantLogprobs, with_value
+from astraflow.trainer.torch.norms import replace_norms
+from astraflow.trainer.torch.parallel.context_parallel import TokenPart
+from astraflow.trainer.torch.parallel.grid import RankGrid
+from astraflow.trainer.torch.replay import RouterReplay
+from astraflow.trainer.torch.varlen import VarlenRows, find_varlen
+from astraflow.types import AdvantageSpan, Sample, Trajectory, VersionSpan
+from astraflow.types.token_columns import EXPERTS_STREAM, Columns
+
+__all__ = ["Entry", "Forward", "LayoutTensors"]
+
+_log = logging.getLogger(__name__)
+_ATTENTION_NAME = "astraflow_packed"
+_LOGIT_TOLERANCE = 1e-3
+"""As a share of the largest logit. Packed and padded agree to about 1e-6 in float32; a leak changes far
+more."""
+
+_HARMLESS = frozenset(
+    {
+        *("dropout", "is_causal", "position_ids", "use_cache", "output_attentions"),
+        "output_router_logits",  # mixtures of experts pass it through their attention
+    }
+)
+"""Arguments that models pass to their attention and that change nothing here, in eval mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutTensors:
+    """A layout on the model's device; index arrays flattened as `index_select` wants them."""
+
+    token_ids: Tensor
+    position_ids: Tensor
+    causal_idx: Tensor
+    causal_shape: tuple[int, int]
+    tail_idx: Tensor
+    tail_shape: tuple[int, int]
+    key_idx: Tensor
+    key_bias: Tensor
+    """float32 [Q, 1, Tq, Tp + Tq]: 0 where seen, -inf where not."""
+    row_idx: Tensor
+    predict_idx: Tensor
+    target_ids: Tensor
+    trained: NDArray[np.int64]
+    num_computed: int
+    """Tokens that the model computes, padding included."""
+    num_sample_tokens: int
+    varlen: VarlenRows | None
+    """Where set, attention in a dtype that its kernel takes is computed by it."""
+    seen: Seen | None = None
+    """The images of the causal rows, if there are any."""
+    part: TokenPart | None = None
+    """Where set, this rank computes a part of the tokens; `token_ids` and `position_ids` are its own, and
+    `predict_idx` and `target_ids` those within it."""
+
+
+class Entry(nn.Module):
+    """Where a model is entered: if its weights are split over ranks, they are whole inside a call alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns."""
+        return compute()
+
+
+class Forward:
+    """Computes logits at the positions that predict trained tokens. Gradients flow if they are enabled.
+
+    Owns nothing but the choice of layout, and whether layers are compiled or their norms computed in one
+    pass; the model stays the caller's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        vocab_size: int,
+        config: TorchBackendConfig,
+        images: ImageRules | None = None,
+    ) -> None:
+        """`images`: how the model sees images; None if it reads text alone."""
+        self._model = cast("Any", model)
+        self.entry = Entry(model)
+        self._device = config.device
+        self._dtype = config.dtype
+        self.replay: RouterReplay | None = None
+        """Sends tokens to the experts that the engine chose, if set."""
+        self.invariant: InvariantLogprobs | None = None
+        """Makes the logprobs of the trained tokens the engine's to the last bit, if set."""
+        self._grid: RankGrid | None = None
+        """Where tokens are cut over ranks."""
+        self._is_idle = False
+        """Whether the next pass is for nothing."""
+        if config.compile_layers:
+            compile_layers(model, device=config.device)  # its norms too
+        else:
+            replace_norms(model)
+        self.is_packed = False
+        self._varlen = find_varlen(config.device) if config.dtype != "float32" else None
+        self._shares = config.share_prefixes
+        # What sees has attention of its own, over whole images; the model's own code keeps the two apart.
+        self._sight = None if images is None else Sight(cast("Any", model), images)
+        if self._sight is None and _can_replace_attention(self._model):
+            _offer_attention(is_compiled=config.compile_layers)
+            self.is_packed = self._packed_is_exact(vocab_size)
+        self._vocab_size = vocab_size
+        self._has_plain_head = self._is_head_plain()
+        _log.info(
+            "%s: %s layout, %s output head",
+            type(model).__name__,
+            "packed" if self.is_packed else "padded",
+            "chunked" if self._has_plain_head else "whole",
+        )
+
+    def layout(self, columns: Columns, samples: NDArray[np.int64]) -> LayoutTensors:
+        """Some samples, laid out for one pass."""
+        # A kernel for sequences that stand one after the other has no place for a prefix of several tails;
+        # and samples of a group may have been sent to different experts at the end of their prompt.
+        share = self.is_packed and self._shares and self._varlen is None
+        share = share and not (self.replay is not None and EXPERTS_STREAM in columns.streams)
+        share = share and self.invariant is None  # it computes whole sequences
+        packed = self.tensors(make_layout(columns, samples, share=share))
+        media = [columns.media[sample] for sample in map(int, samples)] if columns.media else []
+        if not any(media):
+            return packed
+        for sample in map(int, samples):
+            self._check_media(columns, sample)
+        assert self._sight is not None
+        return replace(packed, seen=self._sight.seen(media, num_tokens=packed.causal_shape[1]))
+
+    def _check_media(self, columns: Columns, sample: int) -> None:
+        start = int(columns.starts[sample])
+        tokens = columns.token_ids[start : start + int(columns.lengths[sample])].tolist()
+        try:
+            check_media(None if self._sight is None else self._sight.rules, tokens, columns.media[sample])
+        except ImageError as err:
+            raise WireError(f"{sample_name(columns, sample)}: {err}") from err
+
+    def cut(self, columns: Columns, samples: NDArray[np.int64], token_budget: int) -> list[NDArray[np.int64]]:
+        """Microbatches of at most `token_budget` tokens each.
+
+        Padding counts where the model computes it. Where only attention does, it may double them.
+        """
+        if not self.is_packed:
+            return cut_microbatches(columns, samples, token_budget, max_padded=token_budget)
+        max_padded = 2 * token_budget if self._varlen is None else None
+        return cut_microbatches(columns, samples, token_budget, max_padded=max_padded)
+
+    def tensors(self, layout: Layout) -> LayoutTensors:
+        """The layout on the device."""
+
+        def move(values: NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(values.reshape(-1)).to(self._device)
+
+        bias = np.where(layout.key_mask, np.float32(0), np.float32(-np.inf))
+        return LayoutTensors(
+            token_ids=move(layout.token_ids),
+            position_ids=move(layout.position_ids),
+            causal_idx=move(layout.causal_idx),
+            causal_shape=(layout.causal_idx.shape[0], layout.causal_idx.shape[1]),
+            tail_idx=move(layout.tail_idx),
+            tail_shape=(layout.tail_idx.shape[0], layout.tail_idx.shape[1]),
+            key_idx=move(layout.key_idx),
+            key_bias=torch.from_numpy(bias[:, None]).to(self._device),
+            row_idx=move(layout.row_idx),
+            predict_idx=move(layout.predict_idx),
+            target_ids=move(layout.target_ids),
+            trained=layout.trained,
+            num_computed=len(layout.token_ids) if self.is_packed else layout.causal_idx.size,
+            num_sample_tokens=layout.num_sample_tokens,
+            varlen=None
+            if self._varlen is None
+            else VarlenRows.of(self._varlen, layout.position_ids, self._device),
+        )
+
+    def logits(self, packed: LayoutTensors) -> Tensor:
+        """[P, V], of the output that predicts each trained token. The layout must share nothing unless
+        `is_packed`."""
+        return self._packed_logits(packed) if self.is_packed else self._padded_logits(packed)
+
+    def outputs(self, packed: LayoutTensors) -> Tensor:
+        """`logits`, computed in the dtype of the recipe, as float32."""
+        own, chosen = self._own_part(packed)
+        return _whole(self.entry(partial(self._outputs, own)), own, chosen, len(packed.target_ids))
+
+    def cut_tokens(self, grid: RankGrid) -> None:
+        """From now on, cuts the tokens of every pass over the ranks of a place.
+
+        Raises: ConfigError if the model cannot be computed so.
+        """
+        said = f"train.shard.context = {grid.context}: {type(self._model).__name__}"
+        if not self.is_packed:
+            raise ConfigError(
+                f"{said} is computed in padded rows, of which tokens are not cut; set train.shard.context: 1"
+            )
+        if self.replay is not None or self.invariant is not None:
+            what = "routers" if self.replay is not None else "exact logprobs"
+            raise ConfigError(
+                f"{said}: {what} of a part of the tokens are not built; set train.shard.context: 1"
+            )
+        self._grid = grid
+
+    def idle(self) -> tuple[Columns, LayoutTensors]:
+        """A sample of a few tokens and its layout, for a pass whose result nobody wants."""
+        columns = columns_from_samples(_probe_samples(self._vocab_size)[-1:], vocab_size=self._vocab_size)
+        self._is_idle = True
+        return columns, self.layout(columns, np.arange(1))
+
+    @torch.no_grad()
+    def probe(self) -> Tensor:
+        """What the model predicts for made-up samples, in float32."""
+        columns = columns_from_samples(_probe_samples(self._vocab_size), vocab_size=self._vocab_size)
+        layout = make_layout(columns, np.arange(len(columns.lengths)), share=self.is_packed)
+        packed = self.tensors(layout)
+        own, chosen = self._own_part(packed)
+        return _whole(self.entry(partial(self.logits, own)), own, chosen, len(packed.target_ids))
+
+    def check_probe(self, before: Tensor) -> None:
+        """Raises: ConfigError if the model predicts something else than at an earlier `probe`."""
+        difference = float((self.probe() - before).abs().max())
+        if difference > _LOGIT_TOLERANCE * float(before.abs().max()):
+            raise ConfigError(
+                f"train.shard: cut over ranks, {type(self._model).__name__} predicts something else (by "
+                f"{difference:.3g}): it does not compute as its family's plan or the packed layout wants it; "
+                "set train.shard.tensor and context to 1"
+            )
+
+    def logprobs(
+        self, columns: Columns, packed: LayoutTensors, *, entropy: EntropyUse = "none"
+    ) -> tuple[Tensor, Tensor | None]:
+        """[P] each: logprobs of the trained tokens at their sampling temperature; the entropies of the
+        distributions that predict them, or None."""
+        temperatures = columns.temperatures[columns.sample_of(packed.trained)]
+        if self.replay is not None:
+            positions = packed.predict_idx if self.is_packed else _padded_rows(packed)
+            counts = torch.is_grad_enabled() and not self._is_idle
+            self.replay.begin(columns, packed.trained, positions, counts=counts)
+            self._is_idle = False
+        if self.invariant is None:
+            own, chosen = self._own_part(packed)
+            if chosen is not None:
+                temperatures = temperatures[chosen.cpu().numpy()]
+            value, found = self.entry(partial(self._logprobs, own, temperatures, entropy))
+            num_trained = len(packed.target_ids)
+            found = None if found is None else _whole(found, own, chosen, num_trained)
+            return _whole(value, own, chosen, num_trained), found
+        value = self.invariant.of(packed, temperatures)
+        if entropy == "none" and not torch.is_grad_enabled():
+            return value, None
+        usual, found = self.entry(partial(self._logprobs, packed, temperatures, entropy))
+        return with_value(usual, value), found
+
+    def _own_part(self, packed: LayoutTensors) -> tuple[LayoutTensors, Tensor | None]:
+        """The tokens that this rank computes, and which of the trained ones they predict; None for all."""
+        grid = self._grid
+        if grid is None:
+            return packed, None
+        part = TokenPart(grid.place, grid.context, grid.place_group, len(packed.token_ids))
+        chosen = part.chosen(packed.predict_idx)
+        own = replace(
+            packed,
+            token_ids=part.own(packed.token_ids),
+            position_ids=part.own(packed.position_ids),
+            predict_idx=packed.predict_idx[chosen] % part.size,
+            target_ids=packed.target_ids[chosen],
+            part=part,
+        )
+        return own, chosen
+
+    def _outputs(self, packed: LayoutTensors) -> Tensor:
+        with self._precision():
+            return self.logits(packed).float()
+
+    def _logprobs(
+        self, packed: LayoutTensors, temperatures: NDArray[np.float32], entropy: EntropyUse
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._has_plain_head and len(packed.target_ids) > num_chunk_tokens(self._vocab_size):
+            hot = torch.from_numpy(temperatures).to(self._device)
+            with self._precision():
+                hidden = self._hidden(packed).to(DTYPES[self._dtype])
+            head = cast("Tensor", self._model.get_output_embeddings().weight)
+            return chunked_logprobs(hidden, head, packed.target_ids, hot, entropy=entropy)
+        logits = self._outputs(packed)
+        if (temperatures != 1).any():
+            logits = logits / torch.from_numpy(temperatures).to(self._device)[:, None]
+        logprobs = token_logprobs(logits, packed.target_ids)
+        if entropy == "none":
+            return logprobs, None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "gradient"):
+            return logprobs, entropies(logits)
+
+    def _precision(self) -> torch.autocast:
+        is_low = self._dtype == "bfloat16"
+        return torch.autocast(torch.device(self._device).type, dtype=torch.bfloat16, enabled=is_low)
+
+    def _hidden(self, packed: LayoutTensors) -> Tensor:
+        """[P, D]: what the output head gets for each trained token."""
+        body = self._model.base_model
+        if self.is_packed:
+            output = body(**_packed_inputs(packed))
+            return output.last_hidden_state.squeeze(0).index_select(0, packed.predict_idx)
+        with self._showing(packed):
+            hidden = body(**self._padded_inputs(packed)).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, _padded_rows(packed))
+
+    def _packed_logits(self, packed: LayoutTensors) -> Tensor:
+        output = self._model(**_packed_inputs(packed), logits_to_keep=packed.predict_idx)
+        return output.logits.squeeze(0)
+
+    def _padded_logits(self, packed: LayoutTensors) -> Tensor:
+        with self._showing(packed):
+            logits = self._model(**self._padded_inputs(packed)).logits
+        return logits.flatten(0, 1).index_select(0, _padded_rows(packed))
+
+    def _padded_inputs(self, packed: LayoutTensors) -> dict[str, Any]:
+        ids = packed.token_ids.index_select(0, packed.causal_idx).view(packed.causal_shape)
+        is_token = torch.zeros(ids.numel(), dtype=torch.long, device=self._device)
+        is_token[packed.row_idx] = 1
+        inputs = {"input_ids": ids, "attention_mask": is_token.view_as(ids), "use_cache": False}
+        if packed.seen is not None:
+            inputs |= {"position_ids": packed.seen.positions, **packed.seen.inputs}
+        return inputs
+
+    def _showing(self, packed: LayoutTensors) -> AbstractContextManager[None]:
+        if packed.seen is None or self._sight is None:
+            return nullcontext()
+        return self._sight.showing(packed.seen)
+
+    @torch.no_grad()
+    def _packed_is_exact(self, vocab_size: int) -> bool:
+        """Compares both layouts on made-up samples; leaves the model on the attention that it needs."""
+        columns = columns_from_samples(_probe_samples(vocab_size), vocab_size=vocab_size)
+        everything = np.arange(len(columns.lengths))
+        before = str(self._model.config._attn_implementation)
+        padded = self._padded_logits(self.tensors(make_layout(columns, everything, share=False)))
+        self._model.set_attn_implementation(_ATTENTION_NAME)
+        try:
+            packed = self._packed_logits(self.tensors(make_layout(columns, everything)))
+        except _UnknownAttentionError as err:
+            _log.info("no packed layout: %s", err)
+            packed = torch.full_like(padded, torch.inf)
+        if (packed - padded).abs().max() <= _LOGIT_TOLERANCE * padded.abs().max():
+            return True
+        self._model.set_attn_implementation(before)
+        return False
+
+    @torch.no_grad()
+    def _is_head_plain(self) -> bool:
+        """Whether logits are the products of the head's weight with the hidden states and nothing else.
+
+        If not, the logits are computed by the model itself, all at once: where it scales or caps them, and
+        where the head has a bias or adapters.
+        """
+        head = self._model.get_output_embeddings()
+        parameters = dict(cast("nn.Module", head).named_parameters()) if head is not None else {}
+        if set(parameters) != {"weight"} or self._model.base_model is self._model:
+            return False
+        columns = columns_from_samples(_probe_samples(self._vocab_size), vocab_size=self._vocab_size)
+        layout = make_layout(columns, np.arange(len(columns.lengths)), share=self.is_packed)
+        packed = self.tensors(layout)
+        logits = self.logits(packed)
+        found = self._hidden(packed) @ parameters["weight"].t()
+        return found.shape == logits.shape and bool(
+            (found - logits).abs().max() <= _LOGIT_TOLERANCE * logits.abs().max()
+        )
+
+
+def _packed_inputs(packed: LayoutTensors) -> dict[str, Any]:
+    return {
+        "input_ids": packed.token_ids[None],
+        "position_ids": packed.position_ids[None],
+        "use_cache": False,
+        "packed_layout": packed,
+    }
+
+
+def _whole(values: Tensor, own: LayoutTensors, chosen: Tensor | None, num_values: int) -> Tensor:
+    """The values of all trained tokens, of which this rank may have computed a part."""
+    if own.part is None or chosen is None:
+        return values
+    return own.part.whole(values, chosen, num_values)
+
+
+def _padded_rows(packed: LayoutTensors) -> Tensor:
+    return packed.row_idx.index_select(0, packed.predict_idx)
+
+
+class _UnknownAttentionError(Exception):
+    """The model asks for a kind of attention that the packed one would compute wrongly."""
+
+
+def _can_replace_attention(model: Any) -> bool:
+    """Whether the model takes its attention from transformers' table of functions, and every layer attends to
+    the whole past."""
+    # Optional attributes of foreign classes; where they are absent, so is the feature.
+    layer_types = cast("list[str]", getattr(model.config, "layer_types", None) or [])
+    return getattr(model, "_supports_attention_backend", False) and not set(layer_types) - {"full_attention"}
+
+
+def _offer_attention(*, is_compiled: bool) -> None:
+    """Puts our attention into transformers' table of functions."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(
+        _ATTENTION_NAME, left_out(_packed_attention) if is_compiled else _packed_attention
+    )
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_layout: LayoutTensors | None = None,
+    scaling: float | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """Attention within causal rows, and of tails to their prefix and themselves; [1, H, N, D] in,
+    [1, N, H, D] out. The signature is transformers'."""
+    if packed_layout is None:
+        raise _UnknownAttentionError("the model does not pass the layout on to its attention")
+    unknown = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    if unknown:
+        raise _UnknownAttentionError(f"the model's attention takes {', '.join(unknown)}")
+    packed = packed_layout
+    if packed.part is not None:
+        query, key, value = (packed.part.heads(states) for states in (query, key, value))
+    outputs = _attended(packed, query, key, value, scaling)
+    return outputs if packed.part is None else packed.part.tokens(outputs), None
+
+
+def _attended(
+    packed: LayoutTensors, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+) -> Tensor:
+    if packed.varlen is not None and packed.varlen.takes(query):
+        return packed.varlen.attend(query, key, value, scaling)
+    causal = scaled_dot_product_attention(
+        _rows(query, packed.causal_idx, packed.causal_shape[0]),
+        _rows(key, packed.causal_idx, packed.causal_shape[0]),
+        _rows(value, packed.causal_idx, packed.causal_shape[0]),
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    outputs = [causal.transpose(1, 2).flatten(0, 1)]
+    if packed.tail_shape[0]:
+        tails = scaled_dot_product_attention(
+            _rows(query, packed.tail_idx, packed.tail_shape[0]),
+            _rows(key, packed.key_idx, packed.tail_shape[0]),
+            _rows(value, packed.key_idx, packed.tail_shape[0]),
+            attn_mask=packed.key_bias.to(query.dtype),
+            scale=scaling,
+            enable_gqa=True,
+        )
+        outputs.append(tails.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, packed.row_idx).unsqueeze(0)
+
+
+def _rows(heads: Tensor, idx: Tensor, num_rows: int) -> Tensor:
+    """[1, H, N, D] -> [rows, H, T, D] by packed position."""
+    num_heads, _, dim = heads.shape[1:]
+    flat = heads.squeeze(0).transpose(0, 1).reshape(-1, num_heads * dim)
+    return flat.index_select(0, idx).view(num_rows, -1, num_heads, dim).transpose(1, 2)
+
+
+def _probe_samples(vocab_size: int) -> list[Sample]:
+    """A group of three that shares a prefix, and one sample alone."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(0, vocab_size, 6)
+    sizes = ((0, 6, 1), (0, 6, 3), (0, 6, 5), (1, 2, 6))
+    samples: list[Sample] = []
+    for group, num_prompt, num_sampled in sizes:
+        ids = np.concatenate([shared[:num_prompt], rng.integers(0, vocab_size, num_sampled)])
+        mask = np.arange(len(ids)) >= num_prompt
+        trajectory = Trajectory(
+            policy="probe",
+            role="probe",
+            token_ids=wire.column(ids, "int32"),
+            mask=wire.column(mask, "uint8"),
+            behavior_logprobs=wire.column(np.zeros(len(ids)), "float32"),
+            versions=(VersionSpan(num_prompt, num_sampled, 0),),
+            temperature=1.0,
+            finish_reason="stop",
+            turns=(),
+            reward=0.0,
+        )
+        samples.append(
+            Sample(
+                group_id=group,
+                episode_idx=len(samples),
+                task_id="probe",
+                trajectory=trajectory,
+                advantages=(AdvantageSpan(num_prompt, len(ids), 1.0),),
+            )
+        )
+    return samples

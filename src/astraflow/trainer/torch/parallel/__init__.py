@@ -1,0 +1,1 @@
+"""Torch over several devices: sharding, tensor and context parallelism."""

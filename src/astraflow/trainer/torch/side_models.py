@@ -1,0 +1,153 @@
+"""The models beside the policy that a loss needs: reference and teacher, which only score, and a critic.
+
+They live in the trainer of their policy, in float32 (4 bytes per parameter, as the policy's own weights), and
+are never published. Reference and teacher are loaded from their folders at every start and are never trained;
+a checkpoint holds the digest of their weights, so that a resume with other weights is refused.
+
+A critic has one number per token instead of logits, and an optimizer of its own; it is saved beside the
+policy. Its head starts at 0, so that the first advantages come from the rewards alone.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import xxhash
+from torch import nn
+
+from astraflow.errors import ConfigError
+from astraflow.losses.config import ValueModelConfig
+from astraflow.models.hub import model_path
+from astraflow.models.images import image_rules
+from astraflow.models.loading import export_tensors, load_causal_lm
+from astraflow.protocols import ModelRole
+from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.ranks import ALONE
+from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.parallel.grid import RankGrid
+from astraflow.trainer.torch.parallel.recompute import recompute_layers
+from astraflow.trainer.torch.parallel.sharding import ModelWeights
+from astraflow.trainer.torch.trained_model import ScoringModel, TrainedModel
+
+__all__ = ["Critic", "FrozenModel", "load_critic", "load_frozen", "num_positions", "vocab_size_of"]
+
+_log = logging.getLogger(__name__)
+_PADDING_POSITIONS = 2
+"""Rows that some families (OPT) add to their table of positions."""
+
+
+class FrozenModel(ScoringModel):
+    """Scores batches. Example: `FrozenModel(folder, config).predictions(columns, parts)`."""
+
+    def __init__(self, folder: str | Path, config: TrainConfig, grid: RankGrid | None = None) -> None:
+        """Loads the model. Raises: DataError if the folder does not hold one."""
+        assert isinstance(config.backend, TorchBackendConfig)
+        self.folder = model_path(str(folder))
+        model = load_causal_lm(self.folder, dtype="float32", device=config.backend.device)
+        model.requires_grad_(False)
+        self.vocab_size = vocab_size_of(model)
+        self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        digest = xxhash.xxh3_128()
+        for tensor in export_tensors(model):
+            digest.update(tensor.data.data)
+        self.digest = digest.hexdigest()
+        weights = ModelWeights(model, RankGrid(ALONE, ALONE) if grid is None else grid)
+        forward = Forward(
+            model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(self.folder)
+        )
+        super().__init__(forward, weights=weights, config=config)
+
+
+def load_frozen(
+    config: TrainConfig, *, model_dir: str | Path, vocab_size: int, grid: RankGrid
+) -> dict[ModelRole, FrozenModel]:
+    """The frozen models that a recipe needs, by role.
+
+    Raises: DataError if a folder holds no model; ConfigError if its vocabulary is another.
+    """
+    auxiliary = config.auxiliary
+    folders: dict[ModelRole, str | Path] = {}
+    if auxiliary.kl.coef > 0:
+        folders["reference"] = auxiliary.reference or model_dir
+    if auxiliary.teacher:
+        folders["teacher"] = auxiliary.teacher
+    models: dict[ModelRole, FrozenModel] = {}
+    for role, folder in folders.items():
+        models[role] = FrozenModel(folder, config, grid)
+    for role, model in models.items():
+        if model.vocab_size != vocab_size or _tokenizer(model.folder) != _tokenizer(Path(model_dir)):
+            raise ConfigError(
+                f"train.auxiliary.{role} = {str(model.folder)!r} has another tokenizer or vocabulary than "
+                f"the policy ({model.vocab_size} and {vocab_size} entries); take one with the same tokenizer"
+            )
+        _log.info("%s %s: %.1f MB more in memory", role, model.folder, model.num_bytes / 1e6)
+    return models
+
+
+def vocab_size_of(model: torch.nn.Module) -> int:
+    """Entries of a model's embedding table."""
+    from transformers import PreTrainedModel
+
+    embeddings = cast("PreTrainedModel", model).get_input_embeddings()
+    return int(cast("torch.Tensor", embeddings.weight).shape[0])
+
+
+def num_positions(model: torch.nn.Module) -> int:
+    """Length of the longest sequence that a model can be given, if it learned its positions; 0: any."""
+    longest = int(getattr(cast("Any", model).config.get_text_config(), "max_position_embeddings", 0) or 0)
+    modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+    is_learned = any(
+        isinstance(module, nn.Embedding) and longest <= module.num_embeddings <= longest + _PADDING_POSITIONS
+        for name, module in modules
+        if "pos" in name or name.endswith("wpe")
+    )
+    return longest if is_learned else 0
+
+
+def _tokenizer(folder: Path) -> bytes:
+    path = folder / "tokenizer.json"
+    return path.read_bytes() if path.is_file() else b""
+
+
+class Critic(TrainedModel):
+    """Predicts returns: the sum of rewards that is expected from each trained token on."""
+
+    def __init__(self, config: TrainConfig, folder: str | Path, grid: RankGrid) -> None:
+        """Loads the model. Raises: DataError if the folder does not hold one."""
+        assert isinstance(config.backend, TorchBackendConfig)
+        device = config.backend.device
+        model = load_causal_lm(folder, dtype="float32", device=device)
+        self.vocab_size = vocab_size_of(model)
+        # Before the head is replaced: the logits show which layout is exact for the model.
+        forward = Forward(
+            model, vocab_size=self.vocab_size, config=config.backend, images=image_rules(Path(folder))
+        )
+        if config.backend.activations == "recompute":
+            recompute_layers(model)
+        width = int(cast("Any", model).get_output_embeddings().weight.shape[1])
+        head = nn.Linear(width, 1, bias=False, device=device)
+        nn.init.zeros_(head.weight)
+        cast("Any", model).set_output_embeddings(head)
+        weights = ModelWeights(model, grid)
+        super().__init__(forward, config, weights=weights, predicts_values=True)
+
+
+def load_critic(
+    config: TrainConfig, *, model_dir: str | Path, vocab_size: int, grid: RankGrid
+) -> Critic | None:
+    """The critic of a recipe, or None. Raises: DataError if its folder holds no model; ConfigError if its
+    vocabulary is another."""
+    chosen = config.auxiliary.critic
+    if not isinstance(chosen, ValueModelConfig):
+        return None
+    folder = model_path(str(chosen.model or model_dir))
+    critic = Critic(config, folder, grid)
+    if critic.vocab_size != vocab_size:
+        raise ConfigError(
+            f"train.auxiliary.critic.model = {str(folder)!r} has {critic.vocab_size} tokens, the policy "
+            f"{vocab_size}; take one with the same tokenizer"
+        )
+    _log.info("critic from %s", folder)
+    return critic

@@ -1,0 +1,301 @@
+"""Computes with PyTorch, on one device or on that of each rank: the verbs of a trainer backend.
+
+Owns the policy and its optimizer, and what is never exported: the frozen models that the loss needs
+(reference, teacher), and the critic. The models stay in eval mode, so there is no dropout: behavior logprobs
+come from an engine without any. Not thread-safe: one caller at a time.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from astraflow.config import Config
+from astraflow.errors import ConfigError, DataError, TrainingError
+from astraflow.models.export import begin_export
+from astraflow.models.images import image_rules
+from astraflow.models.loading import DTYPES, load_causal_lm
+from astraflow.protocols import AdamStep, ModelRole, Objective, TrainedRole, Write
+from astraflow.trainer.config import TorchBackendConfig, TrainConfig
+from astraflow.trainer.ranks import ALONE, Ranks
+from astraflow.trainer.torch.forward import Forward
+from astraflow.trainer.torch.invariant import InvariantLogprobs
+from astraflow.trainer.torch.lora import Lora
+from astraflow.trainer.torch.memory import check_memory, free_bytes, memory_need
+from astraflow.trainer.torch.parallel.grid import make_grid
+from astraflow.trainer.torch.parallel.recompute import recompute_layers
+from astraflow.trainer.torch.parallel.sharding import ModelWeights, rank_device
+from astraflow.trainer.torch.replay import RouterReplay
+from astraflow.trainer.torch.side_models import load_critic, load_frozen, num_positions, vocab_size_of
+from astraflow.trainer.torch.torch_files import (
+    TrainerState,
+    copy_model,
+    load_model,
+    load_state,
+    save_state,
+)
+from astraflow.trainer.torch.trained_model import ScoringModel, TrainedModel
+from astraflow.types import ImageTokens, SampleRules
+from astraflow.types.host_tensors import HostTensor
+from astraflow.types.token_columns import EXPERTS_STREAM, Columns
+from astraflow.weights.manifest import table_of
+from astraflow.weights.ranges import elements_of_rank
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["TorchBackend"]
+
+_log = logging.getLogger(__name__)
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class TorchBackend:
+    """Implements `TrainerBackend`.
+
+    Example: `LossLearner(config, TorchBackend(config, model_dir="models/tiny")).train_step(batch)`.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        model_dir: str | Path,
+        seed: int = 0,
+        ranks: Ranks = ALONE,
+        model: "PreTrainedModel | None" = None,
+        exact: bool = False,
+    ) -> None:
+        """Loads the models. Raises: DataError if a folder does not hold one, ConfigError for a bad device.
+
+        `ranks`: all ranks of the trainer, which together have every batch and every weight. All of them make
+        the same calls.
+        `model`: the policy's, in float32, if it is on the device already. `exact`: the policy's logprobs are
+        those of an exact engine, to the last bit.
+        """
+        backend = _torch_config(config.backend)
+        torch.set_num_threads(backend.num_threads)
+        self._config = config
+        backend = backend.model_copy(update={"device": rank_device(backend.device, ranks.rank)})
+        config = config.model_copy(update={"backend": backend})
+        self._backend = backend
+        self._device = _checked_device(backend.device)
+        grid = self._grid = make_grid(ranks, config.shard, device=backend.device)
+        free = free_bytes(self._device)
+        self._model = model or load_causal_lm(model_dir, dtype="float32", device=self._device)
+        self._vocab_size = vocab_size_of(self._model)
+        self._lora: Lora | None = None
+        if backend.lora.rank:
+            self._lora = Lora.add_to(self._model, backend.lora, base=Path(model_dir), seed=seed)
+        self._need = memory_need(self._model, config, grid=grid)
+        check_memory(self._need, free)
+        self._weights = ModelWeights(self._model, grid)
+        images = self._images = image_rules(Path(model_dir))
+        if images is not None and ranks.world > 1:
+            raise ConfigError(
+                f"{type(self._model).__name__} sees images, and is trained by one rank only: ranks that "
+                "share its weights would each need an image in every pass; give its trainer one rank"
+            )
+        forward = Forward(self._model, vocab_size=self._vocab_size, config=backend, images=images)
+        if backend.activations == "recompute":
+            recompute_layers(self._model)
+        if exact:
+            forward.invariant = InvariantLogprobs(self._model)
+        self._replay = forward.replay = RouterReplay.of(self._model)
+        self._policy = TrainedModel(forward, config, weights=self._weights)
+        self._frozen = load_frozen(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)
+        self._critic = load_critic(config, model_dir=model_dir, vocab_size=self._vocab_size, grid=grid)
+
+    @property
+    def data_ranks(self) -> Ranks:
+        """Who has the rest of every batch: a `LossLearner` gathers from them."""
+        return self._grid.data
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table."""
+        return self._vocab_size
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        """What the policy's model can be given."""
+        sight = self._images
+        images = sight and ImageTokens(
+            token_id=sight.token_id,
+            patch=sight.patch,
+            merge=sight.merge,
+            min_pixels=sight.min_pixels,
+            max_pixels=sight.max_pixels,
+        )
+        return SampleRules(
+            vocab_size=self._vocab_size,
+            max_tokens=num_positions(self._model),
+            images=images,
+            streams=() if self._replay is None else (self._replay.stream_rule,),
+            refused_streams=(EXPERTS_STREAM,) if self._replay is None else (),
+        )
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether all sequences are computed in one row; else each has a row of its own, with padding."""
+        return self._policy.forward.is_packed
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the policy's weights and optimizer that this rank holds between two steps."""
+        return self._policy.held_bytes
+
+    def cut(self, columns: Columns, samples: Ints, *, model: ModelRole = "policy") -> Sequence[Ints]:
+        """Microbatches of at most `train.token_budget` tokens."""
+        return self._scoring(model).cut(columns, samples)
+
+    def forward_backward(
+        self,
+        columns: Columns,
+        parts: Sequence[Ints],
+        objective: Objective,
+        *,
+        model: TrainedRole = "policy",
+    ) -> int:
+        """Adds the gradient of an objective. Returns: how many tokens were computed, padding included.
+
+        Raises: TrainingError if the device runs out of memory.
+        """
+        try:
+            return self._trained(model).forward_backward(columns, parts, objective)
+        except torch.OutOfMemoryError as err:
+            longest = max(int(columns.lengths[part].sum()) for part in parts)
+            raise TrainingError(
+                f"{self._device} is out of memory, in microbatches of up to {longest} tokens; as estimated "
+                f"before the first step: {self._need.text()}"
+            ) from err
+
+    def optim_step(self, step: AdamStep, *, model: TrainedRole = "policy") -> float:
+        """One step of AdamW. Returns: the gradient's norm before it is clipped.
+
+        Raises: TrainingError if there is no gradient.
+        """
+        return self._trained(model).optim_step(step)
+
+    def reset_optimizer(self) -> None:
+        """Forgets the optimizer's state, and drops the gradient if there is one."""
+        self._policy.reset_optimizer()
+
+    def logprobs(self, columns: Columns, parts: Sequence[Ints], *, model: ModelRole = "policy") -> Floats:
+        """[P]: logprobs at the sampling temperature; NaN for tokens that are not of `parts`."""
+        return self._scoring(model).predictions(columns, parts)
+
+    def values(self, columns: Columns, parts: Sequence[Ints]) -> Floats:
+        """[P]: the critic's values; NaN for tokens that are not of `parts`."""
+        return self._trained("critic").predictions(columns, parts)
+
+    def step_metrics(self) -> Mapping[str, float]:
+        """What the routers of a mixture of experts did since the last call; empty for other models."""
+        return {} if self._replay is None else self._replay.metrics(self._grid.data)
+
+    def export(self) -> Iterable[HostTensor]:
+        """The weights as they are now, in the dtype that is published. Iterate once, in any thread.
+
+        Each of several ranks gets all tensors, but of their elements only those of its part of the version.
+        """
+        dtype = self._backend.publish_dtype
+        elements = self._exported_elements
+        if self._lora is not None:
+            publish = self._backend.lora.publish
+            return self._lora.export(self._weights, publish=publish, dtype=dtype, elements=elements)
+        return begin_export(self._weights.gathered(dtype=DTYPES[dtype]), dtype, elements=elements)
+
+    @cached_property
+    def _exported_elements(self) -> Mapping[str, tuple[int, int]]:
+        """Name of each published tensor -> the `[first, last)` of its elements that this rank exports."""
+        dtype = self._backend.publish_dtype
+        everyone = self._grid.everyone
+        if self._lora is None:
+            table = [(name, shape, dtype) for name, shape in self._weights.shapes]
+        else:
+            publish = self._backend.lora.publish
+            table = self._lora.published_table(self._weights, publish=publish, dtype=dtype)
+        return elements_of_rank(table_of(table), everyone.rank, everyone.world)
+
+    def save(self, folder: Path, *, num_steps_done: int) -> Write:
+        """Copies models, optimizers and random state to host memory. Returns: what writes the copies.
+
+        Each rank writes its own part of the optimizers, rank 0 all the rest.
+        """
+        state = TrainerState(
+            num_steps_done=num_steps_done,
+            rng_state=torch.get_rng_state(),
+            config_json=self._config.model_dump_json(),
+            frozen={role: digest for role, (digest, _) in self._frozen_digests().items()},
+        )
+        copies = [copy_model(folder, model, name, lora) for name, model, lora in self._models_by_file()]
+
+        def write() -> None:
+            for write_model in copies:
+                write_model()
+            if self._grid.everyone.rank == 0:
+                save_state(folder, state)
+
+        return write
+
+    def load(self, folder: Path) -> int:
+        """Restores what `save` wrote at any number of ranks. Raises: DataError if the folder does not fit the
+        model."""
+        state = load_state(folder)
+        for name, model, lora in self._models_by_file():
+            load_model(folder, model, name, lora)
+        for role, (digest, model_dir) in self._frozen_digests().items():
+            if state.frozen.get(role) != digest:
+                raise DataError(
+                    f"checkpoint {folder}: its {role} had other weights than {model_dir} has now; restore "
+                    "that folder, or begin a new run"
+                )
+        torch.set_rng_state(state.rng_state)
+        return state.num_steps_done
+
+    def _models_by_file(self) -> list[tuple[str, TrainedModel, Lora | None]]:
+        """What a checkpoint holds, by the name of its file."""
+        models: list[tuple[str, TrainedModel, Lora | None]] = [("model", self._policy, self._lora)]
+        return models if self._critic is None else [*models, ("critic", self._critic, None)]
+
+    def _frozen_digests(self) -> dict[str, tuple[str, Path]]:
+        """Role of each model that never changes -> digest of its weights, and their folder."""
+        found = {role: (model.digest, model.folder) for role, model in self._frozen.items()}
+        if self._lora is None:
+            return {**found}
+        return {**found, "base model": (self._lora.base_digest(self._weights), self._lora.base)}
+
+    def _trained(self, role: TrainedRole) -> TrainedModel:
+        model = self._policy if role == "policy" else self._critic
+        if model is None:
+            raise ConfigError("the recipe has no critic: set train.auxiliary.critic")
+        return model
+
+    def _scoring(self, role: ModelRole) -> ScoringModel:
+        if role in ("policy", "critic"):
+            return self._trained(role)
+        if role not in self._frozen:
+            raise ConfigError(f"the recipe has no {role}: see train.auxiliary")
+        return self._frozen[role]
+
+
+def _torch_config(config: Config) -> TorchBackendConfig:
+    if not isinstance(config, TorchBackendConfig):
+        raise ConfigError(f"train.backend.name = {config!r} is not the torch backend")
+    return config
+
+
+def _checked_device(device: str) -> str:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as err:
+        raise ConfigError(
+            f'train.backend.device = "{device}" is not usable here: {str(err).splitlines()[0]}; use "cpu"'
+        ) from err
+    return device

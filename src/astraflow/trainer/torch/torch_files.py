@@ -1,0 +1,106 @@
+"""The files of a checkpoint of the torch backend.
+
+    model.safetensors                       weights under Hugging Face names: with config and tokenizer, the
+                                            folder is a model folder; LoRA is merged into them
+    adapter/                                the factors of LoRA as they are trained, in PEFT's format; the
+                                            frozen weights are those of the model folder that training began
+                                            with, and trainer.pt has their digest
+    optimizer-00001-of-00004.safetensors    one per rank (see `optimizer_files`)
+    critic.safetensors, critic-optimizer-*  the same of a critic
+    trainer.pt                              the rest, as tensors
+
+Reading executes no code: `torch.load` takes weights only.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from astraflow.errors import DataError, WeightsError
+from astraflow.protocols import Write
+from astraflow.trainer.torch.lora import Lora
+from astraflow.trainer.torch.trained_model import TrainedModel
+
+__all__ = ["TrainerState", "copy_model", "load_model", "load_state", "save_state"]
+
+_STATE_FILE = "trainer.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Everything but models and optimizers. The learning rate's schedule follows from the number of steps."""
+
+    num_steps_done: int
+    rng_state: Tensor
+    config_json: str
+    """The `TrainConfig` that was in force, for people who look into a checkpoint."""
+    frozen: dict[str, str]
+    """Role -> digest of each frozen model's weights, which never change: the digest stands for them."""
+
+
+def save_state(folder: Path, state: TrainerState) -> None:
+    """Writes the state into an existing folder; making it durable is the caller's."""
+    torch.save(asdict(state), folder / _STATE_FILE)
+
+
+def load_state(folder: Path) -> TrainerState:
+    """Reads what `save_state` wrote. Raises: DataError naming what does not fit."""
+    try:
+        content = cast("dict[str, Any]", torch.load(folder / _STATE_FILE, weights_only=True))
+        return TrainerState(
+            num_steps_done=int(content["num_steps_done"]),
+            rng_state=content["rng_state"],
+            config_json=str(content["config_json"]),
+            frozen=content["frozen"],
+        )
+    except (OSError, RuntimeError, KeyError) as err:
+        raise DataError(f"checkpoint {folder} does not load: {err}") from err
+
+
+def copy_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> Write:
+    """Copies weights and optimizer to host memory. Returns: what writes the copy into the folder.
+
+    Every rank calls it, and writes its own part of the optimizer; rank 0 writes the weights.
+    """
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
+
+    weights: dict[str, Tensor] = {}
+    for name_in_folder, weight in model.weights.gathered():
+        if model.grid.everyone.rank == 0:
+            weights[name_in_folder] = weight.detach().to("cpu", copy=True).contiguous()
+    part = model.optimizer_part(_prefix(name))
+
+    def write() -> None:
+        if weights and lora is not None:
+            lora.save(folder, weights)
+        if weights:
+            save_file(weights, folder / f"{name}.safetensors", metadata={"format": "pt"})
+        part.write(folder)
+
+    return write
+
+
+def load_model(folder: Path, model: TrainedModel, name: str, lora: Lora | None) -> None:
+    """Restores weights and optimizer, whatever the number of ranks that saved them.
+
+    Raises: DataError naming what does not fit.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] (PathLike without its argument)
+
+    try:
+        if lora is not None:
+            lora.load(folder, model.weights)
+        else:
+            model.weights.install(load_file(folder / f"{name}.safetensors"))
+    except (OSError, SafetensorError, WeightsError) as err:
+        raise DataError(f"checkpoint {folder} does not load: {err}") from err
+    model.load_optimizer(folder, _prefix(name))
+
+
+def _prefix(name: str) -> str:
+    """Begins the names of the files of a model's optimizer."""
+    return "optimizer" if name == "model" else f"{name}-optimizer"

@@ -1,0 +1,1 @@
+"""What people write: files, YAML, names and code of their own; explains what is wrong with it."""

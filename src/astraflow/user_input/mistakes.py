@@ -1,0 +1,387 @@
+"""Explains what is wrong with a mapping that should be a config: path, value, and what was probably meant.
+
+For an unknown key, the explanation is the first of these that holds: a key of the same section with nearly
+the same letters; another system's name of a setting (`synonyms`); the same key in another section; a key
+that looks somewhat alike. This file reads config classes and touches no value.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
+
+from pydantic import BaseModel
+
+from astraflow.user_input.synonyms import SYNONYMS
+
+__all__ = [
+    "configs_in",
+    "distinct",
+    "dotted_path",
+    "explained",
+    "hint",
+    "inner_type",
+    "near_path",
+    "nearest_hint",
+    "path_of",
+    "shown",
+    "tag_of",
+]
+
+ConfigType = type[BaseModel]
+_EXTRAS = {"paced": "paced"}
+"""The extra of `astraflow` that installs a variant, by the name of the variant."""
+_SURE = 0.8
+"""Similarity from which two names are taken for one with a slip of the fingers."""
+_MAX_PLACES = 3
+"""A key that occurs in more sections than these is no hint."""
+_MAX_FILES = 1000
+"""Files of a folder among which one is proposed."""
+_MARK = re.compile(r"(literal|tuple|list|dict)\[|constrained-|function-")
+"""How pydantic's names of the members of a union begin."""
+_MAX_LEAVES = 4
+"""Settings of a foreign section that are explained."""
+_MAX_SHOWN = 80
+"""Characters of a value that a message shows."""
+
+
+def distinct(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One error of pydantic for each mistake.
+
+    A key that is either a word or a number gives an error for each of the two. Here, that of the number has
+    the word as `or_word`.
+    """
+    plain: list[Mapping[str, Any]] = [
+        {**error, "loc": tuple(part for part in error["loc"] if not _is_mark(part))} for error in errors
+    ]
+    words: dict[Any, str] = {e["loc"]: e["ctx"]["expected"] for e in plain if e["type"] == "literal_error"}
+    others = {error["loc"] for error in plain if error["type"] != "literal_error"}
+    return [
+        {**error, "or_word": "" if error["type"] == "literal_error" else words.get(error["loc"], "")}
+        for error in plain
+        if error["type"] != "literal_error" or error["loc"] not in others
+    ]
+
+
+def _is_mark(part: object) -> bool:
+    """Whether a part of a location isn't a key: pydantic names the member of a union there."""
+    return isinstance(part, str) and _MARK.match(part) is not None
+
+
+def explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
+    """One line for one of the `distinct` errors: the path, the value, and what was expected."""
+    line = _explained(error, config_type, mapping)
+    return f"{line}, or {error['or_word']}" if error["or_word"] else line
+
+
+def _explained(error: Mapping[str, Any], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
+    loc = tuple(error["loc"])
+    path = dotted_path(path_of(loc, config_type))
+    kind = str(error["type"])
+    given = error["input"]
+    if loc[-1:] == ("[key]",):
+        names = dotted_path(path_of(loc[:-2], config_type))
+        return f"{names}: the name {shown(given)}: {str(error['msg']).removeprefix('Value error, ')}"
+    ctx = error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(loc, given, config_type, mapping)
+    if kind == "union_tag_invalid":
+        return _unknown_variant(path, str(ctx["tag"]), str(ctx["expected_tags"]), loc)
+    if kind == "missing":
+        return f"{path} is required and missing{_other_entry(loc, config_type, mapping)}"
+    if kind == "literal_error":
+        return f"{path} = {shown(given)} is not valid; expected {ctx['expected']}{_near_literal(given, ctx)}"
+    if expected := _expected(kind, given, loc, config_type):
+        other = _other_entry(loc, config_type, mapping)
+        return f"{path} {'is empty' if given is None else f'= {shown(given)}'}: {expected}{other}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if isinstance(given, dict | list):  # a rule about the whole section, whose keys it names itself
+        return f"{path}: {message}" if path else message
+    return f"{path} = {shown(given)}: {message}"
+
+
+def hint(given: str, choices: Sequence[str]) -> str:
+    """The choices, after the nearest one if there is one."""
+    listed = ", ".join(sorted(choices)) or "none"
+    return f"{nearest_hint(given, choices)} (choices: {listed})"
+
+
+def nearest_hint(given: str, choices: Iterable[str]) -> str:
+    """`; did you mean "x"?` with the nearest choice; empty if none is near."""
+    near = _nearest(given, choices)
+    return f'; did you mean "{near}"?' if near else ""
+
+
+def near_path(path: Path) -> str:
+    """`; did you mean "data/train.csv"?` with the nearest name in the folder of a missing path.
+
+    If that folder is missing, too, it says which is the first that is missing.
+    """
+    folder = path.parent
+    try:
+        if not folder.is_dir():
+            missing = next(above for above in (folder, *folder.parents) if above.parent.is_dir())
+            return f"; there is no folder {str(missing)!r}{near_path(missing)}"
+        names = [entry.name for entry in islice(os.scandir(folder), _MAX_FILES)]
+    except (OSError, ValueError):  # ValueError: a zero byte in the path
+        return ""
+    near = _nearest(path.name, names)
+    return f'; did you mean "{folder / near}"?' if near else ""
+
+
+def _nearest(given: str, choices: Iterable[str], cutoff: float = 0.6) -> str:
+    """The choice that looks most like `given`, whatever the case of its letters; empty if none does.
+
+    `cutoff`: the similarity, from 0 to 1, from which two names look alike.
+    """
+    lowered = {choice.lower(): choice for choice in choices}
+    wanted = given.lower()
+    # A choice with the same letters in another order (`gpro` for `grpo`) is the best guess.
+    swapped = [choice for choice in lowered if sorted(choice) == sorted(wanted)]
+    near = swapped or difflib.get_close_matches(wanted, lowered, n=1, cutoff=cutoff)
+    return lowered[near[0]] if near else ""
+
+
+def shown(given: object) -> str:
+    """The value as Python writes it, cut off if it is long."""
+    text = repr(given[:_MAX_SHOWN] if isinstance(given, str) else given)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+# --- values of the wrong kind ---------------------------------------------------------------------
+
+
+def _expected(kind: str, given: object, loc: tuple[Any, ...], config_type: ConfigType) -> str:
+    """What should stand in place of a value of the wrong kind; empty if pydantic's own words say it."""
+    _, configs = _walk(loc, config_type)
+    tags = [str(tag) for config in configs if (tag := tag_of(config)) is not None]
+    if tags and kind in {"union_tag_not_found", "model_attributes_type", "dict_type"}:
+        names = ", ".join(tag for tag in tags if tag != "use")
+        return f"expected a section with a `name` (choices: {names}) or a `use` (module:attr)"
+    if kind in {"model_type", "model_class_type"}:
+        keys = ", ".join(sorted({name for config in configs for name in config.model_fields}))
+        return f"expected a section (keys: {keys})"
+    if kind == "dict_type":
+        return "expected a mapping of names"
+    if kind in {"tuple_type", "list_type"} and given is not None:
+        return f"expected a list; write [{given if isinstance(given, str) else '...'}]"
+    if kind == "string_type" and isinstance(given, int | float):
+        return f'expected a text; put it in quotes: "{given}"'
+    if kind in {"int_type", "int_from_float"} and isinstance(given, float) and given.is_integer():
+        return f"expected a whole number; write {int(given)}"
+    return ""
+
+
+def _unknown_variant(path: str, tag: str, expected_tags: str, loc: tuple[Any, ...]) -> str:
+    if (extra := _EXTRAS.get(tag)) is not None:
+        return f'{path}.name = "{tag}" needs a package: pip install "astraflow[{extra}]"'
+    choices = [choice.strip(" '") for choice in expected_tags.split(",")]
+    thing = next((part for part in reversed(loc) if isinstance(part, str)), "name")
+    thing = thing.removesuffix("s") if loc and loc[-1] != thing else thing  # an item of `filters`
+    article = "an" if thing[:1] in "aeiou" else "a"
+    return f'{path}.name = "{tag}" is not {article} {thing}{hint(tag, choices)}'
+
+
+def _near_literal(given: object, ctx: Mapping[str, Any]) -> str:
+    choices = [choice.strip(" '") for choice in str(ctx["expected"]).replace(" or ", ", ").split(",")]
+    return nearest_hint(str(given), choices)
+
+
+def _other_entry(loc: tuple[Any, ...], config_type: ConfigType, mapping: Mapping[str, Any]) -> str:
+    """The entry that was probably meant, if a misspelt name has begun a new entry of a mapping of names.
+
+    Example: `policies.actr.train.lr=1e-5` begins a policy `actr`, which then lacks its model.
+    """
+    node: Any = mapping
+    names: list[str] = []
+    for part in _walk(loc, config_type)[0]:
+        if not isinstance(node, Mapping):
+            return ""
+        entries = cast("Mapping[str, Any]", node)
+        others = [name for name in entries if name != part]
+        if _is_open(tuple(names), config_type) and (near := _nearest(str(part), others)):
+            return f'; {".".join([*names, str(part)])} is a new entry: did you mean "{near}"?'
+        names.append(str(part))
+        node = entries.get(str(part))
+    return ""
+
+
+def _is_open(names: tuple[str, ...], config_type: ConfigType) -> bool:
+    """Whether the keys at this path are names of the user's own."""
+    annotation: Any = config_type
+    for name in names:
+        annotation = inner_type(annotation)
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+            continue
+        fields = [
+            config.model_fields[name] for config in configs_in(annotation) if name in config.model_fields
+        ]
+        if not fields:
+            return False
+        annotation = fields[0].annotation
+    return get_origin(inner_type(annotation)) is dict
+
+
+# --- unknown keys ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A key of a config: the path of its section, in which `*` stands for a name, and the key."""
+
+    section: tuple[str, ...]
+    key: str
+    variant: str
+    """The variant of the section that has the key; empty if the section has no variants."""
+
+    def dotted(self, policy: str) -> str:
+        name = policy if self.section[:1] == ("policies",) else "NAME"
+        parts = [name if part == "*" else part for part in self.section]
+        return ".".join([*parts, self.key])
+
+
+def _unknown_key(
+    loc: tuple[Any, ...], given: object, config_type: ConfigType, mapping: Mapping[str, Any]
+) -> str:
+    parts, configs = _walk(loc[:-1], config_type)
+    key = str(loc[-1])
+    path = dotted_path((*parts, key))
+    choices = sorted({name for config in configs for name in config.model_fields})
+    near = _nearest(key, choices, cutoff=_SURE)
+    if near:
+        return f"{path} is not a key{hint(key, choices)}"
+    section = _pattern(parts, config_type)
+    policy = _policy(parts, mapping)
+    if isinstance(given, dict) and (leaves := _leaves(cast("Mapping[str, Any]", given))):
+        meanings = [(leaf, _meant(leaf[-1], section, config_type, policy)) for leaf in leaves]
+        lines = [f"\n  {path}.{'.'.join(leaf)}: {said.removeprefix('; ')}" for leaf, said in meanings if said]
+        if lines:
+            return f"{path} is not a key (choices: {', '.join(choices)})" + "".join(lines[:_MAX_LEAVES])
+    if said := _meant(key, section, config_type, policy):
+        return f"{path} is not a key{said}"
+    return f"{path} is not a key{hint(key, choices)}"
+
+
+def _meant(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
+    """What a key that is unknown in a section probably means elsewhere; empty if nothing is likely."""
+    places = [place for place in _places(config_type) if place.key == key]
+    below = [place for place in places if place.section[: len(section)] == section]
+    variants = sorted({place.variant for place in below if place.section == section and place.variant})
+    if variants:
+        return f"; it is one of {', '.join(variants)}"
+    if said := _translated(key, section, config_type, policy):
+        return said
+    dotted = list(dict.fromkeys(place.dotted(policy) for place in below or places))
+    if 0 < len(dotted) <= _MAX_PLACES:
+        return f"; did you mean {' or '.join(dotted)}?"
+    return ""
+
+
+def _translated(key: str, section: tuple[str, ...], config_type: ConfigType, policy: str) -> str:
+    """Our key for another system's name of a setting, if the config has it."""
+    near = key.lower() if key.lower() in SYNONYMS else _nearest(key, list(SYNONYMS), cutoff=0.88)
+    if not near:
+        return ""
+    target, note = SYNONYMS[near]
+    *parts, last = target.split(".")
+    if not any(place.section == tuple(parts) and place.key == last for place in _places(config_type)):
+        return ""
+    name = f'"{last}"' if tuple(parts) == section else target.replace("*", policy)
+    return f"; did you mean {name}?" + (f" ({note})" if note else "")
+
+
+def _leaves(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The paths of all values in a mapping of mappings."""
+    found: list[tuple[str, ...]] = []
+    for key, value in given.items():
+        inner = _leaves(cast("Mapping[str, Any]", value)) if isinstance(value, dict) and value else [()]
+        found += [(key, *rest) for rest in inner]
+    return found
+
+
+def _policy(parts: Sequence[Any], mapping: Mapping[str, Any]) -> str:
+    """The name that stands for `*`: of the policy at hand, else of the only one."""
+    if len(parts) > 1 and parts[0] == "policies":
+        return str(parts[1])
+    policies = mapping.get("policies")
+    names = list(cast("Mapping[str, Any]", policies)) if isinstance(policies, dict) else []
+    return names[0] if len(names) == 1 else "NAME"
+
+
+def _pattern(parts: Sequence[Any], config_type: ConfigType) -> tuple[str, ...]:
+    """A path with `*` in place of names of the user's own, and without positions in lists."""
+    names = tuple(str(part) for part in parts)
+    kept = [(i, part) for i, part in enumerate(parts) if isinstance(part, str)]
+    return tuple("*" if _is_open(names[:i], config_type) else part for i, part in kept)
+
+
+@cache
+def _places(config_type: ConfigType) -> tuple[_Place, ...]:
+    """All keys of a config, at any depth."""
+    return tuple(_places_below(config_type, (), (config_type,)))
+
+
+def _places_below(
+    config: ConfigType, section: tuple[str, ...], above: tuple[ConfigType, ...]
+) -> Iterator[_Place]:
+    tag = tag_of(config)
+    for key, field in config.model_fields.items():
+        yield _Place(section, key, str(tag) if tag else "")
+        star = ("*",) if get_origin(inner_type(field.annotation)) is dict else ()
+        for inner in configs_in(field.annotation):
+            if inner not in above:
+                yield from _places_below(inner, (*section, key, *star), (*above, inner))
+
+
+# --- config classes -------------------------------------------------------------------------------
+
+
+def path_of(loc: Sequence[str | int], config_type: ConfigType) -> tuple[str | int, ...]:
+    """The path as the user wrote it, without what pydantic adds: tags of variants, and marks of keys."""
+    return tuple(part for part in _walk(tuple(loc), config_type)[0] if part != "[key]")
+
+
+def dotted_path(path: Sequence[str | int]) -> str:
+    """The path in a message; a part that is long, or has hidden characters, is cut off or written out."""
+    texts = [str(part) for part in path]
+    return ".".join(text if text.isprintable() and len(text) <= _MAX_SHOWN else shown(text) for text in texts)
+
+
+def _walk(loc: tuple[Any, ...], config_type: ConfigType) -> tuple[list[Any], list[ConfigType]]:
+    """The keys and positions of a pydantic location, and the config classes at its end."""
+    parts: list[Any] = []
+    current: list[ConfigType] = [config_type]
+    for part in loc:
+        tagged = [c for c in current if tag_of(c) == part] if len(current) > 1 else []
+        if tagged:
+            current = tagged
+            continue
+        parts.append(part)
+        fields = [c.model_fields[part] for c in current if isinstance(part, str) and part in c.model_fields]
+        if fields:
+            current = [c for f in fields for c in configs_in(f.annotation)]
+    return parts, current
+
+
+def tag_of(config: ConfigType) -> Any:
+    """The name of a variant; None for other config classes."""
+    field = config.model_fields.get("name")
+    return field.default if field is not None and get_origin(field.annotation) is Literal else None
+
+
+def inner_type(annotation: Any) -> Any:
+    """The annotation without `Annotated`."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def configs_in(annotation: Any) -> list[ConfigType]:
+    """All config classes inside an annotation (unions, tuples, mappings, Annotated)."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [c for arg in get_args(annotation) for c in configs_in(arg)]

@@ -1,0 +1,136 @@
+"""Says where in the user's own code an exception came from: file, line, function and source line.
+
+A user who wrote a reward, a workflow or a sampler needs the line of theirs that failed. The frames of this
+package, of the standard library and of installed packages that lie around it only hide it.
+"""
+
+import linecache
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+__all__ = ["described", "error_text", "own_frames", "raised_at"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
+_INSTALLED = ("site-packages", "dist-packages")
+"""Folders into which packages are installed; the second one is Debian's."""
+_COMPILED = frozenset({".pyx", ".pxd", ".pxi"})
+"""Files that Cython names in the frames of a compiled module, and that are not installed. uvloop's lie around
+every exception of a service."""
+_MAX_TEXT = 1_000
+"""Characters of an exception's text: enough for any message that a person wrote."""
+_MAX_LINE = 160
+"""Characters of a source line."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One call on the way to an exception."""
+
+    file: Path
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        source = _one_line(linecache.getline(str(self.file), self.line))
+        place = f"{_shown(self.file)}, line {self.line}"
+        if self.function != "<module>":
+            place += f", in {self.function}"
+        return f"{place}: {source}" if source else place
+
+
+def described(error: BaseException) -> str:
+    """The exception's class, its text and the user's own line.
+
+    Example: `KeyError: 'score' (my_rewards.py, line 12, in judge: return reply["score"])`.
+    """
+    error = _first_of(error)
+    text = error_text(error)
+    name = type(error).__name__
+    place = raised_at(error)
+    return f"{name}{f': {text}' if text else ''}{f' ({place})' if place else ''}"
+
+
+def error_text(error: BaseException) -> str:
+    """The text of an exception, shortened; empty if it has none. Never raises, whatever `__str__` does."""
+    error = _first_of(error)
+    try:
+        # The text of a SyntaxError repeats file and line, which `raised_at` tells.
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception:  # noqa: BLE001 - code of the user's
+        return "its __str__ fails, too"
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+
+
+def raised_at(error: BaseException) -> str:
+    """The user's own line: the innermost one outside of this package, the standard library and installed
+    packages. If there is none, that of an installed package; or empty."""
+    error = _first_of(error)
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        place = f"{_shown(Path(error.filename))}, line {error.lineno or 0}"
+        source = _one_line(error.text or "")
+        return f"{place}: {source}" if source else place
+    outside = _outside_frames(error)
+    own = [frame for frame in outside if not _package_of(frame.file)]
+    if not own and outside:
+        # The user's code may be an installed package: that of the first call.
+        own = [frame for frame in outside if _package_of(frame.file) == _package_of(outside[0].file)]
+    return str(own[-1]) if own else ""
+
+
+def own_frames(error: BaseException) -> list[str]:
+    """The calls in the user's own code that led to the exception, outermost first; without those in installed
+    packages, which may be libraries of AstraFlow."""
+    return [str(frame) for frame in _outside_frames(_first_of(error)) if not _package_of(frame.file)]
+
+
+def _outside_frames(error: BaseException) -> list[_Frame]:
+    return [frame for frame in _frames(error.__traceback__) if _is_outside(frame.file)]
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """The exception itself, or the first one of a group: that of a TaskGroup says nothing of its own."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+def _frames(trace: TracebackType | None) -> list[_Frame]:
+    frames: list[_Frame] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(_Frame(Path(code.co_filename), trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    return frames
+
+
+def _is_outside(file: Path) -> bool:
+    """Whether a file belongs neither to this package nor to Python itself."""
+    if str(file).startswith("<"):  # frozen modules, and code made from text
+        return False
+    if file.suffix in _COMPILED:
+        return False
+    is_library = file.is_relative_to(_LIBRARY) and not _package_of(file)
+    return not is_library and not file.is_relative_to(_PACKAGE)
+
+
+def _package_of(file: Path) -> str:
+    """The folder or file of the installed package that a file belongs to; empty for other files."""
+    parts = file.parts
+    places = [idx for idx, part in enumerate(parts[:-1]) if part in _INSTALLED]
+    return "/".join(parts[: places[-1] + 2]) if places else ""
+
+
+def _shown(file: Path) -> str:
+    """The path relative to the current folder if the file lies below it, so that an editor can open it."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
+
+
+def _one_line(source: str) -> str:
+    """A source line for messages: without indentation and hidden characters, and not too long."""
+    line = "".join(char if char.isprintable() else " " for char in source.strip())
+    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."

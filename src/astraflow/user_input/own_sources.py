@@ -1,0 +1,115 @@
+"""Finds the files of modules that the user wrote, without running any code of theirs.
+
+What a component does depends on its module and on the user's modules that this one imports. Installed
+packages and the standard library are not followed: they have versions.
+"""
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+__all__ = ["module_file", "own_files"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders into which packages are installed; the second one is Debian's."""
+
+
+def own_files(module: str) -> list[Path]:
+    """The file of a module, whoever wrote it, and those of the user's own modules that it imports, directly
+    or not. The order is always the same.
+
+    Example: `own_files("recipes.alfworld.household_teachers")` has `household_room.py` as well.
+    Returns an empty list if the module is not installed or has no file.
+    """
+    first = module_file(module)
+    if first is None:
+        return []
+    found = {first: module}
+    waiting = [first]
+    while waiting:
+        file = waiting.pop(0)
+        if not _is_own(file):
+            continue
+        for name in _imported_by(file, found[file]):
+            other = module_file(name)
+            if other is not None and other not in found and _is_own(other):
+                found[other] = name
+                waiting.append(other)
+    return list(found)
+
+
+def module_file(module: str) -> Path | None:
+    """The file of a module, found without running any code of the module or its parent packages.
+
+    `importlib.util.find_spec` imports the parent packages, so it must not get a name from the network.
+    Returns None if the module is not installed or has no file.
+    """
+    folders: Sequence[str] = sys.path
+    parent = ""
+    spec = None
+    for part in module.split("."):
+        name = f"{parent}.{part}" if parent else part
+        spec = _find_spec(name, folders if parent else None)
+        if spec is not None and spec.origin is not None:
+            folders = [*(spec.submodule_search_locations or ())]
+        else:
+            # This may be a namespace package, which consists of all folders with its name.
+            folders = [str(folder) for above in folders if (folder := Path(above) / part).is_dir()]
+        parent = name
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _find_spec(name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
+    try:
+        for finder in sys.meta_path:
+            if (spec := finder.find_spec(name, folders)) is not None:
+                return spec
+    except KeyError:
+        # The finder of a namespace package inside another one asks for the imported parent.
+        pass
+    return None
+
+
+def _is_own(file: Path) -> bool:
+    """Whether a file is neither of an installed package, nor of Python, nor of AstraFlow."""
+    resolved = file.resolve()
+    if _INSTALLED & set(resolved.parts):
+        return False
+    return not resolved.is_relative_to(_LIBRARY) and not resolved.is_relative_to(_PACKAGE)
+
+
+def _imported_by(file: Path, module: str) -> Iterator[str]:
+    """Names that a file imports: modules with the packages that they are in, and what may be a module (`from
+    package import name`)."""
+    for name in _named_in(file, module):
+        parts = name.split(".")
+        yield from (".".join(parts[:num]) for num in range(1, len(parts) + 1))
+
+
+def _named_in(file: Path, module: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return  # no Python that can be read: whoever imports it will say so
+    is_package = file.name == "__init__.py"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(node, module, is_package=is_package)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _base(node: ast.ImportFrom, module: str, *, is_package: bool) -> str:
+    """The module of `from MODULE import name`, with the dots of a relative one resolved."""
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    num_kept = len(parts) - node.level + is_package
+    return ".".join([*parts[:num_kept], *([node.module] if node.module else [])])

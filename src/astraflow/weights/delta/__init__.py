@@ -1,0 +1,1 @@
+"""The delta encoding of versions."""

@@ -1,0 +1,1 @@
+"""Rollout services that pass versions on to each other."""

@@ -1,0 +1,1 @@
+"""Chunks and versions on disk."""

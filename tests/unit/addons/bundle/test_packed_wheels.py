@@ -1,0 +1,69 @@
+"""Wheels of what is installed, and bundles: what they hold, and what is refused."""
+
+import hashlib
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from astraflow.addons.bundle.bundle import write_bundle
+from astraflow.addons.bundle.packed_wheels import needed_distributions, pack_wheel
+from astraflow.errors import DataError
+from astraflow.recipe.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[4] / "recipes" / "quickstart.yaml"
+
+
+def test_an_installed_distribution_becomes_a_wheel_of_the_same_files(tmp_path: Path) -> None:
+    dist = distribution("typer")
+    path = pack_wheel(dist, tmp_path)
+    assert path.name == f"typer-{dist.version}-py3-none-any.whl"
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+        assert archive.read("typer/main.py") == Path(str(dist.locate_file("typer/main.py"))).read_bytes()
+        record = archive.read(f"typer-{dist.version}.dist-info/RECORD").decode()
+    assert {line.split(",")[0] for line in record.splitlines()} == names
+    # What the next installer makes by itself.
+    assert not [name for name in names if name.endswith((".pyc", "INSTALLER")) or "scripts" in name]
+
+
+def test_the_same_files_make_the_same_wheel(tmp_path: Path) -> None:
+    digests: list[str] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        path = pack_wheel(distribution("annotated_types"), tmp_path / name)
+        digests.append(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert digests[0] == digests[1]
+
+
+def test_what_a_requirement_needs_here_is_found_with_what_that_needs() -> None:
+    names = {dist.name.lower().replace("_", "-") for dist in needed_distributions(["astraflow[torch]"])}
+    assert {"astraflow", "torch", "transformers", "tokenizers", "pydantic-core", "numpy"} <= names
+    assert "pytest" not in names
+
+
+def test_a_package_that_is_not_installed_is_named() -> None:
+    with pytest.raises(DataError, match="the bundle needs no-such-package, which is not installed here"):
+        needed_distributions(["no-such-package"])
+
+
+def test_a_model_or_data_that_is_not_here_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    recipe = load_recipe(RECIPE, {"policies.actor.model": str(tmp_path / "none")})
+    with pytest.raises(DataError, match=r"policies.actor.model = '.*none' is not a model here"):
+        write_bundle(recipe, out)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    source = {"name": "datasets", "path": "somebody/on-the-hub"}
+    recipe = load_recipe(RECIPE, {"policies.actor.model": str(model), "tasks.sources.sums": source})
+    with pytest.raises(DataError, match=r"tasks.sources.sums.path = 'somebody/on-the-hub' is not here"):
+        write_bundle(recipe, out)
+    assert not out.exists()
+
+
+def test_a_folder_that_has_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(DataError, match="is not an empty folder"):
+        write_bundle(load_recipe(RECIPE), tmp_path)

@@ -1,0 +1,209 @@
+"""What the doctor says about machines and recipes that are not fit."""
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from astraflow.addons.doctor.doctor import examine, thread_finding
+from astraflow.addons.doctor.drift import PolicyDrift, drift_finding
+from astraflow.addons.doctor.machine import Finding, check_folder, sandbox_finding
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.types.host_tensors import HostTensor
+from astraflow.weights.snapshot import write_safetensors
+from chat_folders import make_folder
+from engine_models import make_model_folder
+
+
+def recipe(folder: Path, *overrides: str) -> Recipe:
+    (folder / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 8)
+    path = folder / "recipe.yaml"
+    path.write_text(
+        "name: demo\n"
+        f"tasks: {{sources: {{sums: {{name: jsonl, path: {folder / 'tasks.jsonl'}}}}}}}\n"
+        "policies: {actor: {model: models/none, table: {groups_per_batch: 4}}}\n"
+    )
+    return load_recipe(path, overrides)
+
+
+async def findings(recipe: Recipe | None, run_dir: Path) -> dict[str, Finding]:
+    return {finding.check: finding async for finding in examine(recipe, run_dir)}
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "level", "remedy"),
+    [
+        ({"trainer": 1, "rollout-0": 1}, 2, "ok", ""),
+        ({"trainer": 1, "rollout-0": 1, "rollout-1": 1}, 2, "ok", ""),
+        ({"trainer": 2, "rollout-0": 1}, 2, "warn", "set num_threads to 1"),
+        ({f"rollout-{i}": 1 for i in range(5)}, 2, "warn", "lower rollout.services"),
+        ({"trainer": 8, "rollout-0": 8}, 16, "ok", ""),
+    ],
+)
+def test_threads_are_compared_with_cores(
+    threads: dict[str, int], cores: int, level: str, remedy: str
+) -> None:
+    finding = thread_finding(threads, cores)
+    assert finding.level == level
+    assert finding.remedy.startswith(remedy)
+    assert f"{sum(threads.values())} compute threads" in finding.detail
+
+
+@pytest.mark.timeout(60)
+async def test_a_recipe_without_its_model_fails_with_the_way_to_get_one(tmp_path: Path) -> None:
+    told = await findings(recipe(tmp_path), tmp_path / "run")
+    assert told["model of actor"].level == "fail"
+    assert "astraflow model init" in told["model of actor"].detail
+    assert told["data of sums"].level == "ok"
+    assert "'1 + 1' -> '2'" in told["data of sums"].detail
+    assert (told["engine"].level, told["recipe"].level) == ("warn", "fail")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("eos", "level", "remedy"),
+    [
+        ("<|im_end|>", "ok", ""),
+        (
+            "<|endoftext|>",
+            "warn",
+            "set eos_token_id in generation_config.json to [7, 0, 2]: the chat template ends a reply with "
+            "<|im_end|> (2)",
+        ),
+    ],
+)
+async def test_an_end_that_only_the_chat_template_knows_is_told_with_what_to_set(
+    tmp_path: Path, eos: str, level: str, remedy: str
+) -> None:
+    folder = make_folder(tmp_path, eos=eos, config={"vocab_size": 100, "eos_token_id": 7})
+    write_safetensors(folder / "model.safetensors", [HostTensor("a", (1,), "float32", np.zeros(4, np.uint8))])
+    told = await findings(recipe(tmp_path, f"policies.actor.model={folder}"), tmp_path / "run")
+    finding = told["model of actor"]
+    assert finding.level == level
+    assert finding.remedy.startswith(remedy)
+    assert ("ends with tokens 2, 7" if level == "ok" else "ends with tokens 0, 2, 7") in finding.detail
+
+
+@pytest.mark.timeout(60)
+async def test_broken_data_fails_with_its_line(tmp_path: Path) -> None:
+    made = recipe(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text("no json\n")
+    told = await findings(made, tmp_path)
+    assert told["data"].level == "fail"
+    assert "line 1" in told["data"].detail
+
+
+def model_of(num_parameters: int, folder: Path) -> Path:
+    """A model folder whose weights take no room on the disk."""
+    make_model_folder(folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    size = 4 * num_parameters
+    tensor = {"dtype": "F32", "shape": [num_parameters], "data_offsets": [0, size]}
+    header = json.dumps({"weight": tensor}).encode()
+    path = folder / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with path.open("r+b") as file:
+        file.truncate(8 + len(header) + size)
+    return folder
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("devices", "gib"),
+    [
+        # 4 processes of half a GiB, 2**28 parameters: an engine has 8 bytes of each and a trainer 20.
+        ((), 4 * 0.5 + 2 + 5),
+        (("rollout.engine.device=cuda:0",), 4 * 0.5 + 1 + 5),
+        (("policies.actor.train.backend.device=cuda:0",), 4 * 0.5 + 2 + 1),
+        (
+            ("policies.actor.train.backend={device: cuda:0, offload_optimizer: true}",),
+            4 * 0.5 + 2 + 1 + 2,
+        ),
+    ],
+)
+async def test_the_memory_of_a_run_is_that_of_the_host(
+    tmp_path: Path, devices: Sequence[str], gib: float
+) -> None:
+    model = model_of(2**28, tmp_path / "model")
+    made = recipe(tmp_path, f"policies.actor.model={model}", "rollout.services=1", *devices)
+    async with aclosing(examine(made, tmp_path / "run")) as told:
+        detail = await anext(f.detail async for f in told if f.check == "memory of the run")
+    (need,) = re.findall(r"about ([\d.]+) GiB for 4 processes", detail)
+    assert float(need) == pytest.approx(gib, abs=0.06)
+    assert ("memory of GPUs is not counted" in detail) == bool(devices)
+
+
+def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    assert check_folder(taken).level == "fail"
+    assert check_folder(tmp_path / "new" / "run").level == "ok"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("gap_max", "are_weights_unchanged", "level", "remedy"),
+    [
+        (9e-6, True, "ok", ""),
+        (1e-4, True, "fail", "engine and trainer disagree"),
+        (0.0, False, "fail", "the backend"),
+    ],
+)
+def test_drift_fails_at_its_limit_and_if_weights_move(
+    gap_max: float, are_weights_unchanged: bool, level: str, remedy: str
+) -> None:
+    drift = PolicyDrift(
+        policy="actor",
+        steps=3,
+        num_tokens=100,
+        gap_mean=0.0,
+        gap_max=gap_max,
+        limit=1e-4,
+        are_weights_unchanged=are_weights_unchanged,
+    )
+    finding = drift_finding(drift)
+    assert finding.level == level
+    assert finding.remedy.startswith(remedy)
+
+
+async def test_the_sandbox_is_named_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await sandbox_finding(is_needed=False)
+    assert found.check == "sandbox"
+    assert found.level in {"ok", "warn"}
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = await sandbox_finding(is_needed=True)
+    assert "the program bwrap is not installed" in found.detail
+    assert found.level in {"ok", "fail"}
+
+
+@pytest.mark.parametrize("has_agents", [False, True])
+async def test_a_sandbox_that_works_is_not_called_unusable_for_the_backend_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, *, has_agents: bool
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = await sandbox_finding(is_needed=True, has_agents=has_agents)
+    if found.level == "ok":
+        lacking = "; the alternative is not needed (bubblewrap: the program bwrap is not installed)"
+        assert found.detail.endswith(lacking)
+        assert not re.search("usable|never run|cannot|install bubblewrap", found.detail)
+    else:
+        assert "cannot run (bubblewrap: the program bwrap is not installed; namespaces: " in found.detail
+        assert found.remedy.startswith("install bubblewrap")
+
+
+@pytest.mark.parametrize(("is_needed", "level"), [(False, "warn"), (True, "fail")])
+async def test_a_machine_without_any_sandbox_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, *, is_needed: bool, level: str
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    found = await sandbox_finding(is_needed=is_needed)
+    assert found.level == level
+    lacks = "darwin has no namespaces; it needs Linux"
+    each = f"bubblewrap: {lacks}; namespaces: {lacks}"
+    assert found.detail == f"no sandbox works, so programs of a model cannot run ({each})"
+    assert "Only rewards that run programs of a model" in found.remedy

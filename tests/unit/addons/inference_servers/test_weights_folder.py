@@ -1,0 +1,68 @@
+"""Versions of the weights as folders for a server."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from astraflow.addons.inference_servers.weights_folder import WeightsFolder
+from astraflow.errors import WeightsError
+from astraflow.models.adapters import peft_names
+from astraflow.types.host_tensors import HostTensor, WeightSnapshot
+from astraflow.weights.snapshot import read_model
+
+FINITE = {"float32": 0x7F7F_FFFF, "bfloat16": 0x7F7F, "float16": 0x7BFF}
+INFINITE = {"float32": 0x7F80_0000, "bfloat16": 0x7F80, "float16": 0x7C00}
+
+
+def tensor(value: int, dtype: str, name: str = "w") -> HostTensor:
+    """Three values with these bits, the last with its sign set."""
+    kind = np.uint32 if dtype == "float32" else np.uint16
+    bits = np.array([0, value, value], kind)
+    bits[2] |= kind(1 << (8 * bits.itemsize - 1))
+    return HostTensor(name, (3,), dtype, bits.view(np.uint8))
+
+
+def snapshot(folder: Path, version: int, *tensors: HostTensor) -> WeightSnapshot:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return WeightSnapshot("actor", version, tensors, folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_version_is_written_whole_and_one_with_infinite_values_is_not(dtype: str, tmp_path: Path) -> None:
+    first = snapshot(tmp_path / "model", 0, tensor(FINITE[dtype], dtype))
+    folder = WeightsFolder("test", first, parent=str(tmp_path))
+    path = folder.write(first)
+    assert (path / "config.json").read_text() == "{}"
+    (read,) = read_model(path)
+    assert (read.dtype, read.data.tobytes()) == (dtype, first.tensors[0].data.tobytes())
+    with pytest.raises(
+        WeightsError, match="version 1 of 'actor': tensor w holds 2 values that are not finite"
+    ):
+        folder.write(snapshot(tmp_path / "model", 1, tensor(INFINITE[dtype], dtype)))
+    newer = folder.write(snapshot(tmp_path / "model", 2, tensor(1, dtype)))
+    folder.keep_only(newer)
+    assert [p.name for p in folder.path.iterdir()] == ["version-2"]
+    folder.remove()
+    assert not folder.path.exists()
+
+
+def test_a_server_reads_adapters_merged_in_the_dtype_of_their_weights(tmp_path: Path) -> None:
+    down, up = peft_names("w.weight")
+    ones = np.ones(4, "<f4").view(np.uint8)
+    factors = [HostTensor(name, shape, "float32", ones) for name, shape in ((down, (2, 2)), (up, (2, 2)))]
+    base = HostTensor("w.weight", (2, 2), "bfloat16", np.zeros(8, np.uint8))
+    first = snapshot(tmp_path / "model", 0, base, *factors)
+    path = WeightsFolder("test", first, parent=str(tmp_path)).write(first)
+    (read,) = read_model(path)
+    assert (read.name, read.dtype) == ("w.weight", "bfloat16")
+    assert read.data.view("<u2").tolist() == [0x4000] * 4  # 2 in bfloat16
+
+
+def test_another_architecture_is_refused_by_the_name_of_a_tensor(tmp_path: Path) -> None:
+    first = snapshot(tmp_path / "model", 0, tensor(1, "float32"))
+    folder = WeightsFolder("test", first, parent=str(tmp_path))
+    other = snapshot(tmp_path / "model", 1, tensor(1, "float32"), tensor(1, "float32", "more"))
+    with pytest.raises(WeightsError, match=r"'more' has shape \(3,\), expected none \(1 tensors differ\)"):
+        folder.write(other)

@@ -1,0 +1,94 @@
+"""The door of the viewer, with the real viewer behind it."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+from yarl import URL
+
+from astraflow.addons.view.viewer_door import ViewerDoor
+from astraflow.addons.view.viewer_page import PAGE_HEADERS, page_files
+from astraflow.addons.view.viewer_porch import Porch
+from view_runs import RunWriter
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def viewers() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "astraflow.addons.view.process" in child.cmdline()
+    ]
+
+
+def session_nice(pid: int) -> int | None:
+    """The priority of a process's session; None where sessions have none (autogroups, sched(7))."""
+    path = Path(f"/proc/{pid}/autogroup")
+    return int(path.read_text().split()[-1]) if path.exists() else None
+
+
+async def runs_at(url: str) -> list[str]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/api/runs") as reply:
+        return [run["name"] for run in await reply.json()]
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.setblocking(False)
+        yield made
+
+
+async def test_the_page_is_there_before_the_viewer(listener: socket.socket) -> None:
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with Porch(listener):
+        silent = socket.create_connection(listener.getsockname())  # it keeps nobody waiting
+        async with aiohttp.ClientSession() as session:
+            for path, (media, content) in page_files().items():
+                async with session.get(url + path) as reply:
+                    assert reply.status == 200
+                    assert reply.headers["content-type"] == media
+                    assert PAGE_HEADERS.items() <= {k.lower(): v for k, v in reply.headers.items()}.items()
+                    assert await reply.read() == content
+            for path in ("/assets/../viewer_door.py", "/assets/report.css", "//example.org/api/"):
+                async with session.get(URL(url + path, encoded=True), allow_redirects=False) as reply:
+                    assert reply.status == 404
+        silent.close()
+    assert listener.fileno() >= 0  # it is left to the viewer
+
+
+async def test_a_viewer_is_started_by_its_first_visitor_and_again_after_its_end(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path / "run")
+    run.group(0, [1.0])
+    run.close()
+    async with ViewerDoor(tmp_path / "run", tmp_path / "logs" / "viewer.log") as door:
+        url = door.url
+        await asyncio.sleep(0)
+        assert viewers() == []
+        assert await runs_at(door.url) == ["run"]
+        (first,) = viewers()
+        os.kill(first.pid, signal.SIGKILL)
+        assert await runs_at(door.url) == ["run"]
+        (second,) = viewers()
+        assert second.pid != first.pid
+        assert second.nice() == 19
+        assert session_nice(second.pid) in {None, 19}
+    assert viewers() == []
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await runs_at(url)
+
+
+async def test_a_taken_port_is_no_obstacle(tmp_path: Path) -> None:
+    async with (
+        ViewerDoor(tmp_path, tmp_path / "a.log") as one,
+        ViewerDoor(tmp_path, tmp_path / "b.log") as two,
+    ):
+        assert one.url != two.url
+        assert one.url.startswith("http://127.0.0.1:")

@@ -1,0 +1,72 @@
+"""What is known of trainers by their requests alone."""
+
+import pytest
+
+from astraflow.dataflow.core.status import OVERDUE
+from astraflow.dataflow.service.trainer_contacts import NOT_ASKING, TrainerContacts
+from astraflow.errors import FencedError
+from astraflow.types import Wait
+
+WAITS = Wait(who="trainer actor", whom="rollout", what="step 3: 4 groups ready, 4 make a batch", since_s=50.0)
+TRAINS = Wait(who="rollout", whom="trainer actor", what=f"{OVERDUE}: for long", since_s=50.0)
+
+
+def made() -> TrainerContacts:
+    """Of a dataflow that started at 40; a pause of 10 s is a surprise."""
+    return TrainerContacts(["actor"], heartbeat_s=2.0, started_s=40.0)
+
+
+def test_the_newest_request_is_remembered_with_its_time() -> None:
+    contacts = made()
+    assert contacts.last("actor", 41.0) == ("", 0.0)
+    with contacts.request("actor", "commit", lambda: 60.0):
+        pass
+    assert contacts.last("actor", 99.0) == ("commit", 60.0)
+
+
+def test_a_request_that_waits_for_its_answer_is_heard_now() -> None:
+    contacts = made()
+    with contacts.request("actor", "batch", lambda: 60.0):
+        assert contacts.last("actor", 55.0) == ("batch", 55.0)
+        assert contacts.explained(WAITS, 100.0) == WAITS
+
+
+def test_a_trainer_that_asks_for_nothing_is_what_the_run_waits_for() -> None:
+    contacts = made()
+    with contacts.request("actor", "commit", lambda: 60.0):
+        pass
+    assert contacts.explained(WAITS, 69.9) == WAITS
+    told = contacts.explained(WAITS, 75.0)
+    assert (told.who, told.whom, told.since_s) == ("run", "trainer actor", 60.0)
+    assert told.what == f"{NOT_ASKING}: its last request, `commit`, was answered 15 s ago; is it stopped?"
+
+
+def test_one_that_was_never_heard_of_counts_from_the_start_of_the_dataflow() -> None:
+    told = made().explained(WAITS, 75.0)
+    assert told.what == f"{NOT_ASKING}: it has made no request since the dataflow started; is it stopped?"
+    assert told.since_s == 40.0
+
+
+def test_one_that_is_overdue_is_named_with_its_last_request() -> None:
+    contacts = made()
+    with contacts.request("actor", "batch", lambda: 60.0):
+        pass
+    told = contacts.explained(TRAINS, 100.0)
+    assert told.what == f"{OVERDUE}: for long; its last request, `batch`, was answered 40 s ago"
+    assert (told.who, told.whom, told.since_s) == ("rollout", "trainer actor", 50.0)
+
+
+def test_a_refused_request_is_no_sign_of_life() -> None:
+    contacts = made()
+    with pytest.raises(FencedError), contacts.request("actor", "commit", lambda: 60.0):
+        raise FencedError("a newer session has taken over")
+    assert contacts.last("actor", 99.0) == ("", 0.0)
+
+
+def test_policies_of_strangers_are_not_remembered() -> None:
+    contacts = made()
+    with contacts.request("unknown", "commit", lambda: 60.0):
+        pass
+    assert contacts.last("unknown", 99.0) == ("", 0.0)
+    other = Wait(who="run", whom="w0", what="no sign of life", since_s=1.0)
+    assert contacts.explained(other, 99.0) == other

@@ -1,0 +1,173 @@
+"""What a recipe leaves to its data, and that the smallest recipe is a valid one whatever it chooses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from astraflow.config import dump_yaml
+from astraflow.errors import ConfigError
+from astraflow.processes.dataflow_process import make_service
+from astraflow.recipe.derived import derived, left_open
+from astraflow.recipe.recipe import Recipe, load_recipe
+from astraflow.recipe.resume import changes_between
+from astraflow.recipe.run_folder import RunFolder
+from astraflow.run.preflight import check_recipe
+from astraflow.user_input.mistakes import configs_in, tag_of
+from weight_files import write_model_folder
+
+REWARD = "def score(task, text):\n    return float(text == task.answer)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder: a model that takes 512 tokens, 10 tasks, and a reward."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_model_folder(tmp_path / "model", '{"model_type": "qwen3", "max_position_embeddings": 2048}')
+    rows = [json.dumps({"prompt": f"What is {n} + 1?", "answer": str(n + 1)}) for n in range(10)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(rows))
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    return tmp_path
+
+
+def smallest() -> dict[str, Any]:
+    """Own data and an own reward, in five keys."""
+    return {
+        "name": "mine",
+        "tasks": {
+            "sources": {"mine": {"name": "jsonl", "path": "tasks.jsonl"}},
+            "reward": "my_rewards:score",
+        },
+        "policies": {"actor": {"model": "./model"}},
+    }
+
+
+def load(folder: Path, *overrides: str) -> Recipe:
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(smallest()))
+    return load_recipe(file, overrides)
+
+
+def num_keys(node: Any) -> int:
+    return sum(map(num_keys, node.values())) if isinstance(node, dict) else 1
+
+
+def sizes(recipe: Recipe) -> tuple[object, object]:
+    return recipe.policies["actor"].table.groups_per_batch, recipe.rollout.engine.max_context  # type: ignore[union-attr]
+
+
+def test_the_smallest_recipe_has_few_keys_and_passes_every_check(folder: Path) -> None:
+    assert num_keys(smallest()) <= 6
+    checked = check_recipe(load(folder), folder / "run")
+    assert left_open(checked.recipe) == []
+    # 15 bytes of the longest prompt, 256 of a template, 256 of a completion: a multiple of 64
+    assert sizes(checked.recipe) == (10, 576)
+    assert load_recipe(written(folder, dump_yaml(checked.recipe))) == checked.recipe
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "resolved.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_values_that_a_recipe_names_stay(folder: Path) -> None:
+    named = load(folder, "policies.actor.table.groups_per_batch=3", "rollout.engine.max_context=300")
+    assert derived(named) is named
+
+
+@pytest.mark.parametrize(
+    ("overrides", "context"),
+    [
+        (["policies.actor.sampling.max_tokens=1000"], 1280),
+        (["policies.actor.sampling.max_tokens=4000"], 2048),  # all that the model takes
+        (["workflow=multi_turn"], 2048),  # less than a conversation gets
+        (["tasks.sources.mine.system='" + 600 * "x" + "'"], 1152),
+    ],
+)
+def test_a_context_holds_what_tasks_and_completions_need(
+    folder: Path, overrides: list[str], context: int
+) -> None:
+    assert sizes(derived(load(folder, *overrides)))[1] == context
+
+
+def test_a_batch_has_64_groups_where_there_are_as_many_tasks(folder: Path) -> None:
+    (folder / "tasks.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 100)
+    assert sizes(derived(load(folder)))[0] == 64
+
+
+def test_a_batch_that_is_too_small_for_the_ranks_is_told(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a batch has 10 groups .*; the number of tasks .* add tasks"):
+        derived(load(folder, "policies.actor.train.ranks=16"))
+
+
+def test_the_recipe_of_a_run_is_the_same_recipe_before_its_numbers_are_known(folder: Path) -> None:
+    recipe = load(folder)
+    assert changes_between(derived(recipe), recipe) == ()
+    keys = [change.key for change in changes_between(derived(recipe), load(folder, "seed=3"))]
+    assert keys == ["seed"]
+
+
+def test_a_service_does_not_guess_the_numbers(folder: Path) -> None:
+    run = RunFolder(folder / "run")
+    run.create()
+    run.save_recipe(load(folder))
+    with pytest.raises(ConfigError, match=r"groups_per_batch is `auto`.* --dry-run"):
+        make_service(run, run.load_recipe())
+
+
+def variants(config: type[Any], path: str = "") -> list[tuple[str, str]]:
+    """Place and name of every variant without required keys that a recipe may choose."""
+    found: list[tuple[str, str]] = []
+    for key, field in config.model_fields.items():
+        inner = configs_in(field.annotation)
+        dotted = "policies.actor" if key == "policies" else f"{path}.{key}".lstrip(".")
+        for member in inner if dotted not in {"eval.sets", "tasks.sources"} else []:
+            if len(inner) == 1:
+                found += variants(member, dotted)
+            elif tag_of(member) not in {None, "use"} and not any(
+                field.is_required() for field in member.model_fields.values()
+            ):
+                found.append((dotted, str(tag_of(member))))
+    return found
+
+
+ELSEWHERE = {
+    ("policies.actor.table.credit", "gae"),  # belongs together with the critic
+    ("policies.actor.train.auxiliary.critic", "value_model"),
+    ("policies.actor.table.sampler", "on_policy"),  # needs max_staleness: 0
+    ("policies.actor.train.backend", "paced"),  # needs an engine that is emulated, too
+    ("tasks.reward", "judge"),  # needs a policy, or a model elsewhere
+    ("rollout.engine", "vllm"),  # needs an environment of its own
+    ("rollout.engine", "sglang"),
+}
+LISTS = {"filters", "shaping", "trackers", "curators"}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [pair for pair in dict.fromkeys(variants(Recipe)) if pair not in ELSEWHERE]
+)
+def test_the_smallest_recipe_with_any_variant_is_valid(folder: Path, path: str, name: str) -> None:
+    value = f"[{name}]" if path.rpartition(".")[2] in LISTS else name
+    load(folder, f"{path}={value}")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workflow=multi_turn"],
+        ["tasks.reward=exact"],
+        ["tasks.reward=math_verify"],
+        ["policies.actor.train.loss=gspo"],
+        ["policies.actor.table.credit=gae", "policies.actor.train.auxiliary.critic=value_model"],
+        ["eval.sets.held.source={name: jsonl, path: held.jsonl}", "eval.sets.held.num_tasks=5"],
+    ],
+)
+def test_the_smallest_recipe_with_one_more_choice_passes_every_check(
+    folder: Path, overrides: list[str]
+) -> None:
+    (folder / "held.jsonl").write_text('{"prompt": "20 + 1", "answer": "21"}\n' * 5)
+    check_recipe(load(folder, *overrides), folder / "run")

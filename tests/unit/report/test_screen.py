@@ -1,0 +1,404 @@
+"""What a person sees: pure text from what was told."""
+
+import errno
+import io
+import re
+
+import msgspec
+from rich.console import Console
+
+from astraflow.processes.supervisor import ServiceState
+from astraflow.report.screen import LiveView, PlainView, ScreenState, plain_eval, plain_step, render
+from astraflow.report.watch.sight import Sight
+from astraflow.report.watch.watchdog import Watchdog, alarms_now
+from astraflow.types import (
+    EvalRecord,
+    FateCounts,
+    Load,
+    MetricItem,
+    PolicyStatus,
+    PushedTasks,
+    ScalingAdvice,
+    ServedVersions,
+    StatusReply,
+    StepRecord,
+    Wait,
+    WorkerStatus,
+)
+from astraflow.types.alarm import Alarm
+
+
+def make_step(step: int, **changes: object) -> StepRecord:
+    fields: dict[str, object] = {
+        "policy": "actor",
+        "step": step,
+        "version": step + 1,
+        "at_s": 100.0 + step,
+        "reward_mean": 0.5,
+        "staleness_mean": 0.25,
+        "staleness_max": 1,
+        "num_groups": 4,
+        "num_samples": 16,
+        "num_trained_tokens": 300,
+        "num_discarded_groups": 0,
+        "metrics": (),
+    }
+    return StepRecord(**(fields | changes))  # type: ignore[arg-type]
+
+
+def make_eval(version: int, score: float) -> EvalRecord:
+    return EvalRecord(
+        policy="actor", version=version, step=version, eval_set="heldout", num_tasks=16, num_samples=16,
+        num_failed=0, score_mean=score, score_stderr=0.01, at_s=100.0,
+    )  # fmt: skip
+
+
+def make_status() -> StatusReply:
+    policy = PolicyStatus(
+        name="actor", step=3, num_steps=10, newest_version=3, durable_step=2, epoch=1, num_tickets=5,
+        max_tickets=8, num_running_groups=2, num_ready_groups=3, groups_per_batch=4, staleness_bound=2,
+        redone_steps=0, fates=FateCounts(drawn=20, trained=12, filtered=3, live=5),
+    )  # fmt: skip
+    load = Load(tokens_per_s=1500.0, versions=(ServedVersions(policy="actor", versions=(3,)),))
+    worker = WorkerStatus(
+        id="r.1",
+        name="rollout-0",
+        engine="torch",
+        hosts=("actor",),
+        num_leases=7,
+        load=load,
+        last_seen_s=99.0,
+    )
+    wait = Wait(who="trainer actor", whom="rollout", what="batch of step 3", since_s=98.0)
+    return StatusReply(
+        name="demo", state="running", reason="", now_s=100.0, policies=(policy,), workers=(worker,),
+        waits=(wait,),
+    )  # fmt: skip
+
+
+def shown(state: ScreenState, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(render(state, 142.0))
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    return out.getvalue()
+
+
+def test_the_screen_shows_steps_scores_queues_and_waits() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    state.services = (
+        ServiceState("dataflow", state="running", restarts=2),
+        ServiceState("rollout-0", state="running", restarts=1),
+    )
+    for step in range(3):
+        state.add_step(make_step(step))
+    state.add_eval(make_eval(0, 0.31))
+    state.add_eval(make_eval(3, 0.62))
+    text = shown(state)
+    for part in (
+        "astraflow demo  running  0:42",
+        "3/10",
+        "0.310 -> 0.620",
+        "0.25, max 1 of 2",
+        "5/8",
+        "3/4",
+        "300 tok/s",
+        "1,500",
+        "actor:3",
+        "trainer actor waits for rollout (batch of step 3, 2.0 s)",
+        "dataflow running (2 restarts)",
+        "rollout-0 running (1 restart)",
+    ):
+        assert part in text, f"{part!r} is not in\n{text}"
+
+
+def test_nothing_is_cut_where_80_columns_are_all_there_are() -> None:
+    state = ScreenState("quickstart", "runs/quickstart", 100.0)
+    policy = msgspec.structs.replace(
+        make_status().policies[0], step=100, num_steps=150, num_tickets=192, max_tickets=192
+    )
+    (worker,) = make_status().workers
+    reason = "trainer: all 192 tickets of policy 'actor' are charged"
+    worker = msgspec.structs.replace(worker, load=msgspec.structs.replace(worker.load, waits_for=reason))
+    state.status = msgspec.structs.replace(make_status(), policies=(policy,), workers=(worker,))
+    for step in range(3):
+        state.add_step(make_step(step, num_trained_tokens=21_598, staleness_mean=2.0, staleness_max=2))
+    state.add_eval(make_eval(0, 0.31))
+    state.add_eval(make_eval(3, 0.96))
+    lines = shown(state, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+    tables = [re.split(r"  +", line.strip()) for line in lines[1:7] if not line.startswith("actor:")]
+    assert tables == [
+        ["policy", "step", "reward", "held-out", "staleness"],
+        ["actor", "100/150", "0.500", "0.310 -> 0.960", "2.00, max 2 of 2"],
+        ["policy", "tickets", "ready", "committed", "gradient", "dropped"],
+        ["actor", "192/192", "3/4", "21,598 tok/s", "-", "3"],
+        ["rollout service", "episodes", "tok/s", "heard of", "versions", "waits for"],
+    ]
+    assert ["rollout-0", "7", "1,500", "1 s ago", "actor:3", "trainer actor"] in [
+        re.split(r"  +", line.strip()) for line in lines
+    ]
+
+
+def test_many_scores_take_more_lines_rather_than_being_cut() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    for number in range(6):
+        state.add_eval(msgspec.structs.replace(make_eval(0, 0.1), eval_set=f"set-{number}"))
+        state.add_eval(msgspec.structs.replace(make_eval(3, 0.2), eval_set=f"set-{number}"))
+    text = shown(state, width=80)
+    assert text.count("->") == 6
+    for heading in ("policy", "step", "reward", "held-out", "staleness", "tickets", "ready", "gradient"):
+        assert heading in text
+
+
+def test_the_screen_shows_the_loss_and_when_training_will_be_done() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    metrics = (MetricItem("loss", 0.125), MetricItem("episode/turns", 2.5))
+    for step in range(3):
+        state.add_step(make_step(step, metrics=metrics))
+    assert "actor: ETA 0:07  loss 0.125  turns 2.5" in shown(state)
+    assert "loss 0.125, ETA 0:07" in plain_step(state, make_step(2, metrics=metrics), 142.0)
+
+
+def test_the_screen_tells_committed_tokens_from_those_with_a_gradient() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    for step in range(2):
+        state.add_step(make_step(step, metrics=(MetricItem("num_gradient_tokens", 75.0, "sum"),)))
+    assert "committed 300 tok/s (25% with a gradient)" in plain_step(state, make_step(2), 142.0)
+    text = shown(state)
+    assert "25%" in text
+    assert ("committed" in text, "trained" in text) == (True, False)
+
+
+def test_the_screen_says_nothing_of_gradients_that_no_trainer_reports() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    for step in range(2):
+        state.add_step(make_step(step))
+    assert "committed 300 tok/s, ETA" in plain_step(state, make_step(2), 142.0)
+
+
+def test_the_screen_stands_before_the_dataflow_answers() -> None:
+    text = shown(ScreenState("demo", "runs/demo", 142.0))
+    assert "starting" in text
+    assert "nobody waits" in text
+
+
+def test_the_screen_counts_pushed_tasks_if_there_are_any() -> None:
+    state = ScreenState("demo", "runs/demo", started_s=0.0)
+    state.status = make_status()
+    assert "pushed" not in shown(state)
+    pushed = PushedTasks(num_accepted=7, num_waiting=2, num_refused=3)
+    state.status = msgspec.structs.replace(make_status(), pushed=pushed)
+    assert "pushed tasks: 7 accepted, 2 waiting, 3 refused" in shown(state)
+
+
+def test_the_screen_counts_scores_that_did_not_come_if_there_are_any() -> None:
+    state = ScreenState("demo", "runs/demo", started_s=0.0)
+    state.status = make_status()
+    assert "too late" not in shown(state)
+    (worker, *others) = state.status.workers
+    load = msgspec.structs.replace(worker.load, num_late_scores=1_200, num_scorer_errors=3)
+    worker = msgspec.structs.replace(worker, load=load)
+    state.status = msgspec.structs.replace(state.status, workers=(worker, *others))
+    assert f"{worker.name}: 1,200 scores came too late, 3 scorer errors" in shown(state)
+
+
+def test_a_plain_line_has_the_step_of_how_many() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_status()
+    line = plain_step(state, make_step(3), 161.0)
+    assert line.startswith("1:01 actor step 4/10: reward 0.500")
+    assert line.endswith("trainer actor waits for rollout")
+
+
+def test_an_evaluation_line_counts_failures_only_if_there_are_any() -> None:
+    assert (
+        plain_eval(make_eval(3, 0.5)) == "actor version 3 on heldout: 0.500 +- 0.010 (16 tasks, 16 episodes)"
+    )
+
+
+def test_plain_lines_come_at_most_every_two_seconds() -> None:
+    now, out = [100.0], io.StringIO()
+    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
+    for step in range(6):
+        view.step(make_step(step))
+        now[0] += 0.9
+    assert [line.split()[3] for line in out.getvalue().splitlines()] == ["1:", "4:"]
+
+
+class Gone(io.StringIO):
+    """An output whose reader went away."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_run_outlives_the_reader_of_its_lines() -> None:
+    view = PlainView("demo", "runs/demo", Gone())
+    view.step(make_step(0))
+    view.note("stopping")
+
+
+def test_a_run_outlives_its_terminal() -> None:
+    console = Console(file=io.StringIO(), width=160, force_terminal=True)
+    view = LiveView("demo", "runs/demo", console)
+    console.file = Gone()
+    view.note("stopping")
+    view.close()
+
+
+def test_a_restart_is_said_once() -> None:
+    out = io.StringIO()
+    view = PlainView("demo", "runs/demo", out)
+    crashed = ServiceState("rollout-0", state="restarting", restarts=1, exit_code=-9)
+    for _ in range(3):
+        view.status(None, [crashed])
+    assert out.getvalue() == "rollout-0 ended with code -9; restart 1\n"
+    failed = ServiceState("trainer", state="restarting", restarts=1, exit_code=1, last_line="ValueError: no")
+    view.status(None, [crashed, failed])
+    assert out.getvalue().endswith("restart 1\ntrainer ended with code 1; restart 1: ValueError: no\n")
+
+
+def test_the_live_view_draws_what_it_was_told() -> None:
+    console = Console(file=io.StringIO(), width=160, force_terminal=True, color_system=None)
+    view = LiveView("demo", "runs/demo", console)
+    view.step(make_step(0))
+    view.evaluated(make_eval(0, 0.25))
+    view.status(make_status(), [ServiceState("dataflow", state="running", restarts=2, exit_code=-9)])
+    view.note("stopping")
+    view.close()
+    out = console.file
+    assert isinstance(out, io.StringIO)
+    assert "0.250" in out.getvalue()
+    assert "stopping" in out.getvalue()
+    assert "dataflow ended with code -9; restart 2" in out.getvalue()
+
+
+def make_silent(name: str, silent_s: float) -> ServiceState:
+    trouble = "it is stopped; `kill -CONT 7` lets it continue"
+    return ServiceState(
+        name, state="running", pid=7, age_s=90.0, silent_s=silent_s, is_silent=True, trouble=trouble
+    )
+
+
+def make_waiting(who: str, whom: str, what: str) -> StatusReply:
+    wait = Wait(who=who, whom=whom, what=what, since_s=86.0)
+    scaling = ScalingAdvice(text="they take turns; a larger max_staleness lets them overlap")
+    return msgspec.structs.replace(make_status(), waits=(wait,), scaling=scaling)
+
+
+def test_a_stopped_trainer_is_named_and_nobody_is_advised_to_change_the_recipe() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_waiting("rollout", "trainer actor", "all 8 tickets of policy 'actor' are charged")
+    state.services = (make_silent("trainer-actor", 14.0), ServiceState("rollout-0", state="running"))
+    state.alarms = alarms_now(Sight(now_s=114.0, status=state.status, services=state.services))
+    text = shown(state)
+    for part in (
+        "trainer-actor has shown no sign of life for 14 s: it is stopped; `kill -CONT 7` lets it continue",
+        "rollout waits for trainer actor (trainer-actor is silent for 14 s, 14.0 s)",
+        "no advice while trainer-actor is silent",
+        "trainer-actor silent, alive 14 s ago  rollout-0 running",
+    ):
+        assert part in text, f"{part!r} is not in\n{text}"
+    assert "max_staleness" not in text
+    assert "tickets of policy" not in text
+
+
+def test_every_wait_for_a_stopped_trainer_says_that_it_is_stopped() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    reason = "trainer: all 8 tickets of policy 'actor' are charged"
+    status = make_waiting("rollout-0", reason, "leases")
+    (worker,) = status.workers
+    worker = msgspec.structs.replace(worker, load=msgspec.structs.replace(worker.load, waits_for=reason))
+    state.status = msgspec.structs.replace(status, workers=(worker,))
+    assert f"rollout-0 waits for {reason} (leases, 14.0 s)" in shown(state)
+    state.services = (make_silent("trainer-critic", 14.0),)
+    assert f"rollout-0 waits for {reason} (leases, 14.0 s)" in shown(state), "another policy's trainer"
+    state.services = (make_silent("trainer-actor", 14.0),)
+    text = shown(state)
+    assert "rollout-0 waits for trainer actor (trainer-actor is silent for 14 s, 14.0 s)" in text
+    assert "trainer actor, which is silent" in text
+    assert "are charged" not in text
+
+
+def test_a_stopped_publisher_explains_what_waits_for_its_trainer() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_waiting("rollout", "trainer actor", "all 8 tickets of policy 'actor' are charged")
+    state.services = (make_silent("publisher-actor", 14.0),)
+    assert "rollout waits for trainer actor (publisher-actor is silent for 14 s" in shown(state)
+
+
+def test_a_stopped_rollout_service_is_what_the_trainer_waits_for() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.status = make_waiting("trainer actor", "rollout", "step 3: 0 groups ready, 4 make a batch")
+    state.services = (make_silent("rollout-0", 14.0),)
+    assert "(step 3: 0 groups ready, 4 make a batch; rollout-0 is silent for 14 s, 14.0 s)" in shown(state)
+
+
+def test_old_figures_are_said_to_be_old() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.take_status(make_status(), (), 128.0)
+    text = shown(state)
+    assert "what waits for what: not known for 14 s" in text
+    assert "trainer actor waits for rollout" not in text
+
+
+def test_a_rollout_service_that_is_not_heard_of_is_marked() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    (worker,) = make_status().workers
+    worker = msgspec.structs.replace(worker, last_seen_s=80.0)
+    state.status = msgspec.structs.replace(make_status(), workers=(worker,))
+    (line,) = [line for line in shown(state).splitlines() if line.startswith("rollout-0")]
+    assert "20 s ago" in line
+    assert line.split()[-1] == "silent"
+
+
+def plain_lines(status: StatusReply | None, services: tuple[ServiceState, ...], seconds: int) -> list[str]:
+    """What a plain view prints in that time, if it is told the same twice per second."""
+    now, out = [100.0], io.StringIO()
+    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
+    for _ in range(2 * seconds):
+        now[0] += 0.5
+        view.status(status, services)
+    return out.getvalue().splitlines()
+
+
+def test_plain_lines_say_what_is_waited_for_while_no_step_comes() -> None:
+    lines = plain_lines(make_status(), (), 150)
+    assert lines[0] == "0:15 actor at step 3/10: trainer actor waits for rollout (batch of step 3, 2.0 s)"
+    assert [line.split()[0] for line in lines] == ["0:15", "0:45", "1:45"]
+
+
+def test_plain_lines_say_what_is_starting_before_the_dataflow_answers() -> None:
+    starting = (ServiceState("dataflow", state="running", age_s=9.0),)
+    assert plain_lines(None, starting, 20) == ["0:15 starting: dataflow"]
+
+
+def test_plain_lines_name_a_process_in_trouble_once_and_say_when_it_is_well_again() -> None:
+    now, out, watchdog = [100.0], io.StringIO(), Watchdog()
+    view = PlainView("demo", "runs/demo", out, clock=lambda: now[0])
+    well = ServiceState("dataflow", state="running", silent_s=0.1)
+    for service in (make_silent("dataflow", 9.0), make_silent("dataflow", 9.5), *[well] * 6):
+        now[0] += 1.0
+        view.status(None, (service,), watchdog.look(Sight(now_s=now[0], services=(service,))))
+    first, second = out.getvalue().splitlines()
+    assert first.startswith(
+        "warning (stopped_process): dataflow has shown no sign of life for 9 s: it is stopped"
+    )
+    assert second == "dataflow is well again (stopped_process)"
+
+
+def test_what_is_wrong_stands_on_the_screen_with_what_to_do() -> None:
+    state = ScreenState("demo", "runs/demo", 100.0)
+    state.alarms = (
+        Alarm(
+            rule="disk_low", subject="disk", since_s=1.0, evidence="5 MB are \x1b[2J left", advice="free some"
+        ),
+    )
+    assert "5 MB are \\x1b[2J left; free some" in shown(state)

@@ -1,0 +1,51 @@
+"""AdamW with narrow averages against torch's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from astraflow.trainer.ranks import ALONE
+from astraflow.trainer.torch.lean_adam import LeanAdamW
+from astraflow.trainer.torch.optimizer_files import OptimizerPart, read_optimizer
+from astraflow.trainer.torch.parallel.sharding import TrainedPart
+
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def make(dtype: torch.dtype, *, offload: bool = True) -> tuple[nn.Parameter, LeanAdamW]:
+    parameter = nn.Parameter(torch.linspace(-1, 1, 64))
+    optimizer = LeanAdamW([parameter], dtype=dtype, offload=offload)
+    optimizer.param_groups[0].update(SETTINGS)
+    return parameter, optimizer
+
+
+def train(parameter: nn.Parameter, optimizer: torch.optim.Optimizer, steps: range) -> torch.Tensor:
+    for step in steps:
+        parameter.grad = torch.randn(64, generator=torch.Generator().manual_seed(step))
+        optimizer.step()
+    return parameter.detach().clone()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-3)])
+def test_steps_are_those_of_adamw(dtype: torch.dtype, tolerance: float) -> None:
+    plain = nn.Parameter(torch.linspace(-1, 1, 64))
+    expected = train(plain, torch.optim.AdamW([plain], **SETTINGS), range(20))
+    parameter, optimizer = make(dtype)
+    assert (train(parameter, optimizer, range(20)) - expected).abs().max() < tolerance
+    assert {optimizer.state[parameter][name].dtype for name in ("exp_avg", "exp_avg_sq")} == {dtype}
+
+
+def test_a_resume_goes_on_bit_for_bit_with_averages_as_narrow_as_before(tmp_path: Path) -> None:
+    straight = train(*make(torch.bfloat16), range(6))
+    first, optimizer = make(torch.bfloat16)
+    train(first, optimizer, range(3))
+    second, resumed = make(torch.bfloat16)
+    second.data.copy_(first.data)
+    OptimizerPart.of(optimizer, {"w": TrainedPart(first, first)}, ALONE, prefix="o").write(tmp_path)
+    parts = {"w": TrainedPart(second, second)}
+    read_optimizer(tmp_path, resumed, parts, prefix="o", zeros=resumed.stored)
+    assert resumed.state[second]["exp_avg"].dtype == torch.bfloat16
+    assert torch.equal(train(second, resumed, range(3, 6)), straight)
