@@ -34,18 +34,13 @@ QUESTION = "What is 2+3?"
 
 @dataclass(frozen=True)
 class Row:
-    """One row: `| library | version | plain | structured | streaming | tools | program | notes |`."""
+    """One row: `| library | version | program | can't do |`."""
 
     library: str
     version: str
-    cells: dict[str, str]
-    """Form -> `yes`, or why not."""
     program: str
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Forms that ran."""
-        return tuple(form for form, cell in self.cells.items() if cell == "yes")
+    forms: tuple[str, ...]
+    """Forms that ran: all but those in the last column."""
 
 
 def rows() -> tuple[Row, ...]:
@@ -56,9 +51,11 @@ def rows() -> tuple[Row, ...]:
 def _rows(page: str) -> Iterator[Row]:
     table = page.partition("| library | version |")[2].partition("\n\n")[0]
     for line in table.splitlines()[2:]:
-        library, version, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        program = cells[4].strip("`")
-        yield Row(library.strip("`"), version, dict(zip(FORMS, cells, strict=False)), program)
+        library, version, program, missing = [cell.strip() for cell in line.strip("|").split("|")]
+        without = re.split(r",\s*", re.sub(r" *\([^)]*\)", "", missing)) if missing else []
+        assert set(without) <= set(FORMS), f"{program}: {without}"
+        forms = tuple(form for form in FORMS if form not in without)
+        yield Row(library.strip("`"), version, program.strip("`"), forms)
 
 
 def pinned() -> dict[str, tuple[str, str]]:
