@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
+from astraflow.user_input.left_out import is_left_out
 from astraflow.user_input.mistakes import (
     configs_in,
     distinct,
@@ -146,7 +147,9 @@ class Variant(Config):
 
 
 def with_installed(choice: Any, group: str) -> Any:
-    """The discriminated union of a choice, in which the variants of installed packages replace `Variant`.
+    """The discriminated union of a choice, in which installed variants replace the member without a name.
+
+    That member is `Variant` or a base class that derives from it.
 
     Only packages that are installed here can add a variant. A recipe may come over the network, so all that
     it can do is to name a variant that is there already.
@@ -155,7 +158,7 @@ def with_installed(choice: Any, group: str) -> Any:
     """
     members: list[type[Config]] = []
     for member in get_args(choice):
-        members += _installed(group) if issubclass(member, Variant) else [member]
+        members += [member] if tag_of(member) else _installed(group)
     tags = [tag_of(member) for member in members]
     if repeated := [tag for tag in tags if tags.count(tag) > 1]:
         raise ConfigError(f"two variants of {group} have the name {repeated[0]!r}; uninstall one's package")
@@ -165,6 +168,8 @@ def with_installed(choice: Any, group: str) -> Any:
 def _installed(group: str) -> list[type[Variant]]:
     variants: list[type[Variant]] = []
     for entry in entry_points(group=group):
+        if is_left_out(entry):
+            continue
         try:
             variant = entry.load()
         except (ImportError, AttributeError) as err:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import pytest
 
 import astraflow
-from astraflow.config import Config, Use, Variant, with_installed
+from astraflow.config import Config, Use, Variant, parse_config, with_installed
 from astraflow.errors import ConfigError
 from weight_files import write_model_folder
 
@@ -37,10 +37,10 @@ def test_a_package_has_the_version_of_the_core_and_needs_exactly_that(path: Path
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A Python that has everything that this one has installed, but not our own packages."""
+    """A Python that has everything that this one has installed, but not our packages beside the product."""
     folder = tmp_path_factory.mktemp("site-packages")
     for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if "astraflow" not in path.name:
+        if "astraflow_" not in path.name:
             (folder / path.name).symlink_to(path)
     start = f"import sys; sys.path += [{str(ROOT / 'src')!r}, {str(folder)!r}]; sys.argv[0] = 'astraflow'; "
     return [sys.executable, "-I", "-S", "-c", start + "from astraflow.cli.main import main; main()"]
@@ -120,6 +120,21 @@ def test_an_installed_variant_stands_where_the_choice_has_variant(
 
 def test_without_an_installed_variant_the_choice_is_the_built_in_ones() -> None:
     assert get_args(with_installed(CHOICE, "astraflow.tests"))[0] == Plain | Use
+
+
+def test_a_variant_of_an_addon_that_is_left_out_is_skipped_and_named_to_who_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "faster = astraflow.addons.no_such_addon.config:Faster")
+    section = type(
+        "Section", (Config,), {"__annotations__": {"part": with_installed(CHOICE, "astraflow.tests")}}
+    )
+    with pytest.raises(
+        ConfigError, match=r'part\.name = "faster" needs astraflow\.addons\.no_such_addon, which'
+    ):
+        parse_config({"part": {"name": "faster"}}, section)
+    with pytest.raises(ConfigError, match=r'part\.name = "fastest" is not a part'):
+        parse_config({"part": {"name": "fastest"}}, section)
 
 
 @pytest.mark.parametrize(
