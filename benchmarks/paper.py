@@ -125,7 +125,7 @@ ROWS = (
     Row(
         "scaling",
         "Auto-scaling",
-        "A [pool that sizes itself](machines.md#pool) is compared with a fixed pool of 11 services, on "
+        "A [pool that sizes itself](pools.md#pool) is compared with a fixed pool of 11 services, on "
         "the load of the paper. Devices are emulated, and the clock is virtual. The paper saves 0.13 of "
         "all GPU-hours ([details](benchmarks.md#a-pool-that-sizes-itself)).",
         ("autoscale.py",),
