@@ -38,7 +38,7 @@ WATCHDOG_HEAD = """# Watchdog rules
 What each warning of the [watchdog](seeing.md#watchdog) means, and what to do about it. *Usual* is the median
 of the last 8 steps.
 
-| rule | when it speaks | what to do |
+| rule | condition | what to do |
 |---|---|---|
 """
 

@@ -1,7 +1,7 @@
 """The numbered rules of the protocol; docs/protocol/rules.md is generated from them.
 
 `C` rules are about token columns, `D` about the dataflow, `W` about a rollout service (worker), `T` about a
-trainer. A rule keeps its number for ever; a new one takes the next.
+trainer. Rules keep their numbers forever; a new rule gets the next number.
 """
 
 from dataclasses import dataclass
@@ -95,12 +95,12 @@ _DATAFLOW = {
     "batches are given out.",
     "D33": "Only the service that a lease was granted to can answer it; a result from another service "
     "is `dropped`.",
-    "D34": "If it takes reports of unfinished episodes: the next attempt gets what was reported of an "
-    "episode whose lease was lost, and nothing of one that failed.",
+    "D34": "If it accepts reports of unfinished episodes, the next attempt gets what was reported for an "
+    "episode whose lease was lost, and nothing for one that failed.",
 }
 
 _ROLLOUT = {
-    "W1": "It registers before it sends any other request of a worker: with the number of the "
+    "W1": "It registers before it sends any other request of a worker, with the version of the "
     "protocol, a valid name, policies of the run, and at least one slot.",
     "W2": "Every body is an item of the protocol, without unknown fields.",
     "W3": "Every request carries the token, if the run has one.",
@@ -129,7 +129,7 @@ _ROLLOUT = {
 }
 
 _TRAINER = {
-    "T1": "It opens a session before anything else, with the number of the protocol and the number of "
+    "T1": "It opens a session before anything else, with the version of the protocol and the number of "
     "steps in its checkpoint.",
     "T2": "Every body is an item of the protocol, without unknown fields.",
     "T3": "Every request carries the token, if the run has one.",
