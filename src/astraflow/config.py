@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin
 
@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from astraflow.errors import ConfigError
-from astraflow.user_input.left_out import is_left_out
+from astraflow.user_input.installed import added_to, loaded
 from astraflow.user_input.mistakes import (
     configs_in,
     distinct,
@@ -167,13 +167,13 @@ def with_installed(choice: Any, group: str) -> Any:
 
 def _installed(group: str) -> list[type[Variant]]:
     variants: list[type[Variant]] = []
-    for entry in entry_points(group=group):
-        if is_left_out(entry):
-            continue
+    for entry in added_to(group):
         try:
-            variant = entry.load()
+            variant = loaded(entry)
         except (ImportError, AttributeError) as err:
             raise ConfigError(f"{_source_of(entry)} does not load: {err}") from err
+        if variant is None:
+            continue
         if not _is_variant(variant) or tag_of(variant) != entry.name:
             raise ConfigError(f"{_source_of(entry)} is no Variant whose `name` is {entry.name!r}")
         variants.append(variant)

@@ -1,7 +1,6 @@
-"""The `astraflow` command: a thin shell over `launch`. Heavy imports happen inside the commands.
+"""The `astraflow` command: a thin shell over `run`. Heavy imports happen inside the commands.
 
-An installed package adds a group of commands by an entry point of the group `astraflow.commands`: the name is
-the group's, the object a `typer.Typer`.
+Commands of add-ons and other packages join the list by themselves: see `command_group`.
 """
 
 import errno
@@ -9,20 +8,13 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import astraflow
-from astraflow.addons.bundle.command import bundle
-from astraflow.addons.cluster.command import cluster
-from astraflow.addons.data_sets.command import data
-from astraflow.addons.doctor.command import doctor
-from astraflow.addons.forecast.command import plan
-from astraflow.addons.tiny_models.command import models
-from astraflow.addons.view.command import episodes, report, top, traces, view
+from astraflow.cli.command_group import CommandGroup
 from astraflow.cli.evaluation import evaluate, export
 from astraflow.cli.recipes import recipes
 from astraflow.cli.runs import audit, drop_batch, run, status, try_task
@@ -50,6 +42,7 @@ import. A service sets its own once it is ready (`service.process.settle_memory`
 
 app = typer.Typer(
     name="astraflow",
+    cls=CommandGroup,
     help="Reinforcement learning of LLM agents as a dataflow between autonomous services.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -74,40 +67,15 @@ app.add_typer(recipes, name="recipes")
 app.command("run")(run)
 app.command("try")(try_task)
 app.command("status")(status)
-app.command("view")(view)
-app.command("top")(top)
-app.command("traces")(traces)
-app.command("episodes")(episodes)
-app.command("report")(report)
 app.command("audit")(audit)
 app.command("drop-batch")(drop_batch)
-app.command("doctor")(doctor)
-app.command("plan")(plan)
-app.command("bundle")(bundle)
 app.command("eval")(evaluate)
 app.command("export")(export)
-app.add_typer(models, name="model")
-app.add_typer(data, name="data")
-app.add_typer(cluster, name="cluster")
 app.command("join", rich_help_panel="Single services")(join)
 app.command("serve", rich_help_panel="Single services")(serve)
 app.command("publish", rich_help_panel="Single services")(publish)
 app.command("train", rich_help_panel="Single services")(train)
 app.command("rank", hidden=True)(rank)
-for _entry in entry_points(group="astraflow.commands"):
-    app.add_typer(_entry.load(), name=_entry.name)
-
-# The command of a package that is not installed: it says how to install it.
-if "conformance" not in {group.name for group in app.registered_groups}:
-
-    @app.command(
-        "conformance",
-        hidden=True,
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    def _conformance() -> None:
-        raise ConfigError('`astraflow conformance` needs a package: pip install "astraflow[conformance]"')
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from pydantic import BaseModel
 
-from astraflow.user_input.left_out import addon_with
+from astraflow.user_input.installed import where_to_find
 from astraflow.user_input.synonyms import SYNONYMS
 
 __all__ = [
@@ -35,8 +35,6 @@ __all__ = [
 ]
 
 ConfigType = type[BaseModel]
-_EXTRAS = {"paced": "paced"}
-"""The extra of `astraflow` that installs a variant, by the name of the variant."""
 _SURE = 0.8
 """Similarity from which two names are taken for one with a slip of the fingers."""
 _MAX_PLACES = 3
@@ -179,10 +177,8 @@ def _expected(kind: str, given: object, loc: tuple[Any, ...], config_type: Confi
 
 
 def _unknown_variant(path: str, tag: str, expected_tags: str, loc: tuple[Any, ...]) -> str:
-    if (extra := _EXTRAS.get(tag)) is not None:
-        return f'{path}.name = "{tag}" needs a package: pip install "astraflow[{extra}]"'
-    if addon := addon_with(tag):
-        return f'{path}.name = "{tag}" needs {addon}, which this installation of AstraFlow leaves out'
+    if place := where_to_find(tag):
+        return f'{path}.name = "{tag}" {place}'
     choices = [choice.strip(" '") for choice in expected_tags.split(",")]
     thing = next((part for part in reversed(loc) if isinstance(part, str)), "name")
     thing = thing.removesuffix("s") if loc and loc[-1] != thing else thing  # an item of `filters`

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.services import token_of
 from astraflow.errors import ConfigError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from astraflow_conformance.harness import Settings
     from astraflow_conformance.report import Report
 
-__all__ = ["check_dataflow", "check_rollout", "check_trainer", "conformance"]
+__all__ = ["CONFORMANCE", "check_dataflow", "check_rollout", "check_trainer", "conformance"]
 
 conformance = typer.Typer(
     name="conformance",
@@ -179,3 +180,6 @@ def _run(
                 file=sys.stderr,
             )
     raise typer.Exit(report.exit_code)
+
+
+CONFORMANCE = AddedCommand(conformance)

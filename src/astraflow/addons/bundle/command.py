@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.own_modules import module_path
 from astraflow.cli.runs import Overrides, Recipe, fetch_models
 
-__all__ = ["bundle"]
+__all__ = ["BUNDLE", "bundle"]
 
 
 def bundle(
@@ -40,3 +41,6 @@ def bundle(
     if is_named:
         build_models([policy.model for policy in loaded.policies.values()], print)
     write_bundle(fetch_models(loaded), out, extras=extra or ())
+
+
+BUNDLE = AddedCommand(bundle, after="plan")

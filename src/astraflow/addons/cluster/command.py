@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.own_modules import module_path
 from astraflow.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
-__all__ = ["cluster", "render"]
+__all__ = ["CLUSTER", "cluster", "render"]
 
 cluster = typer.Typer(help="Write what a cluster needs to run a recipe.", no_args_is_help=True)
 
@@ -76,3 +77,6 @@ def _derived(recipe: "LoadedRecipe") -> "LoadedRecipe":
         found = derived(recipe, OpenSources({}, {}))
         print(f"the data is not here, so these keys have usual values: {', '.join(left_open(recipe))}")
         return found
+
+
+CLUSTER = AddedCommand(cluster, after="data")

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.options import MOST
 from astraflow.errors import ConfigError
 
-__all__ = ["data", "index_documents", "list_data_sets", "prepare_data_sets"]
+__all__ = ["DATA", "data", "index_documents", "list_data_sets", "prepare_data_sets"]
 
 data = typer.Typer(
     help="Prepare known data sets and search indexes for runs that download nothing.", no_args_is_help=True
@@ -122,3 +123,6 @@ def index_documents(
     settings = EncoderSettings(encoder, query_prefix, text_prefix, factory) if encoder else None
     manifest = build_index(file, out, encoder=settings, limit=limit, progress=print)
     print(f"{out}: {manifest.kind} index of {manifest.num_documents:,} documents ({manifest.library})")
+
+
+DATA = AddedCommand(data, after="model")

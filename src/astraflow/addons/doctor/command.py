@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.runs import load_with_checks
 from astraflow.errors import ConfigError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from astraflow.addons.doctor.machine import Finding
     from astraflow.recipe.recipe import Recipe
 
-__all__ = ["doctor"]
+__all__ = ["DOCTOR", "doctor"]
 
 _COLORS = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
 
@@ -83,3 +84,6 @@ def _tell(finding: "Finding") -> None:
     typer.echo(f"{level}  {finding.check}: {finding.detail}")
     if finding.remedy:
         typer.echo(f"      -> {finding.remedy}")
+
+
+DOCTOR = AddedCommand(doctor, after="drop-batch")

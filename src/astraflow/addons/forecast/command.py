@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.options import finite
 from astraflow.cli.own_modules import module_path
 from astraflow.cli.runs import Overrides, Recipe
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from astraflow.addons.forecast.forecast_inputs import EpisodeShape, ForecastInputs
     from astraflow.recipe.recipe import Recipe as LoadedRecipe
 
-__all__ = ["plan"]
+__all__ = ["PLAN", "plan"]
 
 
 _Pools = Annotated[
@@ -114,3 +115,6 @@ def _inputs(
     inputs = overridden(parse_config(mapping, ForecastInputs, where=str(given)), changes, where="--set")
     most = {name: policy.sampling.max_tokens for name, policy in recipe.trained.items()}
     return inputs, drawn_shapes(inputs.lengths, most, seed=recipe.seed)
+
+
+PLAN = AddedCommand(plan, after="doctor")

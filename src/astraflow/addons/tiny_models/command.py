@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.own_modules import module_path
 
-__all__ = ["init", "models"]
+__all__ = ["MODEL", "init", "models"]
 
 models = typer.Typer(help="Build models to start from.", no_args_is_help=True)
 
@@ -37,3 +38,6 @@ def init(
 @models.callback()
 def _group() -> None:
     """Keeps `init` a subcommand although it is the only one."""
+
+
+MODEL = AddedCommand(models, after="recipes")

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from astraflow.cli.command_group import AddedCommand
 from astraflow.cli.options import MOST, finite
 
-__all__ = ["episodes", "report", "top", "traces", "view"]
+__all__ = ["EPISODES", "REPORT", "TOP", "TRACES", "VIEW", "episodes", "report", "top", "traces", "view"]
 
 _RunDir = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")]
 
@@ -197,3 +198,10 @@ def traces(
     from astraflow.addons.view.commands import send_traces
 
     send_traces(run_dir, endpoint, every=every, until_end=follow, headers=header or [])
+
+
+VIEW = AddedCommand(view, after="status")
+TOP = AddedCommand(top, after="view")
+TRACES = AddedCommand(traces, after="top")
+EPISODES = AddedCommand(episodes, after="traces")
+REPORT = AddedCommand(report, after="episodes")

@@ -1,0 +1,92 @@
+"""The group of all commands, in which those of installed packages stand among AstraFlow's own.
+
+A package adds a command by an entry point of the group `astraflow.commands` that has the command's name. Its
+module is imported when somebody calls the command, or asks for the list of all commands.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from astraflow.errors import ConfigError
+
+__all__ = ["AddedCommand", "CommandGroup", "added_command", "in_order"]
+
+_GROUP = "astraflow.commands"
+
+
+@dataclass(frozen=True, slots=True)
+class AddedCommand:
+    """What the entry point of a command names.
+
+    Example: `AddedCommand(greet, after="status")`, where `def greet(name: str) -> None` is the command.
+    """
+
+    run: Callable[..., object] | typer.Typer
+    """The command; a `typer.Typer` has several below the name."""
+    after: str | None = None
+    """The command that it follows in the list; `""` puts it first, None last."""
+
+
+def added_command(name: str) -> AddedCommand | None:
+    """The command that an installed package adds; None if there is none.
+
+    Raises: ConfigError if it doesn't load, or isn't an `AddedCommand`.
+    """
+    # Imported here because AstraFlow's own commands don't need it, and start sooner without.
+    from astraflow.user_input.installed import added_to, loaded
+
+    for entry in added_to(_GROUP).select(name=name):
+        try:
+            command = loaded(entry)
+        except (ImportError, AttributeError) as err:
+            raise ConfigError(f"`astraflow {name}`: {entry.value} does not load: {err}") from err
+        if command is not None and not isinstance(command, AddedCommand):
+            raise ConfigError(f"`astraflow {name}`: {entry.value} is not an AddedCommand")
+        return command
+    return None
+
+
+def in_order(own: Sequence[str]) -> list[str]:
+    """The names of all commands in the order of the list, given AstraFlow's own in theirs."""
+    from astraflow.user_input.installed import added_to
+
+    found = {name: added_command(name) for name in sorted(added_to(_GROUP).names)}
+    waiting = {name: command.after for name, command in found.items() if command is not None}
+    names = ["", *own]
+    while waiting:
+        # The last ones follow nothing, or a command that isn't installed.
+        ready = [name for name, after in waiting.items() if after in names] or list(waiting)
+        for name in ready:
+            after = waiting.pop(name)
+            names.insert(names.index(after) + 1 if after in names else len(names), name)
+    return names[1:]
+
+
+class CommandGroup(TyperGroup):
+    """Finds AstraFlow's own commands first, then those of installed packages."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the list."""
+        return in_order(super().list_commands(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None if there is none. Raises: ConfigError if it has to be installed."""
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        if (added := added_command(cmd_name)) is None:
+            from astraflow.user_input.installed import where_to_find
+
+            if place := where_to_find(cmd_name):
+                raise ConfigError(f"`astraflow {cmd_name}` {place}")
+            return None
+        app = typer.Typer(add_completion=False)
+        app.callback()(lambda: None)  # makes it a group, in which a single command keeps its name
+        if isinstance(added.run, typer.Typer):
+            app.add_typer(added.run, name=cmd_name)
+        else:
+            app.command(cmd_name)(added.run)
+        return typer.main.get_group(app).commands[cmd_name]

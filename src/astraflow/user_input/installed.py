@@ -1,0 +1,58 @@
+"""What installed packages add to AstraFlow, by entry points of the groups `astraflow.*`.
+
+AstraFlow's own add-ons are found in the same way. An installation may leave some of them out. Entry points
+that name those are skipped.
+"""
+
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, entry_points, requires
+from typing import Any
+
+__all__ = ["added_to", "loaded", "where_to_find"]
+
+_ADD_ONS = "astraflow.addons."
+
+
+def added_to(group: str) -> EntryPoints:
+    """The entry points of a group. The first call reads the metadata of all installed packages."""
+    return _installed(tuple(sys.path)).select(group=group)
+
+
+@cache
+def _installed(_: tuple[str, ...]) -> EntryPoints:
+    """All entry points of the groups `astraflow.*`, as found on a search path."""
+    every = entry_points()
+    groups = [group for group in every.groups if group.startswith("astraflow.")]
+    return EntryPoints(entry for group in groups for entry in every.select(group=group))
+
+
+def loaded(entry: EntryPoint) -> Any | None:
+    """The object that an entry point names; None if it's in an add-on that this installation leaves out.
+
+    Raises: ImportError or AttributeError if it can't be loaded.
+    """
+    try:
+        return entry.load()
+    except ModuleNotFoundError as err:
+        if f"{err.name}.".startswith(_ADD_ONS):
+            return None
+        raise
+
+
+def where_to_find(name: str) -> str:
+    """What the user needs for something of this name that isn't installed; empty if AstraFlow doesn't know.
+
+    Example: `needs a package: pip install "astraflow[paced]"`.
+    """
+    for entry in _installed(tuple(sys.path)):
+        if entry.name == name and entry.value.startswith(_ADD_ONS) and loaded(entry) is None:
+            add_on = ".".join(entry.module.split(".")[:3])
+            return f"needs {add_on}, which this installation of AstraFlow leaves out"
+    try:
+        packages = requires("astraflow") or []
+    except PackageNotFoundError:
+        return ""
+    if any(package.startswith(f"astraflow-{name}==") for package in packages):
+        return f'needs a package: pip install "astraflow[{name}]"'
+    return ""
