@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
+from astraflow.cli.command_group import added_command, in_order
 from astraflow.cli.main import app
 
 Command = Callable[..., Any]
@@ -36,6 +37,19 @@ def commands_of(group: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tupl
     for info in group.registered_groups:
         assert info.typer_instance is not None
         yield from commands_of(info.typer_instance, (*path, str(info.name)))
+
+
+def all_commands() -> Iterator[tuple[tuple[str, ...], Command]]:
+    """Every command by its words, in the order of the help."""
+    own = list(commands_of(app))
+    for name in in_order(list(dict.fromkeys(path[0] for path, _ in own))):
+        added = added_command(name)
+        if added is None:
+            yield from ((path, command) for path, command in own if path[0] == name)
+        elif isinstance(added.run, typer.Typer):
+            yield from commands_of(added.run, (name,))
+        else:
+            yield (name,), added.run
 
 
 def cell(text: str | None) -> str:
@@ -77,7 +91,7 @@ def section(path: tuple[str, ...], command: Command) -> str:
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "\n".join(section(path, command) for path, command in commands_of(app))
+    return HEAD + "\n".join(section(path, command) for path, command in all_commands())
 
 
 def main() -> int:
