@@ -242,7 +242,7 @@ def test_a_role_that_the_host_does_not_have_is_named() -> None:
 
 def test_the_tasks_of_a_host_are_a_source() -> None:
     source = make_source(
-        HostedSourceConfig(split="train", skip=1, limit=2), name="games", host=config(args={"size": 9})
+        HostedSourceConfig(split="train", skip=1, limit=2), name="games", workflow=config(args={"size": 9})
     )
     assert [(source.task(idx).id, source.task(idx).prompt) for idx in range(len(source))] == [
         ("games/train1", "1+3"),
@@ -260,7 +260,7 @@ def test_the_tasks_of_a_host_are_a_source() -> None:
 )
 def test_tasks_that_cannot_be_trained_on_are_refused(serve: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        make_source(HostedSourceConfig(), name="games", host=config(f"hosted_games:{serve}"))
+        make_source(HostedSourceConfig(), name="games", workflow=config(f"hosted_games:{serve}"))
 
 
 def test_a_hosted_source_needs_a_hosted_workflow() -> None:

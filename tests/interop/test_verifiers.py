@@ -34,7 +34,7 @@ def served(
 async def play(
     settings: HostedConfig, engines: Mapping[str, ScriptedEngine] | None = None, *, num: int = 1
 ) -> list[Episode]:
-    task = make_source(HostedSourceConfig(limit=1), name="words", host=settings).task(0)
+    task = make_source(HostedSourceConfig(limit=1), name="words", workflow=settings).task(0)
     async with hosted(settings, engines) as played:
         return [await played.runner.episode(task, seed=seed) for seed in range(num)]
 
@@ -89,8 +89,8 @@ async def test_an_episode_that_is_not_ok_is_a_failure_and_no_reward() -> None:
 def test_a_task_set_without_an_end_needs_a_limit_and_its_tasks_have_ids_for_good() -> None:
     settings = served(env="single_agent")
     with pytest.raises(DataError, match="no end of them"):
-        make_source(HostedSourceConfig(), name="words", host=settings)
-    first, second = (make_source(HostedSourceConfig(limit=3), name="w", host=settings) for _ in range(2))
+        make_source(HostedSourceConfig(), name="words", workflow=settings)
+    first, second = (make_source(HostedSourceConfig(limit=3), name="w", workflow=settings) for _ in range(2))
     assert [first.task(idx) for idx in range(3)] == [second.task(idx) for idx in range(3)]
     assert len({first.task(idx).id for idx in range(3)}) == 3
 

@@ -9,7 +9,7 @@ from astraflow.recipe.eval_config import EvalSetConfig, TrainingWorkflow
 from astraflow.recipe.recipe import Recipe
 from astraflow.tasks.config import TaskSourceConfig
 from astraflow.tasks.sources import make_source
-from astraflow.workflows.config import HostedConfig, WorkflowConfig
+from astraflow.workflows.config import WorkflowConfig
 
 __all__ = ["OpenSources", "named_sources", "open_source", "open_sources", "sources_by_name", "workflow_of"]
 
@@ -56,7 +56,7 @@ def open_source(
             config,
             name=name,
             environments=recipe.tasks.environments,
-            host=workflow if isinstance(workflow, HostedConfig) else None,
+            workflow=workflow,
             tokenizer_dir=recipe.tokenizer_dir,
         )
     except (ConfigError, DataError) as err:

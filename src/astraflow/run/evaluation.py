@@ -18,18 +18,16 @@ from rich.text import Text
 
 from astraflow.algorithms.pass_at_k import Estimate, estimate, pass_estimates
 from astraflow.dataflow.core.context import derived_seed
-from astraflow.errors import ConfigError, DataError
+from astraflow.errors import ConfigError
 from astraflow.metrics import reduce_metrics
 from astraflow.protocols import TaskSource
-from astraflow.recipe.eval_config import TrainingWorkflow
 from astraflow.recipe.recipe import Recipe
+from astraflow.recipe.sources import open_source, workflow_of
 from astraflow.rollout.dialogue import HostedPolicy
 from astraflow.rollout.runner import EpisodeRunner
 from astraflow.run.hosting import open_runner
-from astraflow.tasks.sources import make_source
 from astraflow.types import Episode, Failure, Item, Lease, MetricItem
 from astraflow.user_input.mistakes import hint
-from astraflow.workflows.config import HostedConfig
 
 __all__ = ["EvalReport", "EvalScore", "EvalSize", "evaluate", "evaluation_table"]
 
@@ -133,17 +131,7 @@ def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[str, ...]:
 
 def _opened(recipe: Recipe, name: str, size: EvalSize) -> _Round:
     config = recipe.eval.sets[name]
-    workflow = recipe.workflow if isinstance(config.workflow, TrainingWorkflow) else config.workflow
-    try:
-        source = make_source(
-            config.source,
-            name=name,
-            environments=recipe.tasks.environments,
-            host=workflow if isinstance(workflow, HostedConfig) else None,
-            tokenizer_dir=recipe.tokenizer_dir,
-        )
-    except (ConfigError, DataError) as err:
-        raise type(err)(f"eval.sets.{name}.source: {err}") from err
+    source = open_source(config.source, recipe, name, f"eval.sets.{name}.source", workflow_of(config, recipe))
     num_tasks = size.tasks or config.num_tasks
     if num_tasks > len(source):
         raise ConfigError(

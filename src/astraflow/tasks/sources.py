@@ -18,7 +18,7 @@ from astraflow.addons.agents.hosts.listing import hosted_tasks
 from astraflow.addons.agents.hosts.messages import HostedSpec
 from astraflow.addons.data_sets.prepared import PreparedSource
 from astraflow.addons.reasoning_gym.gym import GymSource
-from astraflow.config import Use, check_args, load_attr
+from astraflow.config import Config, Use, check_args, load_attr
 from astraflow.errors import ConfigError, DataError, Error
 from astraflow.protocols import TaskSource
 from astraflow.service.progress_bars import no_bars_in_logs
@@ -55,14 +55,14 @@ def make_source(
     *,
     name: str = "",
     environments: Mapping[str, EnvironmentConfig] | None = None,
-    host: HostConfig | None = None,
+    workflow: Config | None = None,
     tokenizer_dir: Path | None = None,
 ) -> TaskSource:
     """Makes the source of a config.
 
     `name`: the source's name in the recipe, which is also the tasks' `source` and the start of their ids.
-    `environments`: the environments of the recipe. `host`: that of the workflow which runs the tasks; None if
-    it has none. `tokenizer_dir`: the model folder whose tokenizer counts the tokens of prompts.
+    `environments`: the environments of the recipe. `workflow`: the section of the workflow that runs the
+    tasks. `tokenizer_dir`: the model folder whose tokenizer counts the tokens of prompts.
 
     Raises: ConfigError for an unknown data set, argument or component; DataError for a broken or missing
     file.
@@ -79,7 +79,7 @@ def make_source(
         case EnvironmentSourceConfig():
             return _EnvironmentSource(config, environments or {}, name=name)
         case HostedSourceConfig():
-            return _hosted_source(config, host, name=name)
+            return _hosted_source(config, workflow, name=name)
         case Use():
             return _user_source(config)
 
@@ -162,14 +162,16 @@ class _EnvironmentSource:
 # --- hosts ----------------------------------------------------------------------------------------
 
 
-def _hosted_source(config: HostedSourceConfig, host: HostConfig | None, *, name: str) -> ListSource:
+def _hosted_source(config: HostedSourceConfig, workflow: Config | None, *, name: str) -> ListSource:
     """Raises: ConfigError if the workflow has no host; as `hosted_tasks`."""
-    if host is None:
+    if not isinstance(workflow, HostConfig):
         raise ConfigError(
             "the source `hosted` takes its tasks from the workflow's environment, but the workflow is not "
             "`hosted`; use another source, or `workflow: {name: hosted, python: ..., serve: ...}`"
         )
-    listed = hosted_tasks(host, split=config.split, skip=config.skip, limit=config.limit or _MAX_HOSTED + 1)
+    listed = hosted_tasks(
+        workflow, split=config.split, skip=config.skip, limit=config.limit or _MAX_HOSTED + 1
+    )
     if len(listed) > _MAX_HOSTED:
         raise DataError(
             f"the host has more than {_MAX_HOSTED:,} tasks, or no end of them; set `limit` of the source"
